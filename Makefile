@@ -1,0 +1,37 @@
+# `make demo` shows a first run, `make test` checks everything. Both start from nothing but CPython 3.11 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test format clean
+
+demo: .venv/installed
+	$(BIN)/kvsim simulate trace=synthetic page_tokens=64 tiers.gpu.capacity=8GiB tiers.cpu.capacity=32GiB \
+	    tiers.disk.capacity=128GiB placement=write_back prefetch=threshold output=outputs/demo
+
+test: .venv/installed-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy -p kvsim
+	$(BIN)/pytest -q
+
+format: .venv/installed-test
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvsim needs CPython 3.11 or newer: say make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+# The stamps say what is installed; a changed pyproject.toml installs again.
+.venv/installed: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+# torch first and alone: its pinned version may come as a CPU build, and nothing may replace it afterwards.
+.venv/installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
+	touch $@ .venv/installed

@@ -1,0 +1,91 @@
+"""Runs of the public command line in processes of their own: what a user would see, and the memory it took."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPEATS = 3
+"""Times each speed is measured; the fastest run counts, and the largest memory."""
+
+
+class RunFailed(Exception):
+    """A command did not end well; the message is the last line that it printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One finished run of a kvsim command."""
+
+    result: dict[str, Any]
+    """Its result.json."""
+    peak_bytes: int
+    """Largest resident memory of the process."""
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests a second, reading the trace excluded."""
+        return float(self.result["requests_per_s"])
+
+    @property
+    def read_and_replay_s(self) -> float:
+        """Seconds to read the trace and to run it."""
+        return float(self.result["load_s"] + self.result["wall_s"])
+
+    @property
+    def hit_tokens(self) -> int:
+        """Hit tokens of all tiers."""
+        return sum(self.result["hit_tokens"].values())
+
+
+def run_kvsim(command: str, *overrides: str) -> Run:
+    """Run ``kvsim COMMAND OVERRIDES`` once and read its record; raise RunFailed if there is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "run"
+        printed, peak_bytes = run_process([_kvsim(), command, *overrides, f"output={output}"])
+        try:
+            result = json.loads((output / "result.json").read_text())
+        except FileNotFoundError:
+            raise RunFailed(f"kvsim {command} wrote no result.json; it printed: {_last_line(printed)}") from None
+    return Run(result=result, peak_bytes=peak_bytes)
+
+
+def run_kvsim_repeatedly(command: str, *overrides: str) -> list[Run]:
+    """Run the same command ``REPEATS`` times, the one with most requests a second first."""
+    runs = [run_kvsim(command, *overrides) for _ in range(REPEATS)]
+    return sorted(runs, key=lambda run: run.requests_per_s, reverse=True)
+
+
+def run_process(command: list[str]) -> tuple[str, int]:
+    """Return what a command prints and its peak memory in bytes; raise RunFailed unless it exits with 0.
+
+    ``wait4`` reports the resources of this child alone. Linux counts into them the memory of the process that started it,
+    so whoever calls this stays small.
+    """
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        printed.seek(0)
+        text = printed.read()
+    if process.returncode != 0:
+        raise RunFailed(f"{Path(command[0]).name} {command[1]} exited with {process.returncode}: {_last_line(text)}")
+    return text, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _kvsim() -> str:
+    """The command of the environment this program runs in, or else the one on the path."""
+    beside_python = Path(sys.executable).with_name("kvsim")
+    found = str(beside_python) if beside_python.exists() else shutil.which("kvsim")
+    if found is None:
+        raise RunFailed("there is no command kvsim: install the project into this environment (pip install -e .)")
+    return found
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["nothing"])[-1]

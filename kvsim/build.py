@@ -1,0 +1,286 @@
+"""From a composed configuration to the objects of a run: the only place that reads one.
+
+Each node is merged into its class, so an unknown setting, a wrong type or a bad value ends here, before any work, with a
+UsageError that names the key. What would have no effect ends here too.
+"""
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import hydra.utils
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kvsim.capacity import capacity_pages
+from kvsim.core.rules import Rules
+from kvsim.engine.engine import EngineSettings
+from kvsim.engine.replay import ReplaySettings
+from kvsim.errors import UsageError
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.checkpoint.none import NoCheckpoint
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.policies.prefetch.base import PrefetchPolicy
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.suggest import closest
+from kvsim.trace.base import TraceSource
+
+T = TypeVar("T")
+Config = dict[str, Any]
+
+TIERS = ("gpu", "cpu", "disk")
+PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
+GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
+WITHOUT_EFFECT = {"simulate": ("replay",), "replay": ("engine", "hardware", "substrate")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The settings at the top of the configuration."""
+
+    page_tokens: int
+    substrate: str
+    warmup: float
+    seed: int
+    output: str
+
+    def __post_init__(self) -> None:
+        if self.page_tokens < 1:
+            raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
+        if self.substrate != "simulated":
+            raise ValueError(f"substrate must be simulated, not {self.substrate}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup must be at least 0 and below 1, not {self.warmup}: it is the fraction to leave out")
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierPlan:
+    """A tier that exists, from the GPU down."""
+
+    name: str
+    capacity_pages: int | None
+    """None: unlimited."""
+    eviction: EvictionPolicy
+    placement: PlacementPolicy | None
+    """Decides what is written down into this tier; the GPU has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a run needs, checked; policies are not bound yet."""
+
+    trace: TraceSource
+    page_tokens: int
+    tiers: list[TierPlan]
+    prefetch: PrefetchPolicy
+    checkpoint: CheckpointPolicy
+    model: ModelSpec
+    hardware: HardwareSpec
+    engine: EngineSettings
+    rules: Rules
+    replay: ReplaySettings
+    warmup: float
+    seed: int
+    output: Path
+    config: Config
+    """The resolved configuration, for the record; without ``output``, so that it does not depend on the folder."""
+
+
+def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -> Plan:
+    """The plan of ``command`` (simulate or replay); ``overrides`` are those that the user gave. Raises UsageError."""
+    config = resolve(cfg)
+    keys = {override.lstrip("+~").split("=", 1)[0] for override in overrides}
+    for name in WITHOUT_EFFECT[command]:
+        if key := _given(keys, name):
+            raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
+    model = construct(ModelSpec, config.get("model"), "model")
+    tiers = _tiers(config, run.page_tokens, model, keys)
+    plan = Plan(
+        trace=construct(TraceSource, config.get("trace"), "trace"),
+        page_tokens=run.page_tokens,
+        tiers=tiers,
+        prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
+        checkpoint=construct(CheckpointPolicy, config.get("checkpoint"), "checkpoint"),
+        model=model,
+        hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
+        engine=construct(EngineSettings, config.get("engine"), "engine"),
+        rules=construct(Rules, config.get("rules"), "rules"),
+        replay=construct(ReplaySettings, config.get("replay"), "replay"),
+        warmup=run.warmup,
+        seed=run.seed,
+        output=Path(run.output),
+        config={key: value for key, value in config.items() if key != "output"},
+    )
+    _check_combination(plan)
+    check_output(plan.output)
+    return plan
+
+
+def build_trace(cfg: DictConfig) -> tuple[TraceSource, int]:
+    """The trace and its ``page_tokens`` alone."""
+    config = resolve(cfg)
+    run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
+    return construct(TraceSource, config.get("trace"), "trace"), run.page_tokens
+
+
+def resolve(cfg: DictConfig) -> Config:
+    """The configuration as plain dicts, interpolations resolved. Raises UsageError for keys that nothing reads."""
+    try:
+        config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{error.full_key}: {_first_line(error)}") from error
+    known = [*GROUPS, "tiers", "replay", *(field.name for field in fields(RunSettings))]
+    _check_names("", config, known)
+    _check_names("tiers", config.get("tiers"), TIERS)
+    for tier in TIERS:
+        _check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *PER_TIER[tier]))
+    return config
+
+
+def construct(kind: type[T], node: Any, key: str) -> T:
+    """An object of ``kind`` from the node at ``key``, of the class that its ``_target_`` names if it has one.
+
+    The class is a dataclass; its fields are the settings. Raises UsageError for what does not fit them.
+    """
+    if not isinstance(node, dict):
+        raise UsageError(f"{key}={node}: choose one by its name, {key}=NAME" if node else f"{key} is missing: say {key}=NAME")
+    cls = _class(kind, node.get("_target_"), key)
+    given = {name: value for name, value in node.items() if name != "_target_"}
+    _check_names(key, given, [field.name for field in fields(cast(Any, cls)) if field.init])
+    try:
+        values = _convert(cls, given, key)
+        target = {"_target_": f"{cls.__module__}.{cls.__qualname__}", "_convert_": "object"}
+        return cast(T, hydra.utils.instantiate(target, **values))
+    except InstantiationException as error:
+        if not isinstance(error.__cause__, ValueError):
+            raise
+        raise UsageError(_with_key(key, str(error.__cause__), given)) from error
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{_join(key, error.full_key)}: {_first_line(error)}") from error
+    except ValueError as error:
+        raise UsageError(_with_key(key, str(error), given)) from error
+
+
+def check_output(folder: Path) -> None:
+    """Raise UsageError unless files can be written to ``folder``. Leaves nothing behind."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
+
+
+def _tiers(config: Config, page_tokens: int, model: ModelSpec, keys: set[str]) -> list[TierPlan]:
+    capacities = {}
+    for name in TIERS:
+        try:
+            capacity = config["tiers"].get(name, {}).get("capacity", 0)
+            pages = capacity_pages(capacity, page_tokens=page_tokens, page_bytes=model.page_bytes(page_tokens))
+        except ValueError as error:
+            raise UsageError(f"tiers.{name}.capacity: {error}") from error
+        if pages != 0:
+            capacities[name] = pages
+    if "gpu" not in capacities:
+        raise UsageError("tiers.gpu.capacity is 0: every run has a GPU tier")
+    if "disk" in capacities and "cpu" not in capacities:
+        raise UsageError("tiers.disk needs a CPU tier, through which its pages pass: set tiers.cpu.capacity")
+    _check_tier_policies(config, list(capacities), keys)
+    return [_tier(config, name, pages) for name, pages in capacities.items()]
+
+
+def _tier(config: Config, name: str, pages: int | None) -> TierPlan:
+    eviction = construct(EvictionPolicy, *_policy(config, name, "eviction"))
+    placement = None if name == "gpu" else construct(PlacementPolicy, *_policy(config, name, "placement"))
+    return TierPlan(name=name, capacity_pages=pages, eviction=eviction, placement=placement)
+
+
+def _policy(config: Config, tier: str, family: str) -> tuple[Any, str]:
+    """The node of the tier's own policy, or else of the one for all tiers, and its key."""
+    own = config["tiers"][tier].get(family)
+    return (config.get(family), family) if own is None else (own, f"tiers.{tier}.{family}")
+
+
+def _check_tier_policies(config: Config, present: list[str], keys: set[str]) -> None:
+    """Raise UsageError for a policy that the user chose and no tier takes."""
+    for tier in TIERS:
+        for family in PER_TIER[tier]:
+            key = _given(keys, f"tiers.{tier}.{family}") or _given(keys, f"{family}@tiers.{tier}.{family}")
+            if key and tier not in present:
+                raise UsageError(f"{key} has no effect without that tier: set tiers.{tier}.capacity")
+    for family in ("eviction", "placement"):
+        takers = [tier for tier in present if family in PER_TIER[tier]]
+        if not (key := _given(keys, family)):
+            continue
+        if not takers:
+            raise UsageError(f"{key} has no effect without a lower tier: set tiers.cpu.capacity")
+        if all(config["tiers"][tier].get(family) for tier in takers):
+            raise UsageError(f"{key} has no effect, as every tier has its own {family}: leave it out")
+
+
+def _check_combination(plan: Plan) -> None:
+    if not isinstance(plan.prefetch, NoPrefetch) and plan.tiers[-1].name != "disk":
+        raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")
+    if not isinstance(plan.checkpoint, NoCheckpoint):
+        raise UsageError("checkpoint: the model has no recurrent layers whose state could be saved; say checkpoint=none")
+
+
+def _given(keys: set[str], name: str) -> str | None:
+    """The first of the user's override keys that concerns ``name``, and not a tier's own ``name``."""
+    return next((key for key in sorted(keys) if key == name or key.startswith(f"{name}.")), None)
+
+
+def _class(kind: type[T], target: Any, key: str) -> type[T]:
+    if target is None:
+        return kind
+    try:
+        cls = hydra.utils.get_class(target)
+    except Exception as error:
+        raise UsageError(f"{key}._target_: there is no class {target}") from error
+    if not issubclass(cls, kind):
+        raise UsageError(f"{key}._target_: {target} is no {kind.__name__}")
+    return cls
+
+
+def _convert(cls: type, given: Config, key: str) -> Config:
+    """The settings in the types of the class's fields."""
+    merged = OmegaConf.merge(OmegaConf.structured(cls), given)
+    for name in sorted(OmegaConf.missing_keys(merged)):
+        raise UsageError(f"{_join(key, name)} is missing: say {_join(key, name)}=VALUE")
+    return {
+        str(name): OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+        for name, value in merged.items()
+        if name in given
+    }
+
+
+def _check_names(key: str, node: Any, known: Iterable[str]) -> None:
+    if not isinstance(node, Mapping):
+        raise UsageError(f"{key} must hold settings ({', '.join(known)}), not {node!r}")
+    for name in node:
+        if name not in known:
+            hint = closest(name, known) or f"; there is {', '.join(sorted(known)) or 'none'}"
+            raise UsageError(f"{_join(key, name)}: there is no such setting{hint}")
+
+
+def _with_key(key: str, message: str, settings: Config) -> str:
+    """The message of a class about one of its settings, with the setting's full key."""
+    about = message.split(maxsplit=1)[0] if message else ""
+    return _join(key, message) if about in settings else f"{key}: {message}"
+
+
+def _join(key: str, name: str | None) -> str:
+    return ".".join(part for part in (key, name) if part)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

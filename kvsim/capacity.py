@@ -1,0 +1,48 @@
+"""How much a tier holds, as people write it."""
+
+import re
+
+BYTES = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+EXAMPLES = "6000pages, 3000000tokens, 40GiB or unlimited"
+
+
+def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> int | None:
+    """Whole pages in a capacity such as ``40GiB``, ``6000pages``, ``3000000tokens`` or ``0``; None for ``unlimited``.
+
+    Bytes are those of the model's KV. Raises ValueError for anything else, and for a capacity in which no page fits.
+    """
+    text = str(capacity).strip()
+    if text == "unlimited":
+        return None
+    if text == "0":
+        return 0
+    if isinstance(capacity, bool) or not (parts := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)):
+        raise ValueError(f"{text!r} is not a capacity: say {EXAMPLES}")
+    number, unit = parts.groups()
+    pages = _whole_pages(number, unit, page_tokens, page_bytes)
+    if pages == 0:
+        raise ValueError(f"{text} holds no page: a page of {page_tokens} tokens takes {page_bytes:,} bytes; 0 leaves the tier out")
+    return pages
+
+
+def _whole_pages(number: str, unit: str, page_tokens: int, page_bytes: int) -> int:
+    if unit in BYTES:
+        whole, _, fraction = number.partition(".")
+        return int(whole + fraction) * BYTES[unit] // (10 ** len(fraction) * page_bytes)
+    if unit in ("pages", "tokens") and "." not in number:
+        return int(number) // (1 if unit == "pages" else page_tokens)
+    if not unit:
+        raise ValueError(f"{number} has no unit: say {number}pages, {number}tokens or {number}GiB")
+    if unit in ("pages", "tokens"):
+        raise ValueError(f"{number}{unit} is no whole number of {unit}")
+    raise ValueError(f"{unit!r} is no unit of capacity: say pages, tokens, {', '.join(BYTES)}")

@@ -1,0 +1,124 @@
+"""Runs a Hydra application and says in one line what a user did wrong."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kvsim.errors import UsageError
+from kvsim.suggest import closest
+
+CONFIG = "kvsim.conf"
+TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
+
+
+def run_application(application: Callable[[], None], arguments: Sequence[str]) -> None:
+    """Run ``application``, made by ``hydra.main``, with these arguments. Raises UsageError for a mistake in them."""
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    overrides = [argument for argument in arguments if "=" in argument and argument not in flags]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would otherwise print errors and end the process itself
+    before = sys.argv
+    sys.argv = [before[0], *_in_order(arguments)]
+    try:
+        application()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(explain(error, overrides)) from error
+    finally:
+        sys.argv = before
+
+
+def given_overrides() -> list[str]:
+    """The overrides of the job at hand."""
+    return list(HydraConfig.get().overrides.task)
+
+
+def job_folder() -> str | None:
+    """Where a job of a multirun puts its files; None in a single run."""
+    return HydraConfig.get().runtime.output_dir if HydraConfig.get().mode == RunMode.MULTIRUN else None
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> str:
+    """One line that says which override is wrong, and what would be right."""
+    message = " ".join(str(error).split())
+    if isinstance(error, OverrideParseException):
+        return f"cannot read the override {error.override!r}: say KEY=VALUE, and put quotes around a value with spaces or brackets"
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        return _unknown_choice(error)
+    if isinstance(error, ConfigCompositionException):
+        if ambiguous := re.match(r"Ambiguous value for argument '(.*?)' 1\.", message):
+            return f"{ambiguous[1]} lists several values: add -m to run one after another"
+        if unknown := re.match(r"Could not (?:override|append to|delete) '(.*?)'", message):
+            return _unknown_key(unknown[1], overrides)
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key}: {str(error).splitlines()[0]}"
+    return message
+
+
+def _in_order(arguments: Sequence[str]) -> list[str]:
+    """Overrides before flags: between flags, Hydra's parser would not take them. Raises UsageError for an unknown flag."""
+    parser = get_args_parser()
+    parser.exit_on_error = False
+    overrides = [word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))]
+    ordered = [*overrides, *(word for word in arguments if word not in overrides)]
+    try:
+        unknown = parser.parse_known_args(ordered)[1]
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error)) from error
+    if unknown:
+        raise UsageError(f"cannot read {unknown[0]!r}: say KEY=VALUE, or see --help for the flags")
+    return ordered
+
+
+def _unknown_choice(error: MissingConfigException) -> str:
+    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    options = sorted(error.options or ())
+    return f"{group}={choice}: there is no such choice{closest(choice, options)}; there is {', '.join(options)}"
+
+
+def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+    if policy := TIER_POLICY.fullmatch(key):
+        tier, family, setting = policy.groups()
+        if setting is None:
+            return f"{key}: say {family}@tiers.{tier}.{family}=NAME to give the tier its own policy"
+        if not any(override.startswith(f"{family}@tiers.{tier}.") for override in overrides):
+            return f"{key}: the tier has no policy of its own: add {family}@tiers.{tier}.{family}=NAME"
+    keys = _known_keys(overrides)
+    if hint := closest(key, keys):
+        return f"{key}: there is no such setting{hint}"
+    parent = key.rpartition(".")[0]
+    siblings = [name for name in keys if name.rpartition(".")[0] == parent and not name.endswith("_target_")]
+    return f"{key}: there is no such setting; {parent or 'the configuration'} has {', '.join(siblings) or 'none'}"
+
+
+def _known_keys(overrides: Sequence[str]) -> list[str]:
+    """All keys, with the user's choices of groups made as far as they can be."""
+    groups = {folder.name for folder in files(CONFIG).iterdir() if folder.is_dir()}
+    choices = [override for override in overrides if override.split("=")[0].split("@")[0] in groups]
+    with hydra.initialize_config_module(CONFIG, version_base="1.3"):
+        for chosen in (choices, []):
+            try:
+                cfg = hydra.compose("config", overrides=chosen, return_hydra_config=True)
+            except (HydraException, OmegaConfBaseException):
+                continue
+            groups_of_tiers = [str(name) for name in cfg.hydra.runtime.choices if not str(name).startswith("hydra/")]
+            return [*groups_of_tiers, *(name for name in _paths(cfg) if not name.startswith("hydra"))]
+    return []
+
+
+def _paths(cfg: DictConfig, prefix: str = "") -> list[str]:
+    paths = []
+    for name in cfg:
+        paths.append(f"{prefix}{name}")
+        if OmegaConf.is_dict(node := cfg._get_node(name)) and not OmegaConf.is_missing(cfg, name):
+            paths += _paths(node, f"{prefix}{name}.")
+    return paths

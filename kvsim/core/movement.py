@@ -1,0 +1,327 @@
+"""How pages move: eviction, copies to the tier below, reads from the tier below, and the transfers that carry them."""
+
+from dataclasses import dataclass
+
+from kvsim.core.residency import Residency
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import Transfer
+from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
+
+GPU, CPU, DISK = range(3)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of pages that were moved, or should have been."""
+
+    written_pages: int = 0
+    """Copied to the tier below."""
+    loaded_pages: int = 0
+    """Brought to the GPU."""
+    fetched_pages: int = 0
+    """Read from disk into the CPU tier."""
+    revived_pages: int = 0
+    """Used again while they were leaving the GPU, and kept."""
+    no_room_pages: int = 0
+    """Wanted below, but there was no room."""
+    dropped_pages: int = 0
+    """Evicted with no copy left anywhere."""
+
+
+class Movement(Residency):
+    """Residency, and the ways in which it changes. Nothing here waits: a transfer is made, begun and ended by calls."""
+
+    def __init__(self, tiers: list[Tier]) -> None:
+        super().__init__(tiers)
+        self.gpu = tiers[GPU]
+        self.counts = Counts()
+        self.transfers: dict[Transfer, None] = {}
+        """Not yet ended, in the order in which they were made."""
+        self._open: list[Transfer | None] = [None] * len(tiers)
+        self._single = len(tiers) == 1
+
+    # --- eviction ----------------------------------------------------------------------------------------------------
+
+    def make_room(self, tier: Tier, pages: int, now: float) -> bool:
+        """Evict until ``pages`` slots more than promised are free or will be. False, and nothing evicted, if it cannot be."""
+        missing = pages - tier.pool.free - tier.coming_pages + tier.owed_pages
+        if missing <= 0:
+            return True
+        if missing > tier.evictable_pages:
+            return False
+        for node in tier.eviction.victims(now):
+            surplus = node.pages - missing
+            if surplus > 0:
+                if self._can_trim(node, tier):
+                    self.trim(node, tier, missing)
+                    self.counts.dropped_pages += missing
+                    missing = 0
+                    break
+                self.cut(node, surplus)
+            evicted = node.pages
+            if self._evict(node, tier, now):
+                missing -= evicted
+                if not missing:
+                    break
+        if tier.lower is not None:
+            self._place(tier, tier.lower, now)
+            return tier.pool.free + tier.coming_pages >= tier.owed_pages + pages
+        return not missing
+
+    def _can_trim(self, node: Node, tier: Tier) -> bool:
+        """Whether part of an evictable node can go without becoming a node of its own: it goes nowhere and nobody needs to know."""
+        if tier.lower is not None or tier.on_split or tier.on_remove:
+            return False
+        return self._single or not node.children and not node.transfers and node.state.count(ABSENT) == len(self.tiers) - 1
+
+    def _evict(self, node: Node, tier: Tier, now: float) -> bool:
+        """Take an evictable node out of a tier: written to the tier below first, or freed at once. False if it must stay."""
+        if not self._single:
+            if node.state.count(ABSENT) < len(self.tiers) - 1:
+                self.free(node, tier)
+                return True
+            lower = tier.lower
+            if lower is not None and lower.placement.after_eviction(node, now):  # type: ignore[union-attr]
+                self._leave(node, tier, lower)
+                return True
+            if node.children and not self.drop_descendants(node):
+                return False
+        self.counts.dropped_pages += node.pages
+        self.free(node, tier)
+        return True
+
+    def _place(self, tier: Tier, lower: Tier, now: float) -> None:
+        """Make room below for all that was evicted in one pass; what finds none is dropped, the first victims first."""
+        transfer = self._open[tier.index]
+        while transfer is not None and transfer.nodes and not self.make_room(lower, 0, now):
+            node = transfer.nodes[0]
+            self.counts.no_room_pages += node.pages
+            self._fail(transfer, node, now)
+
+    def _leave(self, node: Node, tier: Tier, lower: Tier) -> None:
+        """The copy is written to the tier below and then given up."""
+        node.state[tier.index] = LEAVING
+        tier.evictable_pages -= node.pages
+        tier.coming_pages += node.pages
+        if tier.on_remove:
+            tier.on_remove(node)
+        self._write_down(node, tier, lower)
+        self.lose_kid(node, tier)
+
+    def stay(self, node: Node, tier: Tier, now: float) -> None:
+        """A leaving copy becomes an ordinary one again; if it is being written down, that goes on."""
+        tier.coming_pages -= node.pages
+        node.parent.kids[tier.index] += 1  # type: ignore[union-attr]
+        self.set_ready(node, tier, now)
+        for transfer in node.transfers:
+            if transfer.source is tier:
+                self.keep(transfer, node, tier)
+
+    # --- copies to the tier below ------------------------------------------------------------------------------------
+
+    def offer_path(self, node: Node, tier: Tier, now: float) -> None:
+        """Offer the nodes from the root down to ``node``, which a request has just used, to the tier below."""
+        lower = tier.lower
+        if lower is None or lower.after_use is None:
+            return
+        index, path = lower.index, []
+        while node.parent is not None:
+            if not node.state[index]:
+                path.append(node)
+            node = node.parent
+        for node in reversed(path):
+            self._offer(node, tier, lower, now)
+
+    def _offer(self, node: Node, tier: Tier, lower: Tier, now: float) -> None:
+        """Copy a node to the tier below if the policy wants that, its parent is there and there is room."""
+        parent, index = node.parent, lower.index
+        assert parent is not None and lower.after_use is not None
+        if node.state[tier.index] != READY or node.state[index] or parent.parent is not None and not parent.state[index]:
+            return
+        if lower.after_use(node, now):
+            if self.make_room(lower, node.pages, now):
+                self._write_down(node, tier, lower)
+            else:
+                self.counts.no_room_pages += node.pages
+
+    def _write_down(self, node: Node, tier: Tier, lower: Tier) -> None:
+        """Add the node to the open transfer between two tiers; room for it below is there, or made at the end of the pass."""
+        transfer = self._open[tier.index]
+        if transfer is None:
+            transfer = self._open[tier.index] = Transfer(tier, lower, [])
+        self.add_incoming(node, lower)
+        transfer.nodes.append(node)
+        node.transfers += (transfer,)
+        self._keep_ends(transfer, node)
+
+    def add_incoming(self, node: Node, tier: Tier) -> None:
+        """A copy to be filled, in slots that are promised."""
+        self.add_copy(node, tier, INCOMING, None)
+        tier.owed_pages += node.pages
+
+    # --- transfers ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> list[Transfer]:
+        """The write-downs decided on since the last call, the lowest edge first: each frees what the next one needs."""
+        if not any(self._open):
+            return []
+        opened = [transfer for transfer in reversed(self._open) if transfer is not None and transfer.nodes]
+        self._open = [None] * len(self.tiers)
+        for transfer in opened:
+            self.transfers[transfer] = None
+        return opened
+
+    def start(self, transfer: Transfer) -> Transfer:
+        """Register a transfer along one path whose target copies exist."""
+        for node in transfer.nodes:
+            node.transfers += (transfer,)
+        self._keep_ends(transfer, transfer.nodes[-1])
+        self.transfers[transfer] = None
+        return transfer
+
+    def _keep_ends(self, transfer: Transfer, node: Node) -> None:
+        """Pin the target's copy, and the source's unless it is leaving anyway."""
+        self.keep(transfer, node, transfer.target)
+        if node.state[transfer.source.index] != LEAVING:
+            self.keep(transfer, node, transfer.source)
+
+    def keep(self, transfer: Transfer, node: Node, tier: Tier) -> None:
+        """Pin a node in a tier until the transfer ends."""
+        transfer.pins.append((node, tier.index))
+        self.pin(node, tier.index)
+
+    def departing(self, tier: Tier) -> list[Transfer]:
+        """Transfers in flight that write from the tier to the one below: they free slots."""
+        return [transfer for transfer in self.transfers if transfer.source is tier and transfer.target is tier.lower]
+
+    def begin(self, transfer: Transfer, now: float) -> list[Transfer]:
+        """Give the transfer its target slots. Returns [] when it can run, or the transfers that it has to wait for."""
+        if transfer.begun:
+            return []
+        if waits := [earlier for earlier in transfer.after if not earlier.done]:
+            return waits
+        if transfer.after:
+            self._cut_short(transfer, now)
+        target, index = transfer.target, transfer.target.index
+        unplaced = [node for node in transfer.nodes if node.slots[index] is None]
+        pages = sum([node.pages for node in unplaced])
+        while target.pool.free < pages:
+            if target.coming_pages or self.make_room(target, 0, now):
+                self.flush()
+                if waits := self.departing(target):
+                    return waits
+                continue
+            self.counts.no_room_pages += pages
+            for node in unplaced:
+                self._fail(transfer, node, now)
+            unplaced, pages = [], 0
+        target.owed_pages -= pages
+        for node in unplaced:
+            node.slots[index] = target.pool.take(node.pages)
+        transfer.begun = True
+        return []
+
+    def _cut_short(self, transfer: Transfer, now: float) -> None:
+        """Keep of a load what it can read: the pages before the first that did not arrive in its source."""
+        for at, node in enumerate(transfer.nodes):
+            if node.state[transfer.source.index] != READY:
+                for lost in transfer.nodes[at:]:
+                    self._fail(transfer, lost, now)
+                return
+
+    def _fail(self, transfer: Transfer, node: Node, now: float) -> None:
+        """The transfer does not bring this node.
+
+        A load's GPU copy stays as room for pages that the request has to compute now. Any other incoming copy is given
+        back; what was leaving its source for it is dropped, or stays if something below it is in use.
+        """
+        transfer.nodes.remove(node)
+        node.transfers = tuple(other for other in node.transfers if other is not transfer)
+        target, source = transfer.target, transfer.source
+        if target is self.gpu:
+            return
+        if target.index > source.index:
+            for pin in [pin for pin in transfer.pins if pin[0] is node]:
+                transfer.pins.remove(pin)
+                self.unpin(*pin)
+        if node.state[target.index] == INCOMING:
+            self.drop_copy(node, target)
+        if node.state[source.index] == LEAVING:
+            if node.children and not self.drop_descendants(node):
+                self.stay(node, source, now)
+            else:
+                self.counts.dropped_pages += node.pages
+                self.drop_copy(node, source)
+
+    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
+        """Everything in the transfer has arrived. Returns the write-downs that follow from it."""
+        source, target = transfer.source, transfer.target
+        transfer.done = True
+        transfer.arrived_pages = transfer.pages
+        del self.transfers[transfer]
+        self._count(transfer)
+        for node in transfer.nodes:
+            self._arrive(node, transfer, now)
+        for node, tier in transfer.pins:
+            self.unpin(node, tier)
+        if target.index < source.index:
+            if not source.placement.keeps_loaded:  # type: ignore[union-attr]
+                self._drop_sources(transfer)
+        elif target.lower is not None and target.lower.after_use:
+            for node in transfer.nodes:
+                self._offer(node, target, target.lower, now)
+        for node in transfer.nodes:
+            self.merge(node)
+        return self.flush()
+
+    def _count(self, transfer: Transfer) -> None:
+        counts, pages = self.counts, transfer.arrived_pages
+        transfer.target.inserted_pages += pages
+        if transfer.target.index > transfer.source.index:
+            counts.written_pages += pages
+        elif transfer.target is self.gpu:
+            counts.loaded_pages += pages
+        else:
+            counts.fetched_pages += pages
+
+    def _arrive(self, node: Node, transfer: Transfer, now: float) -> None:
+        if len(node.transfers) == 1:
+            node.transfers = ()
+        else:
+            node.transfers = tuple([other for other in node.transfers if other is not transfer])
+        if node.state[transfer.target.index] == INCOMING:
+            self.set_ready(node, transfer.target, now)
+        if node.state[transfer.source.index] == LEAVING:
+            self.drop_copy(node, transfer.source)
+
+    def _drop_sources(self, transfer: Transfer) -> None:
+        """Pages that moved up leave their old tier, unless another transfer or request needs them there."""
+        index = transfer.source.index
+        for node in reversed(transfer.nodes):
+            if node.state[index] == READY and not node.pins[index]:
+                self.free(node, transfer.source)
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        """Only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``; the rest is given up."""
+        left = pages_arrived if transfer.begun else 0
+        for node in transfer.nodes.copy():
+            if left >= node.pages:
+                left -= node.pages
+                continue
+            if left:
+                self.cut(node, left)
+                left = 0
+            self._fail(transfer, node, now)
+        return self.finish(transfer, now)
+
+    def is_arriving(self, node: Node) -> bool:
+        """Whether a load is filling the node's GPU copy."""
+        return any(transfer.target is self.gpu for transfer in node.transfers)
+
+    def reset(self) -> None:
+        """Forget every page (the model's weights changed). Slots in use by requests and transfers return when these end."""
+        self.clear()
+
+    def is_doomed(self, node: Node) -> bool:
+        """Whether the node belongs to a tree that was given up."""
+        return DOOMED in node.state

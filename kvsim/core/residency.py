@@ -1,0 +1,228 @@
+"""Where pages are: the tree, the tiers, and the bookkeeping of every copy, pin and slot.
+
+Each method here changes one fact and keeps all counts that depend on it right. What to change is decided in ``cache.py``.
+"""
+
+from collections.abc import Iterable
+from math import inf, nextafter
+from typing import Any
+
+from kvsim.core.tier import Tier
+from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, RadixTree
+
+
+class Residency:
+    """The tree over all tiers, top to bottom."""
+
+    def __init__(self, tiers: list[Tier]) -> None:
+        self.tiers = tiers
+        for upper, lower in zip(tiers, tiers[1:], strict=False):
+            upper.lower = lower
+        self.tree = RadixTree(len(tiers))
+        self.listeners = [tier for tier in tiers if tier.on_hit]
+        self.doomed: set[Node] = set()
+        """Nodes of a tree that was given up, kept until nobody uses their slots."""
+        self._now = -inf
+
+    def tick(self, now: float) -> float:
+        """``now``, or the next later moment if that has been used: no two uses of the cache have the same time."""
+        if now <= self._now:
+            now = nextafter(self._now, inf)
+        self._now = now
+        return now
+
+    def tell_hits(self, nodes: Iterable[Node], now: float) -> None:
+        """Tell the policies of every tier that has a copy about a hit."""
+        for tier in self.listeners:
+            for node in nodes:
+                if node.state[tier.index] == READY:
+                    tier.on_hit(node, now)  # type: ignore[misc]
+
+    def cut(self, node: Node, pages: int) -> Node:
+        """Cut a node after ``pages`` pages; returns the upper part. ``node`` itself becomes the lower part."""
+        upper = self.tree.cut(node, pages)
+        for tier in self.tiers:
+            index = tier.index
+            state = node.state[index]
+            if state == ABSENT:
+                continue
+            upper.state[index] = state
+            if node.slots[index] is not None:
+                upper.slots[index], node.slots[index] = tier.pool.split(node.slots[index], pages)
+            if state != LEAVING:
+                upper.kids[index] = 1
+            if tier.on_split and state == READY:
+                tier.on_split(upper, node)
+        for transfer in node.transfers:
+            transfer.nodes.insert(transfer.nodes.index(node), upper)
+        upper.transfers = node.transfers
+        return upper
+
+    def merge(self, node: Node) -> None:
+        """Join a node with its only child if nothing distinguishes them any more; the child stays as the whole."""
+        if len(node.children) != 1 or node.parent is None or node.transfers:
+            return
+        (child,) = node.children.values()
+        if child.hits != node.hits or child.last_used != node.last_used or child.transfers or child.pins != node.pins:
+            return
+        if child.state != node.state or INCOMING in node.state or LEAVING in node.state:
+            return
+        for tier in self.tiers:
+            index = tier.index
+            if node.state[index] == READY:
+                child.slots[index] = tier.pool.join(node.slots[index], child.slots[index])
+                if tier.on_merge:
+                    tier.on_merge(node, child)
+        self.tree.join(node, child)
+
+    def pin(self, node: Node, tier: int) -> None:
+        """Keep the node, and so everything above it, in a tier."""
+        evictable = 0
+        parent = node.parent
+        while parent is not None:
+            pins = node.pins
+            if not pins[tier] and node.state[tier] == READY:
+                evictable += node.pages
+            pins[tier] += 1
+            node = parent
+            parent = node.parent
+        self.tiers[tier].evictable_pages -= evictable
+
+    def unpin(self, node: Node, tier: int) -> None:
+        """Take back one ``pin``; what nobody needs any more becomes evictable."""
+        level = self.tiers[tier]
+        evictable = 0
+        parent = node.parent
+        while parent is not None:
+            pins = node.pins
+            left = pins[tier] = pins[tier] - 1
+            if not left:
+                state = node.state[tier]
+                if state == READY:
+                    evictable += node.pages
+                    if not node.kids[tier]:
+                        level.on_evictable(node)
+                elif state == DOOMED:
+                    self._free_doomed(node, level)
+                elif state == INCOMING:
+                    self.drop_copy(node, level)
+            node = parent
+            parent = node.parent
+        level.evictable_pages += evictable
+
+    def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:
+        """Place a copy in a tier where the node has none. A ready one must be pinned already."""
+        index = tier.index
+        node.state[index] = state
+        node.slots[index] = slots
+        node.parent.kids[index] += 1  # type: ignore[union-attr]
+
+    def set_ready(self, node: Node, tier: Tier, now: float) -> None:
+        """The copy can be used from now on."""
+        index = tier.index
+        node.state[index] = READY
+        if tier.on_insert:
+            tier.on_insert(node, now)
+        if not node.pins[index]:
+            tier.evictable_pages += node.pages
+            if not node.kids[index]:
+                tier.on_evictable(node)
+
+    def free(self, node: Node, tier: Tier) -> None:
+        """Free the slots of an evictable copy at once; a node without any copy leaves the tree."""
+        index, pages, parent = tier.index, node.pages, node.parent
+        state = node.state
+        state[index] = ABSENT
+        tier.evictable_pages -= pages
+        tier.evicted_pages += pages
+        tier.pool.give(node.slots[index])
+        if tier.on_remove:
+            tier.on_remove(node)
+        if not any(state):
+            del parent.children[node.runs[0][0]]  # type: ignore[union-attr]
+        kids = parent.kids  # type: ignore[union-attr]
+        left = kids[index] = kids[index] - 1
+        if not left and parent.state[index] == READY and not parent.pins[index]:  # type: ignore[union-attr]
+            tier.on_evictable(parent)  # type: ignore[arg-type]
+
+    def trim(self, node: Node, tier: Tier, pages: int) -> None:
+        """Free the last ``pages`` pages of an evictable leaf that is in this tier only."""
+        self.tree.shorten(node, pages)
+        node.slots[tier.index], freed = tier.pool.split(node.slots[tier.index], node.pages)
+        tier.pool.give(freed)
+        tier.evictable_pages -= pages
+        tier.evicted_pages += pages
+
+    def drop_copy(self, node: Node, tier: Tier) -> None:
+        """Free the copy, whatever its state; a node without any copy leaves the tree."""
+        index = tier.index
+        state, slots = node.state[index], node.slots[index]
+        if state == READY and not node.pins[index]:
+            self.free(node, tier)
+            return
+        if state == LEAVING:
+            tier.coming_pages -= node.pages
+        elif state == READY and tier.on_remove:
+            tier.on_remove(node)
+        node.state[index], node.slots[index] = ABSENT, None
+        if slots is None:
+            tier.owed_pages -= node.pages
+        else:
+            tier.pool.give(slots)
+            if state != INCOMING:
+                tier.evicted_pages += node.pages
+        if not any(node.state):
+            self.tree.remove(node)
+            self.doomed.discard(node)
+        if state != LEAVING:
+            self.lose_kid(node, tier)
+
+    def lose_kid(self, node: Node, tier: Tier) -> None:
+        """The node does not count as resident any more: its parent may become a leaf."""
+        parent, index = node.parent, tier.index
+        assert parent is not None
+        kids = parent.kids
+        kids[index] -= 1
+        if not kids[index] and parent.is_evictable(index):
+            tier.on_evictable(parent)
+
+    def drop_descendants(self, node: Node) -> bool:
+        """Remove everything below a node that is about to vanish. False, and nothing done, if some of it is in use."""
+        below = list(node.descendants())
+        if any(child.transfers or any(child.pins) for child in below):
+            return False
+        for child in reversed(below):
+            for tier in self.tiers:
+                if child.state[tier.index]:
+                    self.drop_copy(child, tier)
+        return True
+
+    def clear(self) -> None:
+        """Empty the tree. Copies in use become doomed and are freed when their last pin or transfer is gone."""
+        old, self.tree = self.tree, RadixTree(len(self.tiers))
+        for node in old.root.descendants():
+            for tier in self.tiers:
+                if node.state[tier.index] not in (ABSENT, LEAVING):
+                    self._doom(node, tier)
+            if any(node.state):
+                self.doomed.add(node)
+
+    def _doom(self, node: Node, tier: Tier) -> None:
+        index = tier.index
+        if node.state[index] == READY:
+            if tier.on_remove:
+                tier.on_remove(node)
+            if not node.pins[index]:
+                tier.evictable_pages -= node.pages
+        if node.slots[index] is None:
+            tier.owed_pages -= node.pages
+            node.slots[index] = tier.pool.take(0)
+        node.state[index] = DOOMED
+        if not node.pins[index]:
+            self._free_doomed(node, tier)
+
+    def _free_doomed(self, node: Node, tier: Tier) -> None:
+        tier.pool.give(node.slots[tier.index])
+        node.state[tier.index], node.slots[tier.index] = ABSENT, None
+        if not any(node.state):
+            self.doomed.discard(node)

@@ -1,0 +1,188 @@
+"""The radix tree over runs of page ids."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvsim.core.pages import Run, append_run, split_runs
+from kvsim.core.transfer import Transfer
+
+ABSENT, INCOMING, READY, LEAVING, DOOMED = range(5)
+"""States of a node's copy in a tier: none; being filled; usable; being written to the tier below and then given up; freed as
+soon as nobody uses it."""
+
+
+class Node:
+    """A piece of a path: pages that share one history and one residency.
+
+    Lists have one entry a tier, top to bottom: ``state`` and ``slots`` describe the copy there (its slots are None while the
+    room for it is promised but not taken), ``pins`` says how many requests and transfers need this node, or something below
+    it, to stay there, ``kids`` how many children are there.
+    """
+
+    __slots__ = (
+        "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "kids", "transfers", "created", "last_used",
+        "hits",
+    )  # fmt: skip
+
+    def __init__(self, runs: tuple[Run, ...], pages: int, depth: int, parent: "Node | None", tiers: int, now: float) -> None:
+        self.runs = runs
+        self.pages = pages
+        self.depth = depth
+        """Pages before this node."""
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.state = [ABSENT] * tiers
+        self.slots: list[Any] = [None] * tiers
+        self.pins = [0] * tiers
+        self.kids = [0] * tiers
+        self.transfers: tuple[Transfer, ...] = ()
+        """Transfers that carry this node now."""
+        self.created = self.last_used = now
+        self.hits = 1
+        """Requests that have used these pages, the one that computed them included."""
+
+    def __repr__(self) -> str:
+        return f"Node({self.runs}, depth={self.depth}, hits={self.hits}, state={self.state})"
+
+    def is_evictable(self, tier: int) -> bool:
+        """Whether this is an unpinned leaf of the tier: ready there, with no child there."""
+        return self.state[tier] == READY and not self.pins[tier] and not self.kids[tier]
+
+    def descendants(self) -> Iterator["Node"]:
+        """All nodes below this one, parents first."""
+        stack = list(self.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int) -> tuple[int, int, int]:
+    """How far a node of several runs agrees with a path.
+
+    The path goes on with the last ``left`` pages of ``runs[at]``, which begin like the node. Returns the pages that
+    agree and where the path goes on after them, as (pages, at, left).
+    """
+    agreed = 0
+    start = runs[at][0] + runs[at][1] - left
+    for first, pages in node.runs:
+        if first != start:
+            break
+        if pages < left:
+            agreed, start, left = agreed + pages, start + pages, left - pages
+            continue
+        agreed += left
+        at += 1
+        if at == len(runs):
+            return agreed, at, 0
+        cut = pages > left
+        start, left = runs[at]
+        if cut:
+            break
+    return agreed, at, left
+
+
+class RadixTree:
+    """Paths of pages, cut into nodes. Knows where pages are, decides nothing."""
+
+    def __init__(self, tiers: int) -> None:
+        self.tiers = tiers
+        self.root = Node((), 0, 0, None, tiers, 0.0)
+
+    def walk(self, node: Node, runs: tuple[Run, ...]) -> tuple[list[Node], Node | None, int, tuple[Run, ...]]:
+        """Follow ``runs`` down from ``node``.
+
+        Returns the nodes that agree whole, the next one if it agrees in part (and in how many pages), and the rest of the
+        path after all that agrees.
+        """
+        path: list[Node] = []
+        if not runs:
+            return path, None, 0, ()
+        children = node.children
+        at, last = 0, len(runs) - 1
+        start, left = runs[0]
+        while (child := children.get(start)) is not None:
+            pages = child.pages
+            if pages < left and len(child.runs) == 1:
+                start += pages
+                left -= pages
+            elif len(child.runs) == 1 and pages == left:
+                if at == last:
+                    path.append(child)
+                    return path, None, 0, ()
+                at += 1
+                start, left = runs[at]
+            else:
+                agreed, at, left = matching_pages(child, runs, at, left)
+                rest = self._rest(runs, at, left)
+                if agreed < pages:
+                    return path, child, agreed, rest
+                if not rest:
+                    path.append(child)
+                    return path, None, 0, ()
+                start = rest[0][0]
+            path.append(child)
+            children = child.children
+        return path, None, 0, ((start, left), *runs[at + 1 :])
+
+    @staticmethod
+    def _rest(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
+        if at == len(runs):
+            return ()
+        start, pages = runs[at]
+        return ((start + pages - left, left), *runs[at + 1 :])
+
+    def add(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
+        """A new leaf below ``parent``."""
+        node = Node(runs, pages, parent.depth + parent.pages, parent, self.tiers, now)
+        parent.children[runs[0][0]] = node
+        return node
+
+    def cut(self, node: Node, pages: int) -> Node:
+        """Cut ``node`` after its first ``pages`` pages; returns the upper part, a new node. The lower part stays the same object.
+
+        The parts share history and pins. Copies are left to the caller.
+        """
+        parent = node.parent
+        assert parent is not None
+        runs = node.runs
+        upper = Node(runs, pages, node.depth, parent, self.tiers, node.created)
+        if len(runs) == 1:
+            start, length = runs[0]
+            upper.runs, node.runs = ((start, pages),), ((start + pages, length - pages),)
+        else:
+            upper.runs, node.runs = split_runs(runs, pages)
+        upper.last_used, upper.hits = node.last_used, node.hits
+        upper.pins = node.pins.copy()
+        parent.children[upper.runs[0][0]] = upper
+        upper.children[node.runs[0][0]] = node
+        node.parent = upper
+        node.pages -= pages
+        node.depth += pages
+        return upper
+
+    def shorten(self, node: Node, pages: int) -> None:
+        """Take the last ``pages`` pages of a leaf out of the tree."""
+        node.pages -= pages
+        if len(node.runs) == 1:
+            node.runs = ((node.runs[0][0], node.pages),)
+        else:
+            node.runs = split_runs(node.runs, node.pages)[0]
+
+    def join(self, node: Node, child: Node) -> None:
+        """Undo a cut: ``child`` takes the place of ``node``, its parent, with the pages of both. ``node`` is nowhere then."""
+        parent = node.parent
+        assert parent is not None
+        runs = list(node.runs)
+        append_run(runs, *child.runs[0])
+        child.runs = (*runs, *child.runs[1:])
+        child.pages += node.pages
+        child.depth = node.depth
+        child.parent = parent
+        parent.children[node.runs[0][0]] = child
+        node.state = [ABSENT] * self.tiers
+
+    def remove(self, node: Node) -> None:
+        """Take a node, with whatever is below it, out of the tree."""
+        assert node.parent is not None
+        del node.parent.children[node.runs[0][0]]

@@ -1,0 +1,237 @@
+"""What a model costs: bytes of KV per token, bytes of weights per step, FLOPs per token."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+GROUPED = ("kv_heads", "head_dim")
+LATENT = ("kv_latent_dim", "query_latent_dim", "nope_dim", "rope_dim", "value_dim")
+EXPERTS = ("routed_experts", "experts_per_token", "expert_width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer, described by the numbers of its published ``config.json``.
+
+    grouped-query attention   ``kv_heads`` and ``head_dim`` are set       a key and a value per KV head are cached
+    latent attention (MLA)    ``kv_latent_dim`` and its like are set      one latent and one rope key are cached
+    dense MLP                 ``routed_experts`` is 0                     every layer has a gated MLP of ``mlp_width``
+    mixture of experts        ``routed_experts`` and its like are set     in all layers but the first ``dense_layers``
+
+    Only weight matrices count, norms and biases are below 0.01%; a multiply-accumulate is 2 FLOPs. A multi-token
+    prediction module (DeepSeek-V3 publishes one) is not part of the model. What follows from the settings is worked
+    out once and then read as a plain attribute.
+    """
+
+    layers: int
+    hidden_size: int
+    vocabulary: int
+    heads: int
+    """Query heads of a layer."""
+    tied_embeddings: bool = False
+    """Whether the table of input embeddings is also the lm_head."""
+
+    kv_heads: int = 0
+    head_dim: int = 0
+
+    kv_latent_dim: int = 0
+    query_latent_dim: int = 0
+    nope_dim: int = 0
+    """Elements of a query or key head without rotary embedding."""
+    rope_dim: int = 0
+    """Elements with rotary embedding; all heads share this part of the key."""
+    value_dim: int = 0
+
+    mlp_width: int = 0
+    dense_layers: int = 0
+    """In a mixture of experts, the first layers that have a dense MLP instead."""
+    routed_experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_width: int = 0
+
+    kv_dtype_bytes: int = 2
+    weight_dtype_bytes: float = 2.0
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_attention()
+        self._check_mlp()
+
+    # What is cached
+
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV cache that one token takes, all layers."""
+        per_layer = self.kv_latent_dim + self.rope_dim if self.is_latent else 2 * self.kv_heads * self.head_dim
+        return self.layers * per_layer * self.kv_dtype_bytes
+
+    def page_bytes(self, page_tokens: int) -> int:
+        """Bytes of a page of ``page_tokens`` tokens, all layers."""
+        return page_tokens * self.kv_bytes_per_token
+
+    # Weights
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights."""
+        idle = self._moe_layers * (self.routed_experts - self.experts_per_token) * self._expert_parameters
+        table = 0 if self.tied_embeddings else self._head_parameters
+        return self.active_parameters + idle + table
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Weights that a sampled token is multiplied with: its experts and the lm_head, not the input table."""
+        experts = self._moe_layers * self.experts_per_token * self._expert_parameters
+        return self._always_read_parameters + experts
+
+    def weight_bytes(self, tokens: int) -> float:
+        """Bytes of weights that a step over ``tokens`` tokens reads from memory: each matrix once, lm_head included.
+
+        Of E routed experts of which each token picks k, a layer reads ``E * (1 - (1 - k/E) ** tokens)``: the expected
+        number of distinct ones if all are equally likely and tokens choose independently.
+        """
+        if not self.routed_experts:
+            return self._always_read_bytes
+        return self._always_read_bytes + self._all_experts_bytes * (1.0 - self._untouched_by_one_token**tokens)
+
+    # FLOPs
+
+    @cached_property
+    def linear_flops_per_token(self) -> float:
+        """FLOPs of the weight matrices for each token of a step, without the lm_head.
+
+        Engines apply the lm_head only to positions that are sampled: one per request and step (vLLM's ``logits_indices``,
+        SGLang's ``LogitsProcessor``). Its FLOPs are ``sampling_flops_per_token``.
+        """
+        return 2.0 * (self.active_parameters - self._head_parameters)
+
+    @cached_property
+    def sampling_flops_per_token(self) -> float:
+        """FLOPs of the lm_head for each token that is sampled."""
+        return 2.0 * self._head_parameters
+
+    @cached_property
+    def attention_flops_per_pair(self) -> float:
+        """FLOPs of QK^T and PV for one query token and one key token in a prefill, all heads and layers.
+
+        For latent attention it is the naive form, in which latents are expanded to full keys and values. Engines prefill
+        with it because the absorbed form, with DeepSeek-V3's sizes, costs 3.4 times as much; they decode with the absorbed
+        form because it reads less memory (vLLM's ``attention/backends/mla/common.py`` explains both).
+        """
+        per_head = self.nope_dim + self.rope_dim + self.value_dim if self.is_latent else 2 * self.head_dim
+        return 2.0 * self.layers * self.heads * per_head
+
+    @cached_property
+    def decode_attention_flops_per_pair(self) -> float:
+        """The same for a decode step. Latent attention decodes in the absorbed form: all heads read one latent.
+
+        The key of that form is latent and rope key, the value the latent (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+        """
+        if not self.is_latent:
+            return self.attention_flops_per_pair
+        return 2.0 * self.layers * self.heads * (2 * self.kv_latent_dim + self.rope_dim)
+
+    @cached_property
+    def prefix_flops_per_token(self) -> float:
+        """FLOPs to expand one cached latent to keys and values for a prefill that follows it; 0 without latents."""
+        return 2.0 * self.layers * self._expansion_parameters
+
+    def prefill_flops(self, tokens: int, start: int) -> float:
+        """FLOPs to compute ``tokens`` prompt tokens that follow ``start`` cached ones, without the lm_head.
+
+        Attention is causal: token i of the new ones meets ``start + i`` keys, itself included.
+        """
+        pairs = tokens * start + tokens * (tokens + 1) / 2
+        return self.linear_flops_per_token * tokens + self.attention_flops_per_pair * pairs + self.prefix_flops_per_token * start
+
+    # Parts
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention caches latents (MLA) instead of keys and values."""
+        return self.kv_latent_dim > 0
+
+    @property
+    def _moe_layers(self) -> int:
+        return self.layers - self.dense_layers if self.routed_experts else 0
+
+    @property
+    def _head_parameters(self) -> int:
+        return self.vocabulary * self.hidden_size
+
+    @property
+    def _expert_parameters(self) -> int:
+        """Gate, up and down projection of one expert."""
+        return 3 * self.hidden_size * self.expert_width
+
+    @property
+    def _expansion_parameters(self) -> int:
+        """The matrix of one layer that makes all heads' keys and values of a latent."""
+        return self.kv_latent_dim * self.heads * (self.nope_dim + self.value_dim)
+
+    @property
+    def _attention_parameters(self) -> int:
+        """Projections of one layer's attention."""
+        if not self.is_latent:
+            return 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads)
+        query = self.query_latent_dim * (self.hidden_size + self.heads * (self.nope_dim + self.rope_dim))
+        key_value = self.hidden_size * (self.kv_latent_dim + self.rope_dim) + self._expansion_parameters
+        return query + key_value + self.heads * self.value_dim * self.hidden_size
+
+    @cached_property
+    def _always_read_parameters(self) -> int:
+        """Weights that every step needs: all but the input table and the routed experts."""
+        dense = (self.layers - self._moe_layers) * 3 * self.hidden_size * self.mlp_width
+        router = self.hidden_size * self.routed_experts
+        sparse = self._moe_layers * (router + self.shared_experts * self._expert_parameters)
+        return self.layers * self._attention_parameters + dense + sparse + self._head_parameters
+
+    @cached_property
+    def _always_read_bytes(self) -> float:
+        return self._always_read_parameters * self.weight_dtype_bytes
+
+    @cached_property
+    def _all_experts_bytes(self) -> float:
+        return self._moe_layers * self.routed_experts * self._expert_parameters * self.weight_dtype_bytes
+
+    @cached_property
+    def _untouched_by_one_token(self) -> float:
+        return 1.0 - self.experts_per_token / self.routed_experts
+
+    # Checks
+
+    def _check_sizes(self) -> None:
+        for name in ("layers", "hidden_size", "vocabulary", "heads", "kv_dtype_bytes", "weight_dtype_bytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in GROUPED + LATENT + EXPERTS + ("mlp_width", "dense_layers", "shared_experts"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 (the model has none) or more, not {getattr(self, name)}")
+
+    def _check_attention(self) -> None:
+        expected, other = (LATENT, GROUPED) if self.is_latent else (GROUPED, LATENT)
+        kind = "latent" if self.is_latent else "grouped-query"
+        for name in expected:
+            if not getattr(self, name):
+                raise ValueError(f"{name} must be above 0, not 0: {kind} attention needs all of {', '.join(expected)}")
+        for name in other:
+            if getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)} but has no effect with {kind} attention: leave it out")
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads must divide heads={self.heads}, {self.kv_heads} does not")
+
+    def _check_mlp(self) -> None:
+        if not self.routed_experts:
+            for name in EXPERTS + ("dense_layers", "shared_experts"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is {getattr(self, name)} but has no effect without routed_experts: set both")
+        elif not 1 <= self.experts_per_token <= self.routed_experts:
+            raise ValueError(f"experts_per_token must be 1 to {self.routed_experts}, not {self.experts_per_token}")
+        elif not self.expert_width:
+            raise ValueError("expert_width must be above 0, not 0: routed_experts needs it")
+        elif self.dense_layers > self.layers:
+            raise ValueError(f"dense_layers must be at most layers={self.layers}, not {self.dense_layers}")
+        has_dense = self._moe_layers < self.layers
+        if has_dense != (self.mlp_width > 0):
+            problem = "above 0: there are dense layers" if has_dense else "0: there is no dense layer"
+            raise ValueError(f"mlp_width must be {problem}, not {self.mlp_width}")

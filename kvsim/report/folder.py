@@ -1,0 +1,93 @@
+"""The folder of a run: ``requests.csv.gz``, ``report.html`` and, last, ``result.json``."""
+
+import csv
+import gzip
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.errors import UsageError
+from kvsim.report.html import render
+from kvsim.report.result import Result, hit_tokens, to_json
+
+HEADER = (
+    "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
+    "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,status"
+)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make ``folder`` and see that files can be written there; UsageError if not. Nothing is left behind or replaced."""
+    trial = folder / ".kvsim.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
+
+
+def write_run(folder: Path, result: Result, outcome: Outcome) -> None:
+    """Write the files of a run, each as a whole or not at all; the same run gives the same bytes.
+
+    ``result.json`` comes last and the one of an earlier run goes first, so where there is one the others belong to it.
+    Raises UsageError if the folder cannot be written.
+    """
+    prepare_folder(folder)
+    (folder / "result.json").unlink(missing_ok=True)
+    with _replacing(folder / "requests.csv.gz") as file:
+        _write_requests(file, outcome)
+    with _replacing(folder / "report.html") as file:
+        file.write(render(result).encode())
+    with _replacing(folder / "result.json") as file:
+        file.write(to_json(result).encode())
+
+
+def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
+    """One row a request, those of the warm-up too; a rejected one has -1 as ``hit_pages_gpu``, an unknown time is empty."""
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0) as packed,
+        io.TextIOWrapper(packed, "ascii", newline="") as text,
+    ):
+        text.write(HEADER + "\n")
+        csv.writer(text, lineterminator="\n").writerows(zip(*_columns(outcome), strict=True))
+
+
+def _columns(outcome: Outcome) -> list[list[Any]]:
+    rejected = outcome.status == REJECTED
+    pages = outcome.hit_pages.astype(np.int64)
+    pages[rejected] = (-1, 0, 0)
+    tokens = np.where(rejected[:, None], 0, hit_tokens(outcome))
+    return [
+        list(range(len(outcome.requests))),
+        [request.prompt_pages for request in outcome.requests],
+        *pages.T.tolist(),
+        [request.prompt_tokens for request in outcome.requests],
+        [request.output_tokens for request in outcome.requests],
+        *tokens.T.tolist(),
+        *(_cells(times) for times in (outcome.arrival_s, outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
+        np.where(rejected, "rejected", "finished").tolist(),
+    ]
+
+
+def _cells(times: np.ndarray) -> list[Any]:
+    return ["" if time != time else time for time in times.tolist()]
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when the block ends well, and vanishes when it does not."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(f"output: cannot write {path}: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,38 @@
+"""How far a run is, on a terminal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+
+class Meter:
+    """What a run tells its progress to."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def advance(self, done: int) -> None:
+        """``done`` requests are done so far. Costs one assignment: the bar is redrawn by its own thread, 5 times a second."""
+        self._task.completed = done
+
+
+class _Done(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        per_s = task.completed / task.elapsed if task.elapsed else 0.0
+        return Text(f"{task.completed:,.0f} of {task.total or 0:,.0f} requests, {per_s:,.0f} a second")
+
+
+@contextmanager
+def progress(total: int, label: str, console: Console | None = None) -> Iterator[Meter]:
+    """Show a bar with requests a second while the block runs; nothing if ``console`` (standard error) is no terminal."""
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), _Done(), TimeElapsedColumn())
+    off = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, refresh_per_second=5, disable=off) as bar:
+        bar.add_task(label, total=total)
+        yield Meter(bar.tasks[0])

@@ -1,0 +1,145 @@
+"""What a person should read of a result: facts and tables as text, for the terminal and the HTML page alike."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kvsim.report.result import TIERS, Result
+
+UNKNOWN = "-"
+
+
+class Table(NamedTuple):
+    """A title, the columns' headings with their units, and rows that begin with a name."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def facts(result: Result) -> list[tuple[str, str]]:
+    """Pairs of a name and what is known under it; names without anything to say are left out."""
+    pairs = [
+        ("requests", _requests(result)),
+        ("hit rate", _hit_rate(result)),
+        ("throughput", _throughput(result["throughput"])),
+        ("prefetch", counters(result["prefetch"])),
+        ("placement", counters(result["placement"])),
+        ("checkpoints", counters(result["checkpoints"])),
+        ("retractions", count(result["retractions"]) if result["retractions"] else ""),
+        ("run", _run(result)),
+    ]
+    return [(name, text) for name, text in pairs if text]
+
+
+def tables(result: Result) -> list[Table]:
+    """The tables that have rows: tiers, links, times."""
+    return [table for table in (_tiers(result), _links(result), _times(result)) if table.rows]
+
+
+def shares(result: Result) -> list[tuple[str, float]]:
+    """How the prompt tokens were come by: the share hit in each tier of the run, then the share computed."""
+    prompt = result["prompt_tokens"]
+    hits = [(tier, result["hit_tokens"][tier] / prompt if prompt else 0.0) for tier in TIERS if tier in result["tiers"]]
+    return [*hits, ("computed", 1.0 - sum(share for _, share in hits) if prompt else 0.0)]
+
+
+def scope(result: Result) -> str:
+    """What the warm-up is left out of; empty without one."""
+    if not result["warmup_requests"]:
+        return ""
+    return "Hits, times and throughput leave the warm-up out; everything else covers the whole run."
+
+
+def settings(config: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """``config`` as lines of ``group.key=value``."""
+    lines: list[str] = []
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            lines += settings(value, f"{prefix}{key}.")
+        else:
+            lines.append(f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}")
+    return lines
+
+
+def counters(counts: Mapping[str, int]) -> str:
+    """``{"pages_read": 1200}`` as ``pages read 1,200``."""
+    return ", ".join(f"{name.replace('_', ' ')} {count(value)}" for name, value in counts.items())
+
+
+def count(number: float | None) -> str:
+    """A number of things, with thousands apart."""
+    return UNKNOWN if number is None else f"{number:,}" if isinstance(number, int) else f"{number:,.1f}"
+
+
+def capacity(tier: Mapping[str, int | None]) -> str:
+    """The pages of a tier of a result."""
+    return "unlimited" if tier["capacity_pages"] is None else count(tier["capacity_pages"])
+
+
+def percent(share: float | None) -> str:
+    """A fraction as a percentage."""
+    return UNKNOWN if share is None else f"{share:.2%}"
+
+
+def digits(number: float | None) -> str:
+    """A measured number to three significant digits, whole from 100 on; the unit is left to the heading."""
+    if number is None:
+        return UNKNOWN
+    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}" if number >= 1e-4 else f"{number:.2g}"
+
+
+def _requests(result: Result) -> str:
+    text = f"{count(result['requests'])} counted"
+    if result["warmup_requests"]:
+        text += f", {count(result['warmup_requests'])} before them left out as warm-up"
+    return text + (f", {count(result['rejected'])} rejected" if result["rejected"] else "")
+
+
+def _hit_rate(result: Result) -> str:
+    tokens, pages = count(result["prompt_tokens"]), count(result["prompt_pages"])
+    return f"{percent(result['hit_rate'])} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
+
+
+def _throughput(rates: Mapping[str, float | None]) -> str:
+    if rates["requests_per_s"] is None:
+        return ""
+    requests, prompt, output = (digits(rates[f"{what}_per_s"]) for what in ("requests", "prompt_tokens", "output_tokens"))
+    return f"{requests} requests/s, {prompt} prompt tokens/s, {output} output tokens/s in simulated time"
+
+
+def _run(result: Result) -> str:
+    total = result["requests"] + result["warmup_requests"]
+    simulated = f"{digits(result['simulated_s'])} s simulated, " if result["simulated_s"] else ""
+    done = f"{count(total)} requests in {digits(result['wall_s'])} s, {digits(result['requests_per_s'])} requests/s"
+    return f"{simulated}{done}; trace read in {digits(result['load_s'])} s"
+
+
+def _tiers(result: Result) -> Table:
+    rows = []
+    for name, tier in result["tiers"].items():
+        moved = (count(tier[key]) for key in ("peak_pages", "inserted_pages", "evicted_pages"))
+        hits = result["hit_tokens"][name]
+        share = percent(hits / result["prompt_tokens"] if result["prompt_tokens"] else None)
+        rows.append((name, capacity(tier), *moved, count(hits), share))
+    pages = (f"{what} (pages)" for what in ("capacity", "peak", "inserted", "evicted"))
+    return Table("Tiers", ("tier", *pages, "hits (tokens)", "of prompts"), rows)
+
+
+def _links(result: Result) -> Table:
+    rows: list[tuple[str, ...]] = [
+        (name, f"{link['bytes'] / 1e9:,.2f}", count(link["transfers"]), digits(link["busy_s"]), percent(link["utilization"]))
+        for name, link in result["links"].items()
+    ]
+    return Table("Links", ("link", "moved (GB)", "transfers", "busy (s)", "of the time"), rows)
+
+
+def _times(result: Result) -> Table:
+    names = {"ttft_s": "time to first token", "tpot_s": "time per output token", "e2e_s": "end to end"}
+    points = ("mean", "p50", "p90", "p99")
+    rows = [
+        (label, *(digits(result[key][point]) for point in points))
+        for key, label in names.items()
+        if result[key]["mean"] is not None
+    ]
+    return Table("Times", ("seconds", *points), rows)

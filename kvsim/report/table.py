@@ -1,0 +1,53 @@
+"""One result on the terminal."""
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from kvsim.report.result import Result, hit_definition
+from kvsim.report.summary import Table, facts, percent, scope, shares, tables
+
+BAR_WIDTH = 72
+MARKS = {"gpu": ("█", "#", "blue"), "cpu": ("▓", "=", "yellow"), "disk": ("▒", "-", "green"), "computed": ("·", ".", "dim")}
+"""The mark of each part of the bar, the same where the terminal knows ASCII only, and its colour."""
+
+
+def print_result(result: Result, console: Console) -> None:
+    """Print the facts, where the prompt tokens came from, and the tables; at most 100 columns wide."""
+    width = min(console.width, 100)
+    console.print(Text(f"kvsim {result['command']}", "bold"))
+    console.print(_facts(result), width=width)
+    console.print(_bar(result, console), width=width)
+    console.print(Text(f"{hit_definition(result['config'])} {scope(result)}".rstrip(), "dim"), width=width)
+    for table in tables(result):
+        console.print()
+        console.print(_table(table), width=width)
+
+
+def _facts(result: Result) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2))
+    for name, text in facts(result):
+        grid.add_row(Text(name, "dim"), Text(text, "bold" if name == "hit rate" else ""))
+    return grid
+
+
+def _bar(result: Result, console: Console) -> Text:
+    """Prompt tokens by where they came from, drawn to scale, and its legend."""
+    plain = not console.encoding.startswith("utf")
+    bar, legend, share_so_far = Text(), Text(), 0.0
+    for name, share in shares(result):
+        mark, style = MARKS[name][plain], MARKS[name][2]
+        width = round((share_so_far + share) * BAR_WIDTH) - round(share_so_far * BAR_WIDTH)
+        share_so_far += share
+        bar.append(mark * width, style)
+        legend.append(mark, style).append(f" {name} {percent(share)}   ")
+    return Text("\n").join((Text(), bar, legend))
+
+
+def _table(table: Table) -> RichTable:
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column, heading in enumerate(table.columns):
+        drawn.add_column(heading, justify="right" if column else "left", header_style="bold")
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    return drawn

@@ -1,0 +1,78 @@
+"""How hits and link use went over the run, in at most 200 bins: what the pictures show."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
+
+BINS = 200
+DIGITS = 6
+"""Decimals kept: a microsecond, a millionth of a rate."""
+
+
+def timeline(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
+    """Hit rate by tier over the requests, utilization by link over simulated time; the warm-up is part of both.
+
+    ``prompts`` and ``hits`` are the prompt and hit tokens of each request, ``skipped`` the number of warm-up requests.
+    """
+    return {"hits": _hits(outcome, prompts, hits, skipped), "links": _links(outcome)}
+
+
+def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
+    """Bins of equally many served requests, in order of arrival, or of the trace if the run has no clock.
+
+    Bin i reaches from ``edges[i]`` to ``edges[i + 1]``, positions on ``axis``; ``counted_from`` is where the warm-up ends.
+    """
+    axis, position = _positions(outcome)
+    order = np.flatnonzero(outcome.status != REJECTED)
+    order = order[np.argsort(position[order], kind="stable")]
+    bins = min(BINS, order.size)
+    if not bins:
+        return {"axis": axis, "edges": [], "counted_from": None, "prompt_tokens": [], "hit_rate": {}}
+    cuts = np.linspace(0, order.size, bins + 1).astype(int)
+    tokens = np.add.reduceat(prompts[order], cuts[:-1])
+    reused = np.add.reduceat(hits[order], cuts[:-1], axis=0)
+    rate = reused / np.maximum(tokens, 1)[:, None]
+    return {
+        "axis": axis,
+        "edges": position[order][np.minimum(cuts, order.size - 1)].round(DIGITS),
+        "counted_from": position[skipped] if skipped else None,
+        "prompt_tokens": tokens,
+        "hit_rate": {tier: rate[:, column].round(DIGITS) for column, tier in enumerate(("gpu", "cpu", "disk"))},
+    }
+
+
+def _positions(outcome: Outcome) -> tuple[str, np.ndarray]:
+    """The axis of the picture and where each request lies on it."""
+    if np.isnan(outcome.e2e_s).all():
+        return "request", np.arange(len(outcome.requests))
+    return "arrival_s", outcome.arrival_s
+
+
+def _links(outcome: Outcome) -> dict[str, Any]:
+    """The share of each bin of simulated time in which a link had a transfer under way."""
+    if outcome.simulated_s <= 0:
+        return {"edges_s": [], "utilization": {}}
+    edges = np.linspace(0.0, outcome.simulated_s, BINS + 1)
+    width_s = outcome.simulated_s / BINS
+    utilization = {name: (np.diff(_busy_s(link, edges)) / width_s).round(DIGITS) for name, link in outcome.links.items()}
+    return {"edges_s": edges.round(DIGITS), "utilization": utilization}
+
+
+def _busy_s(link: LinkUse, at: np.ndarray) -> np.ndarray:
+    """Seconds during which at least one transfer was under way before each time in ``at``."""
+    if not len(link.intervals):
+        return np.zeros(len(at))
+    start, end = link.intervals[:, 0], np.maximum.accumulate(link.intervals[:, 1])
+    start = np.minimum(np.maximum(start, np.concatenate(([start[0]], end[:-1]))), end)
+    busy = np.cumsum(end - start)
+    times = np.column_stack((start, end)).ravel()
+    busy_s: np.ndarray = np.interp(at, times, np.column_stack((busy - (end - start), busy)).ravel())
+    return busy_s
+
+
+def middles(edges: list[float]) -> list[float]:
+    """The middle of each bin."""
+    return [(left + right) / 2 for left, right in pairwise(edges)]

@@ -1,0 +1,70 @@
+"""Traces in Mooncake's format: one request a line, its prompt named by the ids of its blocks.
+
+Qin et al., Mooncake: Trading More Storage for Less Computation (FAST 2025), and the traces released with it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvsim.core.request import Request
+from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival
+from kvsim.trace.blocks import BlockPages
+from kvsim.trace.records import Record, read_records, runs_of
+from kvsim.trace.timetable import Timetable
+
+
+@dataclass(kw_only=True)
+class Mooncake(TraceSource):
+    """Reads ``{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}``, plain or gzipped.
+
+    A line holds its whole prompt, also in a session. The last block id may stand for a partial block, or be absent with
+    ``tail=full``. Ids that do not name what precedes them are re-keyed. ``session_id`` and ``delay`` are optional, see
+    Timetable. ``limit`` counts lines.
+    """
+
+    path: str
+    tail: str = "full"
+    block_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("tail", self.tail, TAILS)
+        if self.block_tokens < 1:
+            raise ValueError(f"block_tokens must be at least 1, not {self.block_tokens}")
+
+    def load(self, page_tokens: int) -> Trace:
+        pages = BlockPages(self.block_tokens, page_tokens, partial_tail=self.tail == "all")
+        times = Timetable(self.rate)
+        requests = [self._request(record, times, pages) for record in read_records(self.path, self.limit)]
+        return Trace(
+            name=Path(self.path).name,
+            requests=in_order_of_arrival(requests),
+            page_tokens=page_tokens,
+            block_tokens=self.block_tokens,
+        )
+
+    def _request(self, record: Record, times: Timetable, pages: BlockPages) -> Request:
+        place = times.place(record)
+        prompt_tokens = record.integer("input_length", minimum=1)
+        blocks = self._blocks(record, prompt_tokens)
+        runs, prompt_pages = pages.lookup(runs_of(blocks), min(prompt_tokens, len(blocks) * self.block_tokens))
+        return Request(
+            index=0,
+            prompt_tokens=prompt_tokens,
+            output_tokens=record.integer("output_length"),
+            runs=runs,
+            prompt_pages=prompt_pages,
+            **place._asdict(),
+        )
+
+    def _blocks(self, record: Record, prompt_tokens: int) -> list[int]:
+        """The block ids, neither fewer nor more than the prompt needs."""
+        blocks = record.integers("hash_ids")
+        most = -(-prompt_tokens // self.block_tokens)
+        least = prompt_tokens // self.block_tokens if self.tail == "full" else most
+        if not least <= len(blocks) <= most:
+            raise record.error(
+                f"hash_ids has {len(blocks)} ids, but input_length {prompt_tokens} is {most} blocks of "
+                f"{self.block_tokens} tokens; see block_tokens and tail"
+            )
+        return blocks

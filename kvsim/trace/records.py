@@ -1,0 +1,128 @@
+"""Lines of JSON, plain or gzipped, with errors that say which line is wrong."""
+
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import Any, TextIO
+
+from kvsim.core.pages import Run
+from kvsim.errors import TraceError
+
+
+class Record:
+    """A JSON object of a trace file, or one nested in it: its fields, checked as they are read."""
+
+    __slots__ = ("fields", "line", "path")
+
+    def __init__(self, path: str, line: int, fields: object) -> None:
+        self.path = path
+        self.line = line
+        if not isinstance(fields, dict):
+            raise self.error(f"expected a JSON object, not {_shown(fields)}")
+        self.fields: dict[str, Any] = fields
+
+    def error(self, problem: str) -> TraceError:
+        """The error to raise about this record."""
+        return TraceError(self.path, self.line, problem)
+
+    def has(self, key: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(key) is not None
+
+    def integer(self, key: str, minimum: int = 0) -> int:
+        """A field that must be an integer of at least ``minimum``."""
+        value = self.fields.get(key)
+        if type(value) is int and value >= minimum:
+            return value
+        raise self._wrong(key, f"an integer of at least {minimum}")
+
+    def number(self, key: str) -> float:
+        """A field that must be a number, finite and not negative."""
+        value = self.fields.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
+            return float(value)
+        raise self._wrong(key, "a number of at least 0")
+
+    def name(self, key: str) -> str | int:
+        """A field that must be a string or an integer."""
+        value = self.fields.get(key)
+        if isinstance(value, (int, str)) and not isinstance(value, bool):
+            return value
+        raise self._wrong(key, "a string or an integer")
+
+    def items(self, key: str) -> list[Any]:
+        """A field that must be a list."""
+        value = self.fields.get(key)
+        if isinstance(value, list):
+            return value
+        raise self._wrong(key, "a list")
+
+    def integers(self, key: str) -> list[int]:
+        """A field that must be a list of non-negative integers."""
+        values = self.items(key)
+        if set(map(type, values)) <= {int} and (not values or min(values) >= 0):
+            return values
+        raise self._wrong(key, "a list of integers of at least 0")
+
+    def _wrong(self, key: str, expected: str) -> TraceError:
+        if key not in self.fields:
+            return self.error(f"{key} is missing; it must be {expected}")
+        return self.error(f"{key} must be {expected}, not {_shown(self.fields[key])}")
+
+
+def read_records(path: str, limit: int | None = None) -> Iterator[Record]:
+    """The objects of a file of JSON lines, one after another; ``limit`` reads only the first ones. Empty lines are skipped.
+
+    A file whose name ends in ``.gz`` is unzipped. Raises TraceError if it cannot be read to the end or holds no object.
+    """
+    records = _parse(path)
+    first = next(records, None)
+    if first is None:
+        raise TraceError(path, None, "the file is empty: it holds no request")
+    yield first
+    yield from islice(records, None if limit is None else limit - 1)
+
+
+def _parse(path: str) -> Iterator[Record]:
+    for line, text in _lines(path):
+        if text.isspace():
+            continue
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(path, line, f"not JSON: {getattr(error, 'msg', error)}") from None
+        yield Record(path, line, fields)
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    line = 0
+    try:
+        with _open(path) as file:
+            for line, text in enumerate(file, 1):
+                yield line, text
+    except gzip.BadGzipFile as error:
+        raise TraceError(path, line or None, f"not a sound gzip file, though its name ends in .gz: {error}") from None
+    except (EOFError, zlib.error):
+        raise TraceError(path, line + 1, "the gzip file ends early or is damaged here; fetch it again") from None
+    except UnicodeDecodeError:
+        raise TraceError(path, line + 1, "not UTF-8 text; the name of a gzipped file must end in .gz") from None
+    except OSError as error:
+        raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from None
+
+
+def _open(path: str) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def runs_of(ids: list[int]) -> tuple[Run, ...]:
+    """A list of ids as normalised runs."""
+    cuts = [i for i, (left, right) in enumerate(pairwise(ids), 1) if right != left + 1]
+    return tuple((ids[start], stop - start) for start, stop in pairwise([0, *cuts, len(ids)]) if stop > start)

@@ -1,0 +1,201 @@
+"""A seeded workload: chats, agents in tool loops, questions about long documents; system prompts shared by many."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import exp
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.core.pages import Run, append_run, count_pages
+from kvsim.core.request import Request
+from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
+from kvsim.trace.blocks import BlockPages
+
+ARRIVALS = ("open_loop", "closed_loop")
+
+
+@dataclass(kw_only=True)
+class Kind:
+    """One kind of session. Its prompts begin with a system prompt, which others share, and perhaps a document of its own.
+
+    A turn adds a message. If the kind remembers, the next prompt continues with the answer and the next message; if not, it
+    is the opening with another message. Numbers of tokens, turns and seconds are means; see Synthetic for how they spread.
+    """
+
+    weight: float
+    systems: int
+    system_tokens: int
+    document_tokens: int = 0
+    turns: float
+    message_tokens: int
+    answer_tokens: int
+    pause_s: float
+    remembers: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("systems", 1), ("turns", 1), ("system_tokens", 1), ("message_tokens", 1), ("answer_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("weight", "document_tokens", "pause_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+
+
+def default_mix() -> dict[str, Kind]:
+    """Chats that hit like the Mooncake conversation trace, agents that hit like the WEKA traces, and documents between them."""
+    chat = Kind(weight=0.8, systems=20, system_tokens=600, turns=1.7, message_tokens=5000, answer_tokens=343, pause_s=60.0)
+    agent = Kind(weight=0.06, systems=4, system_tokens=5000, turns=18.0, message_tokens=500, answer_tokens=200, pause_s=4.0)
+    document = Kind(
+        weight=0.14,
+        systems=2,
+        system_tokens=300,
+        document_tokens=8000,
+        turns=3.0,
+        message_tokens=80,
+        answer_tokens=300,
+        pause_s=30.0,
+        remembers=False,
+    )
+    return {"chat": chat, "agent": agent, "document": document}
+
+
+class Turn(NamedTuple):
+    """One request: its tokens as runs of token names, the length of the answer, and the pause after the answer."""
+
+    prompt: tuple[Run, ...]
+    answer_tokens: int
+    pause_s: float
+
+
+@dataclass(kw_only=True)
+class Synthetic(TraceSource):
+    """Generates sessions of the kinds in ``mix``, drawn by weight, that begin at random (a Poisson process).
+
+        tokens      log-normal around the kind's mean with sigma ``spread``, cut to what ``max_prompt_tokens`` leaves
+        turns       geometric; a session also ends when its prompt is full
+        pauses      exponential
+        systems     a session takes the i-th system prompt of its kind with probability in proportion to 1 / i
+
+        open_loop   a turn arrives a pause after the answer before it should have ended, at ``answer_s_per_token``
+        closed_loop a turn arrives a pause after the answer before it has ended; only the begin of sessions is fixed
+
+    The same seed gives the same tokens and times at any page size and any rate. ``limit`` keeps the requests that arrive first.
+    """
+
+    seed: int = 0
+    sessions: int = 1700
+    sessions_per_s: float = 1.0
+    arrivals: str = "closed_loop"
+    tail: str = "full"
+    spread: float = 1.0
+    max_prompt_tokens: int = 65_536
+    answer_s_per_token: float = 0.02
+    mix: dict[str, Kind] = field(default_factory=default_mix)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("tail", self.tail, TAILS)
+        check_choice("arrivals", self.arrivals, ARRIVALS)
+        self.mix = {name: kind if isinstance(kind, Kind) else Kind(**kind) for name, kind in self.mix.items()}
+        for name in ("seed", "spread", "answer_s_per_token"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.sessions < 1 or not self.sessions_per_s > 0:
+            raise ValueError(f"sessions={self.sessions} and sessions_per_s={self.sessions_per_s} must be positive")
+        if not sum(kind.weight for kind in self.mix.values()) > 0:
+            raise ValueError("mix needs a kind of session with a positive weight")
+        longest = max(kind.system_tokens for kind in self.mix.values())
+        if self.max_prompt_tokens < 2 * longest + 2:
+            raise ValueError(f"max_prompt_tokens must be at least {2 * longest + 2} with system prompts of {longest} tokens")
+
+    def load(self, page_tokens: int) -> Trace:
+        check_page_tokens(page_tokens)
+        pages = BlockPages(1, page_tokens, partial_tail=self.tail == "all")
+        requests: list[Request] = []
+        for session, (begin_s, kind, turns) in enumerate(Author(self).sessions()):
+            self._append(requests, pages, session, begin_s, kind, turns)
+        return Trace(
+            name="synthetic",
+            requests=in_order_of_arrival(requests)[: self.limit],
+            page_tokens=page_tokens,
+            block_tokens=None,
+        )
+
+    def _append(
+        self, requests: list[Request], pages: BlockPages, session: int, begin_s: float, kind: str, turns: Iterator[Turn]
+    ) -> None:
+        """Append a session's requests; ``after`` is a position in ``requests``."""
+        closed = self.arrivals == "closed_loop"
+        arrival_s, delay_s = begin_s / self.rate, 0.0
+        for number, turn in enumerate(turns):
+            prompt_tokens = count_pages(turn.prompt)
+            runs, prompt_pages = pages.lookup(turn.prompt, prompt_tokens)
+            requests.append(
+                Request(
+                    index=0,
+                    arrival_s=arrival_s,
+                    prompt_tokens=prompt_tokens,
+                    output_tokens=turn.answer_tokens,
+                    runs=runs,
+                    prompt_pages=prompt_pages,
+                    after=len(requests) - 1 if closed and number else -1,
+                    delay_s=delay_s if closed else 0.0,
+                    session=session,
+                    turn=number,
+                    kind=kind,
+                )
+            )
+            delay_s = turn.pause_s
+            between_s = turn.answer_tokens * self.answer_s_per_token + turn.pause_s
+            arrival_s += between_s if closed else between_s / self.rate
+
+
+class Author:
+    """Draws the sessions of one trace. A text is a run of token names that nothing else has."""
+
+    def __init__(self, settings: Synthetic) -> None:
+        self._settings = settings
+        self._random = np.random.default_rng(settings.seed)
+        self._named = 0
+        self._systems = {
+            name: [self._text(kind.system_tokens, settings.max_prompt_tokens // 2) for _ in range(kind.systems)]
+            for name, kind in settings.mix.items()
+        }
+
+    def sessions(self) -> Iterator[tuple[float, str, Iterator[Turn]]]:
+        """Begin, kind and turns of each session, in the order of their begins."""
+        settings = self._settings
+        names = list(settings.mix)
+        weights = np.array([kind.weight for kind in settings.mix.values()])
+        begins_s = np.cumsum(self._random.exponential(1 / settings.sessions_per_s, settings.sessions))
+        kinds = self._random.choice(len(names), settings.sessions, p=weights / weights.sum())
+        for begin_s, kind in zip((begins_s - begins_s[0]).tolist(), kinds.tolist(), strict=True):
+            yield begin_s, names[kind], self._turns(names[kind])
+
+    def _turns(self, name: str) -> Iterator[Turn]:
+        kind, most = self._settings.mix[name], self._settings.max_prompt_tokens
+        prompt = [self._system(name)]
+        if kind.document_tokens:
+            append_run(prompt, *self._text(kind.document_tokens, most - count_pages(prompt) - 1))
+        for _ in range(self._random.geometric(1 / kind.turns)):
+            opening = list(prompt)
+            append_run(prompt, *self._text(kind.message_tokens, most - count_pages(prompt)))
+            answer = self._text(kind.answer_tokens, most)
+            yield Turn(tuple(prompt), answer[1], float(self._random.exponential(kind.pause_s)))
+            append_run(prompt, *answer)
+            prompt = prompt if kind.remembers else opening
+            if count_pages(prompt) >= most:
+                return
+
+    def _system(self, name: str) -> Run:
+        ranks = 1 / np.arange(1, len(self._systems[name]) + 1)
+        return self._systems[name][self._random.choice(len(ranks), p=ranks / ranks.sum())]
+
+    def _text(self, mean: int, most: int) -> Run:
+        """A new text of ``mean`` tokens in the long run, at least 1 and at most ``most``."""
+        spread = self._settings.spread
+        drawn = mean * exp(spread * self._random.standard_normal() - spread * spread / 2)
+        text = self._named, min(max(round(drawn), 1), most)
+        self._named += text[1]
+        return text

@@ -1,0 +1,77 @@
+"""Traces that hold the tokens themselves: one request a line, its pages named by chained hashes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvsim.core.pages import PageHasher, PageIndex, Span
+from kvsim.core.request import Request
+from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
+from kvsim.trace.records import Record, read_records
+from kvsim.trace.timetable import Timetable
+
+
+@dataclass(kw_only=True)
+class Tokens(TraceSource):
+    """Reads ``{"token_ids": [...], "output_length"}`` with these optional fields, plain or gzipped.
+
+        timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0
+        tenant, lora                    a string or an integer; prompts that differ in one share no page
+        multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash,
+                                        a string or an integer, which enters the key of every page they touch
+
+    ``limit`` counts lines. Each page is hashed once, the only cost that grows with the number of pages.
+    """
+
+    path: str
+    tail: str = "full"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("tail", self.tail, TAILS)
+
+    def load(self, page_tokens: int) -> Trace:
+        check_page_tokens(page_tokens)
+        hasher, index = PageHasher(page_tokens), PageIndex()
+        times = Timetable(self.rate, timestamps_optional=True)
+        requests = [self._request(record, times, hasher, index) for record in read_records(self.path, self.limit)]
+        return Trace(
+            name=Path(self.path).name,
+            requests=in_order_of_arrival(requests),
+            page_tokens=page_tokens,
+            block_tokens=None,
+        )
+
+    def _request(self, record: Record, times: Timetable, hasher: PageHasher, index: PageIndex) -> Request:
+        place = times.place(record)
+        tokens = record.integers("token_ids")
+        if not tokens:
+            raise record.error("token_ids is empty: a request needs a prompt")
+        keys = self._keys(record, tokens, hasher)
+        return Request(
+            index=0,
+            prompt_tokens=len(tokens),
+            output_tokens=record.integer("output_length"),
+            runs=index.lookup(keys),
+            prompt_pages=len(keys),
+            **place._asdict(),
+        )
+
+    def _keys(self, record: Record, tokens: list[int], hasher: PageHasher) -> list[int]:
+        try:
+            return hasher.keys(
+                tokens,
+                spans=_spans(record),
+                lora=record.name("lora") if record.has("lora") else None,
+                tenant=record.name("tenant") if record.has("tenant") else None,
+                partial_tail=self.tail == "all",
+            )
+        except (ValueError, OverflowError) as error:
+            raise record.error(str(error)) from None
+
+
+def _spans(record: Record) -> list[Span]:
+    spans = record.items("multimodal") if record.has("multimodal") else []
+    for span in spans:
+        if not isinstance(span, list) or [type(part) for part in span] not in ([int, int, int], [int, int, str]):
+            raise record.error("multimodal must be a list of [start, stop, hash]; the hash is a string or an integer")
+    return [(start, stop, content) for start, stop, content in spans]

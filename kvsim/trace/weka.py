@@ -1,0 +1,153 @@
+"""Agent sessions in WEKA's format: one session a line, with its sub-agents (C. Fox, kv-cache-tester)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import NamedTuple
+
+from kvsim.core.pages import Run, count_pages
+from kvsim.core.request import Request
+from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival
+from kvsim.trace.blocks import BlockPages
+from kvsim.trace.records import Record, read_records, runs_of
+
+ARRIVALS = ("recorded", "closed_loop")
+
+
+class Call(NamedTuple):
+    """One request of a session; times in seconds since the session began."""
+
+    start_s: float
+    end_s: float
+    kind: str
+    record: Record
+
+
+@dataclass(order=True)
+class Lane:
+    """One of the users who work at the same time, each through one session after another."""
+
+    free_s: float
+    """When its last session ended."""
+    number: int
+    last: int = field(default=-1, compare=False)
+    """The request of that session that ended last; -1 before the first session."""
+
+
+@dataclass(kw_only=True)
+class Weka(TraceSource):
+    """Reads sessions of requests ``{"t": s, "in", "out", "api_time": s, "hash_ids_rle" or "hash_ids"}``, plain or gzipped.
+
+    The recording has no common clock, so ``concurrent_sessions`` lanes play it: a lane takes the next session of the file
+    when its session ends, and all lanes begin at time 0. A request without ``api_time`` counts as answered at once.
+
+        recorded       a request arrives at its recorded time within the session
+        closed_loop    a request waits for the one of its session that had ended last when it began, and then as long as in
+                       the recording; a session's first request waits for the end of its lane's last session
+
+    Block ids are local to a line, whatever the line's id: the same line again is a new session. Sub-agents share their
+    session's ids and count their times from their own ``t``. Only full blocks have ids, so the tail of a prompt has no page.
+    ``limit`` keeps the requests that arrive first.
+    """
+
+    path: str
+    block_tokens: int = 64
+    arrivals: str = "recorded"
+    concurrent_sessions: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("arrivals", self.arrivals, ARRIVALS)
+        for name in ("block_tokens", "concurrent_sessions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.arrivals == "closed_loop" and self.rate != 1:
+            raise ValueError(f"rate={self.rate} has no effect in a closed loop; set concurrent_sessions instead")
+
+    def load(self, page_tokens: int) -> Trace:
+        pages = BlockPages(self.block_tokens, page_tokens, partial_tail=False)
+        lanes = [Lane(0.0, number) for number in range(self.concurrent_sessions)]
+        requests: list[Request] = []
+        for session, record in enumerate(read_records(self.path)):
+            self._check_block_size(record)
+            lane = heappop(lanes)
+            self._play(session, sorted(_calls(record), key=lambda call: call.start_s), lane, pages, requests)
+            heappush(lanes, lane)
+        return Trace(
+            name=Path(self.path).name,
+            requests=in_order_of_arrival(requests)[: self.limit],
+            page_tokens=page_tokens,
+            block_tokens=self.block_tokens,
+        )
+
+    def _check_block_size(self, record: Record) -> None:
+        if record.has("block_size") and record.integer("block_size") != self.block_tokens:
+            raise record.error(f"block_size is {record.integer('block_size')}, but the trace is read with {self.block_tokens}")
+
+    def _play(self, session: int, calls: list[Call], lane: Lane, pages: BlockPages, requests: list[Request]) -> None:
+        """Append a session's requests at the time at which the lane is free; ``after`` is a position in ``requests``."""
+        running: list[tuple[float, int]] = []  # a heap: end, position
+        latest = last = (0.0, lane.last)  # ended before the call at hand; ends last of all
+        for turn, call in enumerate(calls):
+            while running and running[0][0] <= call.start_s:
+                latest = heappop(running)
+            request = self._request(call, pages, session, turn)
+            request.arrival_s = (lane.free_s + call.start_s) / self.rate
+            if self.arrivals == "closed_loop" and latest[1] >= 0:
+                request.after, request.delay_s = latest[1], call.start_s - latest[0]
+            heappush(running, (call.end_s, len(requests)))
+            last = max(last, (call.end_s, len(requests)))
+            requests.append(request)
+        lane.free_s += last[0]
+        lane.last = last[1]
+
+    def _request(self, call: Call, pages: BlockPages, session: int, turn: int) -> Request:
+        prompt_tokens = call.record.integer("in", minimum=1)
+        blocks = _blocks(call.record)
+        full = prompt_tokens // self.block_tokens
+        if count_pages(blocks) != full:
+            raise call.record.error(
+                f"a request names {count_pages(blocks)} blocks, but in={prompt_tokens} is {full} full blocks of "
+                f"{self.block_tokens} tokens"
+            )
+        runs, prompt_pages = pages.lookup(blocks, full * self.block_tokens, scope=session)
+        return Request(
+            index=0,
+            arrival_s=0.0,
+            prompt_tokens=prompt_tokens,
+            output_tokens=call.record.integer("out"),
+            runs=runs,
+            prompt_pages=prompt_pages,
+            session=session,
+            turn=turn,
+            kind=call.kind,
+        )
+
+
+def _calls(record: Record, begin_s: float = 0.0, kind: str = "agent") -> Iterator[Call]:
+    """The requests of a session or sub-agent that began at ``begin_s``."""
+    previous_s = 0.0
+    if not record.items("requests"):
+        raise record.error(f"requests is empty: this {kind} asked for nothing")
+    for fields in record.items("requests"):
+        part = Record(record.path, record.line, fields)
+        t = part.number("t")
+        if t < previous_s:
+            raise record.error(f"t must not decrease: {t:g} s after {previous_s:g} s")
+        previous_s = t
+        if fields.get("type") == "subagent":
+            yield from _calls(part, begin_s + t, "subagent")
+        else:
+            answer_s = part.number("api_time") if part.has("api_time") else 0.0
+            yield Call(begin_s + t, begin_s + t + answer_s, kind, part)
+
+
+def _blocks(record: Record) -> tuple[Run, ...]:
+    """The runs of block ids of a request in either encoding."""
+    if not record.has("hash_ids_rle"):
+        return runs_of(record.integers("hash_ids"))
+    flat = record.integers("hash_ids_rle")
+    if len(flat) % 2 or 0 in flat[1::2]:
+        raise record.error("hash_ids_rle must hold pairs of a first id and a length of at least 1")
+    return tuple(zip(flat[::2], flat[1::2], strict=True))

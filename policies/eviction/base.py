@@ -1,0 +1,108 @@
+"""The contract of eviction policies, and the base class of those that rank nodes one by one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any
+
+from kvsim.core.tier import optional
+from kvsim.core.tree import READY, Node
+from kvsim.policies.context import PolicyContext
+
+
+class EvictionPolicy(ABC):
+    """Says which nodes leave a tier first. One instance serves one tier.
+
+    The core owns the tree, pins and slots. Only evictable nodes leave: ready in the tier, unpinned, without a child there
+    (``node.is_evictable(tier)``). Where fewer pages are wanted than a victim has, the core cuts it (``on_split``) and evicts
+    the lower part (``on_remove``). What a policy reads of a node changes only while the node is pinned, or with ``on_hit``.
+    """
+
+    tier: int = 0
+
+    def bind(self, context: PolicyContext) -> None:
+        """Called once, before the run."""
+        self.tier = context.tier
+
+    @optional
+    def on_insert(self, node: Node, now: float) -> None:
+        """The node has become ready in the tier."""
+
+    @optional
+    def on_hit(self, node: Node, now: float) -> None:
+        """A request uses the node, which is ready in the tier. Its ``hits`` and ``last_used`` count that already."""
+
+    @optional
+    def on_split(self, upper: Node, lower: Node) -> None:
+        """A node has been cut. ``lower`` is the old object, ``upper`` a new one with the same history."""
+
+    @optional
+    def on_merge(self, upper: Node, lower: Node) -> None:
+        """A cut is undone, since nothing distinguishes the parts any more: ``lower`` becomes the whole, ``upper`` is gone."""
+
+    @optional
+    def on_remove(self, node: Node) -> None:
+        """The node leaves the tier, or is about to: it is written to the tier below."""
+
+    @abstractmethod
+    def on_evictable(self, node: Node) -> None:
+        """The node has become evictable: unpinned, or without its last child in the tier."""
+
+    @abstractmethod
+    def victims(self, now: float) -> Iterator[Node]:
+        """Evictable nodes, the first to leave first.
+
+        The core takes each node before it asks for the next, and stops when it has enough. One that it could not take is
+        not offered again in the same call.
+        """
+
+
+class RankedEviction(EvictionPolicy):
+    """Evicts by a rank that each node has for itself: the least leaves first.
+
+    Leaves stand in a lazy heap: an entry is made when a node becomes evictable and looked at when it comes to the top. One
+    whose node is not evictable is dropped, one whose rank has changed is put back. That is right as long as a rank changes
+    only while its node is pinned, or rises with a hit.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Any, int, Node]] = []
+        self._entries = 0
+        self._compact_at = 1024
+
+    @abstractmethod
+    def rank(self, node: Node) -> Any:
+        """The node's place in the order of leaving; comparable with every other node's."""
+
+    def on_evictable(self, node: Node) -> None:
+        self._entries = entries = self._entries + 1
+        heappush(self._heap, (self.rank(node), entries, node))
+        if len(self._heap) > self._compact_at:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Keep one entry for each evictable node."""
+        nodes = {node: entry for _, entry, node in sorted(self._heap, key=lambda item: -item[1]) if node.is_evictable(self.tier)}
+        self._heap = [(self.rank(node), entry, node) for node, entry in nodes.items()]
+        heapify(self._heap)
+        self._compact_at = max(1024, 2 * len(self._heap))
+
+    def victims(self, now: float) -> Iterator[Node]:
+        heap, tier, rank = self._heap, self.tier, self.rank
+        refused: list[tuple[Any, int, Node]] = []
+        try:
+            while heap:
+                entry = heap[0]
+                node = entry[2]
+                if node.state[tier] != READY or node.pins[tier] or node.kids[tier]:
+                    heappop(heap)
+                elif (now_rank := rank(node)) != entry[0]:
+                    heapreplace(heap, (now_rank, entry[1], node))
+                else:
+                    yield node
+                    heap = self._heap
+                    if heap and heap[0] is entry and node.is_evictable(tier):
+                        refused.append(heappop(heap))
+        finally:
+            for entry in refused:
+                heappush(self._heap, entry)

@@ -1,0 +1,20 @@
+"""Least recently used."""
+
+from dataclasses import dataclass
+
+from kvsim.core.tree import Node
+from kvsim.policies.eviction.base import RankedEviction
+
+
+@dataclass(kw_only=True, eq=False)
+class LRU(RankedEviction):
+    """Keeps what was used last: the default of every engine, and hard to beat when reuse follows soon after use.
+
+    last used earlier   leaves first
+    """
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def rank(self, node: Node) -> float:
+        return node.last_used

@@ -1,0 +1,52 @@
+"""Random eviction."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
+
+
+@dataclass(kw_only=True, eq=False)
+class Random(EvictionPolicy):
+    """Evicts any leaf, all with the same chance: what a policy must beat to be worth its state.
+
+    every evictable leaf   equally likely to leave first
+    """
+
+    def __post_init__(self) -> None:
+        self._leaves: list[Node] = []
+        self._places: dict[Node, int] = {}
+
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self._rng: np.random.Generator = context.rng
+
+    def on_evictable(self, node: Node) -> None:
+        if node not in self._places:
+            self._places[node] = len(self._leaves)
+            self._leaves.append(node)
+
+    def victims(self, now: float) -> Iterator[Node]:
+        refused: list[Node] = []
+        try:
+            while self._leaves:
+                node = self._leaves[int(self._rng.random() * len(self._leaves))]
+                self._forget(node)
+                if node.is_evictable(self.tier):
+                    yield node
+                    if node.is_evictable(self.tier):
+                        refused.append(node)
+        finally:
+            for node in refused:
+                self.on_evictable(node)
+
+    def _forget(self, node: Node) -> None:
+        """Fill the node's place with the last leaf."""
+        place, last = self._places.pop(node), self._leaves.pop()
+        if last is not node:
+            self._leaves[place] = last
+            self._places[last] = place

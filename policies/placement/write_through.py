@@ -1,0 +1,21 @@
+"""Write-through."""
+
+from dataclasses import dataclass
+
+from kvsim.core.tree import Node
+from kvsim.policies.placement.base import PlacementPolicy
+
+
+@dataclass(kw_only=True, eq=False)
+class WriteThrough(PlacementPolicy):
+    """Writes every page to the tier below as soon as it is computed: eviction then frees at once, but the tiers hold the same.
+
+    after use        copy down, parent first; tried again at every later use until there is room
+    after eviction   nothing: what was not copied is dropped
+    """
+
+    def after_use(self, node: Node, now: float) -> bool:
+        return True
+
+    def after_eviction(self, node: Node, now: float) -> bool:
+        return False

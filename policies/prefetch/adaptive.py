@@ -1,0 +1,18 @@
+"""Prefetch above a threshold, shortened to the memory there is."""
+
+from dataclasses import dataclass
+
+from kvsim.policies.prefetch.base import Offer, Refusal
+from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+
+
+@dataclass(kw_only=True, eq=False)
+class AdaptivePrefetch(ThresholdPrefetch):
+    """As ``threshold``, but a CPU tier that cannot hold all of the continuation takes the first part of it.
+
+    no room for all of it    as many whole pages as fit, if that still is min_tokens; otherwise nothing (memory)
+    """
+
+    def fit(self, offer: Offer) -> int | Refusal:
+        pages = min(offer.stored_pages, offer.available_pages)
+        return pages if pages * self.page_tokens >= self.min_tokens else Refusal.MEMORY

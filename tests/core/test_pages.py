@@ -1,0 +1,269 @@
+"""Page ids: runs, chained keys of tokens, and ids for keys and for foreign ids."""
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.core.pages import ChainIndex, PageHasher, PageIndex, Run, append_run, count_pages, split_runs
+
+# --- runs ---
+
+
+def test_a_run_that_continues_the_last_one_joins_it():
+    runs: list[Run] = []
+    for start, pages in ((5, 2), (7, 1), (9, 1)):
+        append_run(runs, start, pages)
+    assert runs == [(5, 3), (9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("pages", "upper", "lower"),
+    [
+        (0, (), ((0, 3), (10, 2))),
+        (2, ((0, 2),), ((2, 1), (10, 2))),
+        (3, ((0, 3),), ((10, 2),)),
+        (4, ((0, 3), (10, 1)), ((11, 1),)),
+        (5, ((0, 3), (10, 2)), ()),
+        (6, ((0, 3), (10, 2)), ()),
+    ],
+)
+def test_runs_are_split_after_any_page(pages, upper, lower):
+    assert split_runs(((0, 3), (10, 2)), pages) == (upper, lower)
+    assert count_pages(upper + lower) == 5
+
+
+# --- PageHasher ---
+
+
+def words(*tokens):
+    return b"".join(token.to_bytes(8, "little") for token in tokens)
+
+
+def test_a_key_is_the_hash_of_all_tokens_up_to_the_end_of_its_page():
+    assert PageHasher(2).keys([7, 8, 9, 10, 11]) == [
+        xxhash.xxh3_128_intdigest(words(7, 8)),
+        xxhash.xxh3_128_intdigest(words(7, 8, 9, 10)),
+    ]
+
+
+def test_the_unfinished_page_has_a_key_when_asked_for():
+    keys = PageHasher(2).keys([7, 8, 9], partial_tail=True)
+    assert keys == [xxhash.xxh3_128_intdigest(words(7, 8)), xxhash.xxh3_128_intdigest(words(7, 8, 9))]
+    assert PageHasher(2).keys([7, 8], partial_tail=True) == PageHasher(2).keys([7, 8])
+
+
+def test_equal_beginnings_have_equal_keys_and_nothing_else_does():
+    left, right = PageHasher(1).keys([1, 2, 3, 4]), PageHasher(1).keys([1, 2, 9, 4])
+    assert left[:2] == right[:2]
+    assert not set(left[2:]) & set(right[2:])
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "<i2", ">i2", "<u4", ">i4", "<i8", ">i8", "<u8", ">u8"])
+def test_any_integer_array_has_the_keys_of_its_values(dtype):
+    tokens = [1, 2, 3, 4, 5, 127]
+    assert PageHasher(2).keys(np.array(tokens, dtype=dtype)) == PageHasher(2).keys(tokens)
+
+
+def test_arrays_that_are_not_contiguous_and_tuples_are_read_right():
+    assert PageHasher(2).keys(np.arange(12)[::3]) == PageHasher(2).keys((0, 3, 6, 9))
+
+
+def test_a_torch_tensor_is_read_like_an_array():
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.int32, torch.int64):
+        assert PageHasher(2).keys(torch.tensor([3, 4, 5, 6], dtype=dtype)) == PageHasher(2).keys([3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("tokens", [[], (), np.array([], dtype="i8"), [1]])
+def test_a_prompt_shorter_than_a_page_has_no_key(tokens):
+    assert PageHasher(2).keys(tokens) == []
+
+
+@pytest.mark.parametrize("tokens", [[1.5, 2.0], np.array([1.0, 2.0]), np.array([[1, 2]]), ["a"], np.array(3)])
+def test_what_is_no_list_of_integers_is_refused(tokens):
+    with pytest.raises(TypeError):
+        PageHasher(1).keys(tokens)
+
+
+@pytest.mark.parametrize("tokens", [[1, -2], np.array([1, -2], dtype="i4"), np.array([1 << 63], dtype="u8")])
+def test_negative_tokens_and_those_beyond_63_bits_are_refused(tokens):
+    with pytest.raises(ValueError, match="tokens must lie in"):
+        PageHasher(1).keys(tokens)
+
+
+def test_a_page_has_at_least_one_token():
+    with pytest.raises(ValueError, match="page_tokens must be at least 1, not 0"):
+        PageHasher(0)
+
+
+def test_tenant_and_adapter_enter_every_key():
+    hasher, tokens = PageHasher(1), [1, 2, 3]
+    variants = [{}, {"tenant": "a"}, {"lora": "a"}, {"tenant": "a", "lora": "a"}, {"tenant": "aa"}, {"tenant": ""}, {"tenant": 0}]
+    keys = [key for extra in variants for key in hasher.keys(tokens, **extra)]
+    assert len(set(keys)) == len(variants) * len(tokens)
+
+
+def test_extra_keys_of_different_types_differ_even_if_their_bytes_agree():
+    keys = {PageHasher(1).keys([1], tenant=tenant)[0] for tenant in ("A", b"A", 65, "A\0", 65 + (1 << 64), -65)}
+    assert len(keys) == 6
+
+
+def test_no_tokens_can_pass_for_an_extra_key():
+    tenant_frame = [(1 << 63 | 2 << 8 | 2) & (1 << 63) - 1, 1, ord("a")]
+    assert PageHasher(1).keys([9], tenant="a")[-1] not in PageHasher(1).keys([*tenant_frame, 9])
+
+
+def test_a_span_enters_the_pages_it_touches_and_all_behind():
+    plain = PageHasher(2).keys([0] * 8)
+    with_image = PageHasher(2).keys([0] * 8, spans=[(3, 5, "cat")])
+    assert [a == b for a, b in zip(plain, with_image, strict=True)] == [True, False, False, False]
+
+
+def test_a_span_enters_the_second_page_it_touches_too():
+    """Equal images up to the end of page 1, another one from page 2 on."""
+    short = PageHasher(2).keys([0] * 6, spans=[(2, 4, "cat")])
+    long = PageHasher(2).keys([0] * 6, spans=[(2, 6, "cat")])
+    assert short[:2] == long[:2]
+    assert short[2] != long[2]
+
+
+def test_spans_with_other_content_or_another_place_within_a_page_have_other_keys():
+    variants = [[(0, 2, "cat")], [(0, 2, "dog")], [(0, 1, "cat")], [(1, 2, "cat")], [(0, 1, "cat"), (1, 2, "cat")], [(0, 2, b"cat")]]
+    keys = {PageHasher(4).keys([0] * 4, spans=spans)[0] for spans in variants}
+    assert len(keys) == len(variants)
+
+
+def test_the_order_in_which_spans_are_given_does_not_matter():
+    cat, dog = (0, 2, "cat"), (2, 3, 17)
+    assert PageHasher(4).keys([0] * 4, spans=[cat, dog]) == PageHasher(4).keys([0] * 4, spans=[dog, cat])
+
+
+def test_a_span_in_the_unfinished_page_enters_its_key():
+    keys = {PageHasher(4).keys([0] * 6, spans=spans, partial_tail=True)[1] for spans in ([], [(5, 6, "cat")])}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("span", [(-1, 2, "cat"), (2, 2, "cat"), (3, 5, "cat")])
+def test_a_span_outside_the_prompt_is_refused(span):
+    with pytest.raises(ValueError, match="within the prompt of 4 tokens"):
+        PageHasher(2).keys([0] * 4, spans=[span])
+
+
+def test_n_tokens_have_one_bigram_position_less():
+    hasher = PageHasher(2, bigram=True)
+    assert [len(hasher.keys(list(range(n)))) for n in range(6)] == [0, 0, 0, 1, 1, 2]
+
+
+def test_a_bigram_page_depends_on_the_token_behind_it():
+    hasher = PageHasher(2, bigram=True)
+    left, right = hasher.keys([1, 2, 3, 4, 5]), hasher.keys([1, 2, 3, 4, 9])
+    assert left[0] == right[0]
+    assert left[1] != right[1]
+    assert left[0] not in PageHasher(2).keys([1, 2, 2, 3])
+
+
+def test_a_bigram_page_touches_the_span_of_the_token_behind_it():
+    hasher = PageHasher(2, bigram=True)
+    plain, with_image = hasher.keys([0] * 7), hasher.keys([0] * 7, spans=[(4, 5, "cat")])
+    assert [a == b for a, b in zip(plain, with_image, strict=True)] == [True, False, False]
+
+
+# --- PageIndex ---
+
+
+def test_ids_are_handed_out_in_the_order_in_which_keys_are_first_seen():
+    index = PageIndex()
+    assert index.lookup([50, 40, 30]) == ((0, 3),)
+    assert index.lookup([50, 40, 31, 21]) == ((0, 2), (3, 2))
+    assert index.lookup([50, 40, 30, 20]) == ((0, 3), (5, 1))
+    assert index.lookup([50, 40, 31, 21, 11]) == ((0, 2), (3, 2), (6, 1))
+    assert index.lookup([]) == ()
+    assert index.pages == 7
+
+
+prompts = st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=12)
+
+
+def unroll(runs):
+    return [page for start, pages in runs for page in range(start, start + pages)]
+
+
+def assert_normalised(runs):
+    assert all(pages > 0 for _, pages in runs)
+    assert all(left[0] + left[1] != right[0] for left, right in zip(runs, runs[1:], strict=False))
+
+
+@given(prompts)
+def test_a_key_index_agrees_with_a_dictionary_of_pages(token_lists):
+    index, reference = PageIndex(), {}
+    for tokens in token_lists:
+        keys = PageHasher(1).keys(tokens)
+        runs = index.lookup(keys)
+        assert unroll(runs) == [reference.setdefault(key, len(reference)) for key in keys]
+        assert_normalised(runs)
+        assert index.pages == len(reference)
+
+
+# --- ChainIndex ---
+
+
+def test_an_id_behind_another_page_is_another_page():
+    index = ChainIndex()
+    assert index.lookup([(100, 3)]) == ((0, 3),)
+    assert index.lookup([(101, 2)]) == ((3, 2),)
+    assert index.lookup([(100, 1), (102, 1), (101, 1)]) == ((0, 1), (5, 2))
+    assert index.lookup([(100, 4)]) == ((0, 3), (7, 1))
+
+
+def test_a_path_that_grows_stays_one_run_while_nothing_comes_between():
+    index = ChainIndex()
+    assert index.lookup([(9, 2)]) == ((0, 2),)
+    assert index.lookup([(9, 5)]) == ((0, 5),)
+    assert index.lookup([(40, 1)]) == ((5, 1),)
+    assert index.lookup([(9, 6)]) == ((0, 5), (6, 1))
+
+
+def test_scopes_share_nothing():
+    index = ChainIndex()
+    assert index.lookup([(0, 2)], scope=0) == ((0, 2),)
+    assert index.lookup([(0, 2)], scope=1) == ((2, 2),)
+    assert index.lookup([(0, 2)], scope=0) == ((0, 2),)
+
+
+def page_by_page(reference, sequence, scope):
+    parent = -1 - scope
+    path = []
+    for foreign in sequence:
+        parent = reference.setdefault((parent, foreign), len(reference))
+        path.append(parent)
+    return path
+
+
+def cut_into_runs(sequence, cuts):
+    """Runs of a sequence, cut at some places where they need not be."""
+    runs: list[Run] = []
+    for position, foreign in enumerate(sequence):
+        if runs and sum(runs[-1]) == foreign and not cuts >> position & 1:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((foreign, 1))
+    return runs
+
+
+stretches = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=6)
+
+
+@given(st.lists(st.tuples(stretches, st.integers(0, 2), st.integers(0, 255)), max_size=15))
+def test_a_chain_index_agrees_with_a_dictionary_of_parent_and_id(sequences):
+    index, reference = ChainIndex(), {}
+    for stretch, scope, cuts in sequences:
+        sequence = unroll(stretch)
+        known = len(reference)
+        path = page_by_page(reference, sequence, scope)
+        runs = index.lookup(cut_into_runs(sequence, cuts), scope)
+        assert unroll(runs) == path
+        assert_normalised(runs)
+        assert index.pages == len(reference)
+        assert [page for page in path if page >= known] == list(range(known, len(reference)))

@@ -1,0 +1,100 @@
+"""Small outcomes to report on; every number in them can be checked by hand."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from kvsim.core.request import Request
+from kvsim.engine.outcome import FINISHED, REJECTED, LinkUse, Outcome, TierUse
+
+
+def make_outcome(
+    prompts: Sequence[int],
+    hit_pages: Sequence[tuple[int, int, int]],
+    *,
+    page_tokens: int = 10,
+    rejected: Sequence[int] = (),
+    ttft_s: Sequence[float] | None = None,
+    arrival_s: Sequence[float] | None = None,
+    links: dict[str, LinkUse] | None = None,
+) -> Outcome:
+    """One request for each prompt length, its trailing partial page included; answers are 5 tokens at 0.5 s a token.
+
+    Without ``ttft_s`` the run has no clock; with it, request i arrives at second i unless ``arrival_s`` says otherwise.
+    There is a disk tier if there are hits on it.
+    """
+    n = len(prompts)
+    unknown = np.full(n, np.nan)
+    pages = np.array(hit_pages, np.int64).reshape(n, 3)
+    disk = {"disk": TierUse(capacity_pages=20, peak_pages=8, evicted_pages=0, inserted_pages=8)} if pages[:, 2].any() else {}
+    status = np.full(n, FINISHED)
+    status[list(rejected)] = REJECTED
+    ttft = np.array(ttft_s, float) if ttft_s is not None else unknown
+    arrival = np.array(arrival_s if arrival_s is not None else range(n), float) if ttft_s is not None else unknown
+    return Outcome(
+        requests=[_request(index, tokens, page_tokens) for index, tokens in enumerate(prompts)],
+        page_tokens=page_tokens,
+        status=status,
+        hit_pages=pages,
+        arrival_s=arrival,
+        ttft_s=ttft,
+        tpot_s=np.where(np.isnan(ttft), np.nan, 0.5),
+        e2e_s=ttft + 4 * 0.5,
+        tiers={
+            "gpu": TierUse(capacity_pages=4, peak_pages=4, evicted_pages=7, inserted_pages=11),
+            "cpu": TierUse(capacity_pages=None, peak_pages=9, evicted_pages=0, inserted_pages=9),
+            **disk,
+        },
+        links=links or {},
+        prefetch={},
+        placement={},
+        checkpoints={},
+        simulated_s=0.0 if ttft_s is None else 10.0,
+        wall_s=2.0,
+    )
+
+
+def _request(index: int, tokens: int, page_tokens: int) -> Request:
+    pages = -(-tokens // page_tokens)
+    return Request(
+        index=index,
+        arrival_s=float(index),
+        prompt_tokens=tokens,
+        output_tokens=5,
+        runs=((100 * index, pages),),
+        prompt_pages=pages,
+    )
+
+
+@pytest.fixture
+def outcome_of() -> Callable[..., Outcome]:
+    """``make_outcome``, for outcomes of a test's own."""
+    return make_outcome
+
+
+@pytest.fixture
+def replayed() -> Outcome:
+    """Four requests without a clock; the second hits a partial page, the third is rejected.
+
+    | request | prompt tokens, pages | hit pages gpu, cpu, disk | hit tokens |
+    |---|---|---|---|
+    | 0 | 40, 4 | 0, 0, 0 | 0, 0, 0 |
+    | 1 | 35, 4 | 2, 2, 0 | 20, 15, 0 |
+    | 2 | 90, 9 | rejected | |
+    | 3 | 60, 6 | 1, 0, 3 | 10, 0, 30 |
+    """
+    return make_outcome([40, 35, 90, 60], [(0, 0, 0), (2, 2, 0), (0, 0, 0), (1, 0, 3)], rejected=[2])
+
+
+@pytest.fixture
+def simulated() -> Outcome:
+    """Four requests, one a second, over a link that is busy from 0 s to 2 s and from 5 s to 6 s; the last is rejected."""
+    link = LinkUse(bytes=3_000_000_000, transfers=2, busy_s=3.0, intervals=np.array([[0.0, 2.0, 2e9], [5.0, 6.0, 1e9]]))
+    return make_outcome(
+        [40, 40, 40, 40],
+        [(0, 0, 0), (2, 0, 0), (1, 1, 0), (0, 0, 0)],
+        rejected=[3],
+        ttft_s=[1.0, 2.0, 6.0, np.nan],
+        links={"cpu_to_gpu": link},
+    )

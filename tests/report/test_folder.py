@@ -1,0 +1,77 @@
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from kvsim.engine.outcome import Outcome
+from kvsim.errors import UsageError
+from kvsim.report.folder import prepare_folder, write_run
+from kvsim.report.result import summarize
+
+FILES = ["report.html", "requests.csv.gz", "result.json"]
+
+
+def write(folder: Path, outcome: Outcome) -> None:
+    write_run(folder, summarize(outcome, command="replay", config={}, seed=0, warmup=0.5, load_s=0, versions={}), outcome)
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with gzip.open(folder / "requests.csv.gz", "rt", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_leaves_three_files_and_nothing_else(tmp_path: Path, replayed: Outcome):
+    write(tmp_path / "new" / "run", replayed)
+    assert sorted(path.name for path in (tmp_path / "new" / "run").iterdir()) == FILES
+    assert json.loads((tmp_path / "new" / "run" / "result.json").read_text())["requests"] == 2
+
+
+def test_every_request_has_a_row_those_of_the_warmup_too(tmp_path: Path, replayed: Outcome):
+    write(tmp_path, replayed)
+    with gzip.open(tmp_path / "requests.csv.gz", "rt") as file:
+        assert file.read().splitlines() == [
+            "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
+            "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,status",
+            "0,4,0,0,0,40,5,0,0,0,,,,,finished",
+            "1,4,2,2,0,35,5,20,15,0,,,,,finished",
+            "2,9,-1,0,0,90,5,0,0,0,,,,,rejected",
+            "3,6,1,0,3,60,5,10,0,30,,,,,finished",
+        ]
+
+
+def test_times_are_written_in_full_and_left_empty_for_the_rejected(tmp_path: Path, simulated: Outcome):
+    simulated.ttft_s[0] = 1 / 3
+    write(tmp_path, simulated)
+    rows = rows_of(tmp_path)
+    assert float(rows[0]["ttft_s"]) == 1 / 3
+    assert [rows[3][name] for name in ("arrival_s", "ttft_s", "tpot_s", "e2e_s")] == ["3.0", "", "", ""]
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path, simulated: Outcome):
+    write(tmp_path / "a", simulated)
+    write(tmp_path / "b", simulated)
+    for name in FILES:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_record_of_an_earlier_run_does_not_survive_a_later_one_that_fails(tmp_path: Path, replayed: Outcome):
+    write(tmp_path, replayed)
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(UsageError, match=r"output: cannot write .*report\.html: "):
+        write(tmp_path, replayed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "requests.csv.gz"]
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_the_run(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"output: cannot write to .*file.run: .*; choose another folder with output=DIR"):
+        prepare_folder(tmp_path / "file" / "run")
+
+
+def test_preparing_a_folder_leaves_what_is_in_it(tmp_path: Path):
+    (tmp_path / "result.json").write_text("{}")
+    prepare_folder(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
