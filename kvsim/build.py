@@ -137,7 +137,7 @@ def resolve(cfg: DictConfig) -> Config:
     try:
         config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
-        raise UsageError(f"{error.full_key}: {_first_line(error)}") from error
+        raise UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}") from error
     known = [*GROUPS, "tiers", "replay", *(field.name for field in fields(RunSettings))]
     _check_names("", config, known)
     _check_names("tiers", config.get("tiers"), TIERS)
@@ -255,7 +255,7 @@ def _convert(cls: type, given: Config, key: str) -> Config:
     """The settings in the types of the class's fields."""
     merged = OmegaConf.merge(OmegaConf.structured(cls), given)
     for name in sorted(OmegaConf.missing_keys(merged)):
-        raise UsageError(f"{_join(key, name)} is missing: say {_join(key, name)}=VALUE")
+        raise UsageError(f"{_join(key, name)} is missing: say {_join(key, name)}=...")
     return {
         str(name): OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
         for name, value in merged.items()

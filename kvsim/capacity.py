@@ -21,7 +21,7 @@ def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> in
 
     Bytes are those of the model's KV. Raises ValueError for anything else, and for a capacity in which no page fits.
     """
-    text = str(capacity).strip()
+    text = "" if capacity is None else str(capacity).strip()
     if text == "unlimited":
         return None
     if text == "0":

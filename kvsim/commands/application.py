@@ -15,36 +15,61 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from kvsim.build import Plan, build_run
 from kvsim.errors import UsageError
 from kvsim.suggest import closest
 
 CONFIG = "kvsim.conf"
+MISTAKES = ("Config group override must be", "Only one of --run", "The --resolve flag")
+"""How the errors begin that Hydra raises as a plain ValueError."""
 TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
 
 
 def run_application(application: Callable[[], None], arguments: Sequence[str]) -> None:
     """Run ``application``, made by ``hydra.main``, with these arguments. Raises UsageError for a mistake in them."""
-    flags = [argument for argument in arguments if argument.startswith("-")]
-    overrides = [argument for argument in arguments if "=" in argument and argument not in flags]
+    arguments = _in_order(arguments)
+    overrides = [word for word in arguments if not word.startswith("-")]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would otherwise print errors and end the process itself
     before = sys.argv
-    sys.argv = [before[0], *_in_order(arguments)]
+    sys.argv = [before[0], *arguments]
     try:
         application()
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explain(error, overrides)) from error
+    except ValueError as error:
+        if not str(error).startswith(MISTAKES):
+            raise
+        raise UsageError(" ".join(str(error).split())) from error
+    except Mistake as mistake:
+        raise mistake.error from None
     finally:
         sys.argv = before
 
 
-def given_overrides() -> list[str]:
-    """The overrides of the job at hand."""
-    return list(HydraConfig.get().overrides.task)
+class Mistake(BaseException):
+    """Carries a UsageError past Hydra, which would print a line of its own about any Exception of a job."""
+
+    def __init__(self, error: UsageError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
-def job_folder() -> str | None:
-    """Where a job of a multirun puts its files; None in a single run."""
-    return HydraConfig.get().runtime.output_dir if HydraConfig.get().mode == RunMode.MULTIRUN else None
+def plan_job(command: str, cfg: DictConfig) -> Plan:
+    """The plan of the job at hand. A job of a multirun has a numbered folder of its own."""
+    job = HydraConfig.get()
+    if job.mode == RunMode.MULTIRUN:
+        cfg.output = job.runtime.output_dir
+    return build_run(cfg, command=command, overrides=job.overrides.task)
+
+
+def run_job(run: Callable[[DictConfig], None], cfg: DictConfig) -> None:
+    """Run a job. A mistake ends a single run at once; a multirun goes on with its other jobs first."""
+    try:
+        run(cfg)
+    except UsageError as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        raise Mistake(error) from error
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:
@@ -60,7 +85,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         if unknown := re.match(r"Could not (?:override|append to|delete) '(.*?)'", message):
             return _unknown_key(unknown[1], overrides)
     if isinstance(error, OmegaConfBaseException):
-        return f"{error.full_key}: {str(error).splitlines()[0]}"
+        return ": ".join(part for part in (error.full_key, str(error).splitlines()[0]) if part)
     return message
 
 
@@ -82,7 +107,8 @@ def _in_order(arguments: Sequence[str]) -> list[str]:
 def _unknown_choice(error: MissingConfigException) -> str:
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
     options = sorted(error.options or ())
-    return f"{group}={choice}: there is no such choice{closest(choice, options)}; there is {', '.join(options)}"
+    hint = closest(choice, options) or ";"
+    return f"{group}={choice}: there is no such choice{hint} choose from {', '.join(options)}"
 
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:

@@ -5,20 +5,19 @@ from collections.abc import Sequence
 import hydra
 from omegaconf import DictConfig
 
-from kvsim.build import build_run
-from kvsim.commands.application import given_overrides, run_application
+from kvsim.commands.application import plan_job, run_application, run_job
 
 
 def run(cfg: DictConfig) -> None:
     """One run, from a composed configuration to the files of its folder."""
-    plan = build_run(cfg, command="simulate", overrides=given_overrides())
+    plan = plan_job("simulate", cfg)
     print(plan)
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
 def application(cfg: DictConfig) -> None:
-    """The job of a run or multirun."""
-    run(cfg)
+    """A job of a run or multirun."""
+    run_job(run, cfg)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -120,6 +120,7 @@ class PageHasher:
         return frames
 
 
+TOKEN_RANGE = "tokens must lie in 0 ... 2**63 - 1"
 _BIGRAM, _TENANT, _LORA, _SPAN = range(1, 5)
 
 
@@ -146,15 +147,21 @@ def _absorb(stream: Any, frames: bytes | None, page: npt.NDArray[np.int64]) -> i
 
 def _token_words(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Tokens as contiguous little-endian 64-bit words; as they are, if that is what they are."""
-    if isinstance(tokens, (list, tuple)):
-        tokens = array("q", tokens)  # refuses floats, and is three times as fast as NumPy
-    words = np.asarray(tokens)
+    words = np.asarray(_packed(tokens) if isinstance(tokens, (list, tuple)) else tokens)
     if words.ndim != 1 or words.dtype.kind not in "iu":
         raise TypeError(f"tokens must be integers in one dimension, not {words.dtype} of shape {words.shape}")
     words = np.ascontiguousarray(words, dtype="<i8")
     if len(words) and words.min() < 0:
-        raise ValueError("tokens must lie in 0 ... 2**63 - 1")
+        raise ValueError(TOKEN_RANGE)
     return words
+
+
+def _packed(tokens: Sequence[Any]) -> "array[int]":
+    """A list as an array; unlike NumPy, this refuses floats, and it is three times as fast."""
+    try:
+        return array("q", tokens)
+    except OverflowError:
+        raise ValueError(TOKEN_RANGE) from None
 
 
 class PageIndex:

@@ -1,7 +1,7 @@
 """The one record that passes from the core to a substrate."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvsim.core.tier import Tier
@@ -26,6 +26,8 @@ class Transfer:
     done: bool = False
     pins: list[tuple["Node", int]] = field(default_factory=list)
     """(node, tier) pairs that this transfer keeps in place."""
+    ended: Any = None
+    """The engine's event for the end of this transfer."""
     arrived_pages: int = 0
     """Set at the end."""
 

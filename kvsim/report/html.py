@@ -36,7 +36,7 @@ th:first-child, td:first-child { text-align: left; }
 .bar { display: flex; height: 1.1rem; margin: .75rem 0 .3rem; background: var(--line); }
 .key { margin-right: 1rem; white-space: nowrap; } .key i, .bar i { display: block; background: var(--line); }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; }
-@media (max-width: 600px) { table { font-size: 12px; } th, td { padding-right: .35rem; } th { white-space: normal; } }
+@media (max-width: 600px) { table { font-size: 11px; } th, td { padding-right: .3rem; } th { white-space: normal; } }
 pre, code { font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 .main-svg .cartesianlayer text, .main-svg .infolayer text { fill: var(--ink) !important; }
 .main-svg .gridlayer path, .main-svg .zerolinelayer path { stroke: var(--line) !important; }

@@ -33,13 +33,14 @@ class Kind:
     pause_s: float
     remembers: bool = True
 
-    def __post_init__(self) -> None:
-        for name, least in (("systems", 1), ("turns", 1), ("system_tokens", 1), ("message_tokens", 1), ("answer_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+    def check(self, key: str) -> None:
+        """Raise ValueError for a bad setting; ``key`` says which kind it belongs to."""
+        for name in ("systems", "turns", "system_tokens", "message_tokens", "answer_tokens"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{key}.{name} must be at least 1, not {getattr(self, name)}")
         for name in ("weight", "document_tokens", "pause_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{key}.{name} must be at least 0, not {getattr(self, name)}")
 
 
 def default_mix() -> dict[str, Kind]:
@@ -98,13 +99,17 @@ class Synthetic(TraceSource):
         check_choice("tail", self.tail, TAILS)
         check_choice("arrivals", self.arrivals, ARRIVALS)
         self.mix = {name: kind if isinstance(kind, Kind) else Kind(**kind) for name, kind in self.mix.items()}
+        for name, kind in self.mix.items():
+            kind.check(f"mix.{name}")
         for name in ("seed", "spread", "answer_s_per_token"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if self.sessions < 1 or not self.sessions_per_s > 0:
-            raise ValueError(f"sessions={self.sessions} and sessions_per_s={self.sessions_per_s} must be positive")
+        if self.sessions < 1:
+            raise ValueError(f"sessions must be at least 1, not {self.sessions}")
+        if not self.sessions_per_s > 0:
+            raise ValueError(f"sessions_per_s must be positive, not {self.sessions_per_s}")
         if not sum(kind.weight for kind in self.mix.values()) > 0:
-            raise ValueError("mix needs a kind of session with a positive weight")
+            raise ValueError("mix must have a kind of session with a positive weight")
         longest = max(kind.system_tokens for kind in self.mix.values())
         if self.max_prompt_tokens < 2 * longest + 2:
             raise ValueError(f"max_prompt_tokens must be at least {2 * longest + 2} with system prompts of {longest} tokens")

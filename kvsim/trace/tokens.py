@@ -65,7 +65,7 @@ class Tokens(TraceSource):
                 tenant=record.name("tenant") if record.has("tenant") else None,
                 partial_tail=self.tail == "all",
             )
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             raise record.error(str(error)) from None
 
 

@@ -1,5 +1,7 @@
 """Page ids: runs, chained keys of tokens, and ids for keys and for foreign ids."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import xxhash
@@ -87,7 +89,7 @@ def test_what_is_no_list_of_integers_is_refused(tokens):
         PageHasher(1).keys(tokens)
 
 
-@pytest.mark.parametrize("tokens", [[1, -2], np.array([1, -2], dtype="i4"), np.array([1 << 63], dtype="u8")])
+@pytest.mark.parametrize("tokens", [[1, -2], [1 << 63], np.array([1, -2], dtype="i4"), np.array([1 << 63], dtype="u8")])
 def test_negative_tokens_and_those_beyond_63_bits_are_refused(tokens):
     with pytest.raises(ValueError, match="tokens must lie in"):
         PageHasher(1).keys(tokens)
@@ -130,7 +132,14 @@ def test_a_span_enters_the_second_page_it_touches_too():
 
 
 def test_spans_with_other_content_or_another_place_within_a_page_have_other_keys():
-    variants = [[(0, 2, "cat")], [(0, 2, "dog")], [(0, 1, "cat")], [(1, 2, "cat")], [(0, 1, "cat"), (1, 2, "cat")], [(0, 2, b"cat")]]
+    variants = [
+        [(0, 2, "cat")],
+        [(0, 2, "dog")],
+        [(0, 1, "cat")],
+        [(1, 2, "cat")],
+        [(0, 1, "cat"), (1, 2, "cat")],
+        [(0, 2, b"cat")],
+    ]
     keys = {PageHasher(4).keys([0] * 4, spans=spans)[0] for spans in variants}
     assert len(keys) == len(variants)
 
@@ -192,7 +201,7 @@ def unroll(runs):
 
 def assert_normalised(runs):
     assert all(pages > 0 for _, pages in runs)
-    assert all(left[0] + left[1] != right[0] for left, right in zip(runs, runs[1:], strict=False))
+    assert all(left[0] + left[1] != right[0] for left, right in pairwise(runs))
 
 
 @given(prompts)

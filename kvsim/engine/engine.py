@@ -1,0 +1,476 @@
+"""The serving engine: continuous batching over the cache core. It knows nothing of what makes time pass."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from simpy import AnyOf
+
+from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.request import Request
+from kvsim.core.transfer import Transfer
+from kvsim.engine.mover import Mover
+from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.substrate import Substrate, Work
+
+LEAP_STEPS = 64
+"""Decode steps in one leap at most: pages for a leap are taken when it begins, so this bounds how early that is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How requests are batched, and how loads overlap with computing."""
+
+    max_batch_tokens: int = 8192
+    """Prompt and decode tokens of one step."""
+    max_running_requests: int = 256
+    overlap: str = "layerwise"
+    """layerwise: a layer is computed as soon as its pages have landed; none: the step waits for all loads."""
+    links: str = "fifo"
+    """fifo: transfers of a link go one after another; shared: all at once, in equal shares."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_running_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, choices in (("overlap", ("layerwise", "none")), ("links", ("fifo", "shared"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
+
+
+class Job:
+    """A request on its way through the engine."""
+
+    __slots__ = (
+        "request", "arrival_s", "fetch", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads", "is_claimed", "computed",
+        "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, arrival_s: float) -> None:
+        self.request = request
+        self.arrival_s = arrival_s
+        self.fetch: Transfer | None = None
+        """The prefetch under way."""
+        self.fetch_pages = self.fetched_pages = 0
+        self.is_queued = False
+        self.lease: Lease | None = None
+        self.loads: list[Transfer] = []
+        self.is_claimed = False
+        self.computed = 0
+        """Tokens whose KV is on the GPU."""
+        self.generated = 0
+        """Output tokens so far, up to ``joined_step``."""
+        self.joined_step = self.last_step = self.next_page_step = 0
+        self.first_token_s = float("nan")
+        self.admissions = 0
+
+    @property
+    def target_tokens(self) -> int:
+        """Tokens to have on the GPU before the next one can be generated."""
+        return self.request.prompt_tokens + self.generated
+
+
+class Engine:
+    """One engine: requests wait, are admitted in the order of their arrival, prefilled in chunks, decoded, and released.
+
+    A request that has been retracted (the youngest one is, when decoding runs out of pages) waits again, first in line, and
+    computes its prompt and answer so far anew, as far as they are not cached.
+    """
+
+    def __init__(self, substrate: Substrate, cache: TieredCache, prefetching: Prefetching, settings: EngineSettings) -> None:
+        self.env = substrate.env
+        self.substrate = substrate
+        self.cache = cache
+        self.prefetching = prefetching
+        self.settings = settings
+        self.mover = Mover(substrate, cache, self._wake)
+        self.queue: list[tuple[int, Job]] = []
+        self.admitted: list[Job] = []
+        """Waiting for slots, loads or the rest of their prefill, in the order of admission."""
+        self.decoding: dict[Job, None] = {}
+        self.step = 0
+        """Decode steps done."""
+        self.retractions = 0
+        self._ends: list[tuple[int, int, Job]] = []
+        self._page_needs: list[tuple[int, int, Job]] = []
+        self._context_offset = 0
+        """Sum over decoding requests of (cached tokens - steps done)."""
+        self._order = 0
+        """Breaks ties between jobs."""
+        self._is_full = False
+        """A request has been retracted: the others come first."""
+        self._wakeup = self.env.event()
+        self._followers: dict[int, list[Request]] = {}
+        self._unfinished = 0
+        self._has_disk = len(cache.tiers) > 2
+
+    # --- a run -------------------------------------------------------------------------------------------------------
+
+    def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
+        """Serve all requests; ``advance`` is told how many more have ended. Raises RuntimeError if some never end."""
+        began = perf_counter()
+        count = len(requests)
+        self.status = np.full(count, FINISHED, dtype=np.int8)
+        self.hit_pages = np.zeros((count, 3), dtype=np.int64)
+        self.times = np.full((4, count), np.nan)
+        self._advance = advance
+        self._unfinished = count
+        for request in requests:
+            if request.after >= 0:
+                self._followers.setdefault(request.after, []).append(request)
+        self.env.process(self._arrivals([request for request in requests if request.after < 0]))
+        self.env.process(self._serve())
+        self.env.run()
+        if self._unfinished:
+            raise RuntimeError(f"{self._unfinished} requests are stuck: {len(self.queue)} queued, {len(self.admitted)} admitted")
+        return self._outcome(requests, perf_counter() - began)
+
+    def _arrivals(self, requests: list[Request]) -> Any:
+        env = self.env
+        for request in requests:
+            if request.arrival_s > env.now:
+                yield env.timeout(request.arrival_s - env.now)
+            self._arrive(request)
+
+    def _arrive(self, request: Request) -> None:
+        job = Job(request, self.env.now)
+        self.times[0, request.index] = self.env.now
+        if self._has_disk:
+            self._prefetch(job)
+        if job.fetch is None:
+            self._enqueue(job)
+
+    def _end(self, request: Request) -> None:
+        """The request is finished or rejected: those that waited for it arrive after their delay."""
+        self._unfinished -= 1
+        if self._advance:
+            self._advance(1)
+        for follower in self._followers.pop(request.index, ()):
+            arrival = self.env.timeout(follower.delay_s, follower)
+            arrival.callbacks.append(lambda event: self._arrive(event.value))
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def _prefetch(self, job: Job) -> None:
+        """Start the job's prefetch, if its policy wants one. It enters the queue when that ends or has lasted long enough."""
+        lease = self.cache.match(job.request)
+        transfers = self.prefetching.start(lease, self.env.now) if lease.disk_pages else []
+        if not transfers:
+            return
+        job.fetch, job.fetch_pages = transfers[-1], transfers[-1].pages
+        self.mover.submit(transfers)
+        job.fetch.ended.callbacks.append(lambda _: self._fetched(job))
+        wait_s = self.prefetching.policy.wait_s(job.request.prompt_tokens)
+        if wait_s < float("inf"):
+            self.env.timeout(wait_s).callbacks.append(lambda _: self._enqueue(job))
+
+    def _fetched(self, job: Job) -> None:
+        assert job.fetch is not None
+        job.fetched_pages = job.fetch.arrived_pages
+        self.prefetching.end(job.fetch_pages, job.fetched_pages)
+        job.fetch = None
+        self._enqueue(job)
+
+    def _enqueue(self, job: Job) -> None:
+        if not job.is_queued and not job.admissions:
+            job.is_queued = True
+            heappush(self.queue, (job.request.index, job))
+            self._wake()
+
+    def _wake(self) -> None:
+        """Something has happened that the engine may act on: it looks again at the next boundary between steps."""
+        if not self._wakeup.triggered:
+            self._wakeup.succeed()
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> Any:
+        while self._unfinished:
+            if self._wakeup.triggered:
+                self._wakeup = self.env.event()
+            yield from self._admit()
+            batch = self._plan_prefill()
+            work = self._plan_work(batch)
+            if work.decode_requests and not (yield from self._make_room_to_decode(work)):
+                continue
+            if batch or work.decode_requests:
+                loads = [load for job, _ in batch for load in job.loads if not load.done]
+                steps = yield self.substrate.compute(work, loads)
+                self._account(batch, steps if work.decode_requests else 0)
+            elif self._unfinished:
+                yield self._wakeup
+
+    def _admit(self) -> Any:
+        """Admit from the queue, first come first served, until something does not fit."""
+        cache, queue = self.cache, self.queue
+        if not self.admitted and not self.decoding:
+            self._is_full = False
+        while queue and not self._is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
+            job = queue[0][1]
+            request = job.request
+            if self._pages(request.prompt_tokens + request.output_tokens) > cache.gpu.pool.capacity:
+                heappop(queue)
+                self._reject(job)
+                continue
+            if job.fetch is not None:
+                self.substrate.cancel(job.fetch)
+                yield job.fetch.ended
+                continue
+            lease = cache.match(request)
+            load_pages = 0
+            if lease.cpu_pages or lease.disk_pages:
+                load_pages = self.prefetching.policy.load(lease.cpu_pages, lease.disk_pages)
+            pages = max(request.prompt_pages, self._pages(job.target_tokens))
+            if not cache.admit(lease, pages, self.env.now, load_pages):
+                return
+            heappop(queue)
+            self._start(job, lease)
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.cache.page_tokens)
+
+    def _reject(self, job: Job) -> None:
+        self.status[job.request.index] = REJECTED
+        self._end(job.request)
+
+    def _start(self, job: Job, lease: Lease) -> None:
+        job.lease, job.is_queued, job.is_claimed = lease, False, False
+        job.admissions += 1
+        self.admitted.append(job)
+        if lease.waits:
+            self.mover.submit(lease.waits)
+        if lease.owed_pages:
+            self.env.process(self._claim(job, lease))
+        else:
+            self._claimed(job, lease)
+
+    def _claim(self, job: Job, lease: Lease) -> Any:
+        """Wait until the slots that an admitted request was promised are free."""
+        while waits := self.cache.claim(lease, self.env.now):
+            yield from self._wait_for(waits)
+            if job.lease is not lease:
+                return
+        if waits is None:
+            self._give_up(job)
+        else:
+            self._claimed(job, lease)
+            self._wake()
+
+    def _wait_for(self, transfers: list[Transfer]) -> Any:
+        self.mover.submit(transfers)
+        yield AnyOf(self.env, [transfer.ended for transfer in transfers])
+
+    def _claimed(self, job: Job, lease: Lease) -> None:
+        """The slots are there: start the loads, and reckon what is left to compute."""
+        job.is_claimed = True
+        job.loads = self._arriving(lease)
+        if lease.loading is not None:
+            transfers = self.cache.load(lease, self.env.now)
+            self.mover.submit(transfers)
+            if lease.loaded_pages:
+                job.loads.append(transfers[-1])
+                transfers[-1].ended.callbacks.append(lambda event: self._loaded(job, lease, transfers[-1]))
+        if job.admissions == 1:
+            disk_pages = lease.loaded_disk_pages
+            if job.fetched_pages:
+                disk_pages += self.prefetching.settle(lease, job.fetched_pages)
+            self.hit_pages[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+        reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
+        job.computed = min(reused, job.target_tokens - 1)
+
+    def _arriving(self, lease: Lease) -> list[Transfer]:
+        """Loads under way, for other requests, of pages that this one shares."""
+        gpu = self.cache.gpu
+        shared = {t: None for node in lease.path[: lease.gpu_nodes] if node.transfers for t in node.transfers if t.target is gpu}
+        return list(shared)
+
+    def _loaded(self, job: Job, lease: Lease, load: Transfer) -> None:
+        """Pages that a load did not bring, since the disk did not deliver them, are no hits: they are computed."""
+        missing = lease.loaded_pages - load.arrived_pages
+        if missing and job.lease is lease:
+            lease.loaded_pages -= missing
+            job.computed = max(0, job.computed - missing * self.cache.page_tokens)
+            if job.admissions == 1:
+                hits = self.hit_pages[job.request.index]
+                hits[2], hits[1] = max(0, hits[2] - missing), hits[1] - max(0, missing - hits[2])
+
+    def _give_up(self, job: Job) -> None:
+        """Back to the queue, in the order of arrival: the slots or pages that the request had are given back."""
+        assert job.lease is not None
+        self.cache.release(job.lease)
+        job.lease, job.loads = None, []
+        if job in self.decoding:
+            self._leave_decoding(job)
+        else:
+            self.admitted.remove(job)
+        job.is_queued = True
+        heappush(self.queue, (job.request.index, job))
+
+    # --- prefill -----------------------------------------------------------------------------------------------------
+
+    def _plan_prefill(self) -> list[tuple[Job, int]]:
+        """The prefill chunks of the next step, as (job, tokens), in the order of admission."""
+        budget = self.settings.max_batch_tokens - len(self.decoding)
+        batch = []
+        for job in self.admitted:
+            if budget <= 0:
+                break
+            if job.is_claimed and self._can_compute(job):
+                tokens = min(budget, job.target_tokens - job.computed)
+                batch.append((job, tokens))
+                budget -= tokens
+        return batch
+
+    def _can_compute(self, job: Job) -> bool:
+        if self.settings.overlap == "none":
+            return all(load.done for load in job.loads)
+        return all(load.begun for load in job.loads)
+
+    def _plan_work(self, batch: list[tuple[Job, int]]) -> Work:
+        decoding = len(self.decoding)
+        steps = 1
+        if not batch and decoding:
+            steps = min(LEAP_STEPS, self._ends[0][0] - self.step)
+        return Work(
+            chunks=[(tokens, job.computed) for job, tokens in batch],
+            sampled_tokens=sum([job.computed + tokens == job.target_tokens for job, tokens in batch]),
+            decode_requests=decoding,
+            decode_context_tokens=self._context_offset + decoding * self.step,
+            max_steps=steps,
+            stop=self._wakeup,
+        )
+
+    def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:
+        """Book what a step or leap has done."""
+        self.step += steps
+        while self._ends and self._ends[0][0] <= self.step:
+            _, _, job = heappop(self._ends)
+            if job in self.decoding and job.last_step <= self.step:
+                self._leave_decoding(job)
+                self._finish(job)
+        for job, tokens in batch:
+            self._book_chunk(job, tokens)
+
+    def _book_chunk(self, job: Job, tokens: int) -> None:
+        lease = job.lease
+        assert lease is not None
+        job.computed += tokens
+        if job.computed < job.target_tokens:
+            return
+        self.admitted.remove(job)
+        self.mover.submit(self.cache.insert(lease, self.env.now))
+        if not job.generated:
+            job.first_token_s = self.env.now
+        job.generated += 1
+        if job.generated >= job.request.output_tokens:
+            self._finish(job)
+        else:
+            self._join_decoding(job)
+
+    def _finish(self, job: Job) -> None:
+        request, now = job.request, self.env.now
+        assert job.lease is not None
+        self.cache.release(job.lease)
+        job.lease = None
+        self._is_full = False
+        index = request.index
+        self.times[1, index] = job.first_token_s - job.arrival_s
+        if request.output_tokens > 1:
+            self.times[2, index] = (now - job.first_token_s) / (request.output_tokens - 1)
+        self.times[3, index] = now - job.arrival_s
+        self._end(request)
+
+    # --- decode ------------------------------------------------------------------------------------------------------
+
+    def _join_decoding(self, job: Job) -> None:
+        """The next token of the answer comes with the next step."""
+        request, page_tokens = job.request, self.cache.page_tokens
+        tokens = job.target_tokens - 1
+        job.joined_step = self.step
+        job.last_step = self.step + request.output_tokens - job.generated
+        room = max(request.prompt_pages, self._pages(tokens)) * page_tokens - tokens
+        job.next_page_step = self.step + room + 1
+        self.decoding[job] = None
+        self._context_offset += tokens - self.step
+        self._order += 1
+        heappush(self._ends, (job.last_step, self._order, job))
+        self._need_page(job)
+
+    def _leave_decoding(self, job: Job) -> None:
+        del self.decoding[job]
+        done = self.step - job.joined_step
+        tokens = job.target_tokens - 1
+        self._context_offset -= tokens - job.joined_step
+        job.generated += done
+
+    def _make_room_to_decode(self, work: Work) -> Any:
+        """Take the pages that the leap needs, and shorten it if there are not as many.
+
+        Returns whether there is room for one step at least; if not, a request has been retracted, or transfers have ended.
+        """
+        needs = self._page_needs
+        while needs and needs[0][0] <= self.step + work.max_steps:
+            step, _, job = heappop(needs)
+            until = min(self.step + work.max_steps, job.last_step)
+            if job not in self.decoding or job.next_page_step != step or step > until:
+                continue
+            pages = 1 + (until - step) // self.cache.page_tokens
+            waits = self.cache.grow(job.lease, pages, self.env.now)
+            if waits is None:
+                self._need_page(job)
+                if step == self.step + 1:
+                    yield from self._retract_youngest()
+                    return False
+                work.max_steps = step - 1 - self.step
+                continue
+            job.next_page_step = step + pages * self.cache.page_tokens
+            self._need_page(job)
+            self.mover.submit(waits)
+            while waits := self.cache.claim(job.lease, self.env.now):
+                yield from self._wait_for(waits)
+            if waits is None:
+                self._give_up(job)
+                return False
+        return True
+
+    def _need_page(self, job: Job) -> None:
+        self._order += 1
+        heappush(self._page_needs, (job.next_page_step, self._order, job))
+
+    def _retract_youngest(self) -> Any:
+        """Give back the pages of the request that came last, and admit none until one has finished.
+
+        If only one runs, what it lacks is on its way: wait for transfers to end.
+        """
+        jobs = [job for job in [*self.decoding, *self.admitted] if job.is_claimed and all(load.done for load in job.loads)]
+        if len(jobs) == 1 and self.cache.transfers:
+            yield from self._wait_for(list(self.cache.transfers))
+            return
+        self.retractions += 1
+        self._is_full = True
+        self._give_up(max(jobs, key=lambda job: job.request.index))
+
+    # --- the record --------------------------------------------------------------------------------------------------
+
+    def _outcome(self, requests: list[Request], wall_s: float) -> Outcome:
+        arrival_s, ttft_s, tpot_s, e2e_s = self.times
+        return Outcome(
+            requests=requests,
+            page_tokens=self.cache.page_tokens,
+            status=self.status,
+            hit_pages=self.hit_pages,
+            arrival_s=arrival_s,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            e2e_s=e2e_s,
+            links=self.substrate.link_use(),
+            prefetch=self.prefetching.result(),
+            retractions=self.retractions,
+            simulated_s=self.env.now,
+            wall_s=wall_s,
+            **describe_cache(self.cache),
+        )

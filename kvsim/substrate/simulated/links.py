@@ -1,0 +1,163 @@
+"""Links and disks as arithmetic on a virtual clock."""
+
+from collections import deque
+from heapq import heappop, heappush
+
+import numpy as np
+from simpy import Environment, Event
+
+from kvsim.engine.outcome import LinkUse
+
+
+class Flow:
+    """Bytes on their way through a channel. ``event`` happens when they have arrived; its value is how many did."""
+
+    __slots__ = ("bytes", "event", "started_s", "ended_s", "joined_at", "is_cancelled")
+
+    def __init__(self, n_bytes: float, event: Event) -> None:
+        self.bytes = n_bytes
+        self.event = event
+        self.started_s = self.ended_s = float("nan")
+        """When the first byte left and the last one arrived, in seconds."""
+        self.joined_at = 0.0
+        self.is_cancelled = False
+
+
+class Channel:
+    """One direction of a link, or of a disk.
+
+    fifo     flows are served one after another, at full speed
+    shared   all flows are served at once, in equal shares (processor sharing, in virtual time: an event per flow, whatever
+             their number)
+
+    Channels that share a total, like the two directions of PCIe, slow each other down while both are busy: then each gets its
+    part of the total, in proportion to its own speed.
+    """
+
+    def __init__(self, env: Environment, bytes_per_s: float, latency_s: float, *, is_shared: bool = False) -> None:
+        self.env = env
+        self.bytes_per_s = bytes_per_s
+        self.latency_s = latency_s
+        self.is_shared = is_shared
+        self.use = LinkUse()
+        self.peer: Channel | None = None
+        self._slow_bytes_per_s = bytes_per_s
+        self._queue: deque[Flow] = deque()
+        self._active: list[tuple[float, int, Flow]] = []
+        self._served = 0.0
+        """Bytes that a flow which was there all the time has got so far."""
+        self._rate = 0.0
+        self._at = 0.0
+        self._flows = 0
+        self._timers = 0
+        self._busy_since = 0.0
+        self._intervals: list[tuple[float, float, float]] = []
+
+    @staticmethod
+    def couple(one: "Channel", other: "Channel", total_bytes_per_s: float) -> None:
+        """Let two channels carry no more than a total while both are busy."""
+        one.peer, other.peer = other, one
+        share = min(1.0, total_bytes_per_s / (one.bytes_per_s + other.bytes_per_s))
+        one._slow_bytes_per_s = one.bytes_per_s * share
+        other._slow_bytes_per_s = other.bytes_per_s * share
+
+    def send(self, n_bytes: float) -> Flow:
+        """Queue bytes; the flow's event happens ``latency_s`` after the last one has left."""
+        flow = Flow(n_bytes, self.env.event())
+        if self._active and not self.is_shared:
+            self._queue.append(flow)
+        else:
+            self._advance()
+            self._activate(flow)
+        return flow
+
+    def cancel(self, flow: Flow) -> None:
+        """Stop a flow: its event happens now, with the bytes that have left so far."""
+        if flow.event.triggered or flow.is_cancelled:
+            return
+        flow.is_cancelled = True
+        if flow in self._queue:
+            self._queue.remove(flow)
+            flow.event.succeed(0.0)
+            return
+        self._advance()
+        entry = next((entry for entry in self._active if entry[2] is flow), None)
+        if entry is None:
+            flow.event.succeed(flow.bytes)
+            return
+        self._active.remove(entry)
+        self._active.sort()
+        self._leave(flow, self._served - flow.joined_at)
+        flow.event.succeed(self._served - flow.joined_at)
+
+    def _advance(self) -> None:
+        """Bring ``_served`` up to now."""
+        now = self.env.now
+        if self._active:
+            self._served += (now - self._at) * self._rate / len(self._active)
+        self._at = now
+
+    def _activate(self, flow: Flow) -> None:
+        was_idle = not self._active
+        flow.started_s, flow.joined_at = self.env.now, self._served
+        self._flows += 1
+        heappush(self._active, (self._served + flow.bytes, self._flows, flow))
+        if was_idle:
+            self._busy_since = self.env.now
+            self._tell_peer()
+        self._set_timer()
+
+    def _tell_peer(self) -> None:
+        if self.peer is not None and self.peer._active:
+            self.peer._advance()
+            self.peer._set_timer()
+
+    def _set_timer(self) -> None:
+        """Set the clock for the flow that ends first; earlier timers are void."""
+        self._timers += 1
+        peer = self.peer
+        self._rate = self._slow_bytes_per_s if peer is not None and peer._active else self.bytes_per_s
+        left = max(0.0, self._active[0][0] - self._served) * len(self._active) / self._rate
+        self.env.timeout(left, self._timers).callbacks.append(self._on_timer)
+
+    def _on_timer(self, timer: Event) -> None:
+        if timer.value != self._timers or not self._active:
+            return
+        self._at = self.env.now
+        target, _, flow = heappop(self._active)
+        self._served = target
+        self._leave(flow, flow.bytes)
+        if self.latency_s:
+            self.env.timeout(self.latency_s, flow).callbacks.append(_arrive)
+        else:
+            flow.ended_s = self.env.now
+            flow.event.succeed(flow.bytes)
+
+    def _leave(self, flow: Flow, n_bytes: float) -> None:
+        """A flow is out: book it, and serve the next one."""
+        now, use = self.env.now, self.use
+        use.bytes += round(n_bytes)
+        use.transfers += 1
+        self._intervals.append((flow.started_s, now, n_bytes))
+        if self._queue and not self._active:
+            self._activate(self._queue.popleft())
+            use.busy_s += now - flow.started_s
+            self._busy_since = now
+        elif self._active:
+            self._set_timer()
+        else:
+            use.busy_s += now - self._busy_since
+            self._timers += 1
+            self._tell_peer()
+
+    def used(self) -> LinkUse:
+        """What has been carried so far."""
+        self.use.intervals = np.array(self._intervals, dtype=float).reshape(-1, 3)
+        return self.use
+
+
+def _arrive(event: Event) -> None:
+    flow = event.value
+    if not flow.event.triggered:
+        flow.ended_s = event.env.now
+        flow.event.succeed(flow.bytes)

@@ -1,0 +1,105 @@
+"""The simulated substrate: links, disk and compute on SimPy's virtual clock."""
+
+from simpy import Environment, Event
+
+from kvsim.core.transfer import Transfer
+from kvsim.engine.outcome import LinkUse
+from kvsim.engine.substrate import Work
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.compute import Roofline
+from kvsim.substrate.simulated.links import Channel, Flow
+
+
+class SimulatedSubstrate:
+    """Four channels, one for each direction between neighbouring tiers, and a roofline for the GPU."""
+
+    def __init__(self, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, *, links: str) -> None:
+        self.env = Environment()
+        self.page_bytes = model.page_bytes(page_tokens)
+        self.layers = model.layers
+        self.roofline = Roofline(model, hardware)
+        self.channels = self._channels(hardware, links == "shared")
+        self.flows: dict[Transfer, Flow] = {}
+
+    def _channels(self, hardware: HardwareSpec, is_shared: bool) -> dict[str, Channel]:
+        rates = {
+            "cpu-gpu": (hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s),
+            "gpu-cpu": (hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s),
+            "disk-cpu": (hardware.disk_read_bytes_per_s, hardware.disk_latency_s),
+            "cpu-disk": (hardware.disk_write_bytes_per_s, hardware.disk_latency_s),
+        }
+        channels = {name: Channel(self.env, *rate, is_shared=is_shared) for name, rate in rates.items()}
+        Channel.couple(channels["cpu-gpu"], channels["gpu-cpu"], hardware.total_both_directions_bytes_per_s)
+        return channels
+
+    def copy(self, transfer: Transfer) -> Event:
+        """As in the contract. The pages arrive in order, so a copy that is cut short has brought the first ones whole."""
+        flow = self.channels[transfer.name].send(transfer.pages * self.page_bytes)
+        self.flows[transfer] = flow
+        arrived = self.env.event()
+        flow.event.callbacks.append(lambda event: self._arrive(transfer, arrived, event.value))
+        return arrived
+
+    def _arrive(self, transfer: Transfer, arrived: Event, n_bytes: float) -> None:
+        del self.flows[transfer]
+        arrived.succeed(int((n_bytes + 0.5) // self.page_bytes))
+
+    def cancel(self, transfer: Transfer) -> None:
+        if transfer in self.flows:
+            self.channels[transfer.name].cancel(self.flows[transfer])
+
+    def compute(self, work: Work, loads: list[Transfer]) -> Event:
+        done = self.env.event()
+        flows = [self.flows[load] for load in loads if load in self.flows]
+        if flows:
+            self._compute_behind(work, flows, done)
+        elif work.max_steps == 1:
+            self.env.timeout(self.roofline.leap_s(work, 1)).callbacks.append(lambda _: done.succeed(1))
+        else:
+            self._leap(work, done)
+        return done
+
+    def _leap(self, work: Work, done: Event) -> None:
+        """Several steps in one event, unless ``work.stop`` happens: then the leap ends at the next boundary."""
+        env, began = self.env, self.env.now
+
+        def end(steps: int) -> None:
+            if not done.triggered:
+                done.succeed(steps)
+
+        def stop(_: Event) -> None:
+            if not done.triggered:
+                steps = self.roofline.steps_by(work, env.now - began, work.max_steps)
+                left = max(0.0, began + self.roofline.leap_s(work, steps) - env.now)
+                env.timeout(left).callbacks.append(lambda _: end(steps))
+
+        env.timeout(self.roofline.leap_s(work, work.max_steps)).callbacks.append(lambda _: end(work.max_steps))
+        if work.stop is not None and work.stop.callbacks is not None:
+            work.stop.callbacks.append(stop)
+        elif work.stop is not None:
+            stop(work.stop)
+
+    def _compute_behind(self, work: Work, flows: list[Flow], done: Event) -> None:
+        """One step while its loads land. Layers land evenly, so the step ends at the latest of three moments.
+
+        started + all compute; first layer landed + all compute; last layer landed + one layer's compute
+        """
+        compute_s, began, waiting = self.roofline.leap_s(work, 1), self.env.now, len(flows)
+
+        def landed(_: Event) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting:
+                return
+            end = began + compute_s
+            for flow in flows:
+                first = flow.started_s + (flow.ended_s - flow.started_s) / self.layers
+                end = max(end, first + compute_s, flow.ended_s + compute_s / self.layers)
+            self.env.timeout(max(0.0, end - self.env.now)).callbacks.append(lambda _: done.succeed(1))
+
+        for flow in flows:
+            flow.event.callbacks.append(landed)
+
+    def link_use(self) -> dict[str, LinkUse]:
+        return {name: channel.used() for name, channel in self.channels.items() if channel.use.transfers}

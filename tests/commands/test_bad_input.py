@@ -1,0 +1,100 @@
+"""A user's mistake ends with one line, exit code 2, and no file."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvsim.cli import main
+
+MISTAKES = [
+    (["page_tokns=16"], "page_tokns: there is no such setting; did you mean page_tokens?"),
+    (["evicton=lru"], "evicton: there is no such setting; did you mean eviction?"),
+    (["eviction=slru", "eviction.protected_hit=1"], "eviction.protected_hit: there is no such setting; did you mean eviction.p"),
+    (["tiers.gpu.size=1"], "tiers.gpu.size: there is no such setting; tiers.gpu has capacity"),
+    (["eviction=sllru"], "eviction=sllru: there is no such choice; did you mean slru? choose from fifo, lfu, lru, random, slru"),
+    (["trace=nope"], "trace=nope: there is no such choice; choose from mooncake, "),
+    (["eviction=null"], "Config group override must be a string"),
+    (["tiers.cpu.eviction=slru"], "tiers.cpu.eviction: say eviction@tiers.cpu.eviction=NAME"),
+    (["tiers.cpu.eviction.protected_hits=1"], "tiers.cpu.eviction.protected_hits: the tier has no policy of its own"),
+    (["eviction=lru,fifo"], "eviction=lru,fifo lists several values: add -m"),
+    (["eviction=[lru"], "cannot read the override 'eviction=[lru'"),
+    (["page_tokens"], "cannot read the override 'page_tokens': say KEY=VALUE"),
+    (["--fast"], "cannot read '--fast'"),
+    (["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
+    (["page_tokens=many"], "page_tokens: Value 'many' of type 'str' could not be converted to Integer"),
+    (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
+    (["tiers.gpu.capacity=40"], "tiers.gpu.capacity: 40 has no unit"),
+    (["tiers.disk.capacity=10pages"], "tiers.disk needs a CPU tier"),
+    (["trace=mooncake", "trace.path=missing.jsonl"], "missing.jsonl: cannot be read: No such file"),
+    (["trace=mooncake"], "trace.path is missing"),
+    (["output=file/run"], "output: cannot write to file/run"),
+    (["-m", "page_tokns=16,32"], "page_tokns: there is no such setting"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "expected"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize("command", ["replay", "simulate"])
+def test_a_mistake_ends_with_one_line(
+    command: str, arguments: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *arguments]) == 2
+    shown = capfd.readouterr()
+    assert shown.err.startswith(f"kvsim: {expected}")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+    if "-m" not in arguments:
+        assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+def line(**fields: object) -> str:
+    return json.dumps({"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]} | fields)
+
+
+BAD_TRACES = [
+    ("no JSON", "trace.jsonl:2: not JSON"),
+    (line(input_length=-1), "trace.jsonl:2: input_length must be an integer of at least 1, not -1"),
+    (line(hash_ids=None), "trace.jsonl:2: hash_ids must be a list"),
+    (line(hash_ids=[1]), "trace.jsonl:2: hash_ids has 1 ids, but input_length 1024 is 2 blocks"),
+    (line(timestamp=-1), "trace.jsonl:2: timestamp"),
+]
+
+
+@pytest.mark.parametrize(("second_line", "expected"), BAD_TRACES)
+@pytest.mark.parametrize("command", ["replay", "simulate"])
+def test_a_bad_trace_is_named_with_its_line(
+    command: str, second_line: str, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "trace.jsonl").write_text(f"{line()}\n{second_line}\n")
+    assert main([command, "trace=mooncake", "trace.path=trace.jsonl"]) == 2
+    shown = capfd.readouterr().err
+    assert shown.startswith(f"kvsim: {expected}")
+    assert shown.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["file", "trace.jsonl"]
+
+
+def test_a_truncated_gzip_is_named_with_its_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    packed = gzip.compress("".join(f"{line(hash_ids=[i, i + 1])}\n" for i in range(1000)).encode())
+    (folder / "trace.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    assert main(["replay", "trace=mooncake", "trace.path=trace.jsonl.gz"]) == 2
+    assert capfd.readouterr().err.startswith("kvsim: trace.jsonl.gz:")
+    assert sorted(path.name for path in folder.iterdir()) == ["file", "trace.jsonl.gz"]
+
+
+def test_the_process_ends_with_exit_code_2_and_no_traceback(folder: Path) -> None:
+    command = [sys.executable, "-c", "import sys; from kvsim.cli import main; sys.exit(main())", "replay", "eviction=belaady"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("kvsim: eviction=belaady: there is no such choice")
+    assert ended.stderr.count("\n") == 1
+    assert [path.name for path in folder.iterdir()] == ["file"]

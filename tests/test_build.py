@@ -1,0 +1,163 @@
+"""From a composed configuration to the objects of a run."""
+
+import os
+from pathlib import Path
+
+import hydra
+import pytest
+
+from kvsim.build import Plan, build_run, check_output
+from kvsim.errors import UsageError
+from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.placement.write_through_selective import WriteThroughSelective
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+THREE_TIERS = ("tiers.cpu.capacity=100pages", "tiers.disk.capacity=200pages")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(*overrides: str, command: str = "replay") -> Plan:
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        cfg = hydra.compose("config", overrides=list(overrides))
+    return build_run(cfg, command=command, overrides=overrides)
+
+
+def problem(*overrides: str, command: str = "replay") -> str:
+    with pytest.raises(UsageError) as error:
+        plan(*overrides, command=command)
+    return str(error.value)
+
+
+def test_a_run_has_one_gpu_tier_unless_told_otherwise() -> None:
+    (gpu,) = plan("tiers.gpu.capacity=60pages").tiers
+    assert (gpu.name, gpu.capacity_pages, gpu.placement) == ("gpu", 60, None)
+
+
+def test_bytes_are_those_of_the_model() -> None:
+    assert plan("tiers.gpu.capacity=1GiB", "page_tokens=16").tiers[0].capacity_pages == 512
+    assert plan("tiers.gpu.capacity=1GiB", "page_tokens=16", "model.kv_dtype_bytes=1").tiers[0].capacity_pages == 1024
+
+
+def test_one_policy_serves_all_tiers_in_separate_instances() -> None:
+    gpu, cpu, disk = plan(*THREE_TIERS, "eviction=slru", "eviction.protected_hits=3").tiers
+    assert [tier.eviction.protected_hits for tier in (gpu, cpu, disk)] == [3, 3, 3]  # type: ignore[attr-defined]
+    assert gpu.eviction is not cpu.eviction
+
+
+def test_a_tier_may_have_its_own_eviction_policy() -> None:
+    own = ("eviction@tiers.cpu.eviction=slru", "tiers.cpu.eviction.protected_hits=4")
+    gpu, cpu, disk = plan(*THREE_TIERS, "eviction=fifo", *own).tiers
+    assert isinstance(gpu.eviction, FIFO)
+    assert isinstance(cpu.eviction, SegmentedLRU)
+    assert cpu.eviction.protected_hits == 4
+    assert isinstance(disk.eviction, FIFO)
+
+
+def test_an_edge_may_have_its_own_placement_policy() -> None:
+    gpu, cpu, disk = plan(*THREE_TIERS, "placement=write_back", "placement@tiers.disk.placement=write_through_selective").tiers
+    assert gpu.placement is None
+    assert isinstance(cpu.placement, WriteBack)
+    assert isinstance(disk.placement, WriteThroughSelective)
+
+
+def test_defaults_are_lru_and_write_through() -> None:
+    _, cpu = plan("tiers.cpu.capacity=unlimited").tiers
+    assert isinstance(cpu.eviction, LRU)
+    assert isinstance(cpu.placement, WriteThrough)
+    assert cpu.capacity_pages is None
+
+
+def test_settings_reach_their_objects() -> None:
+    built = plan("rules.recompute_last_token=false", "replay.in_flight=4", "replay.hold_output=false", "warmup=0.5", "seed=7")
+    assert not built.rules.recompute_last_token
+    assert (built.replay.in_flight, built.replay.hold_output) == (4, False)
+    assert (built.warmup, built.seed) == (0.5, 7)
+
+
+def test_the_record_does_not_depend_on_the_folder() -> None:
+    assert plan("output=a").config == plan("output=b").config
+    assert plan("output=a").output == Path("a")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["tiers.disk.capacity=10pages"], "tiers.disk needs a CPU tier"),
+        (["tiers.gpu.capacity=0"], "tiers.gpu.capacity is 0"),
+        (["tiers.gpu.capacity=lots"], "tiers.gpu.capacity: 'lots' is not a capacity"),
+        (["prefetch=threshold", "tiers.cpu.capacity=10pages"], "prefetch: ThresholdPrefetch has no effect without a disk tier"),
+        (["placement=write_back"], "placement has no effect without a lower tier"),
+        (["placement@tiers.cpu.placement=write_back"], "placement@tiers.cpu.placement has no effect without that tier"),
+        (["eviction@tiers.disk.eviction=lru"], "eviction@tiers.disk.eviction has no effect without that tier"),
+        (["eviction=fifo", "eviction@tiers.gpu.eviction=lru"], "eviction has no effect, as every tier has its own"),
+        (["engine.max_batch_tokens=1"], "engine.max_batch_tokens has no effect on kvsim replay"),
+        (["hardware=h100"], "hardware has no effect on kvsim replay"),
+        (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
+        (["eviction=slru", "eviction.protected_hits=few"], "eviction.protected_hits: Value 'few' of type 'str'"),
+        (["+eviction.colour=red"], "eviction.colour: there is no such setting"),
+        (["+colour=red"], "colour: there is no such setting"),
+        (["+tiers.tape.capacity=1"], "tiers.tape: there is no such setting"),
+        (["tiers.gpu=40GiB"], "tiers.gpu must hold settings"),
+        (["~eviction"], "eviction is missing: say eviction=NAME"),
+        (["eviction._target_=kvsim.policies.placement.write_back.WriteBack"], "eviction._target_: "),
+        (["trace=mooncake"], "trace.path is missing"),
+        (["trace.rate=0"], "trace.rate must be positive"),
+        (["model.layers=many"], "model.layers: Value 'many'"),
+        (["replay.in_flight=0"], "replay.in_flight must be at least 1, not 0"),
+        (["page_tokens=0"], "page_tokens must be at least 1, not 0"),
+        (["warmup=1"], "warmup must be at least 0 and below 1"),
+        (["seed=-1"], "seed must be 0 or more, not -1"),
+        (["substrate=quantum"], "substrate must be simulated, not quantum"),
+        (["output=${nowhere}"], "output: Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_what_cannot_work_ends_with_its_key(overrides: list[str], expected: str) -> None:
+    message = problem(*overrides)
+    assert message.startswith(expected)
+    assert "\n" not in message
+
+
+def test_settings_of_a_replay_have_no_effect_on_a_simulation() -> None:
+    assert problem("replay.in_flight=2", command="simulate") == "replay.in_flight has no effect on kvsim simulate: leave it out"
+
+
+def test_settings_of_tiers_have_their_own_key() -> None:
+    own = ("eviction@tiers.cpu.eviction=slru", "tiers.cpu.eviction.protected_hits=0")
+    assert problem(*THREE_TIERS, *own).startswith("tiers.cpu.eviction.protected_hits must be at least 1")
+
+
+def test_checking_the_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system on which nobody can make folders")
+def test_a_folder_that_cannot_be_made_ends_the_run() -> None:
+    with pytest.raises(UsageError, match="output: cannot write to /proc/run: .*; choose another folder with output=DIR"):
+        check_output(Path("/proc/run"))
+
+
+def test_a_file_in_the_way_of_the_folder_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UsageError, match=f"output: cannot write to {folder}: {os.strerror(20)}"):
+            check_output(folder)
+
+
+GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "rules", "engine", "model", "hardware")
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+)
+def test_every_choice_builds(group: str, choice: str) -> None:
+    command = "simulate" if group in ("engine", "hardware") else "replay"
+    assert plan(f"{group}={choice}", *THREE_TIERS, command=command)

@@ -1,0 +1,152 @@
+"""Traces in Mooncake's format."""
+
+import gzip
+import json
+from time import perf_counter
+
+import pytest
+
+from kvsim.errors import TraceError, UsageError
+from kvsim.trace.mooncake import Mooncake
+from kvsim.trace.records import runs_of
+from kvsim.trace.statistics import trace_statistics
+
+
+def line(tokens, ids, timestamp=0, **more):
+    return {"timestamp": timestamp, "input_length": tokens, "output_length": 9, "hash_ids": ids, **more}
+
+
+def runs(write, *lines, page_tokens=4, **settings):
+    trace = Mooncake(path=write(*lines), block_tokens=4, **settings).load(page_tokens)
+    assert [request.index for request in trace.requests] == list(range(len(lines)))
+    assert all(request.prompt_pages == sum(pages for _, pages in request.runs) for request in trace.requests)
+    return [request.runs for request in trace.requests]
+
+
+def test_a_line_is_a_request(write):
+    path = write(line(10, [0, 1, 2], timestamp=1000), line(4, [0], timestamp=2500), name="tiny.jsonl.gz")
+    trace = Mooncake(path=path, block_tokens=4).load(2)
+    request = trace.requests[1]
+    assert (trace.name, trace.block_tokens, trace.page_tokens) == ("tiny.jsonl.gz", 4, 2)
+    assert (request.index, request.arrival_s, request.prompt_tokens, request.output_tokens) == (1, 1.5, 4, 9)
+    assert (request.runs, request.prompt_pages, request.after, request.session) == (((0, 2),), 2, -1, -1)
+
+
+def test_the_partial_page_counts_if_it_is_asked_for(write):
+    lines = line(10, [0, 1, 2]), line(12, [0, 1, 3])
+    assert runs(write, *lines, tail="full") == [((0, 2),), ((0, 3),)]
+    assert runs(write, *lines, tail="all") == [((0, 3),), ((0, 2), (3, 1))]
+
+
+def test_pages_may_be_smaller_than_blocks(write):
+    lines = line(10, [0, 1, 2]), line(11, [0, 3, 4])
+    assert runs(write, *lines, page_tokens=2) == [((0, 5),), ((0, 2), (6, 3))]
+    assert runs(write, *lines, page_tokens=2, tail="all") == [((0, 5),), ((0, 2), (6, 4))]
+    assert runs(write, *lines, page_tokens=1) == [((0, 10),), ((0, 4), (12, 7))]
+
+
+def test_pages_may_be_larger_than_blocks(write):
+    lines = line(17, [0, 1, 2, 3, 4]), line(16, [0, 1, 5, 6]), line(12, [0, 1, 2])
+    assert runs(write, *lines, page_tokens=8) == [((0, 2),), ((0, 1), (2, 1)), ((0, 1),)]
+    assert runs(write, *lines, page_tokens=8, tail="all") == [((0, 3),), ((0, 1), (3, 1)), ((0, 1), (4, 1))]
+
+
+def test_ids_are_renumbered_in_the_order_in_which_they_are_first_seen(write):
+    assert runs(write, line(8, [70, 3]), line(8, [70, 9])) == [((0, 2),), ((0, 1), (2, 1))]
+
+
+def test_an_id_behind_two_different_blocks_names_two_pages(write):
+    assert runs(write, line(8, [1, 2]), line(8, [3, 2]), line(8, [1, 2])) == [((0, 2),), ((2, 2),), ((0, 2),)]
+
+
+def test_the_last_id_may_be_absent_if_only_full_pages_count(write):
+    assert runs(write, line(10, [0, 1])) == [((0, 2),)]
+    assert runs(write, line(10, [0, 1]), page_tokens=2) == [((0, 4),)]
+
+
+def test_a_limit_reads_the_first_lines(write):
+    assert len(Mooncake(path=write(line(4, [0]), line(4, [1]), "no JSON"), block_tokens=4, limit=2).load(4).requests) == 2
+
+
+def test_turns_with_a_delay_wait_for_the_turn_before_them_and_are_sorted_in(write):
+    path = write(
+        line(4, [0], session_id="a"),
+        {**line(8, [0, 1], session_id="a", delay=5000), "timestamp": None},
+        line(4, [2], timestamp=1000),
+    )
+    requests = Mooncake(path=path, block_tokens=4).load(4).requests
+    assert [(r.arrival_s, r.after, r.delay_s, r.session, r.turn) for r in requests] == [
+        (0.0, -1, 0.0, 0, 0),
+        (1.0, -1, 0.0, -1, 0),
+        (5.0, 0, 5.0, 0, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (line(0, []), "input_length must be an integer of at least 1, not 0"),
+        (line(-5, [0]), "input_length must be an integer of at least 1, not -5"),
+        ({"timestamp": 0, "output_length": 1, "hash_ids": [0]}, "input_length is missing"),
+        (line(4, [0], output_length=-1), "output_length must be an integer of at least 0, not -1"),
+        ({"timestamp": 0, "input_length": 4, "hash_ids": [0]}, "output_length is missing"),
+        ({"timestamp": 0, "input_length": 4, "output_length": 1}, "hash_ids is missing"),
+        (line(4, ["0"]), "hash_ids must be a list of integers of at least 0"),
+        (line(4, [-1]), "hash_ids must be a list of integers of at least 0"),
+        (line(12, [0, 1]), "hash_ids has 2 ids, but input_length 12 is 3 blocks of 4 tokens"),
+        (line(4, [0, 1]), "hash_ids has 2 ids, but input_length 4 is 1 blocks of 4 tokens"),
+        (line(4, [0], timestamp=-1), "timestamp must be a number of at least 0, not -1"),
+    ],
+)
+def test_a_bad_line_is_named(write, bad, message):
+    path = write(line(4, [0]), bad)
+    with pytest.raises(TraceError) as caught:
+        Mooncake(path=path, block_tokens=4).load(4)
+    assert str(caught.value).startswith(f"{path}:2: {message}")
+
+
+def test_a_partial_block_needs_an_id_if_it_counts(write):
+    with pytest.raises(TraceError, match="hash_ids has 2 ids, but input_length 10 is 3 blocks"):
+        runs(write, line(10, [0, 1]), tail="all")
+
+
+def test_a_page_size_that_does_not_fit_is_refused_before_the_file_is_read():
+    with pytest.raises(UsageError, match="page_tokens=48 does not fit the trace's blocks of 512 tokens"):
+        Mooncake(path="absent.jsonl").load(48)
+
+
+def test_a_block_has_at_least_one_token():
+    with pytest.raises(ValueError, match="block_tokens must be at least 1, not 0"):
+        Mooncake(path="trace.jsonl", block_tokens=0)
+
+
+# --- the real trace ---
+
+
+def conversation(shared):
+    return str(shared / "traces" / "mooncake_conversation_trace.jsonl.gz")
+
+
+def test_the_conversation_trace_keeps_its_own_ids(shared):
+    trace = Mooncake(path=conversation(shared), tail="all").load(512)
+    with gzip.open(conversation(shared), "rt") as file:
+        assert [request.runs for request in trace.requests] == [runs_of(json.loads(text)["hash_ids"]) for text in file]
+
+
+def test_the_conversation_trace_has_its_published_statistics(shared):
+    numbers = trace_statistics(Mooncake(path=conversation(shared), tail="all").load(512))
+    assert (numbers["requests"], numbers["pages"], numbers["unique_pages"]) == (12_031, 288_500, 182_790)
+    assert round(numbers["page_hit_rate"], 6) == 0.366412
+    assert round(numbers["hit_rate"], 6) == 0.373624
+    assert (round(numbers["prompt_tokens_mean"]), round(numbers["output_tokens_mean"])) == (12_035, 343)
+    assert round(numbers["duration_s"]) == 3_537
+
+
+def test_the_conversation_trace_has_as_many_runs_at_any_page_size(shared, record_property):
+    runs_at = {}
+    for page_tokens in (512, 16, 1):
+        begin = perf_counter()
+        trace = Mooncake(path=conversation(shared), tail="all").load(page_tokens)
+        record_property(f"load_s_at_{page_tokens}", perf_counter() - begin)
+        runs_at[page_tokens] = sum(len(request.runs) for request in trace.requests)
+    assert runs_at[512] == runs_at[16] == runs_at[1]

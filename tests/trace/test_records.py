@@ -1,0 +1,122 @@
+"""Lines of JSON, and what is wrong with them."""
+
+import gzip
+import os
+
+import pytest
+
+from kvsim.errors import TraceError
+from kvsim.trace.records import Record, read_records, runs_of
+
+
+def read(path, limit=None):
+    return [record.fields for record in read_records(path, limit)]
+
+
+def test_plain_and_gzipped_files_read_alike(write):
+    assert read(write({"a": 1}, {"a": 2})) == read(write({"a": 1}, {"a": 2}, name="trace.jsonl.gz")) == [{"a": 1}, {"a": 2}]
+
+
+def test_empty_lines_are_skipped_but_counted(write):
+    assert [record.line for record in read_records(write("", {"a": 1}, "  ", {"a": 2}))] == [2, 4]
+
+
+def test_what_lies_behind_the_limit_is_not_read(write):
+    assert read(write({"a": 1}, {"a": 2}, "no JSON"), limit=2) == [{"a": 1}, {"a": 2}]
+
+
+def problem(path):
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(path)
+    assert "\n" not in message
+    return message.removeprefix(path)
+
+
+def test_a_line_that_is_no_json_is_named(write):
+    assert problem(write({"a": 1}, '{"a": ')).startswith(":2: not JSON: Expecting value")
+
+
+def test_a_line_that_is_no_object_is_named(write):
+    assert problem(write([1, 2])) == ":1: expected a JSON object, not [1, 2]"
+
+
+def test_nesting_without_end_is_no_json(write):
+    assert problem(write("[" * 200_000)).startswith(":1: not JSON")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert problem(str(tmp_path / "absent.jsonl")) == ": cannot be read: No such file or directory"
+
+
+def test_a_folder_is_no_trace(tmp_path):
+    assert problem(str(tmp_path)) == ": cannot be read: Is a directory"
+
+
+def test_an_empty_file_holds_no_request(write):
+    assert problem(write()) == problem(write("", "")) == ": the file is empty: it holds no request"
+    assert problem(write(name="trace.jsonl.gz")) == ": the file is empty: it holds no request"
+
+
+def test_a_truncated_gzip_file_is_named(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    whole = gzip.compress(b"".join(b'{"a": "%s"}\n' % os.urandom(20).hex().encode() for _ in range(1000)))
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "the gzip file ends early or is damaged here" in problem(str(path))
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    whole = bytearray(gzip.compress(b"".join(b'{"a": "%s"}\n' % os.urandom(20).hex().encode() for _ in range(1000))))
+    whole[-6] ^= 255
+    path.write_bytes(whole)
+    assert "not a sound gzip file" in problem(str(path))
+
+
+def test_a_name_that_promises_gzip_is_held_to_it(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_text("{}\n")
+    assert problem(str(path)).startswith(": not a sound gzip file, though its name ends in .gz")
+
+
+def test_a_gzipped_file_with_a_plain_name_is_explained(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(gzip.compress(b"{}\n"))
+    assert problem(str(path)) == ":1: not UTF-8 text; the name of a gzipped file must end in .gz"
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "expected"),
+    [
+        ("integer", -1, "x must be an integer of at least 0, not -1"),
+        ("integer", 1.0, "x must be an integer of at least 0, not 1.0"),
+        ("integer", True, "x must be an integer of at least 0, not true"),
+        ("integer", None, "x must be an integer of at least 0, not null"),
+        ("number", float("nan"), "x must be a number of at least 0, not NaN"),
+        ("number", 10**400, "x must be a number of at least 0, not 1000000000000000000000000000000000000000..."),
+        ("number", "1", 'x must be a number of at least 0, not "1"'),
+        ("number", False, "x must be a number of at least 0, not false"),
+        ("name", [], "x must be a string or an integer, not []"),
+        ("integers", [1, "2"], 'x must be a list of integers of at least 0, not [1, "2"]'),
+        ("integers", [1, -2], "x must be a list of integers of at least 0, not [1, -2]"),
+        ("integers", [1.0], "x must be a list of integers of at least 0, not [1.0]"),
+        ("integers", 7, "x must be a list, not 7"),
+    ],
+)
+def test_a_field_that_is_not_what_it_should_be_is_named_and_shown(method, value, expected):
+    with pytest.raises(TraceError) as caught:
+        getattr(Record("f", 3, {"x": value}), method)("x")
+    assert str(caught.value) == f"f:3: {expected}"
+
+
+@pytest.mark.parametrize("method", ["integer", "number", "name", "items", "integers"])
+def test_a_missing_field_is_named(method):
+    with pytest.raises(TraceError, match="f:3: x is missing; it must be"):
+        getattr(Record("f", 3, {}), method)("x")
+
+
+def test_ids_become_normalised_runs():
+    assert runs_of([]) == ()
+    assert runs_of([4]) == ((4, 1),)
+    assert runs_of([4, 5, 6, 9, 10, 3, 3]) == ((4, 3), (9, 2), (3, 1), (3, 1))

@@ -1,0 +1,142 @@
+"""The generated workload."""
+
+from itertools import pairwise
+
+import pytest
+
+from kvsim.trace.statistics import trace_statistics
+from kvsim.trace.synthetic import Kind, Synthetic
+
+
+def kind(**settings):
+    plain = {"weight": 1, "systems": 1, "system_tokens": 10, "turns": 1, "message_tokens": 6, "answer_tokens": 4, "pause_s": 5}
+    return Kind(**plain | settings)
+
+
+def load(page_tokens=4, **settings):
+    return Synthetic(**{"spread": 0.0} | settings).load(page_tokens).requests
+
+
+def unroll(request):
+    return [page for start, pages in request.runs for page in range(start, start + pages)]
+
+
+def test_a_system_prompt_is_shared_and_what_follows_is_not():
+    """Prompts of 10 + 6 tokens: the pages at 0 and 4 lie within the system prompt."""
+    left, right = load(sessions=2, mix={"chat": kind()})
+    assert (left.prompt_tokens, left.output_tokens) == (16, 4)
+    assert (unroll(left), unroll(right)) == ([0, 1, 2, 3], [0, 1, 4, 5])
+
+
+def test_a_turn_continues_prompt_and_answer_of_the_one_before_it():
+    """Prompts of 16, 26, 36 ... tokens, until one has no room in 40 with its answer."""
+    turns = load(sessions=1, max_prompt_tokens=40, mix={"chat": kind(turns=1e9)})
+    assert [turn.prompt_tokens for turn in turns] == [16, 26, 36]
+    for before, after in pairwise(turns):
+        assert unroll(after)[: before.prompt_pages] == unroll(before)
+    assert [(turn.turn, turn.session, turn.kind) for turn in turns[:2]] == [(0, 0, "chat"), (1, 0, "chat")]
+
+
+def test_the_partial_page_of_a_turn_is_not_the_full_page_of_the_next():
+    first, second = load(sessions=1, max_prompt_tokens=27, mix={"chat": kind(turns=1e9, message_tokens=5)}, tail="all")[:2]
+    assert (first.prompt_tokens, second.prompt_tokens) == (15, 24)
+    assert unroll(second)[:3] == unroll(first)[:3]
+    assert unroll(first)[3] not in unroll(second)
+
+
+def test_questions_about_a_document_share_it_but_not_each_other():
+    """10 + 8 tokens of system prompt and document, then 6 of question: 4 shared pages, 2 own ones."""
+    questions = load(sessions=1, mix={"document": kind(document_tokens=8, turns=1e3, remembers=False)})
+    assert all(question.prompt_tokens == 24 for question in questions)
+    assert [unroll(question)[:4] for question in questions] == [[0, 1, 2, 3]] * len(questions)
+    own = [page for question in questions for page in unroll(question)[4:]]
+    assert len(set(own)) == len(own) == 2 * len(questions) > 2
+
+
+def test_in_a_closed_loop_a_turn_waits_for_the_one_before_it():
+    turns = load(sessions=1, max_prompt_tokens=40, mix={"chat": kind(turns=1e9)}, arrivals="closed_loop")
+    assert [turn.after for turn in turns] == [-1, 0, 1]
+    assert turns[0].delay_s == 0 < turns[1].delay_s
+    assert turns[1].arrival_s == pytest.approx(4 * 0.02 + turns[1].delay_s)
+
+
+def test_in_an_open_loop_turns_come_at_the_same_times_without_waiting():
+    settings = {"sessions": 30, "mix": {"chat": kind(turns=3)}}
+    closed, opened = load(**settings), load(**settings, arrivals="open_loop")
+    assert [turn.arrival_s for turn in opened] == [turn.arrival_s for turn in closed]
+    assert {(turn.after, turn.delay_s) for turn in opened} == {(-1, 0.0)}
+
+
+def test_a_rate_divides_all_arrivals_of_an_open_loop_and_leaves_the_pauses_of_a_closed_one():
+    mix = {"chat": kind(turns=3)}
+    slow, fast = load(arrivals="open_loop", mix=mix), load(arrivals="open_loop", mix=mix, rate=2.0)
+    assert [turn.arrival_s for turn in fast] == pytest.approx([turn.arrival_s / 2 for turn in slow])
+    slow, fast = load(mix=mix), load(mix=mix, rate=2.0)
+    assert sorted(turn.delay_s for turn in fast) == sorted(turn.delay_s for turn in slow)
+
+
+def outline(requests):
+    return [(r.session, r.turn, r.kind, r.arrival_s, r.prompt_tokens, r.output_tokens, r.after, r.delay_s) for r in requests]
+
+
+def test_the_same_seed_gives_the_same_requests_at_any_page_size():
+    one, other, another = Synthetic(sessions=50), Synthetic(sessions=50), Synthetic(sessions=50, seed=1)
+    assert outline(one.load(16).requests) == outline(other.load(512).requests) == outline(one.load(1).requests)
+    assert [r.runs for r in one.load(16).requests] == [r.runs for r in other.load(16).requests]
+    assert outline(one.load(16).requests) != outline(another.load(16).requests)
+
+
+def test_a_limit_keeps_the_requests_that_arrive_first():
+    whole, part = Synthetic(sessions=50).load(16).requests, Synthetic(sessions=50, limit=20).load(16).requests
+    assert outline(part) == outline(whole)[:20]
+
+
+def test_more_tokens_to_a_page_do_not_mean_more_runs():
+    runs = [sum(len(request.runs) for request in Synthetic().load(page_tokens).requests) for page_tokens in (512, 16, 1)]
+    assert runs[0] <= runs[1] <= runs[2] < 2.2 * 5000
+
+
+def test_the_defaults_lie_between_the_real_traces():
+    """Chats hit like the Mooncake conversation trace (.37), agents like the WEKA traces (.96), in pages of 512 and 64 tokens."""
+    numbers = trace_statistics(Synthetic(tail="all").load(512))
+    assert 4_500 < numbers["requests"] < 5_500
+    assert 10_000 < numbers["prompt_tokens_mean"] < 14_000
+    assert 0.37 < numbers["page_hit_rate"] < 0.96
+    assert rate_of("chat", page_tokens=512) == pytest.approx(0.37, abs=0.05)
+    assert rate_of("agent", page_tokens=64) == pytest.approx(0.96, abs=0.02)
+
+
+def rate_of(name, page_tokens):
+    mix = {name: Synthetic().mix[name]}
+    return trace_statistics(Synthetic(mix=mix, sessions=600, tail="all").load(page_tokens))["page_hit_rate"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sessions": 0}, "sessions must be at least 1, not 0"),
+        ({"sessions_per_s": 0.0}, "sessions_per_s must be positive, not 0.0"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
+        ({"spread": -0.5}, "spread must be at least 0, not -0.5"),
+        ({"answer_s_per_token": -1.0}, "answer_s_per_token must be at least 0"),
+        ({"arrivals": "recorded"}, "arrivals must be one of open_loop, closed_loop"),
+        ({"max_prompt_tokens": 100}, "max_prompt_tokens must be at least 10002 with system prompts of 5000 tokens"),
+        ({"mix": {}}, "mix must have a kind of session with a positive weight"),
+        ({"mix": {"chat": kind(weight=0)}}, "mix must have a kind of session with a positive weight"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Synthetic(**settings)
+
+
+@pytest.mark.parametrize("name", ["systems", "turns", "system_tokens", "message_tokens", "answer_tokens"])
+def test_a_kind_has_at_least_one_of_everything(name):
+    with pytest.raises(ValueError, match=f"mix.chat.{name} must be at least 1, not 0"):
+        Synthetic(mix={"chat": kind(**{name: 0})})
+
+
+@pytest.mark.parametrize("name", ["weight", "document_tokens", "pause_s"])
+def test_nothing_about_a_kind_is_negative(name):
+    with pytest.raises(ValueError, match=f"mix.chat.{name} must be at least 0, not -1"):
+        Synthetic(mix={"chat": kind(**{name: -1})})

@@ -1,0 +1,69 @@
+"""When the requests of a JSON-lines trace arrive."""
+
+import pytest
+
+from kvsim.errors import TraceError
+from kvsim.trace.records import Record
+from kvsim.trace.timetable import Timetable
+
+
+def place(*lines, **settings):
+    times = Timetable(settings.pop("rate", 1.0), **settings)
+    return [tuple(times.place(Record("f", number, fields))) for number, fields in enumerate(lines, 1)]
+
+
+def test_timestamps_are_milliseconds_from_the_first_one():
+    assert place({"timestamp": 5000}, {"timestamp": 5000}, {"timestamp": 6500.5}) == [
+        (0.0, -1, 0.0, -1, 0),
+        (0.0, -1, 0.0, -1, 0),
+        (1.5005, -1, 0.0, -1, 0),
+    ]
+
+
+def test_a_rate_divides_timestamps_and_leaves_delays():
+    assert place({"timestamp": 0}, {"timestamp": 4000, "session_id": "a"}, {"session_id": "a", "delay": 3000}, rate=2.0) == [
+        (0.0, -1, 0.0, -1, 0),
+        (2.0, -1, 0.0, 0, 0),
+        (5.0, 1, 3.0, 0, 1),
+    ]
+
+
+def test_a_delay_waits_for_the_turn_before_it_even_if_a_timestamp_is_there():
+    first, other, second, third = place(
+        {"timestamp": 0, "session_id": 7, "delay": 9000},
+        {"timestamp": 1000, "session_id": "7"},
+        {"timestamp": 2000, "session_id": 7, "delay": 500},
+        {"timestamp": 3000, "session_id": 7},
+    )
+    assert first == (0.0, -1, 0.0, 0, 0)
+    assert other == (1.0, -1, 0.0, 1, 0)
+    assert second == (2.0, 0, 0.5, 0, 1)
+    assert third == (3.0, -1, 0.0, 0, 2)
+
+
+def test_without_timestamps_everything_begins_at_once():
+    assert place({"session_id": "a"}, {}, {"session_id": "a", "delay": 250}, timestamps_optional=True) == [
+        (0.0, -1, 0.0, 0, 0),
+        (0.0, -1, 0.0, -1, 0),
+        (0.25, 0, 0.25, 0, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "message"),
+    [
+        ([{"timestamp": 9}, {"timestamp": 8}], {}, "f:2: timestamps must not decrease: 8 ms after 9 ms; sort the file"),
+        ([{}], {}, "f:1: timestamp is missing"),
+        ([{"timestamp": 0}, {}], {"timestamps_optional": True}, "f:2: timestamp is missing"),
+        ([{"session_id": 1, "delay": 5}], {}, "f:1: timestamp is missing"),
+        ([{"timestamp": -1}], {}, "f:1: timestamp must be a number of at least 0, not -1"),
+        ([{"timestamp": 0, "session_id": 1}, {"session_id": 1, "delay": -1}], {}, "f:2: delay must be a number of at least 0"),
+        ([{"timestamp": 0, "session_id": 1.5}], {}, "f:1: session_id must be a string or an integer"),
+        ([{}, {"timestamp": 0}], {"timestamps_optional": True}, "f:2: this line has a timestamp, the first one has none"),
+        ([{}], {"timestamps_optional": True, "rate": 2.0}, "f:1: rate=2.0 has no effect on a file without timestamps"),
+    ],
+)
+def test_bad_times_are_refused(lines, settings, message):
+    with pytest.raises(TraceError) as caught:
+        place(*lines, **settings)
+    assert str(caught.value).startswith(message)

@@ -1,0 +1,85 @@
+"""Traces that hold the tokens themselves."""
+
+import pytest
+
+from kvsim.errors import TraceError, UsageError
+from kvsim.trace.tokens import Tokens
+
+
+def line(tokens, **more):
+    return {"token_ids": tokens, "output_length": 3, **more}
+
+
+def runs(write, *lines, page_tokens=2, **settings):
+    return [request.runs for request in Tokens(path=write(*lines), **settings).load(page_tokens).requests]
+
+
+def test_prompts_that_begin_alike_share_pages(write):
+    lines = line([1, 2, 3, 4, 5]), line([1, 2, 9, 4]), line([1, 2, 3, 4, 5, 6])
+    assert runs(write, *lines) == [((0, 2),), ((0, 1), (2, 1)), ((0, 2), (3, 1))]
+
+
+def test_the_partial_page_counts_if_it_is_asked_for(write):
+    lines = line([1, 2, 3]), line([1, 2, 3, 4]), line([1, 2, 3])
+    assert runs(write, *lines, tail="all") == [((0, 2),), ((0, 1), (2, 1)), ((0, 2),)]
+
+
+def test_a_line_is_a_request(write):
+    path = write(line([1], timestamp=10), line([1, 2, 3], timestamp=2010, session_id="a"), name="tiny.jsonl.gz")
+    trace = Tokens(path=path).load(2)
+    request = trace.requests[1]
+    assert (trace.name, trace.block_tokens, trace.page_tokens) == ("tiny.jsonl.gz", None, 2)
+    assert (request.index, request.arrival_s, request.prompt_tokens, request.output_tokens) == (1, 2.0, 3, 3)
+    assert (request.prompt_pages, request.session, request.turn) == (1, 0, 0)
+
+
+def test_timestamps_are_optional(write):
+    requests = Tokens(path=write(line([1]), line([2]))).load(2).requests
+    assert [request.arrival_s for request in requests] == [0, 0]
+    with pytest.raises(UsageError, match=r"rate=2\.0 has no effect on a file without timestamps"):
+        Tokens(path=write(line([1])), rate=2.0).load(2)
+
+
+def test_tenants_and_adapters_share_nothing(write):
+    tokens = [1, 2]
+    lines = line(tokens), line(tokens, tenant="a"), line(tokens, lora="a"), line(tokens, lora=7), line(tokens, tenant="a")
+    assert runs(write, *lines) == [((0, 1),), ((1, 1),), ((2, 1),), ((3, 1),), ((1, 1),)]
+
+
+def test_placeholders_of_different_images_share_nothing(write):
+    tokens = [5, 5, 0, 0, 6, 6]
+    cat, dog = [[2, 4, "cat"]], [[2, 4, "dog"]]
+    lines = line(tokens, multimodal=cat), line(tokens, multimodal=dog), line(tokens, multimodal=cat)
+    assert runs(write, *lines) == [((0, 3),), ((0, 1), (3, 2)), ((0, 3),)]
+
+
+def test_a_limit_reads_the_first_lines(write):
+    assert len(runs(write, line([1]), line([2]), "no JSON", limit=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"output_length": 1}, "token_ids is missing"),
+        (line([]), "token_ids is empty: a request needs a prompt"),
+        (line([1, -2]), "token_ids must be a list of integers of at least 0"),
+        (line([1.5]), "token_ids must be a list of integers of at least 0"),
+        (line([1 << 70]), "tokens must lie in 0 ... 2**63 - 1"),
+        (line([1], output_length=-1), "output_length must be an integer of at least 0"),
+        (line([1], tenant=1.5), "tenant must be a string or an integer"),
+        (line([1], multimodal=[[0, 1]]), "multimodal must be a list of [start, stop, hash]"),
+        (line([1], multimodal=[[0, 1, None]]), "multimodal must be a list of [start, stop, hash]"),
+        (line([1], multimodal=[[0, 2, "cat"]]), "a span must lie within the prompt of 1 tokens, not at 0 ... 2"),
+        (line([1], timestamp=1), "this line has a timestamp, the first one has none"),
+    ],
+)
+def test_a_bad_line_is_named(write, bad, message):
+    path = write(line([1]), bad)
+    with pytest.raises(TraceError) as caught:
+        Tokens(path=path).load(2)
+    assert str(caught.value).startswith(f"{path}:2: {message}")
+
+
+def test_a_page_has_at_least_one_token(write):
+    with pytest.raises(UsageError, match="page_tokens must be at least 1, not 0"):
+        Tokens(path=write(line([1]))).load(0)
