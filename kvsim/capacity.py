@@ -31,14 +31,15 @@ def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> in
     number, unit = parts.groups()
     pages = _whole_pages(number, unit, page_tokens, page_bytes)
     if pages == 0:
-        raise ValueError(f"{text} holds no page: a page of {page_tokens} tokens takes {page_bytes:,} bytes; 0 leaves the tier out")
+        raise ValueError(f"{text} holds no page: a page of {page_tokens} tokens takes {page_bytes:,} bytes; 0 leaves it out")
     return pages
 
 
 def _whole_pages(number: str, unit: str, page_tokens: int, page_bytes: int) -> int:
     if unit in BYTES:
         whole, _, fraction = number.partition(".")
-        return int(whole + fraction) * BYTES[unit] // (10 ** len(fraction) * page_bytes)
+        scale: int = 10 ** len(fraction)
+        return int(whole + fraction) * BYTES[unit] // (scale * page_bytes)
     if unit in ("pages", "tokens") and "." not in number:
         return int(number) // (1 if unit == "pages" else page_tokens)
     if not unit:

@@ -115,7 +115,6 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["page_tokens=0"], "page_tokens must be at least 1, not 0"),
         (["warmup=1"], "warmup must be at least 0 and below 1"),
         (["seed=-1"], "seed must be 0 or more, not -1"),
-        (["substrate=quantum"], "substrate must be simulated, not quantum"),
         (["output=${nowhere}"], "output: Interpolation key 'nowhere' not found"),
     ],
 )
@@ -127,6 +126,10 @@ def test_what_cannot_work_ends_with_its_key(overrides: list[str], expected: str)
 
 def test_settings_of_a_replay_have_no_effect_on_a_simulation() -> None:
     assert problem("replay.in_flight=2", command="simulate") == "replay.in_flight has no effect on kvsim simulate: leave it out"
+
+
+def test_the_substrate_is_one_that_there_is() -> None:
+    assert problem("substrate=quantum", command="simulate") == "substrate must be simulated, not quantum"
 
 
 def test_settings_of_tiers_have_their_own_key() -> None:
@@ -141,7 +144,7 @@ def test_checking_the_folder_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system on which nobody can make folders")
 def test_a_folder_that_cannot_be_made_ends_the_run() -> None:
-    with pytest.raises(UsageError, match="output: cannot write to /proc/run: .*; choose another folder with output=DIR"):
+    with pytest.raises(UsageError, match=r"output: cannot write to /proc/run: .*; choose another folder with output=DIR"):
         check_output(Path("/proc/run"))
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from typing import Any, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -76,7 +77,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     """One line that says which override is wrong, and what would be right."""
     message = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
-        return f"cannot read the override {error.override!r}: say KEY=VALUE, and put quotes around a value with spaces or brackets"
+        return f"cannot read the override {error.override!r}: say KEY=VALUE, with quotes around a value with spaces or brackets"
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _unknown_choice(error)
     if isinstance(error, ConfigCompositionException):
@@ -119,10 +120,10 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
         if not any(override.startswith(f"{family}@tiers.{tier}.") for override in overrides):
             return f"{key}: the tier has no policy of its own: add {family}@tiers.{tier}.{family}=NAME"
     keys = _known_keys(overrides)
-    if hint := closest(key, keys):
+    if hint := closest(key, [name for name in keys if name.count(".") == key.count(".")]):
         return f"{key}: there is no such setting{hint}"
     parent = key.rpartition(".")[0]
-    siblings = [name for name in keys if name.rpartition(".")[0] == parent and not name.endswith("_target_")]
+    siblings = [own for start, _, own in (name.rpartition(".") for name in keys) if start == parent and own != "_target_"]
     return f"{key}: there is no such setting; {parent or 'the configuration'} has {', '.join(siblings) or 'none'}"
 
 
@@ -137,14 +138,15 @@ def _known_keys(overrides: Sequence[str]) -> list[str]:
             except (HydraException, OmegaConfBaseException):
                 continue
             groups_of_tiers = [str(name) for name in cfg.hydra.runtime.choices if not str(name).startswith("hydra/")]
-            return [*groups_of_tiers, *(name for name in _paths(cfg) if not name.startswith("hydra"))]
+            config = cast(dict[str, Any], OmegaConf.to_container(cfg))
+            return [*groups_of_tiers, *(name for name in _paths(config) if not name.startswith("hydra"))]
     return []
 
 
-def _paths(cfg: DictConfig, prefix: str = "") -> list[str]:
+def _paths(node: dict[str, Any], prefix: str = "") -> list[str]:
     paths = []
-    for name in cfg:
+    for name, value in node.items():
         paths.append(f"{prefix}{name}")
-        if OmegaConf.is_dict(node := cfg._get_node(name)) and not OmegaConf.is_missing(cfg, name):
-            paths += _paths(node, f"{prefix}{name}.")
+        if isinstance(value, dict):
+            paths += _paths(value, f"{prefix}{name}.")
     return paths

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from inspect import getdoc
+from typing import Any, cast
 
 import hydra.utils
 from omegaconf import OmegaConf
@@ -34,8 +35,7 @@ def policies(family: str) -> Iterator[tuple[str, str, str]]:
     folder = files("kvsim.conf") / family
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.endswith(".yaml"):
-            settings = OmegaConf.to_container(OmegaConf.create(path.read_text()))
-            assert isinstance(settings, dict)
+            settings = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(path.read_text())))
             purpose = getdoc(hydra.utils.get_class(settings.pop("_target_"))) or ""
             values = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
             yield path.name.removesuffix(".yaml"), purpose.splitlines()[0].replace("``", ""), "\n".join(values)

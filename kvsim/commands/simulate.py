@@ -11,7 +11,8 @@ from kvsim.commands.application import plan_job, run_application, run_job
 def run(cfg: DictConfig) -> None:
     """One run, from a composed configuration to the files of its folder."""
     plan = plan_job("simulate", cfg)
-    print(plan)
+    trace = plan.trace.load(plan.page_tokens)
+    print(trace.name)
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")

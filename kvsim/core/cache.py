@@ -259,13 +259,30 @@ class TieredCache(Movement):
         lease.loaded_pages = 0
         transfers: list[Transfer] = []
         if lease.epoch == self.epoch:
-            nodes = self._path_between(lease.node, last)
+            nodes = self._share_loaded(lease, self._path_between(lease.node, last))
             transfers, fetch = self._fetch_missing(nodes, now)
             if nodes:
                 transfers.append(self._start_load(lease, nodes, fetch))
+            lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
         for tier in self.tiers[CPU:]:
             self.unpin(last, tier.index)
         return transfers
+
+    def _share_loaded(self, lease: Lease, nodes: list[Node]) -> list[Node]:
+        """Pin the first nodes if another request has begun to load them since the match, and give back the room for them.
+
+        Returns the nodes that are left to load.
+        """
+        for at, node in enumerate(nodes):
+            if node.state[GPU] != READY and not self.is_arriving(node):
+                return nodes[at:] if node.state[GPU] == ABSENT else []
+            mine, lease.slots = self.gpu.pool.split(lease.slots, node.pages)
+            self.gpu.pool.give(mine)
+            self.pin(node, GPU)
+            self.unpin(lease.node, GPU)
+            lease.node = node
+            lease.gpu_pages += node.pages
+        return []
 
     @staticmethod
     def _path_between(upper: Node, node: Node) -> list[Node]:
@@ -307,8 +324,17 @@ class TieredCache(Movement):
         lease.node = nodes[-1]
         lease.loaded_pages = load.pages
         lease.loaded_disk_pages = sum([fetch.pages for fetch in after])
-        lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
         return self.start(load)
+
+    def arriving(self, lease: Lease) -> list[Transfer]:
+        """The loads, its own and others', that a request's pinned path waits for."""
+        loads, node = {}, lease.node
+        while node.parent is not None and not self._single:
+            for transfer in node.transfers:
+                if transfer.target is self.gpu:
+                    loads[transfer] = None
+            node = node.parent
+        return list(loads)
 
     def fetch(self, lease: Lease, pages: int, now: float) -> list[Transfer]:
         """Start to read the first ``pages`` pages that only the disk has into the CPU tier, for a request that still waits.

@@ -267,13 +267,12 @@ class Engine:
     def _claimed(self, job: Job, lease: Lease) -> None:
         """The slots are there: start the loads, and reckon what is left to compute."""
         job.is_claimed = True
-        job.loads = self._arriving(lease)
         if lease.loading is not None:
             transfers = self.cache.load(lease, self.env.now)
             self.mover.submit(transfers)
             if lease.loaded_pages:
-                job.loads.append(transfers[-1])
                 transfers[-1].ended.callbacks.append(lambda event: self._loaded(job, lease, transfers[-1]))
+        job.loads = self.cache.arriving(lease)
         if job.admissions == 1:
             disk_pages = lease.loaded_disk_pages
             if job.fetched_pages:
@@ -281,12 +280,6 @@ class Engine:
             self.hit_pages[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)
-
-    def _arriving(self, lease: Lease) -> list[Transfer]:
-        """Loads under way, for other requests, of pages that this one shares."""
-        gpu = self.cache.gpu
-        shared = {t: None for node in lease.path[: lease.gpu_nodes] if node.transfers for t in node.transfers if t.target is gpu}
-        return list(shared)
 
     def _loaded(self, job: Job, lease: Lease, load: Transfer) -> None:
         """Pages that a load did not bring, since the disk did not deliver them, are no hits: they are computed."""

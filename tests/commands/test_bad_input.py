@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("arguments", "expected"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(("arguments", "expected"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
 @pytest.mark.parametrize("command", ["replay", "simulate"])
 def test_a_mistake_ends_with_one_line(
     command: str, arguments: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]

@@ -1,0 +1,187 @@
+"""Caches small enough to follow by hand: pages are letters, a prompt is a word, slots are numbered so that owners are checked."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.pages import Run, append_run
+from kvsim.core.pool import Pool, SlotPool
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import Transfer
+from kvsim.core.tree import LEAVING, READY, Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.write_through import WriteThrough
+
+NAMES = ("gpu", "cpu", "disk")
+Hits = tuple[int, int, int]
+
+
+def runs_of(pages: Iterable[int]) -> tuple[Run, ...]:
+    """Page ids, in the order of a prompt, as normalised runs."""
+    runs: list[Run] = []
+    for page in pages:
+        append_run(runs, page, 1)
+    return tuple(runs)
+
+
+def make_request(
+    pages: Sequence[int], *, index: int = 0, prompt_tokens: int | None = None, output_tokens: int = 0, arrival_s: float = 0.0
+) -> Request:
+    """A request whose prompt has these page ids; without ``prompt_tokens``, pages are of one token."""
+    return Request(
+        index=index,
+        arrival_s=arrival_s,
+        prompt_tokens=len(pages) if prompt_tokens is None else prompt_tokens,
+        output_tokens=output_tokens,
+        runs=runs_of(pages),
+        prompt_pages=len(pages),
+    )
+
+
+def make_tiers(
+    capacities: Sequence[int | None], evictions: Sequence[Any], placements: Sequence[Any], *, slots: bool, page_tokens: int, seed: int = 0
+) -> list[Tier]:
+    """Tiers from the GPU down, their policies bound. ``placements`` begins with that of the CPU tier."""
+    tiers = []
+    for index, (name, capacity, eviction) in enumerate(zip(NAMES, capacities, evictions, strict=False)):
+        placement = placements[index - 1] if index else None
+        context = PolicyContext(tier=index, tier_name=name, capacity_pages=capacity, page_tokens=page_tokens)
+        for policy in filter(None, (eviction, placement)):
+            policy.bind(context)
+        pool = SlotPool(capacity) if slots and capacity is not None else Pool(capacity)
+        tiers.append(Tier(name, index, pool, eviction, placement))
+    return tiers
+
+
+class SmallCache(TieredCache):
+    """A cache whose pages are named by letters: equal beginnings of two words are the same pages."""
+
+    def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
+        super().__init__(tiers, rules, page_tokens)
+        self.clock = count(1)
+        self._ids: dict[str, int] = {}
+        self._letters: dict[int, str] = {}
+
+    def request(self, word: str, **settings: Any) -> Request:
+        """A request for the pages of ``word``; a page is new, and gets the next id, where no word before began the same way."""
+        for end in range(1, len(word) + 1):
+            if word[:end] not in self._ids:
+                self._letters[len(self._ids)] = word[end - 1]
+                self._ids[word[:end]] = len(self._ids)
+        settings.setdefault("prompt_tokens", len(word) * self.page_tokens)
+        return make_request([self._ids[word[:end]] for end in range(1, len(word) + 1)], **settings)
+
+    def look(self, word: str) -> Lease:
+        """What could be reused of ``word`` now."""
+        return self.match(self.request(word))
+
+    def admitted(self, word: str, *, pages: int | None = None, load: int | None = None) -> Lease:
+        """A request with all its slots, before its loads; it loads everything unless ``load`` says how many pages."""
+        lease = self.look(word)
+        load_pages = lease.lower_pages if load is None else load
+        assert self.admit(lease, len(word) if pages is None else pages, next(self.clock), load_pages)
+        self.move(lease.waits)
+        while waits := self.claim(lease, next(self.clock)):
+            self.move(waits)
+        assert waits == [] and not lease.owed_pages
+        return lease
+
+    def run(self, word: str, *, pages: int | None = None, load: int | None = None) -> Lease:
+        """A request whose prompt has been computed, everything moved."""
+        lease = self.admitted(word, pages=pages, load=load)
+        self.move(self.load(lease, next(self.clock)))
+        self.move(self.insert(lease, next(self.clock)))
+        self.check()
+        return lease
+
+    def use(self, word: str, *, pages: int | None = None, load: int | None = None) -> Hits:
+        """A request from its beginning to its end; returns its hits by tier."""
+        lease = self.run(word, pages=pages, load=load)
+        self.release(lease)
+        self.check()
+        return lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages, lease.loaded_disk_pages
+
+    def move(self, transfers: Iterable[Transfer]) -> None:
+        """Begin and finish transfers and all that they wait for or bring about."""
+        for transfer in transfers:
+            while not transfer.done and (waits := self.begin(transfer, next(self.clock))):
+                self.move(waits)
+            if not transfer.done:
+                self.check()
+                self.move(self.finish(transfer, next(self.clock)))
+                self.check()
+
+    def fails(self, word: str, pages: int | None = None) -> bool:
+        """Whether a request cannot be admitted; asserts that nothing changes then."""
+        lease = self.look(word)
+        before = self.snapshot()
+        admitted = self.admit(lease, len(word) if pages is None else pages, next(self.clock), lease.lower_pages)
+        assert admitted or self.snapshot() == before
+        return not admitted
+
+    def node(self, word: str) -> Node:
+        """The node that holds the last page of ``word``."""
+        node, last = self.tree.root, self._ids[word]
+        while not any(start <= last < start + pages for start, pages in node.runs):
+            (node,) = [child for child in node.children.values() if self._leads_to(child, last)]
+        return node
+
+    @staticmethod
+    def _leads_to(node: Node, page: int) -> bool:
+        return any(start <= page < start + pages for below in [node, *node.descendants()] for start, pages in below.runs)
+
+    def on(self, tier: str) -> str:
+        """The letters of all pages that are usable in a tier, in the order in which they were first seen."""
+        index = NAMES.index(tier)
+        return self._text(node for node in self.tree.root.descendants() if node.state[index] in (READY, LEAVING))
+
+    def _text(self, nodes: Iterable[Node]) -> str:
+        pages = [start + at for node in nodes for start, length in node.runs for at in range(length)]
+        return "".join(self._letters[page] for page in sorted(pages))
+
+    def carried(self, transfer: Transfer) -> str:
+        """The pages of a transfer."""
+        return self._text(transfer.nodes)
+
+    def leaving_order(self) -> str:
+        """Evicts everything evictable from the GPU, page by page; the pages in the order in which they left."""
+        order = ""
+        while True:
+            before = self.on("gpu")
+            lease = self.match(make_request([-1]))
+            if not self.admit(lease, self.gpu.pool.free + 1, next(self.clock)):
+                return order
+            self.move(lease.waits)
+            self.release(lease)
+            order += "".join(sorted(set(before) - set(self.on("gpu"))))
+
+    def snapshot(self) -> list[Any]:
+        """All that must stay as it is when a request is refused."""
+        tiers = [
+            (tier.pool.free, tier.evictable_pages, tier.coming_pages, tier.owed_pages, tier.evicted_pages, self.on(tier.name))
+            for tier in self.tiers
+        ]
+        return [tiers, len(self.transfers), len(self.leases)]
+
+
+def small_cache(
+    *,
+    gpu: int | None,
+    cpu: int | None = 0,
+    disk: int | None = 0,
+    eviction: Callable[[], Any] | Sequence[Callable[[], Any]] = LRU,
+    placement: Callable[[], Any] | Sequence[Callable[[], Any]] = WriteThrough,
+    slots: bool = True,
+    page_tokens: int = 1,
+    recompute_last_token: bool = False,
+) -> SmallCache:
+    """A cache of one to three tiers; one policy class for all tiers (all edges), or one for each, from the top."""
+    capacities = [capacity for capacity in (gpu, cpu, disk) if capacity != 0]
+    evictions = [make() for make in (eviction if isinstance(eviction, Sequence) else [eviction] * 3)]
+    placements = [make() for make in (placement if isinstance(placement, Sequence) else [placement] * 2)]
+    tiers = make_tiers(capacities, evictions, placements, slots=slots, page_tokens=page_tokens)
+    return SmallCache(tiers, Rules(recompute_last_token=recompute_last_token), page_tokens)

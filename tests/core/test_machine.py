@@ -1,0 +1,449 @@
+"""Anything in any order: a Hypothesis state machine that hunts for a state in which an invariant does not hold.
+
+Tiers of a few pages, so that there is never enough room. Beside the cache's own ``check`` after every step, the machine
+moves bytes: it writes a page's id into the slots in which it is computed, copies slots as transfers do, and compares what
+lies in the slots of every usable page with the page's id. KVSIM_MACHINE_STEPS=20000 runs as many steps, with new seeds.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from kvsim.core.cache import Lease
+from kvsim.core.pages import count_pages
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.transfer import Transfer
+from kvsim.core.tree import INCOMING, LEAVING, READY, Node
+from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.lfu import LFU
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.random import Random
+from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.placement.write_through_selective import WriteThroughSelective
+from tests.core.small import SmallCache, make_request, make_tiers
+
+EVICTIONS: list[Callable[[], Any]] = [LRU, FIFO, LFU, SegmentedLRU, Random]
+PLACEMENTS: list[Callable[[], Any]] = [WriteThrough, WriteThroughSelective, WriteBack, Exclusive]
+STEPS_AT_ONCE = 50
+DEFAULT_STEPS = 3_000
+STEPS = int(os.environ.get("KVSIM_MACHINE_STEPS", DEFAULT_STEPS))
+
+PICK = st.integers(0, 1_000)
+PATHS = st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=1, max_size=7).map(tuple)
+
+ADMITTED, CLAIMED, LOADED, COMPUTED = range(4)
+
+
+class Running:
+    """A request between admission and release."""
+
+    def __init__(self, lease: Lease, pages: int) -> None:
+        self.lease = lease
+        self.pages = pages
+        """Pages that it should have on the GPU, or be owed."""
+        self.stage = ADMITTED
+        self.load: Transfer | None = None
+
+
+class Flight:
+    """What a transfer copies: for each page its id, its slot in the source and its slot in the target."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        source, target = transfer.source.index, transfer.target.index
+        self.pages = ids_of(transfer.nodes)
+        self.reads = join_slots(node.slots[source] for node in transfer.nodes)
+        self.writes = join_slots(node.slots[target] for node in transfer.nodes)
+
+
+def ids_of(nodes: list[Node]) -> np.ndarray:
+    """The ids of the nodes' pages."""
+    return np.array([start + at for node in nodes for start, pages in node.runs for at in range(pages)], dtype=np.int64)
+
+
+def join_slots(slots: Any) -> np.ndarray:
+    """Slots of several nodes, one after another."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *slots])
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Uses a cache as an engine may, but without sense."""
+
+    steps = 0
+
+    @initialize(data=st.data())
+    def build(self, data: st.DataObject) -> None:
+        draw = data.draw
+        capacities = [draw(st.integers(2, 8)), draw(st.integers(0, 8)), draw(st.integers(0, 10))]
+        if not capacities[1]:
+            capacities = capacities[:1]
+        capacities = [capacity for capacity in capacities if capacity]
+        self.page_tokens = draw(st.integers(1, 2))
+        evictions = [draw(st.sampled_from(EVICTIONS))() for _ in capacities]
+        placements = [draw(st.sampled_from(PLACEMENTS))() for _ in capacities[1:]]
+        tiers = make_tiers(capacities, evictions, placements, slots=True, page_tokens=self.page_tokens)
+        self.cache = SmallCache(tiers, Rules(recompute_last_token=draw(st.booleans())), self.page_tokens)
+        self.gap = draw(st.integers(2, 9))
+        self.ids: dict[tuple[int, ...], int] = {}
+        self.next_id = 0
+        self.now = 0.0
+        self.requests: list[Running] = []
+        self.transfers: dict[Transfer, None] = {}
+        self.flights: dict[Transfer, Flight] = {}
+        self.bytes = [np.full(capacity, -1, dtype=np.int64) for capacity in capacities]
+
+    # --- what the rules share ---
+
+    def time(self) -> float:
+        """Later than before, or not."""
+        CacheMachine.steps += 1
+        self.now += CacheMachine.steps % 2
+        return self.now
+
+    def page_ids(self, path: tuple[int, ...]) -> list[int]:
+        """Chained ids; every ``gap``-th new one is skipped, so that paths have several runs."""
+        for end in range(1, len(path) + 1):
+            if path[:end] not in self.ids:
+                self.next_id += 2 if (self.next_id + 1) % self.gap == 0 else 1
+                self.ids[path[:end]] = self.next_id
+        return [self.ids[path[:end]] for end in range(1, len(path) + 1)]
+
+    def request(self, path: tuple[int, ...]) -> Request:
+        ids = self.page_ids(path)
+        return make_request(ids, prompt_tokens=len(ids) * self.page_tokens)
+
+    def learn(self, transfers: list[Transfer]) -> None:
+        """Transfers are known from what the calls return, from nothing else."""
+        self.transfers.update(dict.fromkeys(transfers))
+        for transfer in transfers:
+            if transfer.begun and not transfer.done:
+                self.take_off(transfer)
+
+    def take_off(self, transfer: Transfer) -> None:
+        if transfer not in self.flights:
+            self.flights[transfer] = Flight(transfer)
+
+    def running(self, pick: int, *stages: int) -> Running | None:
+        some = [running for running in self.requests if running.stage in stages]
+        return some[pick % len(some)] if some else None
+
+    def snapshot(self) -> list[Any]:
+        copies = {
+            (page, tier.index): state
+            for node in self.cache.tree.root.descendants()
+            for page in ids_of([node]).tolist()
+            for tier, state in zip(self.cache.tiers, node.state, strict=True)
+        }
+        sums = [(tier.pool.free, tier.evictable_pages, tier.coming_pages, tier.owed_pages) for tier in self.cache.tiers]
+        return [copies, sums, len(self.cache.leases), len(self.cache.transfers)]
+
+    # --- requests ---
+
+    @rule(path=PATHS)
+    def match(self, path: tuple[int, ...]) -> None:
+        request = self.request(path)
+        before = self.snapshot()
+        lease = self.cache.match(request)
+        assert self.snapshot() == before
+        assert lease.gpu_pages + lease.lower_pages <= request.prompt_pages
+        if self.cache._recompute_last_token:
+            assert lease.gpu_pages + lease.lower_pages <= (request.prompt_tokens - 1) // self.page_tokens
+
+    @rule(path=PATHS, extra=st.integers(0, 3), load=st.integers(0, 8))
+    def admit(self, path: tuple[int, ...], extra: int, load: int) -> None:
+        self.admit_request(self.request(path), extra, load)
+
+    @rule(pick=PICK, more=st.lists(st.integers(0, 2), max_size=2), extra=st.integers(0, 2))
+    def admit_what_is_there(self, pick: int, more: list[int], extra: int) -> None:
+        """A prompt that some tier has, leaving or arriving pages first."""
+        nodes = list(self.cache.tree.root.descendants())
+        if not nodes:
+            return
+        moving = [node for node in nodes if node.transfers]
+        node = (moving or nodes)[pick % len(moving or nodes)]
+        last = ids_of([node])[pick % node.pages]
+        path = next(path for path, page in self.ids.items() if page == last)
+        self.admit_request(self.request((*path, *more)), extra, 8)
+
+    def admit_request(self, request: Request, extra: int, load: int) -> None:
+        cache = self.cache
+        lease = cache.match(request)
+        before = self.snapshot()
+        pages = request.prompt_pages + extra
+        if cache.admit(lease, pages, self.time(), min(load, lease.lower_pages)):
+            self.requests.append(Running(lease, pages))
+            self.learn(lease.waits)
+            return
+        assert self.snapshot() == before
+        assert pages > cache.gpu.pool.capacity or self.requests or cache.transfers, "refused by an idle cache"
+
+    @rule(pick=PICK)
+    @precondition(lambda self: any(running.lease.owed_pages or not running.stage for running in self.requests))
+    def claim(self, pick: int) -> None:
+        some = [running for running in self.requests if running.lease.owed_pages or not running.stage]
+        running = some[pick % len(some)]
+        waits = self.cache.claim(running.lease, self.time())
+        if waits is None:
+            self.drop(running)
+        elif waits:
+            assert not any(transfer.done for transfer in waits)
+            self.learn(waits)
+        else:
+            assert not running.lease.owed_pages
+            running.stage = max(running.stage, CLAIMED)
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.running(0, CLAIMED))
+    def load(self, pick: int) -> None:
+        running = self.running(pick, CLAIMED)
+        assert running is not None
+        running.stage = LOADED
+        transfers = self.cache.load(running.lease, self.time())
+        self.learn(transfers)
+        if running.lease.loaded_pages:
+            running.load = transfers[-1]
+            assert running.load.pages == running.lease.loaded_pages
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.running(0, LOADED))
+    def insert(self, pick: int) -> None:
+        """A prompt is computed when everything that it reuses has landed, or has failed to."""
+        running = self.running(pick, LOADED)
+        assert running is not None
+        lease = running.lease
+        path = self.path(lease.node)
+        if any(transfer.target is self.cache.gpu and set(transfer.nodes) & set(path) for transfer in self.transfers):
+            return
+        same_tree = lease.epoch == self.cache.epoch
+        if same_tree:
+            rest = ids_of_runs(lease.rest)
+            self.bytes[0][lease.slots[: len(rest)]] = rest
+            for node in path:
+                if node.state[0] == INCOMING:
+                    self.bytes[0][node.slots[0]] = ids_of([node])
+        running.stage = COMPUTED
+        self.learn(self.cache.insert(lease, self.time()))
+        if same_tree:
+            assert ids_of(self.path(lease.node)).tolist() == ids_of_runs(lease.request.runs).tolist()
+            assert all(node.state[0] == READY for node in self.path(lease.node))
+
+    @rule(pick=PICK, pages=st.integers(1, 3))
+    @precondition(lambda self: self.running(0, COMPUTED))
+    def grow(self, pick: int, pages: int) -> None:
+        running = self.running(pick, COMPUTED)
+        assert running is not None
+        before = self.snapshot()
+        waits = self.cache.grow(running.lease, pages, self.time())
+        if waits is None:
+            assert self.snapshot() == before
+        else:
+            running.pages += pages
+            self.learn(waits)
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.requests)
+    def release(self, pick: int) -> None:
+        self.drop(self.requests[pick % len(self.requests)])
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.running(0, COMPUTED))
+    def complete(self, pick: int) -> None:
+        running = self.running(pick, COMPUTED)
+        assert running is not None
+        self.drop(running)
+
+    def drop(self, running: Running) -> None:
+        self.requests.remove(running)
+        self.cache.release(running.lease)
+
+    @rule(path=PATHS, pick=PICK)
+    def fetch(self, path: tuple[int, ...], pick: int) -> None:
+        lease = self.cache.match(self.request(path))
+        if lease.disk_pages:
+            pages = 1 + pick % lease.disk_pages
+            before = self.snapshot()
+            transfers = self.cache.fetch(lease, pages, self.time())
+            self.learn(transfers)
+            if transfers:
+                assert transfers[-1].pages == pages
+            else:
+                assert self.snapshot() == before
+
+    # --- transfers ---
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.transfers)
+    def begin(self, pick: int) -> None:
+        self.begin_one(self.some_transfer(pick))
+
+    @rule(pick=PICK)
+    @precondition(lambda self: any(transfer.begun for transfer in self.transfers))
+    def finish(self, pick: int) -> None:
+        begun = [transfer for transfer in self.transfers if transfer.begun]
+        self.finish_one(begun[pick % len(begun)])
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.transfers)
+    def see_through(self, pick: int) -> None:
+        """Begin and finish a transfer, and whatever it waits for."""
+        transfer = self.some_transfer(pick)
+        while not transfer.done:
+            first = transfer
+            while waits := self.begin_one(first):
+                first = waits[0]
+            self.finish_one(first)
+
+    @rule(pick=PICK, arrived=st.integers(0, 8))
+    @precondition(lambda self: self.transfers)
+    def abort(self, pick: int, arrived: int) -> None:
+        transfer = self.some_transfer(pick)
+        arrived = min(arrived, transfer.pages)
+        self.land(transfer, arrived if transfer.begun else 0)
+        self.learn(self.cache.abort(transfer, arrived, self.time()))
+        assert transfer.done and transfer.arrived_pages <= arrived
+
+    def some_transfer(self, pick: int) -> Transfer:
+        return list(self.transfers)[pick % len(self.transfers)]
+
+    def begin_one(self, transfer: Transfer) -> list[Transfer]:
+        waits = self.cache.begin(transfer, self.time())
+        assert bool(waits) != transfer.begun
+        assert not any(wait.done for wait in waits)
+        self.learn(waits)
+        if transfer.begun:
+            self.take_off(transfer)
+        return waits
+
+    def finish_one(self, transfer: Transfer) -> None:
+        pages = transfer.pages
+        self.land(transfer, pages)
+        self.learn(self.cache.finish(transfer, self.time()))
+        assert transfer.done and transfer.arrived_pages == pages
+
+    def land(self, transfer: Transfer, arrived: int) -> None:
+        """Copy bytes as a substrate would have."""
+        del self.transfers[transfer]
+        flight = self.flights.pop(transfer, None)
+        if flight is not None:
+            source, target = self.bytes[transfer.source.index], self.bytes[transfer.target.index]
+            if not any(self.cache.is_doomed(node) for node in transfer.nodes):
+                assert (source[flight.reads] == flight.pages).all(), "the source changed while it was read"
+                target[flight.writes[:arrived]] = flight.pages[:arrived]
+
+    @rule(sure=st.integers(0, 7))
+    def reset(self, sure: int) -> None:
+        if not sure:
+            self.cache.reset()
+            assert not any(self.cache.tree.root.descendants())
+
+    # --- what always holds ---
+
+    @staticmethod
+    def path(node: Node) -> list[Node]:
+        """From below the root down to ``node``."""
+        path = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        return path[::-1]
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        self.cache.check()
+        assert set(self.cache.transfers) <= set(self.transfers), "a transfer was made, but not handed out"
+
+    @invariant()
+    def usable_pages_hold_their_own_bytes(self) -> None:
+        valid = [np.zeros(len(some), dtype=bool) for some in self.bytes]
+        for node in [*self.cache.tree.root.descendants()]:
+            for tier, state in enumerate(node.state):
+                if state in (READY, LEAVING):
+                    assert (self.bytes[tier][node.slots[tier]] == ids_of([node])).all(), f"{node}: wrong bytes in tier {tier}"
+                    valid[tier][node.slots[tier]] = True
+        for some, is_valid in zip(self.bytes, valid, strict=True):
+            some[~is_valid] = -1
+
+    @invariant()
+    def slots_of_transfers_are_nobodys_else(self) -> None:
+        for transfer, flight in self.flights.items():
+            for tier, slots in ((transfer.source, flight.reads), (transfer.target, flight.writes)):
+                taken = [tier.pool.free_slots()]
+                if tier is self.cache.gpu:
+                    taken += [running.lease.slots for running in self.requests]
+                assert not np.isin(slots, np.concatenate(taken)).any()
+
+    @invariant()
+    def requests_have_what_they_asked_for(self) -> None:
+        for running in self.requests:
+            lease = running.lease
+            assert lease.node.depth + lease.node.pages + len(lease.slots) + lease.owed_pages == running.pages
+            if lease.epoch == self.cache.epoch:
+                assert all(node.state[0] in (READY, INCOMING) for node in self.path(lease.node))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        while self.transfers:
+            self.see_through(0)
+            self.counts_add_up()
+            self.usable_pages_hold_their_own_bytes()
+        while self.requests:
+            self.drop(self.requests[0])
+            self.cache.check()
+        self.nothing_is_left()
+        self.gpu_can_be_had_whole()
+        self.cache.reset()
+        for tier in self.cache.tiers:
+            assert tier.pool.free == tier.pool.capacity
+
+    def nothing_is_left(self) -> None:
+        nodes = list(self.cache.tree.root.descendants())
+        assert not self.cache.doomed
+        assert not self.cache.transfers
+        assert not any(any(node.pins) or node.transfers for node in nodes)
+        for tier in self.cache.tiers:
+            assert not tier.owed_pages
+            assert not tier.coming_pages
+            assert tier.pool.free + sum(node.pages for node in nodes if node.state[tier.index]) == tier.pool.capacity
+
+    def gpu_can_be_had_whole(self) -> None:
+        """A request that needs the whole GPU is admitted and gets its slots."""
+        pages = self.cache.gpu.pool.capacity
+        self.admit_request(self.request((9,) * pages), 0, 0)
+        assert self.requests
+        while self.requests[0].stage == ADMITTED:
+            self.claim(0)
+            while self.transfers:
+                self.see_through(0)
+        assert len(self.requests[0].lease.slots) == pages
+        self.drop(self.requests[0])
+
+
+def ids_of_runs(runs: Any) -> np.ndarray:
+    """The page ids in runs."""
+    assert count_pages(runs) >= 0
+    return np.array([start + at for start, pages in runs for at in range(pages)], dtype=np.int64)
+
+
+def test_no_order_of_events_breaks_an_invariant(request: pytest.FixtureRequest) -> None:
+    CacheMachine.steps = 0
+    run_state_machine_as_test(
+        CacheMachine,
+        settings=settings(
+            max_examples=STEPS // STEPS_AT_ONCE,
+            stateful_step_count=STEPS_AT_ONCE,
+            derandomize=STEPS == DEFAULT_STEPS,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
