@@ -5,8 +5,8 @@ BIN := .venv/bin
 .PHONY: demo test format clean
 
 demo: .venv/installed
-	$(BIN)/kvsim simulate trace=synthetic page_tokens=64 tiers.gpu.capacity=8GiB tiers.cpu.capacity=32GiB \
-	    tiers.disk.capacity=128GiB placement=write_back prefetch=threshold output=outputs/demo
+	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=80GiB tiers.cpu.capacity=256GiB \
+	    tiers.disk.capacity=1TiB placement=write_back prefetch=threshold output=outputs/demo
 
 test: .venv/installed-test
 	$(BIN)/ruff check
@@ -27,11 +27,11 @@ $(BIN)/python:
 
 # The stamps say what is installed; a changed pyproject.toml installs again.
 .venv/installed: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/pip install --quiet -e .
 	touch $@
 
 # torch first and alone: its pinned version may come as a CPU build, and nothing may replace it afterwards.
 .venv/installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -e ".[test]"
 	touch $@ .venv/installed

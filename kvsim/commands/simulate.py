@@ -5,20 +5,14 @@ from collections.abc import Sequence
 import hydra
 from omegaconf import DictConfig
 
-from kvsim.commands.application import plan_job, run_application, run_job
-
-
-def run(cfg: DictConfig) -> None:
-    """One run, from a composed configuration to the files of its folder."""
-    plan = plan_job("simulate", cfg)
-    trace = plan.trace.load(plan.page_tokens)
-    print(trace.name)
+from kvsim.commands.application import run_application, run_job
+from kvsim.commands.job import run_command
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
 def application(cfg: DictConfig) -> None:
     """A job of a run or multirun."""
-    run_job(run, cfg)
+    run_job(lambda cfg: run_command("simulate", cfg), cfg)
 
 
 def main(arguments: Sequence[str]) -> None:

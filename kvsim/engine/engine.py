@@ -111,7 +111,7 @@ class Engine:
     # --- a run -------------------------------------------------------------------------------------------------------
 
     def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
-        """Serve all requests; ``advance`` is told how many more have ended. Raises RuntimeError if some never end."""
+        """Serve all requests; ``advance`` is told how many have ended. Raises RuntimeError if some never end."""
         began = perf_counter()
         count = len(requests)
         self.status = np.full(count, FINISHED, dtype=np.int8)
@@ -148,7 +148,7 @@ class Engine:
         """The request is finished or rejected: those that waited for it arrive after their delay."""
         self._unfinished -= 1
         if self._advance:
-            self._advance(1)
+            self._advance(len(self.status) - self._unfinished)
         for follower in self._followers.pop(request.index, ()):
             arrival = self.env.timeout(follower.delay_s, follower)
             arrival.callbacks.append(lambda event: self._arrive(event.value))

@@ -42,13 +42,13 @@ class Replay:
         self.live: deque[Lease] = deque()
 
     def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
-        """Play all requests in order; ``advance`` is told every so often how many more have been played."""
+        """Play all requests in order; ``advance`` is told every so often how many have been played."""
         began = perf_counter()
         rows: list[Hits | None] = []
         for start in range(0, len(requests), ADVANCE_EVERY):
             rows += map(self.serve, requests[start : start + ADVANCE_EVERY])
             if advance:
-                advance(len(rows) - start)
+                advance(len(rows))
         while self.live:
             self.cache.release(self.live.popleft())
         wall_s = perf_counter() - began

@@ -1,0 +1,41 @@
+"""One run of a command, from a composed configuration to the files of its folder."""
+
+import shlex
+import sys
+from time import perf_counter
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from kvsim import run
+from kvsim.commands.application import plan_job
+from kvsim.report.folder import write_run
+from kvsim.report.progress import progress
+from kvsim.report.result import summarize, warmup_requests
+from kvsim.report.table import print_result
+
+EXECUTE = {"replay": run.replay, "simulate": run.simulate}
+
+
+def run_command(command: str, cfg: DictConfig) -> None:
+    """Run ``replay`` or ``simulate``: load the trace, run it, write the folder, print the result."""
+    plan = plan_job(command, cfg)
+    began = perf_counter()
+    trace = plan.trace.load(plan.page_tokens)
+    load_s = perf_counter() - began
+    warmup_requests(plan.warmup, len(trace.requests))
+    with progress(len(trace.requests), command) as meter:
+        outcome = EXECUTE[command](plan, trace.requests, meter.advance)
+    result = summarize(
+        outcome,
+        command=command,
+        config=plan.config,
+        seed=plan.seed,
+        warmup=plan.warmup,
+        load_s=load_s,
+        command_line=shlex.join(["kvsim", command, *sys.argv[1:]]),
+    )
+    write_run(plan.output, result, outcome)
+    console = Console()
+    print_result(result, console)
+    console.print(f"\n{plan.output}: result.json requests.csv.gz report.html", highlight=False)

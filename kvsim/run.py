@@ -1,0 +1,64 @@
+"""From a plan to what happened: puts cache, policies and engine together and runs requests through them."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvsim.build import Plan
+from kvsim.core.cache import TieredCache
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.tier import Tier
+from kvsim.engine.engine import Engine
+from kvsim.engine.outcome import Outcome
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.prefetch.base import Offer
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+
+Advance = Callable[[int], None]
+"""Is told now and then how many requests are done."""
+
+
+def replay(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
+    """Play the requests one after another, without a clock."""
+    cache = build_cache(plan)
+    return Replay(cache, _prefetching(plan, cache), plan.replay).run(requests, advance)
+
+
+def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
+    """Serve the requests in simulated time."""
+    cache = build_cache(plan)
+    substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
+    return Engine(substrate, cache, _prefetching(plan, cache), plan.engine).run(requests, advance)
+
+
+def build_cache(plan: Plan) -> TieredCache:
+    """An empty cache with the plan's tiers, its policies bound."""
+    tiers = []
+    for index, tier in enumerate(plan.tiers):
+        context = _context(plan, index)
+        tier.eviction.bind(context)
+        if tier.placement is not None:
+            tier.placement.bind(context)
+        tiers.append(Tier(tier.name, index, Pool(tier.capacity_pages), tier.eviction, tier.placement))
+    return TieredCache(tiers, plan.rules, plan.page_tokens)
+
+
+def _prefetching(plan: Plan, cache: TieredCache) -> Prefetching:
+    plan.prefetch.bind(_context(plan, min(1, len(plan.tiers) - 1)))
+    return Prefetching(cache, plan.prefetch, Offer)
+
+
+def _context(plan: Plan, index: int) -> PolicyContext:
+    tier = plan.tiers[index]
+    return PolicyContext(
+        tier=index,
+        tier_name=tier.name,
+        capacity_pages=tier.capacity_pages,
+        page_tokens=plan.page_tokens,
+        model=plan.model,
+        hardware=plan.hardware,
+        rng=np.random.default_rng([plan.seed, index]),
+    )
