@@ -5,8 +5,8 @@ BIN := .venv/bin
 .PHONY: demo test format clean
 
 demo: .venv/installed
-	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=80GiB tiers.cpu.capacity=256GiB \
-	    tiers.disk.capacity=1TiB placement=write_back prefetch=threshold output=outputs/demo
+	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=40GiB tiers.cpu.capacity=64GiB \
+	    tiers.disk.capacity=512GiB placement=write_back prefetch=threshold output=outputs/demo
 
 test: .venv/installed-test
 	$(BIN)/ruff check

@@ -215,7 +215,6 @@ class TieredCache(Movement):
         while gpu.pool.free < pages:
             if not gpu.coming_pages and not self.make_room(gpu, 0, now):
                 return None
-            self.flush()
             if waits := self.departing(gpu):
                 return waits
         if pages:

@@ -191,8 +191,13 @@ class Movement(Residency):
         self.pin(node, tier.index)
 
     def departing(self, tier: Tier) -> list[Transfer]:
-        """Transfers in flight that write from the tier to the one below: they free slots."""
-        return [transfer for transfer in self.transfers if transfer.source is tier and transfer.target is tier.lower]
+        """What has to be waited for until slots of the tier are free: write-downs just decided on, and last the first that
+        is in flight from this tier. Empty if none is."""
+        transfers = self.flush()
+        for transfer in self.transfers:
+            if transfer.source is tier and transfer.target is tier.lower:
+                return [*transfers, transfer]
+        return transfers
 
     def begin(self, transfer: Transfer, now: float) -> list[Transfer]:
         """Give the transfer its target slots. Returns [] when it can run, or the transfers that it has to wait for."""
@@ -207,7 +212,6 @@ class Movement(Residency):
         pages = sum([node.pages for node in unplaced])
         while target.pool.free < pages:
             if target.coming_pages or self.make_room(target, 0, now):
-                self.flush()
                 if waits := self.departing(target):
                     return waits
                 continue

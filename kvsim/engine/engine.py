@@ -1,5 +1,6 @@
 """The serving engine: continuous batching over the cache core. It knows nothing of what makes time pass."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -7,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from simpy import AnyOf
 
 from kvsim.core.cache import Lease, TieredCache
 from kvsim.core.request import Request
@@ -87,10 +87,12 @@ class Engine:
         self.cache = cache
         self.prefetching = prefetching
         self.settings = settings
-        self.mover = Mover(substrate, cache, self._wake)
+        self.mover = Mover(substrate, cache, self._landed)
         self.queue: list[tuple[int, Job]] = []
         self.admitted: list[Job] = []
         """Waiting for slots, loads or the rest of their prefill, in the order of admission."""
+        self.claims: deque[tuple[Job, Lease]] = deque()
+        """Admitted, but their slots are still being freed."""
         self.decoding: dict[Job, None] = {}
         self.step = 0
         """Decode steps done."""
@@ -186,6 +188,11 @@ class Engine:
         if not self._wakeup.triggered:
             self._wakeup.succeed()
 
+    def _landed(self, transfer: Transfer) -> None:
+        """A transfer has ended: slots may be free, pages may be there."""
+        if self._serve_claims() or self.queue or transfer.target is self.cache.gpu:
+            self._wake()
+
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> Any:
@@ -244,25 +251,32 @@ class Engine:
         if lease.waits:
             self.mover.submit(lease.waits)
         if lease.owed_pages:
-            self.env.process(self._claim(job, lease))
+            self.claims.append((job, lease))
+            self._serve_claims()
         else:
             self._claimed(job, lease)
 
-    def _claim(self, job: Job, lease: Lease) -> Any:
-        """Wait until the slots that an admitted request was promised are free."""
-        while waits := self.cache.claim(lease, self.env.now):
-            yield from self._wait_for(waits)
-            if job.lease is not lease:
-                return
-        if waits is None:
-            self._give_up(job)
-        else:
-            self._claimed(job, lease)
-            self._wake()
+    def _serve_claims(self) -> bool:
+        """Give admitted requests the slots that they were promised, as far as these are free. Returns whether one got them."""
+        served = False
+        while self.claims:
+            job, lease = self.claims[0]
+            waits = self.cache.claim(lease, self.env.now) if job.lease is lease else []
+            if waits:
+                self.mover.submit(waits)
+                break
+            self.claims.popleft()
+            if waits is None:
+                self._give_up(job)
+            elif job.lease is lease:
+                self._claimed(job, lease)
+                served = True
+        return served
 
     def _wait_for(self, transfers: list[Transfer]) -> Any:
+        """Submit transfers and wait for the last of them."""
         self.mover.submit(transfers)
-        yield AnyOf(self.env, [transfer.ended for transfer in transfers])
+        yield transfers[-1].ended
 
     def _claimed(self, job: Job, lease: Lease) -> None:
         """The slots are there: start the loads, and reckon what is left to compute."""
@@ -441,7 +455,7 @@ class Engine:
         """
         jobs = [job for job in [*self.decoding, *self.admitted] if job.is_claimed and all(load.done for load in job.loads)]
         if len(jobs) == 1 and self.cache.transfers:
-            yield from self._wait_for(list(self.cache.transfers))
+            yield from self._wait_for(list(self.cache.transfers)[:1])
             return
         self.retractions += 1
         self._is_full = True

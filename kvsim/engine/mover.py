@@ -1,5 +1,6 @@
 """Carries the core's transfers to the substrate and tells the core when they have ended."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from simpy import Event
@@ -10,30 +11,50 @@ from kvsim.engine.substrate import Substrate
 
 
 class Mover:
-    """Begins each transfer as soon as the core lets it, and submits what follows from its end."""
+    """Begins each transfer as soon as the core lets it, and submits what follows from its end.
 
-    def __init__(self, substrate: Substrate, cache: TieredCache, on_change: Callable[[], None]) -> None:
+    Transfers that lack room in their target wait in line, each target's in the order in which they were submitted.
+    """
+
+    def __init__(self, substrate: Substrate, cache: TieredCache, on_landed: Callable[[Transfer], None]) -> None:
         self.env = substrate.env
         self.substrate = substrate
         self.cache = cache
-        self.on_change = on_change
+        self.on_landed = on_landed
+        self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
         """See transfers through to their end, which is the event ``transfer.ended``. Those already submitted are left alone."""
         for transfer in transfers:
             if transfer.ended is None:
                 transfer.ended = self.env.event()
-                self._begin(transfer)
+                self._lines[transfer.target.index].append(transfer)
+                self._move_up(transfer.target.index, transfer)
 
-    def _begin(self, transfer: Transfer) -> None:
-        waits = self.cache.begin(transfer, self.env.now)
-        if not waits:
-            self.substrate.copy(transfer).callbacks.append(lambda event: self._land(transfer, event))
-            if transfer.after:
-                self.on_change()
-            return
-        self.submit(waits)
-        waits[0].ended.callbacks.append(lambda _: self._begin(transfer))
+    def _move_up(self, target: int, newest: Transfer | None = None) -> None:
+        """Begin the transfers at the head of a line, as long as there is room."""
+        line = self._lines[target]
+        while line and (newest is None or line[0] is newest):
+            transfer = line[0]
+            if unfinished := [earlier for earlier in transfer.after if not earlier.done]:
+                line.popleft()
+                unfinished[0].ended.callbacks.append(lambda _, late=transfer: self._rejoin(late))
+                continue
+            waits = self.cache.begin(transfer, self.env.now)
+            if waits:
+                self.submit(waits)
+                return
+            line.popleft()
+            self._copy(transfer)
+
+    def _rejoin(self, transfer: Transfer) -> None:
+        """What a transfer reads has arrived: it goes on."""
+        self._lines[transfer.target.index].append(transfer)
+        self._move_up(transfer.target.index)
+        self.on_landed(transfer)
+
+    def _copy(self, transfer: Transfer) -> None:
+        self.substrate.copy(transfer).callbacks.append(lambda event: self._land(transfer, event))
 
     def _land(self, transfer: Transfer, event: Event) -> None:
         arrived, now = event.value, self.env.now
@@ -43,4 +64,5 @@ class Mover:
             follow_ups = self.cache.finish(transfer, now)
         transfer.ended.succeed()
         self.submit(follow_ups)
-        self.on_change()
+        self._move_up(transfer.source.index)
+        self.on_landed(transfer)
