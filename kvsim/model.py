@@ -222,7 +222,7 @@ class ModelSpec:
 
     def _check_mlp(self) -> None:
         if not self.routed_experts:
-            for name in EXPERTS + ("dense_layers", "shared_experts"):
+            for name in (*EXPERTS, "dense_layers", "shared_experts"):
                 if getattr(self, name):
                     raise ValueError(f"{name} is {getattr(self, name)} but has no effect without routed_experts: set both")
         elif not 1 <= self.experts_per_token <= self.routed_experts:

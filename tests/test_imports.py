@@ -65,6 +65,6 @@ def test_heavy_packages_are_imported_where_they_are_used(module: str) -> None:
     assert not heavy or module.startswith(("substrate/hardware/", "kernels/"))
 
 
-def test_no_module_imports_the_core_s_neighbours_as_top_level_names() -> None:
+def test_linked_folders_are_imported_as_parts_of_kvsim() -> None:
     names = {name.split(".")[0] for module in modules() for name in imported(module)}
     assert not names & {"policies", "kernels", "conf"}

@@ -1,9 +1,9 @@
 """One run of a command, from a composed configuration to the files of its folder."""
 
 import shlex
-import sys
 from time import perf_counter
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -33,7 +33,7 @@ def run_command(command: str, cfg: DictConfig) -> None:
         seed=plan.seed,
         warmup=plan.warmup,
         load_s=load_s,
-        command_line=shlex.join(["kvsim", command, *sys.argv[1:]]),
+        command_line=shlex.join(["kvsim", command, *HydraConfig.get().overrides.task]),
     )
     write_run(plan.output, result, outcome)
     console = Console()

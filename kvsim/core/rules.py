@@ -8,4 +8,5 @@ class Rules:
     """How an engine uses its cache, apart from its policies."""
 
     recompute_last_token: bool = True
-    """The last prompt token is always computed, since its output is needed: at most (prompt tokens - 1) // page_tokens pages are reused."""
+    """The last prompt token is always computed, since its output is needed: (prompt_tokens - 1) // page_tokens pages at most are
+    reused."""

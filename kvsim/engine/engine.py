@@ -106,6 +106,7 @@ class Engine:
         self._is_full = False
         """A request has been retracted: the others come first."""
         self._wakeup = self.env.event()
+        self._all_ended = self.env.event()
         self._followers: dict[int, list[Request]] = {}
         self._unfinished = 0
         self._has_disk = len(cache.tiers) > 2
@@ -126,6 +127,9 @@ class Engine:
                 self._followers.setdefault(request.after, []).append(request)
         self.env.process(self._arrivals([request for request in requests if request.after < 0]))
         self.env.process(self._serve())
+        if requests:
+            self.env.run(self._all_ended)
+        self._ended_s = self.env.now
         self.env.run()
         if self._unfinished:
             raise RuntimeError(f"{self._unfinished} requests are stuck: {len(self.queue)} queued, {len(self.admitted)} admitted")
@@ -149,6 +153,8 @@ class Engine:
     def _end(self, request: Request) -> None:
         """The request is finished or rejected: those that waited for it arrive after their delay."""
         self._unfinished -= 1
+        if not self._unfinished:
+            self._all_ended.succeed()
         if self._advance:
             self._advance(len(self.status) - self._unfinished)
         for follower in self._followers.pop(request.index, ()):
@@ -426,6 +432,7 @@ class Engine:
             if job not in self.decoding or job.next_page_step != step or step > until:
                 continue
             pages = 1 + (until - step) // self.cache.page_tokens
+            assert job.lease is not None
             waits = self.cache.grow(job.lease, pages, self.env.now)
             if waits is None:
                 self._need_page(job)
@@ -477,7 +484,7 @@ class Engine:
             links=self.substrate.link_use(),
             prefetch=self.prefetching.result(),
             retractions=self.retractions,
-            simulated_s=self.env.now,
+            simulated_s=self._ended_s,
             wall_s=wall_s,
             **describe_cache(self.cache),
         )

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from simpy import Event
 
@@ -57,7 +58,8 @@ class Mover:
         self.substrate.copy(transfer).callbacks.append(lambda event: self._land(transfer, event))
 
     def _land(self, transfer: Transfer, event: Event) -> None:
-        arrived, now = event.value, self.env.now
+        arrived: Any = event.value
+        now = self.env.now
         if arrived < transfer.pages:
             follow_ups = self.cache.abort(transfer, arrived, now)
         else:

@@ -24,7 +24,7 @@ def facts(result: Result) -> list[tuple[str, str]]:
         ("hit rate", _hit_rate(result)),
         ("throughput", _throughput(result["throughput"])),
         ("prefetch", counters(result["prefetch"])),
-        ("placement", counters(result["placement"])),
+        ("placement", counters(result["placement"] if len(result["tiers"]) > 1 else {})),
         ("checkpoints", counters(result["checkpoints"])),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
         ("run", _run(result)),
@@ -63,7 +63,9 @@ def settings(config: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def counters(counts: Mapping[str, int]) -> str:
-    """``{"pages_read": 1200}`` as ``pages read 1,200``."""
+    """``{"pages_read": 1200}`` as ``pages read 1,200``; nothing if nothing was counted."""
+    if not any(counts.values()):
+        return ""
     return ", ".join(f"{name.replace('_', ' ')} {count(value)}" for name, value in counts.items())
 
 

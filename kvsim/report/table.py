@@ -45,7 +45,7 @@ def _bar(result: Result, console: Console) -> Text:
 
 
 def _table(table: Table) -> RichTable:
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column, heading in enumerate(table.columns):
         drawn.add_column(heading, justify="right" if column else "left", header_style="bold")
     for row in table.rows:

@@ -17,7 +17,7 @@ class PlacementPolicy(ABC):
     keeps_loaded: bool = True
     """Whether this tier keeps its copy of pages that are loaded to the tier above."""
 
-    def bind(self, context: PolicyContext) -> None:  # noqa: B027
+    def bind(self, context: PolicyContext) -> None:
         """Called once, before the run. The context's tier is the lower one."""
 
     @optional

@@ -43,7 +43,7 @@ class PrefetchPolicy(ABC):
 
     @abstractmethod
     def fetch(self, offer: Offer) -> int | Refusal:
-        """Pages to fetch now, from the first that is stored on (0: none are wanted), or the reason why wanted pages are not fetched."""
+        """Pages to fetch now, from the first that is stored on; 0 if none are wanted, or why wanted ones are not fetched."""
 
     @abstractmethod
     def load(self, cpu_pages: int, disk_pages: int) -> int:

@@ -28,7 +28,8 @@ class Roofline:
             tokens += count
             prefix += start
             flops += model.prefill_flops(count, start)
-        flops += self._attention_flops * work.decode_context_tokens + model.sampling_flops_per_token * (decoding + work.sampled_tokens)
+        flops += self._attention_flops * work.decode_context_tokens
+        flops += model.sampling_flops_per_token * (decoding + work.sampled_tokens)
         return flops, model.weight_bytes(tokens) + self._kv_bytes * (prefix + tokens + work.decode_context_tokens)
 
     def leap_s(self, work: Work, steps: int) -> float:

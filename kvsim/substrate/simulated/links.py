@@ -2,6 +2,7 @@
 
 from collections import deque
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from simpy import Environment, Event
@@ -157,7 +158,7 @@ class Channel:
 
 
 def _arrive(event: Event) -> None:
-    flow = event.value
+    flow: Any = event.value
     if not flow.event.triggered:
         flow.ended_s = event.env.now
         flow.event.succeed(flow.bytes)

@@ -55,30 +55,35 @@ class SimulatedSubstrate:
         if flows:
             self._compute_behind(work, flows, done)
         elif work.max_steps == 1:
-            self.env.timeout(self.roofline.leap_s(work, 1)).callbacks.append(lambda _: done.succeed(1))
+            self._end_after(self.roofline.leap_s(work, 1), done, 1)
         else:
             self._leap(work, done)
         return done
 
     def _leap(self, work: Work, done: Event) -> None:
         """Several steps in one event, unless ``work.stop`` happens: then the leap ends at the next boundary."""
-        env, began = self.env, self.env.now
-
-        def end(steps: int) -> None:
-            if not done.triggered:
-                done.succeed(steps)
+        began = self.env.now
 
         def stop(_: Event) -> None:
             if not done.triggered:
-                steps = self.roofline.steps_by(work, env.now - began, work.max_steps)
-                left = max(0.0, began + self.roofline.leap_s(work, steps) - env.now)
-                env.timeout(left).callbacks.append(lambda _: end(steps))
+                steps = self.roofline.steps_by(work, self.env.now - began, work.max_steps)
+                self._end_after(began + self.roofline.leap_s(work, steps) - self.env.now, done, steps)
 
-        env.timeout(self.roofline.leap_s(work, work.max_steps)).callbacks.append(lambda _: end(work.max_steps))
-        if work.stop is not None and work.stop.callbacks is not None:
-            work.stop.callbacks.append(stop)
-        elif work.stop is not None:
-            stop(work.stop)
+        self._end_after(self.roofline.leap_s(work, work.max_steps), done, work.max_steps)
+        if work.stop is not None:
+            if work.stop.processed:
+                stop(work.stop)
+            else:
+                work.stop.callbacks.append(stop)
+
+    def _end_after(self, seconds: float, done: Event, steps: int) -> None:
+        """Let ``done`` happen with ``steps`` after some seconds, unless it has happened before."""
+
+        def end(_: Event) -> None:
+            if not done.triggered:
+                done.succeed(steps)
+
+        self.env.timeout(max(0.0, seconds)).callbacks.append(end)
 
     def _compute_behind(self, work: Work, flows: list[Flow], done: Event) -> None:
         """One step while its loads land. Layers land evenly, so the step ends at the latest of three moments.
@@ -96,7 +101,7 @@ class SimulatedSubstrate:
             for flow in flows:
                 first = flow.started_s + (flow.ended_s - flow.started_s) / self.layers
                 end = max(end, first + compute_s, flow.ended_s + compute_s / self.layers)
-            self.env.timeout(max(0.0, end - self.env.now)).callbacks.append(lambda _: done.succeed(1))
+            self._end_after(end - self.env.now, done, 1)
 
         for flow in flows:
             flow.event.callbacks.append(landed)
