@@ -143,8 +143,13 @@ class Engine:
             self._arrive(request)
 
     def _arrive(self, request: Request) -> None:
+        """A request that could not run even if it were alone is rejected."""
         job = Job(request, self.env.now)
         self.times[0, request.index] = self.env.now
+        if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
+            self.status[request.index] = REJECTED
+            self._end(request)
+            return
         if self._has_disk:
             self._prefetch(job)
         if job.fetch is None:
@@ -155,6 +160,7 @@ class Engine:
         self._unfinished -= 1
         if not self._unfinished:
             self._all_ended.succeed()
+            self._wake()
         if self._advance:
             self._advance(len(self.status) - self._unfinished)
         for follower in self._followers.pop(request.index, ()):
@@ -225,10 +231,6 @@ class Engine:
         while queue and not self._is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
             job = queue[0][1]
             request = job.request
-            if self._pages(request.prompt_tokens + request.output_tokens) > cache.gpu.pool.capacity:
-                heappop(queue)
-                self._reject(job)
-                continue
             if job.fetch is not None:
                 self.substrate.cancel(job.fetch)
                 yield job.fetch.ended
@@ -245,10 +247,6 @@ class Engine:
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.cache.page_tokens)
-
-    def _reject(self, job: Job) -> None:
-        self.status[job.request.index] = REJECTED
-        self._end(job.request)
 
     def _start(self, job: Job, lease: Lease) -> None:
         job.lease, job.is_queued, job.is_claimed = lease, False, False
