@@ -13,6 +13,7 @@ from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay
+from kvsim.errors import UsageError
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.base import Offer
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
@@ -32,6 +33,17 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     cache = build_cache(plan)
     substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
     return Engine(substrate, cache, _prefetching(plan, cache), plan.engine).run(requests, advance)
+
+
+def check_capacity(plan: Plan, requests: list[Request]) -> None:
+    """Raise UsageError if the GPU tier cannot hold even the smallest request: every one would be rejected."""
+    capacity = plan.tiers[0].capacity_pages
+    smallest = min(requests, key=lambda request: request.prompt_tokens)
+    if capacity is not None and capacity < smallest.prompt_tokens // plan.page_tokens:
+        raise UsageError(
+            f"tiers.gpu.capacity is {capacity} pages of {plan.page_tokens} tokens, but the smallest prompt has "
+            f"{smallest.prompt_tokens} tokens: no request would fit; give it more"
+        )
 
 
 def build_cache(plan: Plan) -> TieredCache:

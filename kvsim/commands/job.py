@@ -23,6 +23,7 @@ def run_command(command: str, cfg: DictConfig) -> None:
     began = perf_counter()
     trace = plan.trace.load(plan.page_tokens)
     load_s = perf_counter() - began
+    run.check_capacity(plan, trace.requests)
     warmup_requests(plan.warmup, len(trace.requests))
     with progress(len(trace.requests), command) as meter:
         outcome = EXECUTE[command](plan, trace.requests, meter.advance)
