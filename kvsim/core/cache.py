@@ -60,6 +60,7 @@ class TieredCache(Movement):
         self.leases: dict[Lease, None] = {}
         """Of running requests."""
         self.epoch = 0
+        self.rules = rules
         self._recompute_last_token = rules.recompute_last_token
 
     # --- match and admit ---------------------------------------------------------------------------------------------
@@ -118,9 +119,9 @@ class TieredCache(Movement):
         missing = new_pages - gpu.pool.free - gpu.coming_pages + gpu.owed_pages
         if missing + lease.gpu_pages > gpu.evictable_pages and missing > 0 and missing + self._idle_pages(lease) > gpu.evictable_pages:
             return False
-        if now <= self._now:
-            now = nextafter(self._now, inf)
-        self._now = now
+        if now <= self.now:
+            now = nextafter(self.now, inf)
+        self.now = now
         self._pin_path(lease, load_pages, now)
         if self._single:
             if missing > 0:
@@ -374,17 +375,17 @@ class TieredCache(Movement):
         """The whole prompt has been computed: its pages become nodes. Returns the write-downs that follow."""
         if lease.epoch != self.epoch:
             return []
-        if now <= self._now:
-            now = nextafter(self._now, inf)
-        self._now = now
+        if now <= self.now:
+            now = nextafter(self.now, inf)
+        self.now = now
         if lease.loaded_pages:
             self._fill_gaps(lease, now)
         rest = lease.rest
         if rest:
             if rest[0][0] in lease.node.children:
-                rest = self._join_known(lease, now)
+                rest = self.join_known(lease, now)
             if rest:
-                self._add_leaf(lease, rest, now)
+                self.add_leaf(lease, rest, now)
             lease.rest = ()
         if self._single:
             return NO_TRANSFERS
@@ -392,7 +393,7 @@ class TieredCache(Movement):
             self.offer_path(lease.node, tier, now)
         return self.flush()
 
-    def _add_leaf(self, lease: Lease, runs: tuple[Run, ...], now: float) -> None:
+    def add_leaf(self, lease: Lease, runs: tuple[Run, ...], now: float) -> None:
         gpu, parent = self.gpu, lease.node
         pages = runs[0][1] if len(runs) == 1 else count_pages(runs)
         node = lease.node = self.tree.add(parent, runs, pages, now)
@@ -404,7 +405,7 @@ class TieredCache(Movement):
         if gpu.on_insert:
             gpu.on_insert(node, now)
 
-    def _join_known(self, lease: Lease, now: float) -> tuple[Run, ...]:
+    def join_known(self, lease: Lease, now: float) -> tuple[Run, ...]:
         """Pin the nodes that others, or lower tiers, have of what the request computed. Returns what nobody has."""
         path, partial, agreed, rest = self.tree.walk(lease.node, lease.rest)
         if partial is not None:

@@ -22,13 +22,14 @@ class Residency:
         self.listeners = [tier for tier in tiers if tier.on_hit]
         self.doomed: set[Node] = set()
         """Nodes of a tree that was given up, kept until nobody uses their slots."""
-        self._now = -inf
+        self.now = -inf
+        """When the cache was last used, in seconds."""
 
     def tick(self, now: float) -> float:
         """``now``, or the next later moment if that has been used: no two uses of the cache have the same time."""
-        if now <= self._now:
-            now = nextafter(self._now, inf)
-        self._now = now
+        if now <= self.now:
+            now = nextafter(self.now, inf)
+        self.now = now
         return now
 
     def tell_hits(self, nodes: Iterable[Node], now: float) -> None:

@@ -30,7 +30,7 @@ class Node:
         self.depth = depth
         """Pages before this node."""
         self.parent = parent
-        self.children: dict[int, Node] = {}
+        self.children = NO_CHILDREN
         self.state = [ABSENT] * tiers
         self.slots: list[Any] = [None] * tiers
         self.pins = [0] * tiers
@@ -55,6 +55,10 @@ class Node:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+NO_CHILDREN: dict[int, Node] = {}
+"""The children of every leaf: shared, and never changed."""
 
 
 def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int) -> tuple[int, int, int]:
@@ -135,7 +139,10 @@ class RadixTree:
     def add(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
         """A new leaf below ``parent``."""
         node = Node(runs, pages, parent.depth + parent.pages, parent, self.tiers, now)
-        parent.children[runs[0][0]] = node
+        if parent.children is NO_CHILDREN:
+            parent.children = {runs[0][0]: node}
+        else:
+            parent.children[runs[0][0]] = node
         return node
 
     def cut(self, node: Node, pages: int) -> Node:
@@ -155,7 +162,7 @@ class RadixTree:
         upper.last_used, upper.hits = node.last_used, node.hits
         upper.pins = node.pins.copy()
         parent.children[upper.runs[0][0]] = upper
-        upper.children[node.runs[0][0]] = node
+        upper.children = {node.runs[0][0]: node}
         node.parent = upper
         node.pages -= pages
         node.depth += pages

@@ -12,6 +12,7 @@ import numpy as np
 from kvsim.core.cache import Lease, TieredCache
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.mover import Mover
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
@@ -67,6 +68,7 @@ class Job:
         self.joined_step = self.last_step = self.next_page_step = 0
         self.first_token_s = float("nan")
         self.admissions = 0
+        """Times that it was given slots, or is promised them."""
 
     @property
     def target_tokens(self) -> int:
@@ -127,10 +129,11 @@ class Engine:
                 self._followers.setdefault(request.after, []).append(request)
         self.env.process(self._arrivals([request for request in requests if request.after < 0]))
         self.env.process(self._serve())
-        if requests:
-            self.env.run(self._all_ended)
-        self._ended_s = self.env.now
-        self.env.run()
+        with without_garbage_collector():
+            if requests:
+                self.env.run(self._all_ended)
+            self._ended_s = self.env.now
+            self.env.run()
         if self._unfinished:
             raise RuntimeError(f"{self._unfinished} requests are stuck: {len(self.queue)} queued, {len(self.admitted)} admitted")
         return self._outcome(requests, perf_counter() - began)
@@ -232,7 +235,7 @@ class Engine:
             job = queue[0][1]
             request = job.request
             if job.fetch is not None:
-                self.substrate.cancel(job.fetch)
+                self.mover.cancel(job.fetch)
                 yield job.fetch.ended
                 continue
             lease = cache.match(request)
@@ -313,6 +316,8 @@ class Engine:
         """Back to the queue, in the order of arrival: the slots or pages that the request had are given back."""
         assert job.lease is not None
         self.cache.release(job.lease)
+        if not job.is_claimed:
+            job.admissions -= 1
         job.lease, job.loads = None, []
         if job in self.decoding:
             self._leave_decoding(job)

@@ -32,6 +32,16 @@ class Mover:
                 self._lines[transfer.target.index].append(transfer)
                 self._move_up(transfer.target.index, transfer)
 
+    def cancel(self, transfer: Transfer) -> None:
+        """End a transfer early, with the whole pages that have arrived. One that still stands in line brings none."""
+        target = transfer.target.index
+        if transfer in self._lines[target]:
+            self._lines[target].remove(transfer)
+            self._land(transfer, 0)
+            self._move_up(target)
+        else:
+            self.substrate.cancel(transfer)
+
     def _move_up(self, target: int, newest: Transfer | None = None) -> None:
         """Begin the transfers at the head of a line, as long as there is room."""
         line = self._lines[target]
@@ -55,10 +65,13 @@ class Mover:
         self.on_landed(transfer)
 
     def _copy(self, transfer: Transfer) -> None:
-        self.substrate.copy(transfer).callbacks.append(lambda event: self._land(transfer, event))
+        def landed(event: Event) -> None:
+            arrived: Any = event.value
+            self._land(transfer, arrived)
 
-    def _land(self, transfer: Transfer, event: Event) -> None:
-        arrived: Any = event.value
+        self.substrate.copy(transfer).callbacks.append(landed)
+
+    def _land(self, transfer: Transfer, arrived: int) -> None:
         now = self.env.now
         if arrived < transfer.pages:
             follow_ups = self.cache.abort(transfer, arrived, now)

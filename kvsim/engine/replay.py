@@ -4,12 +4,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from kvsim.core.cache import Lease, TieredCache
 from kvsim.core.request import Request
+from kvsim.core.single import SingleTier
 from kvsim.core.transfer import Transfer
+from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
 
@@ -39,20 +42,23 @@ class Replay:
         self.prefetching = prefetching
         self.in_flight = settings.in_flight
         self.hold_output = settings.hold_output
-        self.live: deque[Lease] = deque()
+        self.live: deque[Any] = deque()
+        self._single = SingleTier(cache) if len(cache.tiers) == 1 else None
+        self._release = self._single.release if self._single else cache.release
 
     def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
         """Play all requests in order; ``advance`` is told every so often how many have been played."""
         began = perf_counter()
         rows: list[Hits | None] = []
-        for start in range(0, len(requests), ADVANCE_EVERY):
-            rows += map(self.serve, requests[start : start + ADVANCE_EVERY])
-            if advance:
-                advance(len(rows))
-        while self.live:
-            self.cache.release(self.live.popleft())
-        wall_s = perf_counter() - began
-        return self._outcome(requests, rows, wall_s)
+        serve = self.serve if self._single is None else self._serve_single
+        with without_garbage_collector():
+            for start in range(0, len(requests), ADVANCE_EVERY):
+                rows += map(serve, requests[start : start + ADVANCE_EVERY])
+                if advance:
+                    advance(len(rows))
+            while self.live:
+                self._release(self.live.popleft())
+        return self._outcome(requests, rows, perf_counter() - began)
 
     def serve(self, request: Request) -> Hits | None:
         """Play one request. Returns its hit pages by tier; None if it can never fit."""
@@ -74,10 +80,25 @@ class Replay:
                 return None
             cache.release(live.popleft())
         live.append(lease)
-        if cache.tiers[0].lower is None:
-            cache.insert(lease, now)
-            return lease.gpu_pages, 0, 0
         return self._run(lease, fetched_pages, now)
+
+    def _serve_single(self, request: Request) -> Hits | None:
+        """As ``serve``, with one tier."""
+        live, tier = self.live, self._single
+        assert tier is not None
+        while len(live) >= self.in_flight:
+            tier.release(live.popleft())
+        pages = request.prompt_pages
+        if self.hold_output:
+            pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // self.cache.page_tokens))
+        held = tier.serve(request, pages, request.arrival_s)
+        while held is None:
+            if not live:
+                return None
+            tier.release(live.popleft())
+            held = tier.serve(request, pages, request.arrival_s)
+        live.append(held)
+        return held.hit_pages, 0, 0
 
     def _prefetch(self, lease: Lease, now: float) -> int:
         transfers = self.prefetching.start(lease, now)

@@ -101,8 +101,10 @@ class RankedEviction(EvictionPolicy):
                 else:
                     yield node
                     heap = self._heap
-                    if heap and heap[0] is entry and node.is_evictable(tier):
-                        refused.append(heappop(heap))
+                    if heap and heap[0] is entry:
+                        heappop(heap)
+                        if node.is_evictable(tier):
+                            refused.append(entry)
         finally:
             for entry in refused:
                 heappush(self._heap, entry)

@@ -34,12 +34,13 @@ from tests.core.small import SmallCache, make_request, make_tiers
 
 EVICTIONS: list[Callable[[], Any]] = [LRU, FIFO, LFU, SegmentedLRU, Random]
 PLACEMENTS: list[Callable[[], Any]] = [WriteThrough, WriteThroughSelective, WriteBack, Exclusive]
-STEPS_AT_ONCE = 50
+STEPS_AT_ONCE = 100
 DEFAULT_STEPS = 3_000
 STEPS = int(os.environ.get("KVSIM_MACHINE_STEPS", DEFAULT_STEPS))
 
+MOST_REQUESTS = 4
 PICK = st.integers(0, 1_000)
-PATHS = st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=1, max_size=7).map(tuple)
+PATHS = st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=2, max_size=7).map(tuple)
 
 ADMITTED, CLAIMED, LOADED, COMPUTED = range(4)
 
@@ -52,7 +53,6 @@ class Running:
         self.pages = pages
         """Pages that it should have on the GPU, or be owed."""
         self.stage = ADMITTED
-        self.load: Transfer | None = None
 
 
 class Flight:
@@ -83,15 +83,13 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
         draw = data.draw
-        capacities = [draw(st.integers(2, 8)), draw(st.integers(0, 8)), draw(st.integers(0, 10))]
-        if not capacities[1]:
-            capacities = capacities[:1]
-        capacities = [capacity for capacity in capacities if capacity]
+        capacities = [draw(st.integers(2, 8)) for _ in range(draw(st.sampled_from([1, 2, 3, 3, 3])))]
         self.page_tokens = draw(st.integers(1, 2))
         evictions = [draw(st.sampled_from(EVICTIONS))() for _ in capacities]
         placements = [draw(st.sampled_from(PLACEMENTS))() for _ in capacities[1:]]
         tiers = make_tiers(capacities, evictions, placements, slots=True, page_tokens=self.page_tokens)
-        self.cache = SmallCache(tiers, Rules(recompute_last_token=draw(st.booleans())), self.page_tokens)
+        self.recompute = draw(st.booleans())
+        self.cache = SmallCache(tiers, Rules(recompute_last_token=self.recompute), self.page_tokens)
         self.gap = draw(st.integers(2, 9))
         self.ids: dict[tuple[int, ...], int] = {}
         self.next_id = 0
@@ -132,10 +130,6 @@ class CacheMachine(RuleBasedStateMachine):
         if transfer not in self.flights:
             self.flights[transfer] = Flight(transfer)
 
-    def running(self, pick: int, *stages: int) -> Running | None:
-        some = [running for running in self.requests if running.stage in stages]
-        return some[pick % len(some)] if some else None
-
     def snapshot(self) -> list[Any]:
         copies = {
             (page, tier.index): state
@@ -148,22 +142,23 @@ class CacheMachine(RuleBasedStateMachine):
 
     # --- requests ---
 
-    @rule(path=PATHS)
-    def match(self, path: tuple[int, ...]) -> None:
-        request = self.request(path)
-        before = self.snapshot()
-        lease = self.cache.match(request)
-        assert self.snapshot() == before
-        assert lease.gpu_pages + lease.lower_pages <= request.prompt_pages
-        if self.cache._recompute_last_token:
-            assert lease.gpu_pages + lease.lower_pages <= (request.prompt_tokens - 1) // self.page_tokens
-
     @rule(path=PATHS, extra=st.integers(0, 3), load=st.integers(0, 8))
+    @precondition(lambda self: len(self.requests) < MOST_REQUESTS)
     def admit(self, path: tuple[int, ...], extra: int, load: int) -> None:
         self.admit_request(self.request(path), extra, load)
 
-    @rule(pick=PICK, more=st.lists(st.integers(0, 2), max_size=2), extra=st.integers(0, 2))
-    def admit_what_is_there(self, pick: int, more: list[int], extra: int) -> None:
+    @rule(path=PATHS, extra=st.integers(0, 3))
+    def serve(self, path: tuple[int, ...], extra: int) -> None:
+        """A request that is admitted and computed without delay, as far as that can be."""
+        while not self.admit_request(self.request(path), extra, 8):
+            if not self.requests:
+                return
+            self.drop(self.requests[0])
+        self.hurry(self.requests[-1])
+
+    @rule(pick=PICK, more=st.lists(st.integers(0, 2), max_size=2), extra=st.integers(0, 2), hurry=st.booleans())
+    @precondition(lambda self: len(self.requests) < MOST_REQUESTS)
+    def admit_what_is_there(self, pick: int, more: list[int], extra: int, hurry: bool) -> None:
         """A prompt that some tier has, leaving or arriving pages first."""
         nodes = list(self.cache.tree.root.descendants())
         if not nodes:
@@ -172,75 +167,38 @@ class CacheMachine(RuleBasedStateMachine):
         node = (moving or nodes)[pick % len(moving or nodes)]
         last = ids_of([node])[pick % node.pages]
         path = next(path for path, page in self.ids.items() if page == last)
-        self.admit_request(self.request((*path, *more)), extra, 8)
+        if self.admit_request(self.request((*path, *more)), extra, 8) and hurry:
+            self.hurry(self.requests[-1])
 
-    def admit_request(self, request: Request, extra: int, load: int) -> None:
+    def admit_request(self, request: Request, extra: int, load: int) -> bool:
         cache = self.cache
-        lease = cache.match(request)
         before = self.snapshot()
+        lease = cache.match(request)
+        assert self.snapshot() == before
+        assert lease.gpu_pages + lease.lower_pages <= min(request.prompt_pages, self.usable_pages(request))
         pages = request.prompt_pages + extra
         if cache.admit(lease, pages, self.time(), min(load, lease.lower_pages)):
             self.requests.append(Running(lease, pages))
             self.learn(lease.waits)
-            return
+            return True
         assert self.snapshot() == before
         assert pages > cache.gpu.pool.capacity or self.requests or cache.transfers, "refused by an idle cache"
+        return False
+
+    def usable_pages(self, request: Request) -> int:
+        return (request.prompt_tokens - 1) // self.page_tokens if self.recompute else request.prompt_pages
 
     @rule(pick=PICK)
-    @precondition(lambda self: any(running.lease.owed_pages or not running.stage for running in self.requests))
-    def claim(self, pick: int) -> None:
-        some = [running for running in self.requests if running.lease.owed_pages or not running.stage]
-        running = some[pick % len(some)]
-        waits = self.cache.claim(running.lease, self.time())
-        if waits is None:
-            self.drop(running)
-        elif waits:
-            assert not any(transfer.done for transfer in waits)
-            self.learn(waits)
-        else:
-            assert not running.lease.owed_pages
-            running.stage = max(running.stage, CLAIMED)
-
-    @rule(pick=PICK)
-    @precondition(lambda self: self.running(0, CLAIMED))
-    def load(self, pick: int) -> None:
-        running = self.running(pick, CLAIMED)
-        assert running is not None
-        running.stage = LOADED
-        transfers = self.cache.load(running.lease, self.time())
-        self.learn(transfers)
-        if running.lease.loaded_pages:
-            running.load = transfers[-1]
-            assert running.load.pages == running.lease.loaded_pages
-
-    @rule(pick=PICK)
-    @precondition(lambda self: self.running(0, LOADED))
-    def insert(self, pick: int) -> None:
-        """A prompt is computed when everything that it reuses has landed, or has failed to."""
-        running = self.running(pick, LOADED)
-        assert running is not None
-        lease = running.lease
-        path = self.path(lease.node)
-        if any(transfer.target is self.cache.gpu and set(transfer.nodes) & set(path) for transfer in self.transfers):
-            return
-        same_tree = lease.epoch == self.cache.epoch
-        if same_tree:
-            rest = ids_of_runs(lease.rest)
-            self.bytes[0][lease.slots[: len(rest)]] = rest
-            for node in path:
-                if node.state[0] == INCOMING:
-                    self.bytes[0][node.slots[0]] = ids_of([node])
-        running.stage = COMPUTED
-        self.learn(self.cache.insert(lease, self.time()))
-        if same_tree:
-            assert ids_of(self.path(lease.node)).tolist() == ids_of_runs(lease.request.runs).tolist()
-            assert all(node.state[0] == READY for node in self.path(lease.node))
+    @precondition(lambda self: self.requests)
+    def advance(self, pick: int) -> None:
+        """Take a request one stage on."""
+        self.take_on(self.requests[pick % len(self.requests)])
 
     @rule(pick=PICK, pages=st.integers(1, 3))
-    @precondition(lambda self: self.running(0, COMPUTED))
+    @precondition(lambda self: any(running.stage == COMPUTED for running in self.requests))
     def grow(self, pick: int, pages: int) -> None:
-        running = self.running(pick, COMPUTED)
-        assert running is not None
+        computed = [running for running in self.requests if running.stage == COMPUTED]
+        running = computed[pick % len(computed)]
         before = self.snapshot()
         waits = self.cache.grow(running.lease, pages, self.time())
         if waits is None:
@@ -254,12 +212,74 @@ class CacheMachine(RuleBasedStateMachine):
     def release(self, pick: int) -> None:
         self.drop(self.requests[pick % len(self.requests)])
 
-    @rule(pick=PICK)
-    @precondition(lambda self: self.running(0, COMPUTED))
-    def complete(self, pick: int) -> None:
-        running = self.running(pick, COMPUTED)
-        assert running is not None
-        self.drop(running)
+    @rule()
+    @precondition(lambda self: self.requests)
+    def release_oldest(self) -> None:
+        self.drop(self.requests[0])
+
+    def take_on(self, running: Running) -> None:
+        if running.stage == ADMITTED or running.lease.owed_pages:
+            self.claim(running)
+        elif running.stage == CLAIMED:
+            self.load(running)
+        elif running.stage == LOADED:
+            self.insert(running)
+
+    def hurry(self, running: Running) -> None:
+        """Take a request to the end of its prompt; of the transfers, only those that it waits for are made."""
+        while running in self.requests and running.stage < COMPUTED:
+            self.take_on(running)
+            for transfer in self.blocking(running):
+                self.see_through_one(transfer)
+
+    def blocking(self, running: Running) -> list[Transfer]:
+        """What a request waits for: write-downs that free its slots, then the loads of its pages."""
+        gpu = self.cache.gpu
+        if running.stage == ADMITTED:
+            return [transfer for transfer in self.transfers if transfer.source is gpu]
+        path = set(self.path(running.lease.node))
+        return [transfer for transfer in self.transfers if transfer.target is gpu and path & set(transfer.nodes)]
+
+    def claim(self, running: Running) -> None:
+        waits = self.cache.claim(running.lease, self.time())
+        if waits is None:
+            self.drop(running)
+        elif waits:
+            assert not any(transfer.done for transfer in waits)
+            self.learn(waits)
+        else:
+            assert not running.lease.owed_pages
+            running.stage = max(running.stage, CLAIMED)
+
+    def load(self, running: Running) -> None:
+        running.stage = LOADED
+        transfers = self.cache.load(running.lease, self.time())
+        self.learn(transfers)
+        if running.lease.loaded_pages:
+            assert transfers[-1].pages == running.lease.loaded_pages
+
+    def insert(self, running: Running) -> None:
+        """A prompt is computed when everything that it reuses has landed, or has failed to."""
+        if self.blocking(running):
+            return
+        lease = running.lease
+        same_tree = lease.epoch == self.cache.epoch
+        if same_tree:
+            self.compute(lease)
+        running.stage = COMPUTED
+        self.learn(self.cache.insert(lease, self.time()))
+        if same_tree:
+            path = self.path(lease.node)
+            assert ids_of(path).tolist() == ids_of_runs(lease.request.runs).tolist()
+            assert all(node.state[0] == READY for node in path)
+
+    def compute(self, lease: Lease) -> None:
+        """Write the bytes of the pages after the pinned path, and of those in it that no load brought."""
+        rest = ids_of_runs(lease.rest)
+        self.bytes[0][lease.slots[: len(rest)]] = rest
+        for node in self.path(lease.node):
+            if node.state[0] == INCOMING:
+                self.bytes[0][node.slots[0]] = ids_of([node])
 
     def drop(self, running: Running) -> None:
         self.requests.remove(running)
@@ -282,25 +302,18 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     @precondition(lambda self: self.transfers)
-    def begin(self, pick: int) -> None:
-        self.begin_one(self.some_transfer(pick))
-
-    @rule(pick=PICK)
-    @precondition(lambda self: any(transfer.begun for transfer in self.transfers))
-    def finish(self, pick: int) -> None:
-        begun = [transfer for transfer in self.transfers if transfer.begun]
-        self.finish_one(begun[pick % len(begun)])
+    def step_transfer(self, pick: int) -> None:
+        """Begin a transfer, or finish it if that is done."""
+        transfer = self.some_transfer(pick)
+        if transfer.begun:
+            self.finish(transfer)
+        else:
+            self.begin(transfer)
 
     @rule(pick=PICK)
     @precondition(lambda self: self.transfers)
     def see_through(self, pick: int) -> None:
-        """Begin and finish a transfer, and whatever it waits for."""
-        transfer = self.some_transfer(pick)
-        while not transfer.done:
-            first = transfer
-            while waits := self.begin_one(first):
-                first = waits[0]
-            self.finish_one(first)
+        self.see_through_one(self.some_transfer(pick))
 
     @rule(pick=PICK, arrived=st.integers(0, 8))
     @precondition(lambda self: self.transfers)
@@ -309,12 +322,21 @@ class CacheMachine(RuleBasedStateMachine):
         arrived = min(arrived, transfer.pages)
         self.land(transfer, arrived if transfer.begun else 0)
         self.learn(self.cache.abort(transfer, arrived, self.time()))
-        assert transfer.done and transfer.arrived_pages <= arrived
+        assert transfer.done
+        assert transfer.arrived_pages <= arrived
 
     def some_transfer(self, pick: int) -> Transfer:
         return list(self.transfers)[pick % len(self.transfers)]
 
-    def begin_one(self, transfer: Transfer) -> list[Transfer]:
+    def see_through_one(self, transfer: Transfer) -> None:
+        """Begin and finish a transfer, and whatever it waits for."""
+        while not transfer.done:
+            first = transfer
+            while waits := self.begin(first):
+                first = waits[0]
+            self.finish(first)
+
+    def begin(self, transfer: Transfer) -> list[Transfer]:
         waits = self.cache.begin(transfer, self.time())
         assert bool(waits) != transfer.begun
         assert not any(wait.done for wait in waits)
@@ -323,11 +345,12 @@ class CacheMachine(RuleBasedStateMachine):
             self.take_off(transfer)
         return waits
 
-    def finish_one(self, transfer: Transfer) -> None:
+    def finish(self, transfer: Transfer) -> None:
         pages = transfer.pages
         self.land(transfer, pages)
         self.learn(self.cache.finish(transfer, self.time()))
-        assert transfer.done and transfer.arrived_pages == pages
+        assert transfer.done
+        assert transfer.arrived_pages == pages
 
     def land(self, transfer: Transfer, arrived: int) -> None:
         """Copy bytes as a substrate would have."""
@@ -339,9 +362,9 @@ class CacheMachine(RuleBasedStateMachine):
                 assert (source[flight.reads] == flight.pages).all(), "the source changed while it was read"
                 target[flight.writes[:arrived]] = flight.pages[:arrived]
 
-    @rule(sure=st.integers(0, 7))
+    @rule(sure=st.integers(0, 40))
     def reset(self, sure: int) -> None:
-        if not sure:
+        if sure == 29:
             self.cache.reset()
             assert not any(self.cache.tree.root.descendants())
 
@@ -364,7 +387,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def usable_pages_hold_their_own_bytes(self) -> None:
         valid = [np.zeros(len(some), dtype=bool) for some in self.bytes]
-        for node in [*self.cache.tree.root.descendants()]:
+        for node in self.cache.tree.root.descendants():
             for tier, state in enumerate(node.state):
                 if state in (READY, LEAVING):
                     assert (self.bytes[tier][node.slots[tier]] == ids_of([node])).all(), f"{node}: wrong bytes in tier {tier}"
@@ -392,18 +415,23 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
             return
-        while self.transfers:
-            self.see_through(0)
-            self.counts_add_up()
-            self.usable_pages_hold_their_own_bytes()
+        self.land_all()
         while self.requests:
             self.drop(self.requests[0])
             self.cache.check()
         self.nothing_is_left()
         self.gpu_can_be_had_whole()
+        self.land_all()
         self.cache.reset()
         for tier in self.cache.tiers:
             assert tier.pool.free == tier.pool.capacity
+
+    def land_all(self) -> None:
+        """See all transfers through, and those that follow from them."""
+        while self.transfers:
+            self.see_through_one(self.some_transfer(0))
+            self.counts_add_up()
+            self.usable_pages_hold_their_own_bytes()
 
     def nothing_is_left(self) -> None:
         nodes = list(self.cache.tree.root.descendants())
@@ -418,14 +446,14 @@ class CacheMachine(RuleBasedStateMachine):
     def gpu_can_be_had_whole(self) -> None:
         """A request that needs the whole GPU is admitted and gets its slots."""
         pages = self.cache.gpu.pool.capacity
-        self.admit_request(self.request((9,) * pages), 0, 0)
-        assert self.requests
-        while self.requests[0].stage == ADMITTED:
-            self.claim(0)
-            while self.transfers:
-                self.see_through(0)
-        assert len(self.requests[0].lease.slots) == pages
-        self.drop(self.requests[0])
+        assert self.admit_request(self.request((9,) * pages), 0, 0)
+        running = self.requests[0]
+        while running.stage == ADMITTED:
+            self.claim(running)
+            for transfer in self.blocking(running):
+                self.see_through_one(transfer)
+        assert len(running.lease.slots) == pages
+        self.drop(running)
 
 
 def ids_of_runs(runs: Any) -> np.ndarray:

@@ -79,17 +79,18 @@ class Channel:
         flow.is_cancelled = True
         if flow in self._queue:
             self._queue.remove(flow)
-            flow.event.succeed(0.0)
+            _end(flow, 0.0)
             return
         self._advance()
         entry = next((entry for entry in self._active if entry[2] is flow), None)
         if entry is None:
-            flow.event.succeed(flow.bytes)
+            _end(flow, flow.bytes)
             return
         self._active.remove(entry)
         self._active.sort()
-        self._leave(flow, self._served - flow.joined_at)
-        flow.event.succeed(self._served - flow.joined_at)
+        n_bytes = self._served - flow.joined_at
+        self._leave(flow, n_bytes)
+        _end(flow, n_bytes)
 
     def _advance(self) -> None:
         """Bring ``_served`` up to now."""
@@ -131,8 +132,7 @@ class Channel:
         if self.latency_s:
             self.env.timeout(self.latency_s, flow).callbacks.append(_arrive)
         else:
-            flow.ended_s = self.env.now
-            flow.event.succeed(flow.bytes)
+            _end(flow, flow.bytes)
 
     def _leave(self, flow: Flow, n_bytes: float) -> None:
         """A flow is out: book it, and serve the next one."""
@@ -153,12 +153,16 @@ class Channel:
 
     def used(self) -> LinkUse:
         """What has been carried so far."""
-        self.use.intervals = np.array(self._intervals, dtype=float).reshape(-1, 3)
+        self.use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 3)
         return self.use
 
 
 def _arrive(event: Event) -> None:
     flow: Any = event.value
     if not flow.event.triggered:
-        flow.ended_s = event.env.now
-        flow.event.succeed(flow.bytes)
+        _end(flow, flow.bytes)
+
+
+def _end(flow: Flow, n_bytes: float) -> None:
+    flow.ended_s = flow.event.env.now
+    flow.event.succeed(n_bytes)

@@ -1,0 +1,356 @@
+"""The clock means something: every time here follows from one line of arithmetic. See small.py for the round numbers."""
+
+import pytest
+
+from kvsim.engine.outcome import Outcome
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
+from tests.engine.small import PAGE_BYTES, STEP_READS, Ask, ask, eager, hits, seconds, small_engine
+
+A, B, C = "abcd", "efgh", "ijkl"
+"""Prompts of four pages and a token: 17 s to compute, 4 s to load, 8 s to read from disk; each needs five pages."""
+FAST = {name: rate * PAGE_BYTES for name, rate in (("host_to_device_bytes_per_s", 2), ("both_directions_bytes_per_s", 3))}
+A_IS_BELOW = (ask(A, 0), ask(B, 100))
+"""In a GPU of five pages, the second request pushes out what the first one left."""
+
+
+def ttft(*asks: Ask, **settings: object) -> list[float]:
+    """Seconds from each arrival to the first token."""
+    return served(*asks, **settings).ttft_s.tolist()
+
+
+def served(*asks: Ask, **settings: object) -> Outcome:
+    return small_engine(**settings).serve(*asks)  # type: ignore[arg-type]
+
+
+# --- computing ---
+
+
+def test_a_request_alone_takes_as_long_as_its_prompt_takes_to_compute() -> None:
+    assert ttft(ask(A), gpu=5) == seconds([4 * 4 + 1])
+
+
+def test_chunks_of_a_prompt_take_as_long_as_the_whole() -> None:
+    assert ttft(ask(A), gpu=5, max_batch_tokens=5) == seconds([17])
+
+
+def test_every_chunk_pays_the_overhead_of_a_step() -> None:
+    overhead = {"step_overhead_s": 0.5}
+    assert ttft(ask(A), gpu=5, hardware=overhead) == seconds([17 + 0.5])
+    assert ttft(ask(A), gpu=5, hardware=overhead, max_batch_tokens=5) == seconds([17 + 4 * 0.5])
+
+
+def test_prompts_that_fit_into_one_step_have_their_first_token_together() -> None:
+    assert ttft(ask(A), ask(B), gpu=10) == seconds([17 + 17, 17 + 17])
+
+
+def test_prompts_that_do_not_fit_into_one_step_share_the_steps_in_order() -> None:
+    assert ttft(ask(A), ask(B), gpu=10, max_batch_tokens=20) == seconds([20, 20 + 14])
+
+
+def test_a_request_that_finds_all_running_waits_for_the_end_of_one() -> None:
+    assert ttft(ask(A), ask(B, 10), gpu=10, max_running_requests=1) == seconds([17, 7 + 17])
+
+
+def test_a_request_without_room_waits_for_the_end_of_one() -> None:
+    assert ttft(ask(A, output=3), ask(B, 10), gpu=9) == seconds([17, 7 + 2 + 17])
+
+
+def test_a_hit_on_the_gpu_saves_its_compute() -> None:
+    outcome = served(ask(A), ask(A, 100), gpu=5)
+    assert outcome.ttft_s.tolist() == seconds([17, 17 - 16])
+    assert hits(outcome, 1) == (4, 0, 0)
+
+
+def test_the_last_token_is_computed_even_if_its_page_is_there() -> None:
+    again = ask(A), ask(A, 100, tokens=0)
+    outcome = served(*again, gpu=10)
+    assert hits(outcome, 1) == (3, 0, 0) and outcome.ttft_s[1] == seconds(4)
+    outcome = served(*again, gpu=10, recompute_last_token=False)
+    assert hits(outcome, 1) == (4, 0, 0) and outcome.ttft_s[1] == seconds(1)
+
+
+# --- a load ---
+
+
+def test_a_load_without_overlap_comes_before_computing() -> None:
+    outcome = served(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=20, overlap="none")
+    assert outcome.ttft_s[2] == seconds(4 + 1)
+    assert hits(outcome, 2) == (0, 4, 0)
+
+
+def test_a_load_that_is_longer_than_computing_hides_all_but_the_last_layer_of_it() -> None:
+    assert ttft(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=20)[2] == seconds(max(4 / 4 + 1, 4 + 1 / 4))
+
+
+def test_a_load_that_is_shorter_than_computing_delays_it_by_its_first_layer() -> None:
+    asks = ask(A), ask("efghi", 100), ask(A, 200, tokens=7)
+    assert ttft(*asks, gpu=6, cpu=20)[2] == seconds(max(4 / 4 + 7, 4 + 7 / 4))
+
+
+def test_chunks_after_the_first_find_everything_loaded() -> None:
+    asks = ask(A), ask("efghi", 100), ask(A, 200, tokens=7)
+    assert ttft(*asks, gpu=6, cpu=20, max_batch_tokens=2)[2] == seconds(max(4 / 4 + 2, 4 + 2 / 4) + 5)
+
+
+def test_a_link_twice_as_fast_halves_the_load() -> None:
+    slow = ttft(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=20, overlap="none")
+    fast = ttft(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=20, overlap="none", hardware=FAST)
+    assert slow[2] - fast[2] == seconds(4 / 2)
+
+
+def test_latency_is_paid_once_a_transfer() -> None:
+    latency = {"host_latency_s": 0.25}
+    assert ttft(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=20, overlap="none", hardware=latency)[2] == seconds(0.25 + 4 + 1)
+
+
+def test_a_tier_below_saves_the_compute_and_costs_the_load() -> None:
+    without = ttft(*A_IS_BELOW, ask(A, 200), gpu=5)
+    with_cpu = ttft(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=20, overlap="none")
+    assert without[2] - with_cpu[2] == seconds(16 - 4)
+    assert without[:2] == seconds(with_cpu[:2])
+
+
+def test_a_tier_is_a_loss_where_loading_takes_longer_than_computing() -> None:
+    slow = {"host_to_device_bytes_per_s": PAGE_BYTES / 10}
+    with_cpu = ttft(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=20, overlap="none", hardware=slow)
+    assert with_cpu[2] == seconds(40 + 1) and 40 + 1 > 17
+
+
+def test_pages_on_the_gpu_and_below_it_add_up() -> None:
+    asks = ask(A), ask("xy", 100), ask(A, 200)
+    outcome = served(*asks, gpu=6, cpu=20, overlap="none")
+    assert hits(outcome, 2) == (3, 1, 0)
+    assert outcome.ttft_s[2] == seconds(1 + 1)
+
+
+# --- several transfers on the links ---
+
+
+TWO_LOADS = ask(A), ask(B, 100), ask("ijklmnopq", 200), ask(A, 300), ask(B, 300)
+"""The third request needs all ten pages, so that the last two have four pages each to load."""
+
+
+def test_of_two_loads_on_a_fifo_link_the_second_waits() -> None:
+    assert ttft(*TWO_LOADS, gpu=10, cpu=30, overlap="none")[3:] == seconds([4 + 1, 4 + 4 + 1])
+
+
+def test_two_loads_that_share_a_link_take_twice_as_long_each() -> None:
+    assert ttft(*TWO_LOADS, gpu=10, cpu=30, overlap="none", links="shared")[3:] == seconds([2 * 4 + 2, 2 * 4 + 2])
+
+
+def test_a_load_that_joins_a_shared_link_slows_both_down_from_then_on() -> None:
+    later = *TWO_LOADS[:4], ask(B, 302)
+    first, second = ttft(*later, gpu=10, cpu=30, overlap="none", links="shared")[3:]
+    assert first == seconds(2 + 2 * 2 + 1)
+    assert second == seconds(2 * 2 + 2 + 1)
+
+
+def test_one_step_over_two_loads_waits_for_both() -> None:
+    fifo = ttft(*TWO_LOADS, gpu=10, cpu=30)[3:]
+    assert fifo == seconds([max(4 + 4 / 4 + 2, 8 + 2 / 4)] * 2)
+    shared = ttft(*TWO_LOADS, gpu=10, cpu=30, links="shared")[3:]
+    assert shared == seconds([max(8 / 4 + 2, 8 + 2 / 4)] * 2)
+
+
+BOTH_WAYS = ask(A), ask("efghijklmnopqrs", 100), ask("tuvw", 200), ask(A, 217)
+"""The third request has been computed, and is written down, when the fourth one loads four pages."""
+
+
+@pytest.mark.parametrize(("total", "slowdown"), [(2, 1), (1.5, 1 / 0.75), (1, 2)])
+def test_both_directions_at_once_are_limited_to_the_total(total: float, slowdown: float) -> None:
+    both = {"both_directions_bytes_per_s": total * PAGE_BYTES}
+    outcome = served(*BOTH_WAYS, gpu=16, cpu=40, overlap="none", hardware=both)
+    assert hits(outcome, 3) == (0, 4, 0)
+    assert outcome.ttft_s[3] == seconds(4 * slowdown + 1)
+
+
+# --- writing down ---
+
+
+def test_with_write_back_room_is_there_only_when_the_bytes_are_out() -> None:
+    assert ttft(*A_IS_BELOW, gpu=5, cpu=20, placement=WriteBack) == seconds([17, 4 + 17])
+
+
+def test_with_write_through_eviction_frees_at_once() -> None:
+    assert ttft(*A_IS_BELOW, gpu=5, cpu=20, placement=WriteThrough) == seconds([17, 17])
+
+
+def test_only_what_is_evicted_is_waited_for() -> None:
+    assert ttft(ask(A), ask("efgh", 100), gpu=8, cpu=20, placement=WriteBack)[1] == seconds(1 + 17)
+
+
+def test_what_is_still_being_written_through_has_to_be_waited_for() -> None:
+    assert ttft(ask(A), ask(B, 18), gpu=5, cpu=20, placement=WriteThrough)[1] == seconds((4 - 1) + 17)
+
+
+def test_a_write_back_chain_frees_the_lowest_tier_first() -> None:
+    chain = ask(A), ask(B, 100), ask(C, 200)
+    assert ttft(*chain, gpu=5, cpu=4, disk=20, placement=WriteBack) == seconds([17, 4 + 17, 8 + 4 + 17])
+
+
+def test_exclusive_tiers_swap_pages_over_both_links() -> None:
+    outcome = served(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=8, overlap="none", placement=Exclusive)
+    assert outcome.ttft_s.tolist() == seconds([17, 4 + 17, 4 + 4 + 1])
+    assert hits(outcome, 2) == (0, 4, 0)
+
+
+# --- the disk, and prefetch ---
+
+
+ON_DISK = {"gpu": 5, "cpu": 4, "disk": 40, "overlap": "none"}
+"""Write-through: after A and B, only the disk has A."""
+
+
+def test_without_prefetch_disk_and_link_come_one_after_the_other_at_admission() -> None:
+    outcome = served(*A_IS_BELOW, ask(A, 200), **ON_DISK)
+    assert hits(outcome, 2) == (0, 0, 4)
+    assert outcome.ttft_s[2] == seconds(8 + 4 + 1)
+
+
+def test_a_layer_is_computed_only_after_the_disk_has_been_read() -> None:
+    assert ttft(*A_IS_BELOW, ask(A, 200), gpu=5, cpu=4, disk=40)[2] == seconds(8 + max(4 / 4 + 1, 4 + 1 / 4))
+
+
+BUSY = ask(C, 200, output=20)
+"""Keeps the engine busy until 200 + 17 + 19 = 236."""
+ONE_AT_A_TIME = ON_DISK | {"max_running_requests": 1, "cpu": 8}
+ONLY_DISK_HAS_A = ask(A, 0), ask(B, 50), ask("wxyz", 100)
+
+
+def test_a_prefetch_wins_what_it_reads_while_the_request_waits() -> None:
+    asks = *ONLY_DISK_HAS_A, BUSY, ask(A, 210)
+    late = served(*asks, **ONE_AT_A_TIME | {"gpu": 10})
+    early = served(*asks, **ONE_AT_A_TIME | {"gpu": 10}, prefetch=eager())
+    assert hits(late, 4) == hits(early, 4) == (0, 0, 4)
+    assert late.ttft_s[4] == seconds(236 - 210 + 8 + 4 + 1)
+    assert early.ttft_s[4] == seconds(236 - 210 + 4 + 1)
+    assert early.prefetch["fetched_pages"] == early.prefetch["used_pages"] == 4
+
+
+def test_a_prefetch_that_is_waited_for_delays_a_request_that_could_have_run() -> None:
+    outcome = served(*A_IS_BELOW, ask(A, 200), **ON_DISK, prefetch=eager(stop="wait_complete"))
+    assert outcome.ttft_s[2] == seconds(8 + 4 + 1)
+    slow = {"disk_read_bytes_per_s": PAGE_BYTES / 20}
+    outcome = served(*A_IS_BELOW, ask(A, 200), **ON_DISK, hardware=slow, prefetch=eager(stop="wait_complete"))
+    assert outcome.ttft_s[2] == seconds(80 + 4 + 1) and 80 + 4 + 1 > 17
+
+
+def test_a_prefetch_that_times_out_keeps_the_whole_pages_that_have_arrived() -> None:
+    outcome = served(*A_IS_BELOW, ask(A, 200), **ON_DISK, prefetch=eager(stop="timeout", base_s=5.0))
+    assert hits(outcome, 2) == (0, 0, 5 // 2)
+    assert outcome.ttft_s[2] == seconds(5 + 2 + (4 - 2) * 4 + 1)
+    assert outcome.links["disk-cpu"].bytes == 2.5 * PAGE_BYTES
+    assert outcome.prefetch["fetched_pages"] == outcome.prefetch["used_pages"] == 2
+
+
+def test_the_timeout_grows_with_the_prompt() -> None:
+    per_token = eager(stop="timeout", base_s=1.0, per_1024_tokens_s=1024 * 3 / 17)
+    assert ttft(*A_IS_BELOW, ask(A, 200), **ON_DISK, prefetch=per_token)[2] == seconds((1 + 3) + 2 + (4 - 2) * 4 + 1)
+
+
+def test_a_timeout_after_the_end_of_the_prefetch_changes_nothing() -> None:
+    assert ttft(*A_IS_BELOW, ask(A, 200), **ON_DISK, prefetch=eager(stop="timeout", base_s=50.0))[2] == seconds(8 + 4 + 1)
+
+
+def test_a_best_effort_prefetch_loses_to_an_idle_engine() -> None:
+    outcome = served(*A_IS_BELOW, ask(A, 200), **ON_DISK, prefetch=eager(stop="best_effort"))
+    assert hits(outcome, 2) == (0, 0, 0)
+    assert outcome.ttft_s[2] == seconds(17)
+
+
+def test_a_best_effort_prefetch_reads_as_long_as_the_engine_is_busy() -> None:
+    asks = *ONLY_DISK_HAS_A, BUSY, ask(A, 231)
+    outcome = served(*asks, **ONE_AT_A_TIME | {"gpu": 10}, prefetch=eager(stop="best_effort"))
+    assert hits(outcome, 4) == (0, 0, (236 - 231) // 2)
+    assert outcome.ttft_s[4] == seconds((236 - 231) + 2 + (4 - 2) * 4 + 1)
+
+
+def test_a_prefetch_below_its_threshold_is_not_made() -> None:
+    outcome = served(*A_IS_BELOW, ask(A, 200), **ON_DISK, prefetch=eager(min_tokens=17))
+    assert outcome.ttft_s[2] == seconds(17)
+    assert outcome.prefetch["refused_by_threshold_pages"] == 4
+
+
+CPU_IN_USE = ask(A), ask(B, 100), ask("w", 200, tokens=15), ask(B, 300), ask(A, 301)
+"""When A comes back, the load of B (300 to 304) keeps four of the five CPU pages in use; A is on disk."""
+
+
+def test_a_prefetch_without_room_for_all_of_it_is_not_made() -> None:
+    outcome = served(*CPU_IN_USE, **ON_DISK | {"cpu": 5}, prefetch=eager())
+    assert outcome.prefetch["refused_by_memory_pages"] == 4
+    assert hits(outcome, 4) == (0, 0, 0)
+    assert outcome.ttft_s[3:].tolist() == seconds([4 + 1, (305 - 301) + 17])
+
+
+def test_an_adaptive_prefetch_reads_what_the_cpu_tier_can_hold() -> None:
+    policy = AdaptivePrefetch(min_tokens=1, in_flight_fraction=1.0, load_min_tokens=0, stop="wait_complete")
+    outcome = served(*CPU_IN_USE, **ON_DISK | {"cpu": 5}, prefetch=policy)
+    assert hits(outcome, 4) == (0, 0, 1)
+    assert outcome.ttft_s[4] == seconds((305 - 301) + 1 + 3 * 4 + 1)
+
+
+def test_a_prefetch_waits_until_the_cpu_tier_has_written_back_what_it_evicts() -> None:
+    asks = ask(A), ask(B, 100), ask(C, 200), ask(A, 300)
+    outcome = served(*asks, **ON_DISK | {"placement": WriteBack}, prefetch=eager(stop="wait_complete"))
+    assert hits(outcome, 3) == (0, 0, 4)
+    assert outcome.ttft_s[3] == seconds(8 + 8 + 4 + 1)
+
+
+def test_a_prefetch_that_is_given_up_before_it_has_begun_holds_nobody_up() -> None:
+    fill = ask(A), ask("p", 100, tokens=35), ask(B, 200), ask("q", 300, tokens=35)
+    asks = *fill, ask("x", 400, output=10), ask(A, 406)
+    outcome = served(*asks, gpu=10, cpu=4, disk=40, placement=WriteBack, prefetch=eager(stop="best_effort"))
+    # A's prefetch would wait until 414 for B to leave the CPU. A runs at 406 instead, in one step with a token of x.
+    assert hits(outcome, 5) == (0, 0, 0)
+    assert outcome.ttft_s[5] == seconds(17 + 1)
+    assert outcome.e2e_s[4] == seconds(5 + 1 + 18 + 7)
+
+
+# --- decode ---
+
+
+def test_each_token_after_the_first_takes_a_step() -> None:
+    outcome = served(ask(A, output=5), gpu=10)
+    assert (outcome.ttft_s[0], outcome.tpot_s[0], outcome.e2e_s[0]) == seconds((17, 1, 17 + 4))
+
+
+def test_where_steps_read_weights_requests_that_decode_together_do_not_slow_each_other_down() -> None:
+    outcome = served(ask(A, output=5), ask(B, output=9), gpu=20, hardware=STEP_READS)
+    assert outcome.tpot_s.tolist() == seconds([1, 1])
+    assert outcome.e2e_s.tolist() == seconds([1 + 4, 1 + 8])
+
+
+def test_where_steps_multiply_each_request_of_a_batch_adds_its_time() -> None:
+    outcome = served(ask(A, output=5), ask(B, output=9), gpu=20)
+    assert outcome.ttft_s.tolist() == seconds([34, 34])
+    assert outcome.e2e_s.tolist() == seconds([34 + 4 * 2, 34 + 4 * 2 + 4 * 1])
+
+
+def test_an_arrival_cuts_a_leap_at_the_next_boundary_between_steps() -> None:
+    outcome = served(ask("a", output=41), ask("b", 20.5), gpu=20)
+    assert outcome.ttft_s.tolist() == seconds([5, (21 - 20.5) + 5 + 1])
+    assert outcome.e2e_s[0] == seconds(5 + 40 + 5)
+
+
+def test_an_arrival_at_a_boundary_is_taken_in_at_once() -> None:
+    assert ttft(ask("a", output=41), ask("b", 20.0), gpu=20)[1] == seconds(5 + 1)
+
+
+def test_more_arrivals_within_one_step_share_the_next_one() -> None:
+    assert ttft(ask("a", output=41), ask("b", 20.25), ask("c", 20.5), gpu=20)[1:] == seconds([0.75 + 11, 0.5 + 11])
+
+
+def test_a_decoding_request_takes_part_in_every_prefill_step() -> None:
+    outcome = served(ask("x", output=4), ask("abcde", 5.0), gpu=20, max_batch_tokens=8)
+    # 21 tokens in chunks of 7, each step with a decode token; the decoder is done after three of them.
+    assert outcome.e2e_s.tolist() == seconds([5 + 3 * 8, 3 * 8])
+
+
+def test_a_prefill_that_ends_gives_the_first_token_with_its_step() -> None:
+    outcome = served(ask("a", output=1), ask("b", output=0), ask("c", output=2), gpu=20, max_running_requests=1)
+    assert outcome.ttft_s.tolist() == seconds([5, 10, 15])
+    assert outcome.e2e_s.tolist() == seconds([5, 10, 15 + 1])
+    assert outcome.tpot_s.tolist() == seconds([float("nan"), float("nan"), 1])

@@ -1,0 +1,229 @@
+"""The engine: who runs, who waits, who is sent back, and what is counted. See small.py for the round numbers."""
+
+import pytest
+
+from kvsim.engine.engine import EngineSettings
+from kvsim.engine.outcome import FINISHED, REJECTED
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.write_back import WriteBack
+from tests.engine.small import HARDWARE, PAGE_BYTES, ask, eager, hits, same_outcome, seconds, small_engine
+
+A, B, C = "abcd", "efgh", "ijkl"
+
+
+# --- beginning and end ---
+
+
+def test_without_requests_nothing_happens() -> None:
+    outcome = small_engine(gpu=5).serve()
+    assert len(outcome.status) == 0 and outcome.simulated_s == 0
+
+
+def test_a_run_lasts_until_the_last_request_has_ended() -> None:
+    outcome = small_engine(gpu=5, cpu=20).serve(ask(A, 3))
+    assert outcome.simulated_s == seconds(3 + 17)
+    assert outcome.arrival_s.tolist() == [3]
+
+
+def test_answers_of_no_token_and_of_one_end_with_the_prompt() -> None:
+    outcome = small_engine(gpu=10).serve(ask("a", output=0), ask("b", 100, output=1), ask("c", 200, output=2))
+    assert outcome.ttft_s.tolist() == seconds([5, 5, 5])
+    assert outcome.e2e_s.tolist() == seconds([5, 5, 6])
+    assert outcome.tpot_s.tolist() == seconds([float("nan"), float("nan"), 1])
+
+
+def test_progress_counts_ended_requests() -> None:
+    told: list[int] = []
+    engine = small_engine(gpu=5)
+    requests = engine.serve(ask("a"), ask("b"), ask(A + B, 50)).requests
+    small_engine(gpu=5).run(requests, told.append)
+    assert told == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"max_batch_tokens": 0}, "max_batch_tokens must be at least 1, not 0"),
+        ({"max_running_requests": 0}, "max_running_requests must be at least 1, not 0"),
+        ({"overlap": "some"}, "overlap must be one of layerwise, none, not some"),
+        ({"links": "slow"}, "links must be one of fifo, shared, not slow"),
+    ],
+)
+def test_a_setting_out_of_range_names_itself(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        EngineSettings(**settings)  # type: ignore[arg-type]
+
+
+# --- rejected requests and closed loops ---
+
+
+def test_a_request_that_can_never_fit_is_rejected_and_counts_no_hits() -> None:
+    outcome = small_engine(gpu=5, cpu=20).serve(ask(A), ask("abcdefgh", 100), ask(A, 200))
+    assert outcome.status.tolist() == [FINISHED, REJECTED, FINISHED]
+    assert hits(outcome, 1) == (0, 0, 0) and hits(outcome, 2) == (4, 0, 0)
+    assert outcome.ttft_s.tolist() == seconds([17, float("nan"), 1])
+    assert outcome.e2e_s.tolist() == seconds([17, float("nan"), 1])
+
+
+def test_an_answer_that_can_never_fit_is_rejected_too() -> None:
+    outcome = small_engine(gpu=5).serve(ask(A, output=3), ask(A, 100, output=4))
+    assert outcome.status.tolist() == [FINISHED, REJECTED]
+
+
+def test_in_a_closed_loop_the_delay_counts_from_the_finish() -> None:
+    outcome = small_engine(gpu=20).serve(ask("a", 10, output=3), ask("ab", after=0, delay_s=4), ask("abc", after=1, delay_s=0.5))
+    assert outcome.e2e_s.tolist() == seconds([5 + 2, 5, 5])
+    assert outcome.arrival_s.tolist() == seconds([10, 10 + 7 + 4, 21 + 5 + 0.5])
+    assert [hits(outcome, index) for index in (1, 2)] == [(1, 0, 0), (2, 0, 0)]
+
+
+def test_several_requests_may_follow_one() -> None:
+    outcome = small_engine(gpu=20).serve(ask("a"), ask("b", after=0, delay_s=2), ask("c", after=0, delay_s=1))
+    assert outcome.arrival_s.tolist() == seconds([0, 7, 6])
+    assert outcome.ttft_s.tolist() == seconds([5, (11 - 7) + 5, 5])
+
+
+def test_the_followers_of_a_rejected_request_arrive() -> None:
+    outcome = small_engine(gpu=5).serve(ask("abcdefgh", 10), ask("a", after=0, delay_s=3))
+    assert outcome.status.tolist() == [REJECTED, FINISHED]
+    assert outcome.arrival_s.tolist() == seconds([10, 13])
+
+
+def test_the_order_of_arrival_is_the_order_of_admission_even_if_a_later_request_would_fit() -> None:
+    outcome = small_engine(gpu=7).serve(ask("pqrs", output=8), ask(A, 1), ask("t", 2))
+    assert outcome.ttft_s.tolist() == seconds([17, (17 + 7 - 1) + 17 + 5, (17 + 7 - 2) + 17 + 5])
+
+
+# --- requests that have pages in common ---
+
+
+SECOND_LOOK = ask(A), ask(B, 100), ask(A, 200)
+"""With five pages on the GPU, the third request loads A."""
+
+
+def test_a_request_shares_a_load_that_is_under_way() -> None:
+    asks = ask(A), ask("efghijkl", 100), ask(A, 200), ask(A, 201)
+    outcome = small_engine(gpu=9, cpu=30, overlap="none").serve(*asks)
+    assert outcome.links["cpu-gpu"].bytes == 4 * PAGE_BYTES
+    assert outcome.ttft_s[2:].tolist() == seconds([4 + 2, 3 + 2])
+    assert hits(outcome, 2) == (0, 4, 0)
+    assert hits(outcome, 3) == (4, 0, 0)
+
+
+def test_a_shared_load_holds_up_the_layers_of_both() -> None:
+    asks = ask(A), ask("efghijkl", 100), ask(A, 200), ask(A, 200)
+    outcome = small_engine(gpu=9, cpu=30).serve(*asks)
+    assert outcome.ttft_s[2:].tolist() == seconds([max(4 / 4 + 2, 4 + 2 / 4)] * 2)
+
+
+def test_of_pages_that_two_requests_compute_at_once_one_copy_is_kept() -> None:
+    engine = small_engine(gpu=10)
+    outcome = engine.serve(ask(A), ask(A))
+    assert outcome.ttft_s.tolist() == seconds([34, 34])
+    assert hits(outcome, 1) == (0, 0, 0)
+    assert outcome.tiers["gpu"].peak_pages == 10
+    assert engine.cache.gpu.pool.free == 10 - 4
+
+
+def test_of_prompts_that_part_the_common_pages_are_kept_once() -> None:
+    engine = small_engine(gpu=12)
+    outcome = engine.serve(ask("abxy"), ask("abpq"), ask("abpq", 100))
+    assert engine.cache.gpu.pool.free == 12 - 2 - 2 - 2
+    assert hits(outcome, 2) == (4, 0, 0)
+
+
+def test_pages_that_leave_for_a_request_that_was_first_are_not_there_for_the_next() -> None:
+    asks = ask(A), ask(B, 100), ask(A, 101)
+    outcome = small_engine(gpu=5, cpu=20, placement=WriteBack).serve(*asks)
+    assert outcome.ttft_s[1] == seconds(4 + 17)
+    assert outcome.ttft_s[2] == seconds((121 - 101) + 4 + max(4 / 4 + 1, 4 + 1 / 4))
+
+
+def test_a_request_whose_room_was_taken_back_has_its_hits_counted_when_it_runs() -> None:
+    slowly = {"flops_per_s": HARDWARE["flops_per_s"] / 10}
+    asks = ask("xy", tokens=0), ask(A, 100, tokens=0), ask("xyuvw", 300, tokens=11), ask(A, 301, tokens=0)
+    engine = small_engine(gpu=8, cpu=40, placement=WriteBack, recompute_last_token=False, hardware=slowly)
+    outcome = engine.serve(*asks)
+    # The third request is to have the room of A, which is written back until 304. The fourth one uses A from 301 to 311.
+    assert outcome.placement["revived_pages"] == 4
+    assert outcome.ttft_s[2:].tolist() == seconds([(311 - 300) + 10 * (3 * 4 + 11), 10])
+    assert hits(outcome, 2) == (2, 0, 0)
+    assert hits(outcome, 3) == (4, 0, 0)
+
+
+# --- retraction ---
+
+
+def test_when_decoding_runs_out_of_pages_the_youngest_request_is_sent_back() -> None:
+    # Both hold two pages at 5 + 5 and need a third for their ninth token; the GPU has five.
+    outcome = small_engine(gpu=5).serve(ask("a", output=12), ask("b", output=12))
+    assert outcome.retractions == 1
+    assert outcome.status.tolist() == [FINISHED, FINISHED]
+    assert outcome.ttft_s.tolist() == seconds([10, 10])
+    assert outcome.e2e_s[0] < outcome.e2e_s[1]
+
+
+def test_a_retracted_request_resumes_with_what_is_cached_of_its_prompt_and_computes_its_answer_anew() -> None:
+    outcome = small_engine(gpu=5).serve(ask("a", output=12), ask("b", output=12))
+    # Steps of 2 s from 10 on. The ninth and thirteenth token need a page: after 3 steps (8 tokens) two free pages are wanted, one
+    # is there. The first goes on alone, 8 more steps of 1 s; then the second has 5 + 4 tokens to have, 4 of them cached, and 7 more.
+    first_ends = 10 + 3 * 2 + 8 * 1
+    second_ends = first_ends + (5 + 4 - 4) * 1 + 7 * 1
+    assert outcome.e2e_s.tolist() == seconds([first_ends, second_ends])
+    assert outcome.hit_pages.sum() == 0
+
+
+def test_hits_and_time_to_first_token_of_a_retracted_request_are_those_of_its_first_run() -> None:
+    outcome = small_engine(gpu=6).serve(ask("ab"), ask("ax", 100, output=8), ask("ab", 100, output=8))
+    assert outcome.retractions >= 1
+    assert [hits(outcome, index) for index in (1, 2)] == [(1, 0, 0), (2, 0, 0)]
+    assert outcome.ttft_s[1:].tolist() == seconds([5 + 1, 5 + 1])
+    assert outcome.status.tolist() == [FINISHED] * 3
+
+
+def test_nobody_is_admitted_after_a_retraction_until_a_request_has_ended() -> None:
+    outcome = small_engine(gpu=5).serve(ask("a", output=12), ask("b", output=12), ask("", 17, tokens=1))
+    assert outcome.retractions == 1
+    assert outcome.ttft_s[2] == seconds((24 - 17) + (5 + 1))
+
+
+def test_many_requests_that_cannot_all_decode_finish_one_after_the_other() -> None:
+    asks = [ask(letter, output=14) for letter in "abcdefgh"]
+    outcome = small_engine(gpu=6, cpu=8, placement=WriteBack).serve(*asks)
+    assert outcome.status.tolist() == [FINISHED] * 8
+    assert outcome.retractions > 0
+
+
+# --- what is counted ---
+
+
+def test_bytes_of_a_link_are_pages_times_the_bytes_of_a_page() -> None:
+    outcome = small_engine(gpu=5, cpu=4, disk=40, overlap="none").serve(*SECOND_LOOK)
+    links = {name: use.bytes // PAGE_BYTES for name, use in outcome.links.items()}
+    # A and B are written through twice each; A comes back from the disk, and stays in the CPU tier.
+    assert links == {"gpu-cpu": 8, "cpu-disk": 8, "disk-cpu": 4, "cpu-gpu": 4}
+    assert outcome.placement["written_pages"] == 16
+    assert outcome.placement["loaded_pages"] == outcome.placement["fetched_pages"] == 4
+    assert outcome.links["disk-cpu"].busy_s == seconds(8) and outcome.links["cpu-gpu"].busy_s == seconds(4)
+
+
+def test_links_that_carry_nothing_are_not_shown() -> None:
+    assert list(small_engine(gpu=5, cpu=20).serve(ask(A)).links) == ["gpu-cpu"]
+
+
+def test_a_prefetch_that_is_not_loaded_is_wasted() -> None:
+    policy = eager(load_min_tokens=100, stop="wait_complete")
+    outcome = small_engine(gpu=5, cpu=4, disk=40, prefetch=policy).serve(*SECOND_LOOK)
+    assert outcome.prefetch["fetched_pages"] == outcome.prefetch["wasted_pages"] == 4
+    assert hits(outcome, 2) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("links", ["fifo", "shared"])
+def test_the_same_requests_give_the_same_outcome(links: str) -> None:
+    asks = [ask(word, at * 7.0, output=at % 5) for at, word in enumerate([A, B, "abxy", C, A, "efzz", "abxy", B, C, A] * 3)]
+
+    def outcome() -> object:
+        engine = small_engine(gpu=9, cpu=8, disk=12, placement=Exclusive, prefetch=eager(), links=links)
+        return engine.serve(*asks)
+
+    assert same_outcome(outcome(), outcome())  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+"""The roofline: a step takes as long as its FLOPs or its memory traffic, whichever is longer, and an overhead."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.engine.substrate import Work
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.compute import Roofline
+
+MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
+"""Attention 12 weights, MLP 18, lm_head 10: 60 FLOPs a token and 20 for one that is sampled, 8 a pair, 4 bytes of KV a token,
+80 bytes of weights."""
+
+
+def roofline(flops_per_s: float = 1.0, memory_bytes_per_s: float = 1e9, overhead_s: float = 0.0) -> Roofline:
+    hardware = HardwareSpec(
+        flops_per_s=flops_per_s,
+        memory_bytes=1,
+        memory_bytes_per_s=memory_bytes_per_s,
+        host_to_device_bytes_per_s=1,
+        device_to_host_bytes_per_s=1,
+        both_directions_bytes_per_s=1,
+        disk_read_bytes_per_s=1,
+        disk_write_bytes_per_s=1,
+        step_overhead_s=overhead_s,
+    )
+    return Roofline(MODEL, hardware)
+
+
+def test_a_chunk_multiplies_its_tokens_and_attends_to_all_before_them() -> None:
+    work = Work(chunks=[(3, 10)])
+    pairs = 11 + 12 + 13
+    assert roofline().leap_s(work, 1) == 3 * 60 + 8 * pairs
+
+
+def test_the_head_is_applied_to_sampled_tokens_only() -> None:
+    assert roofline().leap_s(Work(chunks=[(1, 0)], sampled_tokens=1), 1) == 60 + 8 + 20
+
+
+def test_a_step_reads_all_weights_and_the_keys_and_values_of_what_it_attends_to() -> None:
+    work = Work(chunks=[(3, 10)], decode_requests=2, decode_context_tokens=50)
+    assert roofline(flops_per_s=1e9, memory_bytes_per_s=1).leap_s(work, 1) == 80 + 4 * (10 + 3 + 2 + 50)
+
+
+def test_a_decode_step_multiplies_samples_and_attends_once_a_request() -> None:
+    work = Work(decode_requests=2, decode_context_tokens=50)
+    assert roofline().leap_s(work, 1) == 2 * (60 + 20) + 8 * 50
+
+
+def test_the_slower_side_counts_and_the_overhead_is_added() -> None:
+    work = Work(chunks=[(1, 0)])
+    assert roofline(flops_per_s=1, memory_bytes_per_s=1, overhead_s=0.5).leap_s(work, 1) == max(68, 84) + 0.5
+    assert roofline(flops_per_s=0.5, memory_bytes_per_s=1, overhead_s=0.5).leap_s(work, 1) == max(136, 84) + 0.5
+
+
+def test_each_step_of_a_leap_attends_to_a_token_more_a_request() -> None:
+    leap = Work(decode_requests=2, decode_context_tokens=50, max_steps=3)
+    assert roofline().leap_s(leap, 3) == sum(2 * 80 + 8 * (50 + 2 * step) for step in range(3))
+
+
+WORK = st.builds(Work, decode_requests=st.integers(1, 300), decode_context_tokens=st.integers(0, 100_000))
+RATES = st.floats(1.0, 1e6)
+
+
+def slowly(roof: Roofline, work: Work, steps: int) -> float:
+    """Step by step."""
+    contexts = [work.decode_context_tokens + step * work.decode_requests for step in range(steps)]
+    return sum(roof.leap_s(Work(decode_requests=work.decode_requests, decode_context_tokens=tokens), 1) for tokens in contexts)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(work=WORK, steps=st.integers(1, 200), flops_per_s=RATES, bytes_per_s=RATES, overhead_s=st.sampled_from([0.0, 0.1, 10.0]))
+def test_a_leap_is_the_sum_of_its_steps(work: Work, steps: int, flops_per_s: float, bytes_per_s: float, overhead_s: float) -> None:
+    roof = roofline(flops_per_s, bytes_per_s, overhead_s)
+    assert roof.leap_s(work, steps) == pytest.approx(slowly(roof, work, steps), rel=1e-9)
+
+
+@pytest.mark.parametrize("bytes_per_s", [0.05, 0.1, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 1.0])
+def test_a_leap_may_pass_from_one_side_of_the_roofline_to_the_other(bytes_per_s: float) -> None:
+    work = Work(decode_requests=1, decode_context_tokens=0)
+    roof = roofline(1.0, bytes_per_s)
+    for steps in range(1, 60):
+        assert roof.leap_s(work, steps) == pytest.approx(slowly(roof, work, steps), rel=1e-12)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(work=WORK, steps=st.integers(1, 100), flops_per_s=RATES, bytes_per_s=RATES, fraction=st.floats(0.0, 1.2))
+def test_a_leap_that_is_stopped_ends_with_the_step_under_way(
+    work: Work, steps: int, flops_per_s: float, bytes_per_s: float, fraction: float
+) -> None:
+    roof = roofline(flops_per_s, bytes_per_s)
+    elapsed_s = roof.leap_s(work, steps) * fraction
+    expected = next((done for done in range(1, steps) if roof.leap_s(work, done) >= elapsed_s), steps)
+    assert roof.steps_by(work, elapsed_s, steps) == expected
+
+
+def test_a_leap_that_is_stopped_on_a_boundary_ends_there() -> None:
+    work = Work(decode_requests=2, decode_context_tokens=50)
+    roof = roofline()
+    assert [roof.steps_by(work, roof.leap_s(work, done), 5) for done in (1, 2, 5)] == [1, 2, 5]

@@ -1,0 +1,299 @@
+"""Channels: bytes over a rate, first come first served or in equal shares, alone or with a peer that takes its part."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simpy import Environment
+
+from kvsim.substrate.simulated.links import Channel, Flow
+
+Plan = list[tuple[float, float]]
+"""Transfers as (time of asking, bytes)."""
+
+
+def seconds(expected: Any) -> Any:
+    return pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+class Bench:
+    """Channels of 10 bytes a second, and what happens on them when."""
+
+    def __init__(self, *, is_shared: bool = False, latency_s: float = 0.0, peer_rate: float = 0.0, total: float = 20.0) -> None:
+        self.env = Environment()
+        self.channels = [Channel(self.env, 10.0, latency_s, is_shared=is_shared)]
+        if peer_rate:
+            self.channels.append(Channel(self.env, peer_rate, latency_s, is_shared=is_shared))
+            Channel.couple(*self.channels, total)
+        self.flows: dict[str, Flow] = {}
+        self.ended: dict[str, tuple[float, float]] = {}
+        """When each transfer ended, and how many bytes had arrived."""
+
+    def send(self, name: str, at: float, n_bytes: float, *, channel: int = 0) -> None:
+        def start(_: object) -> None:
+            self.flows[name] = flow = self.channels[channel].send(n_bytes)
+            flow.event.callbacks.append(lambda event: self.ended.update({name: (self.env.now, event.value)}))
+
+        self.env.timeout(at).callbacks.append(start)
+
+    def cancel(self, name: str, at: float, *, channel: int = 0) -> None:
+        self.env.timeout(at).callbacks.append(lambda _: self.channels[channel].cancel(self.flows[name]))
+
+    def run(self) -> dict[str, tuple[float, float]]:
+        self.env.run()
+        return self.ended
+
+    def ends(self) -> list[float]:
+        """When the transfers ended, in the order in which they were made."""
+        self.run()
+        return [self.ended[name][0] for name in self.flows]
+
+
+def test_bytes_take_their_number_over_the_rate() -> None:
+    bench = Bench()
+    bench.send("a", 3, 50)
+    assert bench.run() == {"a": (8, 50)}
+
+
+def test_latency_delays_the_end_but_does_not_occupy_the_channel() -> None:
+    bench = Bench(latency_s=0.5)
+    bench.send("a", 0, 50)
+    bench.send("b", 0, 50)
+    assert bench.ends() == seconds([5.5, 10.5])
+    assert bench.channels[0].used().busy_s == seconds(10)
+
+
+def test_first_come_first_served() -> None:
+    bench = Bench()
+    for name, at, n_bytes in (("a", 0, 50), ("b", 1, 10), ("c", 2, 20), ("d", 20, 10)):
+        bench.send(name, at, n_bytes)
+    assert bench.ends() == seconds([5, 6, 8, 21])
+
+
+def test_equal_shares() -> None:
+    bench = Bench(is_shared=True)
+    bench.send("a", 0, 50)
+    bench.send("b", 1, 10)
+    # From 1 on each gets 5 a second: b ends at 3. Then a has 30 left.
+    assert bench.ends() == seconds([6, 3])
+
+
+def test_three_shares() -> None:
+    bench = Bench(is_shared=True)
+    for name in "abc":
+        bench.send(name, 0, 10)
+    assert bench.ends() == seconds([3, 3, 3])
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_nothing_to_carry_takes_no_time(is_shared: bool) -> None:
+    bench = Bench(is_shared=is_shared)
+    bench.send("a", 1, 0)
+    bench.send("b", 2, 20)
+    bench.send("c", 3, 0)
+    assert bench.run()["a"] == (1, 0)
+    assert bench.ended["b"] == seconds((4, 20))
+    assert bench.ended["c"] == seconds((3 if is_shared else 4, 0))
+    assert bench.channels[0].used().transfers == 3
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_cancelled_transfer_has_brought_what_had_left(is_shared: bool) -> None:
+    bench = Bench(is_shared=is_shared)
+    bench.send("a", 0, 50)
+    bench.cancel("a", 2)
+    assert bench.run() == {"a": (2, 20)}
+    use = bench.channels[0].used()
+    assert (use.bytes, use.transfers, use.busy_s) == (20, 1, 2)
+
+
+def test_a_cancelled_transfer_makes_way_for_the_next() -> None:
+    bench = Bench()
+    bench.send("a", 0, 50)
+    bench.send("b", 1, 30)
+    bench.cancel("a", 2)
+    assert bench.run() == {"a": seconds((2, 20)), "b": seconds((5, 30))}
+
+
+def test_a_cancelled_transfer_leaves_its_share_to_the_others() -> None:
+    bench = Bench(is_shared=True)
+    bench.send("a", 0, 50)
+    bench.send("b", 0, 30)
+    bench.cancel("a", 2)
+    assert bench.run() == {"a": seconds((2, 10)), "b": seconds((4, 30))}
+
+
+def test_a_transfer_cancelled_in_the_queue_has_brought_nothing() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.send(name, 0, 50)
+    bench.cancel("b", 2)
+    assert bench.run() == {"b": (2, 0), "a": (5, 50), "c": (10, 50)}
+    assert bench.channels[0].used().transfers == 2
+
+
+def test_a_transfer_cancelled_when_all_has_left_has_brought_all() -> None:
+    bench = Bench(latency_s=1.0)
+    bench.send("a", 0, 50)
+    bench.cancel("a", 5.5)
+    assert bench.run() == {"a": (5.5, 50)}
+    assert bench.flows["a"].ended_s == 5.5
+
+
+def test_cancelling_twice_or_too_late_does_nothing() -> None:
+    bench = Bench()
+    bench.send("a", 0, 50)
+    bench.cancel("a", 2)
+    bench.cancel("a", 3)
+    bench.send("b", 10, 10)
+    bench.cancel("b", 12)
+    assert bench.run() == {"a": (2, 20), "b": (11, 10)}
+
+
+def test_both_directions_slow_each_other_down_only_while_both_are_busy() -> None:
+    bench = Bench(peer_rate=10, total=15)
+    bench.send("there", 0, 100)
+    bench.send("back", 2, 15, channel=1)
+    # Both at 7.5 from 2 to 4; 65 bytes are left then.
+    assert bench.ends() == seconds([4 + 6.5, 4])
+
+
+def test_a_total_that_both_can_have_slows_nobody_down() -> None:
+    bench = Bench(peer_rate=10, total=25)
+    bench.send("there", 0, 100)
+    bench.send("back", 0, 50, channel=1)
+    assert bench.ends() == seconds([10, 5])
+
+
+def test_the_total_is_divided_in_proportion_to_the_rates() -> None:
+    bench = Bench(peer_rate=30, total=20)
+    bench.send("there", 0, 10)
+    bench.send("back", 0, 45, channel=1)
+    # 5 and 15 a second: the first ends at 2, then the peer has 15 left at 30 a second.
+    assert bench.ends() == seconds([2, 2.5])
+
+
+def test_a_cancelled_transfer_gives_the_peer_its_rate_back() -> None:
+    bench = Bench(peer_rate=10, total=10)
+    bench.send("there", 0, 100)
+    bench.send("back", 0, 100, channel=1)
+    bench.cancel("back", 4, channel=1)
+    assert bench.run() == {"back": seconds((4, 20)), "there": seconds((4 + 8, 100))}
+
+
+def test_intervals_are_in_order_of_start() -> None:
+    bench = Bench(is_shared=True)
+    bench.send("long", 0, 50)
+    bench.send("short", 2, 10)
+    bench.run()
+    assert bench.channels[0].used().intervals.tolist() == [[0, 6, 50], [2, 4, 10]]
+
+
+# --- against a slow simulation ---
+
+
+class Fluid:
+    """Both channels in the plainest way: all rates are constant until something happens; then everything is reckoned anew."""
+
+    def __init__(self, plans: list[Plan], cancels: dict[tuple[int, int], float], rates: list[float], total: float, shared: bool) -> None:
+        self.left = [[float(n_bytes) for _, n_bytes in plan] for plan in plans]
+        self.arrivals = [[at for at, _ in plan] for plan in plans]
+        self.cancels = cancels
+        self.rates = rates
+        self.slow = min(1.0, total / sum(rates))
+        self.is_shared = shared
+        self.ends: dict[tuple[int, int], float] = {}
+        self.busy = [0.0, 0.0]
+        self.now = 0.0
+
+    def open(self, channel: int) -> list[int]:
+        """Transfers that have been asked for and not ended."""
+        flows = [at for at, asked in enumerate(self.arrivals[channel]) if asked <= self.now and (channel, at) not in self.ends]
+        return sorted(flows, key=lambda flow: (self.arrivals[channel][flow], flow))
+
+    def speeds(self) -> dict[tuple[int, int], float]:
+        queues = [self.open(0), self.open(1)]
+        speeds = {}
+        for channel, queue in enumerate(queues):
+            rate = self.rates[channel] * (self.slow if all(queues) else 1.0)
+            served = queue if self.is_shared else queue[:1]
+            speeds |= {(channel, flow): rate / len(served) for flow in served}
+        return speeds
+
+    def run(self) -> None:
+        times = sorted({at for plan in self.arrivals for at in plan} | set(self.cancels.values()))
+        while True:
+            self.now_end()
+            speeds = self.speeds()
+            later = [at for at in times if at > self.now]
+            ends = [self.now + self.left[channel][flow] / speed for (channel, flow), speed in speeds.items()]
+            if not later and not ends:
+                return
+            moment = min(later[:1] + ends)
+            for (channel, flow), speed in speeds.items():
+                self.left[channel][flow] -= speed * (moment - self.now)
+            for channel in {channel for channel, _ in speeds}:
+                self.busy[channel] += moment - self.now
+            self.now = moment
+
+    def now_end(self) -> None:
+        """Note what has ended by now."""
+        for channel, flows in enumerate(self.left):
+            for flow, left in enumerate(flows):
+                key = (channel, flow)
+                asked = self.arrivals[channel][flow] <= self.now
+                if asked and key not in self.ends and (left <= 1e-9 or self.cancels.get(key, 1e9) <= self.now):
+                    self.ends[key] = self.now
+
+
+TIMES = st.integers(0, 30)
+PLANS = st.lists(st.tuples(TIMES, st.integers(1, 100)), max_size=6)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    there=PLANS,
+    back=PLANS,
+    cancels=st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 5)), st.floats(0.1, 40.0), max_size=3),
+    peer_rate=st.sampled_from([7.0, 10.0, 13.0]),
+    total=st.sampled_from([10.0, 15.0, 50.0]),
+    is_shared=st.booleans(),
+)
+def test_channels_agree_with_a_slow_simulation(
+    there: Plan, back: Plan, cancels: dict[tuple[int, int], float], peer_rate: float, total: float, is_shared: bool
+) -> None:
+    plans = [there, back]
+    cancels = {
+        key: at for key, at in cancels.items() if key[1] < len(plans[key[0]]) and at > plans[key[0]][key[1]][0] and at != round(at)
+    }
+    fluid = Fluid(plans, cancels, [10.0, peer_rate], total, is_shared)
+    fluid.run()
+    bench = Bench(is_shared=is_shared, peer_rate=peer_rate, total=total)
+    for channel, plan in enumerate(plans):
+        for flow, (at, n_bytes) in enumerate(plan):
+            bench.send(f"{channel} {flow}", at, n_bytes, channel=channel)
+    for (channel, flow), at in cancels.items():
+        bench.cancel(f"{channel} {flow}", at, channel=channel)
+    bench.run()
+    assert len(bench.ended) == len(there) + len(back)
+    for (channel, flow), end in fluid.ends.items():
+        arrived = plans[channel][flow][1] - fluid.left[channel][flow]
+        assert bench.ended[f"{channel} {flow}"] == seconds((end, arrived))
+    for channel, plan in enumerate(plans):
+        use = bench.channels[channel].used()
+        carried = sum(n_bytes for _, n_bytes in plan) - sum(fluid.left[channel])
+        assert use.bytes == pytest.approx(carried, abs=len(plan))
+        assert use.intervals[:, 2].sum() == seconds(carried)
+        assert use.busy_s == seconds(fluid.busy[channel])
+        assert use.busy_s == seconds(covered(use.intervals))
+
+
+def covered(intervals: np.ndarray) -> float:
+    """Seconds during which at least one interval holds."""
+    total, until = 0.0, -1.0
+    for start, end, _ in intervals.tolist():
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
