@@ -6,6 +6,7 @@ import numpy as np
 
 from kvsim.build import Plan
 from kvsim.core.cache import TieredCache
+from kvsim.core.instant import InstantCache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
@@ -24,7 +25,7 @@ Advance = Callable[[int], None]
 
 def replay(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Play the requests one after another, without a clock."""
-    cache = build_cache(plan)
+    cache = build_cache(plan, InstantCache)
     return Replay(cache, _prefetching(plan, cache), plan.replay).run(requests, advance)
 
 
@@ -46,7 +47,7 @@ def check_capacity(plan: Plan, requests: list[Request]) -> None:
         )
 
 
-def build_cache(plan: Plan) -> TieredCache:
+def build_cache(plan: Plan, kind: type[TieredCache] = TieredCache) -> TieredCache:
     """An empty cache with the plan's tiers, its policies bound."""
     tiers = []
     for index, tier in enumerate(plan.tiers):
@@ -55,7 +56,7 @@ def build_cache(plan: Plan) -> TieredCache:
         if tier.placement is not None:
             tier.placement.bind(context)
         tiers.append(Tier(tier.name, index, Pool(tier.capacity_pages), tier.eviction, tier.placement))
-    return TieredCache(tiers, plan.rules, plan.page_tokens)
+    return kind(tiers, plan.rules, plan.page_tokens)
 
 
 def _prefetching(plan: Plan, cache: TieredCache) -> Prefetching:

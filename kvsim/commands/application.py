@@ -59,7 +59,7 @@ def plan_job(command: str, cfg: DictConfig) -> Plan:
     """The plan of the job at hand. A job of a multirun has a numbered folder of its own."""
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
-        cfg.output = job.runtime.output_dir
+        cfg.output = os.path.relpath(job.runtime.output_dir)
     return build_run(cfg, command=command, overrides=job.overrides.task)
 
 

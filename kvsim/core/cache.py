@@ -25,9 +25,13 @@ class Lease:
     """
 
     __slots__ = (
-        "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "rest", "node", "slots", "owed_pages",
+        "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "leading_cpu_pages", "rest", "node", "slots", "owed_pages",
         "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch",
     )  # fmt: skip
+    node: Node
+    """The deepest node of the pinned path, after admission."""
+    epoch: int
+    """How often the cache had been reset at admission."""
 
     def __init__(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
         self.request = request
@@ -35,7 +39,7 @@ class Lease:
         self.gpu_nodes = len(path)
         """So many nodes of ``path`` are on the GPU."""
         self.gpu_pages = pages
-        self.cpu_pages = self.disk_pages = 0
+        self.cpu_pages = self.disk_pages = self.leading_cpu_pages = 0
         self.rest = rest
         """The prompt's pages after the path; after admission, after the pinned path."""
         self.slots: Any = None
@@ -57,8 +61,8 @@ class TieredCache(Movement):
     def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
         super().__init__(tiers)
         self.page_tokens = page_tokens
-        self.leases: dict[Lease, None] = {}
-        """Of running requests."""
+        self.leases: dict[Any, None] = {}
+        """Of running requests; ``single.py`` has a smaller kind."""
         self.epoch = 0
         self.rules = rules
         self._recompute_last_token = rules.recompute_last_token
@@ -94,16 +98,20 @@ class TieredCache(Movement):
         lease.gpu_nodes = at
         lease.gpu_pages = path[at - 1].depth + path[at - 1].pages if at else 0
         for node in path[at:]:
-            state = node.state
-            if state[GPU]:
+            states = node.state
+            if states[GPU]:
                 break
-            if state[CPU] == READY:
+            if states[CPU] == READY:
                 lease.cpu_pages += node.pages
-            elif disk and state[DISK] == READY and not state[CPU]:
+            elif disk and states[DISK] == READY and not states[CPU]:
+                if not lease.disk_pages:
+                    lease.leading_cpu_pages = lease.cpu_pages
                 lease.disk_pages += node.pages
             else:
                 break
             at += 1
+        if not lease.disk_pages:
+            lease.leading_cpu_pages = lease.cpu_pages
         if at < len(path):
             del path[at:]
             lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.lower_pages)[1]
@@ -117,7 +125,8 @@ class TieredCache(Movement):
         gpu = self.gpu
         new_pages = pages - lease.gpu_pages
         missing = new_pages - gpu.pool.free - gpu.coming_pages + gpu.owed_pages
-        if missing + lease.gpu_pages > gpu.evictable_pages and missing > 0 and missing + self._idle_pages(lease) > gpu.evictable_pages:
+        evictable = gpu.evictable_pages
+        if missing > 0 and missing + lease.gpu_pages > evictable and missing + self._idle_pages(lease) > evictable:
             return False
         if now <= self.now:
             now = nextafter(self.now, inf)
@@ -328,7 +337,8 @@ class TieredCache(Movement):
 
     def arriving(self, lease: Lease) -> list[Transfer]:
         """The loads, its own and others', that a request's pinned path waits for."""
-        loads, node = {}, lease.node
+        loads: dict[Transfer, None] = {}
+        node = lease.node
         while node.parent is not None and not self._single:
             for transfer in node.transfers:
                 if transfer.target is self.gpu:

@@ -45,7 +45,7 @@ class Pool:
     @staticmethod
     def count(slots: Any) -> int:
         """How many slots these are."""
-        return slots
+        return int(slots)
 
 
 class SlotPool(Pool):

@@ -4,6 +4,7 @@ Each method here changes one fact and keeps all counts that depend on it right. 
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 from math import inf, nextafter
 from typing import Any
 
@@ -16,7 +17,7 @@ class Residency:
 
     def __init__(self, tiers: list[Tier]) -> None:
         self.tiers = tiers
-        for upper, lower in zip(tiers, tiers[1:], strict=False):
+        for upper, lower in pairwise(tiers):
             upper.lower = lower
         self.tree = RadixTree(len(tiers))
         self.listeners = [tier for tier in tiers if tier.on_hit]

@@ -6,7 +6,7 @@ the same (a test plays both). It exists for speed: replaying one tier takes half
 """
 
 from math import nextafter
-from typing import Any
+from typing import Any, cast
 
 from kvsim.core.cache import TieredCache
 from kvsim.core.pages import Run, count_pages, split_runs
@@ -77,7 +77,7 @@ class SingleTier:
             self._make_room(missing, now)
         held = HeldPages(node, hit_pages, rest, pool.take(pages - hit_pages))
         if rest and rest[0][0] in node.children:
-            rest = cache.join_known(held, now)
+            rest = cache.join_known(cast(Any, held), now)
         if rest:
             self._add_leaf(held, rest, now)
         cache.leases[held] = None

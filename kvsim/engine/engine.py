@@ -241,7 +241,7 @@ class Engine:
             lease = cache.match(request)
             load_pages = 0
             if lease.cpu_pages or lease.disk_pages:
-                load_pages = self.prefetching.policy.load(lease.cpu_pages, lease.disk_pages)
+                load_pages = self.prefetching.pages_to_load(lease)
             pages = max(request.prompt_pages, self._pages(job.target_tokens))
             if not cache.admit(lease, pages, self.env.now, load_pages):
                 return

@@ -54,6 +54,10 @@ class Prefetching:
         name = f"{reason}_pages"
         setattr(self.counts, name, getattr(self.counts, name) + pages)
 
+    def pages_to_load(self, lease: Lease) -> int:
+        """How many of the pages below the GPU the policy wants for a request that is about to be admitted."""
+        return self.policy.load(lease.leading_cpu_pages, lease.lower_pages - lease.leading_cpu_pages)
+
     def end(self, started_pages: int, arrived_pages: int) -> None:
         """A fetch has ended, whole or in part."""
         self.in_flight_pages -= started_pages

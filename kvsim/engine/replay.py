@@ -71,7 +71,7 @@ class Replay:
             fetched_pages = self._prefetch(lease, now)
             lease = cache.match(request)
         if lease.cpu_pages or lease.disk_pages:
-            load_pages = self.prefetching.policy.load(lease.cpu_pages, lease.disk_pages)
+            load_pages = self.prefetching.pages_to_load(lease)
         pages = request.prompt_pages
         if self.hold_output:
             pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // cache.page_tokens))

@@ -49,7 +49,8 @@ class PrefetchPolicy(ABC):
     def load(self, cpu_pages: int, disk_pages: int) -> int:
         """Of the pages below the GPU that an admitted request could reuse, so many are loaded, from the first on.
 
-        ``disk_pages`` of them only the disk has: loading them means reading the disk while the request runs.
+        The CPU has the first ``cpu_pages``. Then follow ``disk_pages``, the first of which only the disk has: loading them
+        means reading the disk while the request runs.
         """
 
     def wait_s(self, prompt_tokens: int) -> float:
