@@ -25,8 +25,8 @@ class Lease:
     """
 
     __slots__ = (
-        "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "leading_cpu_pages", "rest", "node", "slots", "owed_pages",
-        "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch",
+        "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "leading_cpu_pages", "rest", "node", "slots",
+        "owed_pages", "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch",
     )  # fmt: skip
     node: Node
     """The deepest node of the pinned path, after admission."""

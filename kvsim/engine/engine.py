@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import nan
 from time import perf_counter
 from typing import Any
 
@@ -119,9 +120,9 @@ class Engine:
         """Serve all requests; ``advance`` is told how many have ended. Raises RuntimeError if some never end."""
         began = perf_counter()
         count = len(requests)
-        self.status = np.full(count, FINISHED, dtype=np.int8)
-        self.hit_pages = np.zeros((count, 3), dtype=np.int64)
-        self.times = np.full((4, count), np.nan)
+        self._status = [FINISHED] * count
+        self._hits = [(0, 0, 0)] * count
+        self._arrival_s, self._ttft_s, self._tpot_s, self._e2e_s = ([nan] * count for _ in range(4))
         self._advance = advance
         self._unfinished = count
         for request in requests:
@@ -148,9 +149,9 @@ class Engine:
     def _arrive(self, request: Request) -> None:
         """A request that could not run even if it were alone is rejected."""
         job = Job(request, self.env.now)
-        self.times[0, request.index] = self.env.now
+        self._arrival_s[request.index] = self.env.now
         if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
-            self.status[request.index] = REJECTED
+            self._status[request.index] = REJECTED
             self._end(request)
             return
         if self._has_disk:
@@ -165,7 +166,7 @@ class Engine:
             self._all_ended.succeed()
             self._wake()
         if self._advance:
-            self._advance(len(self.status) - self._unfinished)
+            self._advance(len(self._status) - self._unfinished)
         for follower in self._followers.pop(request.index, ()):
             arrival = self.env.timeout(follower.delay_s, follower)
             arrival.callbacks.append(lambda event: self._arrive(event.value))
@@ -298,7 +299,7 @@ class Engine:
             disk_pages = lease.loaded_disk_pages
             if job.fetched_pages:
                 disk_pages += self.prefetching.settle(lease, job.fetched_pages)
-            self.hit_pages[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+            self._hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)
 
@@ -309,8 +310,9 @@ class Engine:
             lease.loaded_pages -= missing
             job.computed = max(0, job.computed - missing * self.cache.page_tokens)
             if job.admissions == 1:
-                hits = self.hit_pages[job.request.index]
-                hits[2], hits[1] = max(0, hits[2] - missing), hits[1] - max(0, missing - hits[2])
+                gpu_pages, cpu_pages, disk_pages = self._hits[job.request.index]
+                left = max(0, disk_pages - missing)
+                self._hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
 
     def _give_up(self, job: Job) -> None:
         """Back to the queue, in the order of arrival: the slots or pages that the request had are given back."""
@@ -342,6 +344,8 @@ class Engine:
         return batch
 
     def _can_compute(self, job: Job) -> bool:
+        if not job.loads:
+            return True
         if self.settings.overlap == "none":
             return all(load.done for load in job.loads)
         return all(load.begun for load in job.loads)
@@ -394,10 +398,10 @@ class Engine:
         job.lease = None
         self._is_full = False
         index = request.index
-        self.times[1, index] = job.first_token_s - job.arrival_s
+        self._ttft_s[index] = job.first_token_s - job.arrival_s
         if request.output_tokens > 1:
-            self.times[2, index] = (now - job.first_token_s) / (request.output_tokens - 1)
-        self.times[3, index] = now - job.arrival_s
+            self._tpot_s[index] = (now - job.first_token_s) / (request.output_tokens - 1)
+        self._e2e_s[index] = now - job.arrival_s
         self._end(request)
 
     # --- decode ------------------------------------------------------------------------------------------------------
@@ -474,16 +478,15 @@ class Engine:
     # --- the record --------------------------------------------------------------------------------------------------
 
     def _outcome(self, requests: list[Request], wall_s: float) -> Outcome:
-        arrival_s, ttft_s, tpot_s, e2e_s = self.times
         return Outcome(
             requests=requests,
             page_tokens=self.cache.page_tokens,
-            status=self.status,
-            hit_pages=self.hit_pages,
-            arrival_s=arrival_s,
-            ttft_s=ttft_s,
-            tpot_s=tpot_s,
-            e2e_s=e2e_s,
+            status=np.array(self._status, dtype=np.int8),
+            hit_pages=np.array(self._hits, dtype=np.int64).reshape(-1, 3),
+            arrival_s=np.array(self._arrival_s),
+            ttft_s=np.array(self._ttft_s),
+            tpot_s=np.array(self._tpot_s),
+            e2e_s=np.array(self._e2e_s),
             links=self.substrate.link_use(),
             prefetch=self.prefetching.result(),
             retractions=self.retractions,
