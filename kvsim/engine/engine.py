@@ -248,6 +248,8 @@ class Engine:
                 return
             heappop(queue)
             self._start(job, lease)
+            if job.lease is None:
+                return
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.cache.page_tokens)
