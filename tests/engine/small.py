@@ -143,7 +143,9 @@ def small_engine(
 
 def eager(**settings: Any) -> ThresholdPrefetch:
     """A prefetch of anything, if the CPU tier can hold it."""
-    return ThresholdPrefetch(**{"min_tokens": 1, "in_flight_fraction": 1.0, "load_min_tokens": 0, "per_1024_tokens_s": 0.0} | settings)
+    return ThresholdPrefetch(
+        **{"min_tokens": 1, "in_flight_fraction": 1.0, "load_min_tokens": 0, "per_1024_tokens_s": 0.0} | settings
+    )
 
 
 def seconds(expected: Any) -> Any:

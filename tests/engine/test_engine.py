@@ -6,6 +6,7 @@ from kvsim.engine.engine import EngineSettings
 from kvsim.engine.outcome import FINISHED, REJECTED
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
 from tests.engine.small import HARDWARE, PAGE_BYTES, ask, eager, hits, same_outcome, seconds, small_engine
 
 A, B, C = "abcd", "efgh", "ijkl"
@@ -151,11 +152,17 @@ def test_a_request_whose_room_was_taken_back_has_its_hits_counted_when_it_runs()
     assert hits(outcome, 3) == (4, 0, 0)
 
 
+def test_a_page_that_cannot_leave_before_what_follows_it_is_written_is_waited_for() -> None:
+    asks = ask("a"), ask("ab", 100), ask("pqr", 200), ask("w", 213.5)
+    outcome = small_engine(gpu=5, cpu=3, disk=20, placement=[WriteThrough, WriteBack]).serve(*asks)
+    # At 213, p, q and r push a and b out of the CPU tier: a is on the GPU only, and b on its way to the disk until 215.
+    assert outcome.ttft_s[3] == seconds((215 - 213.5) + 5)
+
+
 # --- retraction ---
 
 
 def test_when_decoding_runs_out_of_pages_the_youngest_request_is_sent_back() -> None:
-    # Both hold two pages at 5 + 5 and need a third for their ninth token; the GPU has five.
     outcome = small_engine(gpu=5).serve(ask("a", output=12), ask("b", output=12))
     assert outcome.retractions == 1
     assert outcome.status.tolist() == [FINISHED, FINISHED]
@@ -165,8 +172,8 @@ def test_when_decoding_runs_out_of_pages_the_youngest_request_is_sent_back() -> 
 
 def test_a_retracted_request_resumes_with_what_is_cached_of_its_prompt_and_computes_its_answer_anew() -> None:
     outcome = small_engine(gpu=5).serve(ask("a", output=12), ask("b", output=12))
-    # Steps of 2 s from 10 on. The ninth and thirteenth token need a page: after 3 steps (8 tokens) two free pages are wanted, one
-    # is there. The first goes on alone, 8 more steps of 1 s; then the second has 5 + 4 tokens to have, 4 of them cached, and 7 more.
+    # Both hold two of the five pages, 8 tokens, after 3 steps of 2 s, and need a third one. The first request gets it, and takes 8
+    # more steps alone. Then the second one needs 5 + 4 tokens, 4 of them cached, which gives its fifth token, and 7 more steps.
     first_ends = 10 + 3 * 2 + 8 * 1
     second_ends = first_ends + (5 + 4 - 4) * 1 + 7 * 1
     assert outcome.e2e_s.tolist() == seconds([first_ends, second_ends])

@@ -56,7 +56,11 @@ def engines(draw: st.DrawFn) -> Callable[[], SmallEngine]:
     kind = draw(st.sampled_from([NoPrefetch, ThresholdPrefetch, AdaptivePrefetch]))
     prefetching: dict[str, Any] = {}
     if kind is not NoPrefetch:
-        prefetching = {"min_tokens": 1, "in_flight_fraction": draw(st.sampled_from([0.5, 1.0])), "stop": draw(st.sampled_from(STOP_RULES))}
+        prefetching = {
+            "min_tokens": 1,
+            "in_flight_fraction": draw(st.sampled_from([0.5, 1.0])),
+            "stop": draw(st.sampled_from(STOP_RULES)),
+        }
         prefetching |= {"base_s": draw(st.sampled_from([0.0, 3.0])), "load_min_tokens": draw(st.sampled_from([0, 8]))}
     hardware = {name: HARDWARE[name] * draw(SPEEDS) for name in RATES}
     fastest = max(hardware["host_to_device_bytes_per_s"], hardware["device_to_host_bytes_per_s"])
@@ -130,7 +134,7 @@ def check_links(outcome: Outcome, engine: SmallEngine) -> None:
     prefetch = outcome.prefetch
     assert prefetch["used_pages"] + prefetch["wasted_pages"] == prefetch["fetched_pages"] <= counted["fetched_pages"]
     for link in outcome.links.values():
-        assert 0 <= link.busy_s and link.intervals[:, 2].sum() >= link.bytes - link.transfers
+        assert link.busy_s >= 0 and link.intervals[:, 2].sum() >= link.bytes - link.transfers
 
 
 @SETTINGS

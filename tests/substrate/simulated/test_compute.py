@@ -72,7 +72,9 @@ def slowly(roof: Roofline, work: Work, steps: int) -> float:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(work=WORK, steps=st.integers(1, 200), flops_per_s=RATES, bytes_per_s=RATES, overhead_s=st.sampled_from([0.0, 0.1, 10.0]))
-def test_a_leap_is_the_sum_of_its_steps(work: Work, steps: int, flops_per_s: float, bytes_per_s: float, overhead_s: float) -> None:
+def test_a_leap_is_the_sum_of_its_steps(
+    work: Work, steps: int, flops_per_s: float, bytes_per_s: float, overhead_s: float
+) -> None:
     roof = roofline(flops_per_s, bytes_per_s, overhead_s)
     assert roof.leap_s(work, steps) == pytest.approx(slowly(roof, work, steps), rel=1e-9)
 

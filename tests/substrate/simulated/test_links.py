@@ -197,7 +197,9 @@ def test_intervals_are_in_order_of_start() -> None:
 class Fluid:
     """Both channels in the plainest way: all rates are constant until something happens; then everything is reckoned anew."""
 
-    def __init__(self, plans: list[Plan], cancels: dict[tuple[int, int], float], rates: list[float], total: float, shared: bool) -> None:
+    def __init__(
+        self, plans: list[Plan], cancels: dict[tuple[int, int], float], rates: list[float], total: float, shared: bool
+    ) -> None:
         self.left = [[float(n_bytes) for _, n_bytes in plan] for plan in plans]
         self.arrivals = [[at for at, _ in plan] for plan in plans]
         self.cancels = cancels
@@ -266,7 +268,9 @@ def test_channels_agree_with_a_slow_simulation(
 ) -> None:
     plans = [there, back]
     cancels = {
-        key: at for key, at in cancels.items() if key[1] < len(plans[key[0]]) and at > plans[key[0]][key[1]][0] and at != round(at)
+        key: at
+        for key, at in cancels.items()
+        if key[1] < len(plans[key[0]]) and at > plans[key[0]][key[1]][0] and at != round(at)
     }
     fluid = Fluid(plans, cancels, [10.0, peer_rate], total, is_shared)
     fluid.run()
