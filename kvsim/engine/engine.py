@@ -14,6 +14,7 @@ from kvsim.core.cache import Lease, TieredCache
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.collector import without_garbage_collector
+from kvsim.engine.job import Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
@@ -42,39 +43,6 @@ class EngineSettings:
         for name, choices in (("overlap", ("layerwise", "none")), ("links", ("fifo", "shared"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
-
-
-class Job:
-    """A request on its way through the engine."""
-
-    __slots__ = (
-        "request", "arrival_s", "fetch", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads", "is_claimed", "computed",
-        "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions",
-    )  # fmt: skip
-
-    def __init__(self, request: Request, arrival_s: float) -> None:
-        self.request = request
-        self.arrival_s = arrival_s
-        self.fetch: Transfer | None = None
-        """The prefetch under way."""
-        self.fetch_pages = self.fetched_pages = 0
-        self.is_queued = False
-        self.lease: Lease | None = None
-        self.loads: list[Transfer] = []
-        self.is_claimed = False
-        self.computed = 0
-        """Tokens whose KV is on the GPU."""
-        self.generated = 0
-        """Output tokens so far, up to ``joined_step``."""
-        self.joined_step = self.last_step = self.next_page_step = 0
-        self.first_token_s = float("nan")
-        self.admissions = 0
-        """Times that it was given slots, or is promised them."""
-
-    @property
-    def target_tokens(self) -> int:
-        """Tokens to have on the GPU before the next one can be generated."""
-        return self.request.prompt_tokens + self.generated
 
 
 class Engine:

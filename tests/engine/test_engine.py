@@ -172,8 +172,8 @@ def test_when_decoding_runs_out_of_pages_the_youngest_request_is_sent_back() -> 
 
 def test_a_retracted_request_resumes_with_what_is_cached_of_its_prompt_and_computes_its_answer_anew() -> None:
     outcome = small_engine(gpu=5).serve(ask("a", output=12), ask("b", output=12))
-    # Both hold two of the five pages, 8 tokens, after 3 steps of 2 s, and need a third one. The first request gets it, and takes 8
-    # more steps alone. Then the second one needs 5 + 4 tokens, 4 of them cached, which gives its fifth token, and 7 more steps.
+    # Both hold two of the five pages, 8 tokens, after 3 steps of 2 s, and need a third one. The first request gets it, and takes
+    # 8 more steps alone. Then the second one needs 5 + 4 tokens, 4 of them cached, which gives its fifth token, and 7 more steps.
     first_ends = 10 + 3 * 2 + 8 * 1
     second_ends = first_ends + (5 + 4 - 4) * 1 + 7 * 1
     assert outcome.e2e_s.tolist() == seconds([first_ends, second_ends])

@@ -1,0 +1,38 @@
+"""A request on its way through the engine."""
+
+from kvsim.core.cache import Lease
+from kvsim.core.request import Request
+from kvsim.core.transfer import Transfer
+
+
+class Job:
+    """Where a request stands: it waits, is admitted, is prefilled, decodes, and may begin again after a retraction."""
+
+    __slots__ = (
+        "request", "arrival_s", "fetch", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads", "is_claimed", "computed",
+        "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, arrival_s: float) -> None:
+        self.request = request
+        self.arrival_s = arrival_s
+        self.fetch: Transfer | None = None
+        """The prefetch under way."""
+        self.fetch_pages = self.fetched_pages = 0
+        self.is_queued = False
+        self.lease: Lease | None = None
+        self.loads: list[Transfer] = []
+        self.is_claimed = False
+        self.computed = 0
+        """Tokens whose KV is on the GPU."""
+        self.generated = 0
+        """Output tokens so far, up to ``joined_step``."""
+        self.joined_step = self.last_step = self.next_page_step = 0
+        self.first_token_s = float("nan")
+        self.admissions = 0
+        """Times that it was given slots, or is promised them."""
+
+    @property
+    def target_tokens(self) -> int:
+        """Tokens to have on the GPU before the next one can be generated."""
+        return self.request.prompt_tokens + self.generated
