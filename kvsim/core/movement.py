@@ -1,5 +1,6 @@
 """How pages move: eviction, copies to the tier below, reads from the tier below, and the transfers that carry them."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from kvsim.core.residency import Residency
@@ -37,6 +38,8 @@ class Movement(Residency):
         self.counts = Counts()
         self.transfers: dict[Transfer, None] = {}
         """Not yet ended, in the order in which they were made."""
+        self._departures: list[OrderedDict[Transfer, None]] = [OrderedDict() for _ in tiers]
+        """Write-downs in flight, by source."""
         self._open: list[Transfer | None] = [None] * len(tiers)
         self._single = len(tiers) == 1
 
@@ -169,6 +172,7 @@ class Movement(Residency):
         self._open = [None] * len(self.tiers)
         for transfer in opened:
             self.transfers[transfer] = None
+            self._departures[transfer.source.index][transfer] = None
         return opened
 
     def start(self, transfer: Transfer) -> Transfer:
@@ -194,10 +198,8 @@ class Movement(Residency):
         """What has to be waited for until slots of the tier are free: write-downs just decided on, and last the first that
         is in flight from this tier. Empty if none is."""
         transfers = self.flush()
-        for transfer in self.transfers:
-            if transfer.source is tier and transfer.target is tier.lower:
-                return [*transfers, transfer]
-        return transfers
+        departures = self._departures[tier.index]
+        return [*transfers, next(iter(departures))] if departures else transfers
 
     def begin(self, transfer: Transfer, now: float) -> list[Transfer]:
         """Give the transfer its target slots. Returns [] when it can run, or the transfers that it has to wait for."""
@@ -263,6 +265,7 @@ class Movement(Residency):
         transfer.done = True
         transfer.arrived_pages = transfer.pages
         del self.transfers[transfer]
+        self._departures[source.index].pop(transfer, None)
         self._count(transfer)
         for node in transfer.nodes:
             self._arrive(node, transfer, now)

@@ -314,11 +314,9 @@ class Engine:
         return batch
 
     def _can_compute(self, job: Job) -> bool:
-        if not job.loads:
-            return True
-        if self.settings.overlap == "none":
-            return all(load.done for load in job.loads)
-        return all(load.begun for load in job.loads)
+        if job.loads:
+            job.loads = [load for load in job.loads if not load.done]
+        return not job.loads or self.settings.overlap == "layerwise" and all(load.begun for load in job.loads)
 
     def _plan_work(self, batch: list[tuple[Job, int]]) -> Work:
         decoding = len(self.decoding)

@@ -13,10 +13,11 @@ from kvsim.engine.outcome import LinkUse
 class Flow:
     """Bytes on their way through a channel. ``event`` happens when they have arrived; its value is how many did."""
 
-    __slots__ = ("bytes", "event", "started_s", "ended_s", "joined_at", "is_cancelled")
+    __slots__ = ("bytes", "event", "unit_bytes", "started_s", "ended_s", "joined_at", "is_cancelled")
 
-    def __init__(self, n_bytes: float, event: Event) -> None:
+    def __init__(self, n_bytes: float, event: Event, unit_bytes: int | None = None) -> None:
         self.bytes = n_bytes
+        self.unit_bytes = unit_bytes
         self.event = event
         self.started_s = self.ended_s = float("nan")
         """When the first byte left and the last one arrived, in seconds."""
@@ -62,9 +63,12 @@ class Channel:
         one._slow_bytes_per_s = one.bytes_per_s * share
         other._slow_bytes_per_s = other.bytes_per_s * share
 
-    def send(self, n_bytes: float) -> Flow:
-        """Queue bytes; the flow's event happens ``latency_s`` after the last one has left."""
-        flow = Flow(n_bytes, self.env.event())
+    def send(self, n_bytes: float, unit_bytes: int | None = None) -> Flow:
+        """Queue bytes; the flow's event happens ``latency_s`` after the last one has left.
+
+        Its value is the number of bytes that arrived or, with ``unit_bytes``, of whole units.
+        """
+        flow = Flow(n_bytes, self.env.event(), unit_bytes)
         if self._active and not self.is_shared:
             self._queue.append(flow)
         else:
@@ -165,4 +169,4 @@ def _arrive(event: Event) -> None:
 
 def _end(flow: Flow, n_bytes: float) -> None:
     flow.ended_s = flow.event.env.now
-    flow.event.succeed(n_bytes)
+    flow.event.succeed(n_bytes if flow.unit_bytes is None else int((n_bytes + 0.5) // flow.unit_bytes))

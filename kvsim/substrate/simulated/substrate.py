@@ -35,15 +35,14 @@ class SimulatedSubstrate:
 
     def copy(self, transfer: Transfer) -> Event:
         """As in the contract. The pages arrive in order, so a copy that is cut short has brought the first ones whole."""
-        flow = self.channels[transfer.name].send(transfer.pages * self.page_bytes)
+        flow = self.channels[transfer.name].send(transfer.pages * self.page_bytes, self.page_bytes)
         self.flows[transfer] = flow
-        arrived = self.env.event()
-        flow.event.callbacks.append(lambda event: self._arrive(transfer, arrived, event.value))
-        return arrived
 
-    def _arrive(self, transfer: Transfer, arrived: Event, n_bytes: float) -> None:
-        del self.flows[transfer]
-        arrived.succeed(int((n_bytes + 0.5) // self.page_bytes))
+        def arrived(_: Event) -> None:
+            del self.flows[transfer]
+
+        flow.event.callbacks.append(arrived)
+        return flow.event
 
     def cancel(self, transfer: Transfer) -> None:
         if transfer in self.flows:
