@@ -103,7 +103,7 @@ class RankedEviction(EvictionPolicy):
                     heap = self._heap
                     if heap and heap[0] is entry:
                         heappop(heap)
-                        if node.is_evictable(tier):
+                        if node.state[tier] == READY and node.is_evictable(tier):
                             refused.append(entry)
         finally:
             for entry in refused:

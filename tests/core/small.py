@@ -43,7 +43,13 @@ def make_request(
 
 
 def make_tiers(
-    capacities: Sequence[int | None], evictions: Sequence[Any], placements: Sequence[Any], *, slots: bool, page_tokens: int, seed: int = 0
+    capacities: Sequence[int | None],
+    evictions: Sequence[Any],
+    placements: Sequence[Any],
+    *,
+    slots: bool,
+    page_tokens: int,
+    seed: int = 0,
 ) -> list[Tier]:
     """Tiers from the GPU down, their policies bound. ``placements`` begins with that of the CPU tier."""
     tiers = []

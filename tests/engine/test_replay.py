@@ -125,10 +125,17 @@ def workloads(draw: st.DrawFn) -> list[Request]:
         runs: list[tuple[int, int]] = []
         for end in range(1, len(word) + 1):
             append_run(runs, ids.setdefault(tuple(word[:end]), len(ids)), 1)
+        output_tokens = draw(st.integers(0, 9))
         requests.append(
-            Request(index=index, arrival_s=0.0, prompt_tokens=4 * len(word), output_tokens=draw(st.integers(0, 9)), runs=tuple(runs),
-                    prompt_pages=len(word))
-        )  # fmt: skip
+            Request(
+                index=index,
+                arrival_s=0.0,
+                prompt_tokens=4 * len(word),
+                output_tokens=output_tokens,
+                runs=tuple(runs),
+                prompt_pages=len(word),
+            )
+        )
     return requests
 
 
@@ -178,5 +185,7 @@ def test_a_request_larger_than_the_tier_is_rejected_and_changes_nothing() -> Non
 
 def test_the_answer_takes_room_only_if_held() -> None:
     long_answer = Request(index=0, arrival_s=0.0, prompt_tokens=4, output_tokens=8, runs=((0, 1),), prompt_pages=1)
-    held, free = (play(Replay, make_cache(TieredCache, (2,), page_tokens=4), [long_answer], hold_output=hold) for hold in (True, False))
+    held, free = (
+        play(Replay, make_cache(TieredCache, (2,), page_tokens=4), [long_answer], hold_output=hold) for hold in (True, False)
+    )
     assert (held.status[0], free.status[0]) == (REJECTED, 0)
