@@ -44,7 +44,7 @@ class InstantCache(TieredCache):
             node = moving.pop(0)
             pages -= node.pages
             self.counts.no_room_pages += node.pages
-            self._lose(node, tier, lower, now)
+            self._lose(node, tier, lower)
         for node in moving:
             tier.pool.give(node.slots[tier.index])
             node.state[tier.index] = ABSENT
@@ -64,14 +64,11 @@ class InstantCache(TieredCache):
         node.slots[index] = lower.pool.take(pages)
         self.set_ready(node, lower, now)
 
-    def _lose(self, node: Node, tier: Tier, lower: Tier, now: float) -> None:
-        """There is no room below for a victim: it is dropped, or stays if something below it is in use."""
+    def _lose(self, node: Node, tier: Tier, lower: Tier) -> None:
+        """There is no room below for a victim: it is dropped."""
         node.parent.kids[lower.index] -= 1  # type: ignore[union-attr]
-        if node.children and not self.drop_descendants(node):
-            self.stay(node, tier, now)
-        else:
-            self.counts.dropped_pages += node.pages
-            self.drop_copy(node, tier)
+        self.counts.dropped_pages += node.pages + self.drop_descendants(node)
+        self.drop_copy(node, tier)
 
     def _write_down(self, node: Node, tier: Tier, lower: Tier) -> None:
         node.parent.kids[lower.index] += 1  # type: ignore[union-attr]

@@ -61,11 +61,10 @@ class Movement(Residency):
                     missing = 0
                     break
                 self.cut(node, surplus)
-            evicted = node.pages
-            if self._evict(node, tier, now):
-                missing -= evicted
-                if not missing:
-                    break
+            missing -= node.pages
+            self._evict(node, tier, now)
+            if not missing:
+                break
         if tier.lower is not None:
             self._place(tier, tier.lower, now)
             return tier.pool.free + tier.coming_pages >= tier.owed_pages + pages
@@ -77,21 +76,20 @@ class Movement(Residency):
             return False
         return self._single or not node.children and not node.transfers and node.state.count(ABSENT) == len(self.tiers) - 1
 
-    def _evict(self, node: Node, tier: Tier, now: float) -> bool:
-        """Take an evictable node out of a tier: written to the tier below first, or freed at once. False if it must stay."""
+    def _evict(self, node: Node, tier: Tier, now: float) -> None:
+        """Take an evictable node out of a tier: written to the tier below first, or freed at once with what is below it."""
         if not self._single:
             if node.state.count(ABSENT) < len(self.tiers) - 1:
                 self.free(node, tier)
-                return True
+                return
             lower = tier.lower
             if lower is not None and lower.placement.after_eviction(node, now):  # type: ignore[union-attr]
                 self._leave(node, tier, lower)
-                return True
-            if node.children and not self.drop_descendants(node):
-                return False
+                return
+            if node.children:
+                self.counts.dropped_pages += self.drop_descendants(node)
         self.counts.dropped_pages += node.pages
         self.free(node, tier)
-        return True
 
     def _place(self, tier: Tier, lower: Tier, now: float) -> None:
         """Make room below for all that was evicted in one pass; what finds none is dropped, the first victims first."""
@@ -99,7 +97,7 @@ class Movement(Residency):
         while transfer is not None and transfer.nodes and not self.make_room(lower, 0, now):
             node = transfer.nodes[0]
             self.counts.no_room_pages += node.pages
-            self._fail(transfer, node, now)
+            self._fail(transfer, node)
 
     def _leave(self, node: Node, tier: Tier, lower: Tier) -> None:
         """The copy is written to the tier below and then given up."""
@@ -208,38 +206,39 @@ class Movement(Residency):
         if waits := [earlier for earlier in transfer.after if not earlier.done]:
             return waits
         if transfer.after:
-            self._cut_short(transfer, now)
+            self._cut_short(transfer)
         target, index = transfer.target, transfer.target.index
-        unplaced = [node for node in transfer.nodes if node.slots[index] is None]
-        pages = sum([node.pages for node in unplaced])
-        while target.pool.free < pages:
+        while True:
+            unplaced = [node for node in transfer.nodes if node.slots[index] is None]
+            pages = sum([node.pages for node in unplaced])
+            if target.pool.free >= pages:
+                break
             if target.coming_pages or self.make_room(target, 0, now):
                 if waits := self.departing(target):
                     return waits
                 continue
             self.counts.no_room_pages += pages
             for node in unplaced:
-                self._fail(transfer, node, now)
-            unplaced, pages = [], 0
+                self._fail(transfer, node)
         target.owed_pages -= pages
         for node in unplaced:
             node.slots[index] = target.pool.take(node.pages)
         transfer.begun = True
         return []
 
-    def _cut_short(self, transfer: Transfer, now: float) -> None:
+    def _cut_short(self, transfer: Transfer) -> None:
         """Keep of a load what it can read: the pages before the first that did not arrive in its source."""
         for at, node in enumerate(transfer.nodes):
             if node.state[transfer.source.index] != READY:
                 for lost in transfer.nodes[at:]:
-                    self._fail(transfer, lost, now)
+                    self._fail(transfer, lost)
                 return
 
-    def _fail(self, transfer: Transfer, node: Node, now: float) -> None:
+    def _fail(self, transfer: Transfer, node: Node) -> None:
         """The transfer does not bring this node.
 
         A load's GPU copy stays as room for pages that the request has to compute now. Any other incoming copy is given
-        back; what was leaving its source for it is dropped, or stays if something below it is in use.
+        back; what was leaving its source for it is dropped.
         """
         transfer.nodes.remove(node)
         node.transfers = tuple(other for other in node.transfers if other is not transfer)
@@ -253,11 +252,9 @@ class Movement(Residency):
         if node.state[target.index] == INCOMING:
             self.drop_copy(node, target)
         if node.state[source.index] == LEAVING:
-            if node.children and not self.drop_descendants(node):
-                self.stay(node, source, now)
-            else:
-                self.counts.dropped_pages += node.pages
-                self.drop_copy(node, source)
+            if node not in self.doomed:
+                self.counts.dropped_pages += node.pages + self.drop_descendants(node)
+            self.drop_copy(node, source)
 
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
         """Everything in the transfer has arrived. Returns the write-downs that follow from it."""
@@ -318,7 +315,7 @@ class Movement(Residency):
             if left:
                 self.cut(node, left)
                 left = 0
-            self._fail(transfer, node, now)
+            self._fail(transfer, node)
         return self.finish(transfer, now)
 
     def is_arriving(self, node: Node) -> bool:

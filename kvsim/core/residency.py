@@ -67,7 +67,7 @@ class Residency:
         (child,) = node.children.values()
         if child.hits != node.hits or child.last_used != node.last_used or child.transfers or child.pins != node.pins:
             return
-        if child.state != node.state or INCOMING in node.state or LEAVING in node.state:
+        if child.state != node.state or any(state not in (ABSENT, READY) for state in node.state):
             return
         for tier in self.tiers:
             index = tier.index
@@ -188,26 +188,30 @@ class Residency:
         if not kids[index] and parent.is_evictable(index):
             tier.on_evictable(parent)
 
-    def drop_descendants(self, node: Node) -> bool:
-        """Remove everything below a node that is about to vanish. False, and nothing done, if some of it is in use."""
-        below = list(node.descendants())
-        if any(child.transfers or any(child.pins) for child in below):
-            return False
-        for child in reversed(below):
+    def drop_descendants(self, node: Node) -> int:
+        """Remove everything below a node that is about to vanish; copies in use are doomed. Returns the pages that are lost."""
+        lost = 0
+        for child in node.descendants():
+            lost += child.pages
             for tier in self.tiers:
-                if child.state[tier.index]:
-                    self.drop_copy(child, tier)
-        return True
+                if child.state[tier.index] == READY:
+                    tier.evicted_pages += child.pages
+            self._give_up(child)
+        return lost
 
     def clear(self) -> None:
         """Empty the tree. Copies in use become doomed and are freed when their last pin or transfer is gone."""
         old, self.tree = self.tree, RadixTree(len(self.tiers))
         for node in old.root.descendants():
-            for tier in self.tiers:
-                if node.state[tier.index] not in (ABSENT, LEAVING):
-                    self._doom(node, tier)
-            if any(node.state):
-                self.doomed.add(node)
+            self._give_up(node)
+
+    def _give_up(self, node: Node) -> None:
+        """Free the node's copies, and doom those that are in use; what is leaving leaves as it would."""
+        for tier in self.tiers:
+            if node.state[tier.index] not in (ABSENT, LEAVING):
+                self._doom(node, tier)
+        if any(node.state):
+            self.doomed.add(node)
 
     def _doom(self, node: Node, tier: Tier) -> None:
         index = tier.index
