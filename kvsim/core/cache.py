@@ -238,9 +238,14 @@ class TieredCache(Movement):
 
         Returns the write-downs that make room; None, and nothing changed, if there is no room to be had.
         """
-        if not self.make_room(self.gpu, pages, now):
+        return self.grow_all([(lease, pages)], now)
+
+    def grow_all(self, needs: list[tuple[Lease, int]], now: float) -> list[Transfer] | None:
+        """As ``grow``, for several requests at once: all get what they need, or none."""
+        if not self.make_room(self.gpu, sum([pages for _, pages in needs]), now):
             return None
-        self._promise(lease, pages)
+        for lease, pages in needs:
+            self._promise(lease, pages)
         return self.flush()
 
     def release(self, lease: Lease) -> None:

@@ -400,31 +400,41 @@ class Engine:
 
         Returns whether there is room for one step at least; if not, a request has been retracted, or transfers have ended.
         """
-        needs = self._page_needs
-        while needs and needs[0][0] <= self.step + work.max_steps:
-            step, _, job = heappop(needs)
-            until = min(self.step + work.max_steps, job.last_step)
-            if job not in self.decoding or job.next_page_step != step or step > until:
-                continue
-            pages = 1 + (until - step) // self.cache.page_tokens
-            assert job.lease is not None
-            waits = self.cache.grow(job.lease, pages, self.env.now)
-            if waits is None:
+        cache = self.cache
+        while due := self._pages_due(work.max_steps):
+            waits = cache.grow_all([(lease, pages) for _, lease, pages in due], self.env.now)
+            if waits is not None:
+                break
+            for job, _, _ in due:
                 self._need_page(job)
-                if step == self.step + 1:
-                    yield from self._retract_youngest()
-                    return False
-                work.max_steps = step - 1 - self.step
-                continue
-            job.next_page_step = step + pages * self.cache.page_tokens
+            if work.max_steps == 1:
+                yield from self._retract_youngest()
+                return False
+            work.max_steps //= 2
+        else:
+            return True
+        for job, _, pages in due:
+            job.next_page_step += pages * cache.page_tokens
             self._need_page(job)
-            self.mover.submit(waits)
-            while waits := self.cache.claim(job.lease, self.env.now):
+        self.mover.submit(waits)
+        for job, lease, _ in due:
+            while waits := cache.claim(lease, self.env.now):
                 yield from self._wait_for(waits)
             if waits is None:
                 self._give_up(job)
                 return False
         return True
+
+    def _pages_due(self, steps: int) -> list[tuple[Job, Lease, int]]:
+        """Take from the line the decoding requests that need pages within so many steps: (job, its lease, pages)."""
+        due, needs, last = [], self._page_needs, self.step + steps
+        while needs and needs[0][0] <= last:
+            step, _, job = heappop(needs)
+            until = min(last, job.last_step)
+            if job in self.decoding and job.next_page_step == step and step <= until:
+                assert job.lease is not None
+                due.append((job, job.lease, 1 + (until - step) // self.cache.page_tokens))
+        return due
 
     def _need_page(self, job: Job) -> None:
         self._order += 1
