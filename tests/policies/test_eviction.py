@@ -1,0 +1,110 @@
+"""Eviction policies: what every one of them owes the core, and the order in which each lets pages go."""
+
+from importlib.resources import files
+from typing import Any
+
+import hydra.utils
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.lfu import LFU
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.random import Random
+from kvsim.policies.eviction.slru import SegmentedLRU
+from tests.core.small import SmallCache, small_cache
+
+POLICIES = sorted(path.name for path in (files("kvsim.conf") / "eviction").iterdir() if path.name.endswith(".yaml"))
+
+
+def policy_of(name: str) -> Any:
+    """The policy of a file of ``conf/eviction``, with its defaults."""
+    settings = OmegaConf.to_container(OmegaConf.create((files("kvsim.conf") / "eviction" / name).read_text()))
+    assert isinstance(settings, dict)
+    return hydra.utils.get_class(settings.pop("_target_"))(**settings)
+
+
+def filled(policy: Any, *words: str, gpu: int = 12) -> SmallCache:
+    cache = small_cache(gpu=gpu, eviction=[lambda: policy])
+    for word in words:
+        cache.use(word)
+    return cache
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_victims_are_the_evictable_leaves_each_once(name: str) -> None:
+    cache = filled(policy_of(name), "abc", "abd", "xyz")
+    nodes = list(cache.tree.root.descendants())
+    victims = list(cache.gpu.eviction.victims(99.0))
+    assert sorted(map(id, victims)) == sorted(id(node) for node in nodes if not node.children)
+    assert sorted(map(id, cache.gpu.eviction.victims(99.0))) == sorted(map(id, victims)), "looking changes nothing"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_pinned_pages_are_no_victims(name: str) -> None:
+    cache = filled(policy_of(name), "abc", "xyz")
+    lease = cache.run("abc")
+    assert [node.pages for node in cache.gpu.eviction.victims(99.0)] == [3]
+    cache.release(lease)
+    assert len(list(cache.gpu.eviction.victims(99.0))) == 2
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_parent_leaves_after_its_children(name: str) -> None:
+    order = filled(policy_of(name), "abc", "abd", "abce", "x").leaving_order()
+    assert sorted(order) == list("abcdex")
+    for earlier, later in ("ec", "cb", "db", "ba"):
+        assert order.index(earlier) < order.index(later)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_same_seed_gives_the_same_order(name: str) -> None:
+    orders = {filled(policy_of(name), "abc", "de", "fgh", "de", "abi").leaving_order() for _ in range(2)}
+    assert len(orders) == 1
+
+
+def test_lru_lets_go_first_what_was_used_longest_ago() -> None:
+    assert filled(LRU(), "a", "b", "c", "a").leaving_order() == "bca"
+
+
+def test_fifo_lets_go_first_what_was_computed_first() -> None:
+    assert filled(FIFO(), "a", "b", "c", "a").leaving_order() == "abc"
+
+
+def test_lfu_lets_go_first_what_was_used_least_often() -> None:
+    assert filled(LFU(), "a", "a", "a", "b", "b", "c").leaving_order() == "cba"
+
+
+def test_lfu_breaks_ties_by_recency() -> None:
+    assert filled(LFU(), "b", "a", "a", "b").leaving_order() == "ab"
+
+
+def test_pages_used_once_leave_before_pages_used_twice() -> None:
+    assert filled(SegmentedLRU(protected_hits=2), "a", "b", "c", "a").leaving_order() == "bca"
+    assert filled(SegmentedLRU(protected_hits=2), "a", "a", "b", "c").leaving_order() == "bca"
+
+
+def test_three_uses_can_be_asked_for() -> None:
+    assert filled(SegmentedLRU(protected_hits=3), "a", "a", "a", "b", "b", "c").leaving_order() == "bca"
+
+
+def test_slru_refuses_a_setting_out_of_range() -> None:
+    with pytest.raises(ValueError, match="protected_hits must be at least 1, not 0"):
+        SegmentedLRU(protected_hits=0)
+
+
+def test_random_gives_every_leaf_the_same_chance() -> None:
+    first = []
+    for seed in range(600):
+        cache = filled(Random(), "a", "b", "c", gpu=3)
+        cache.gpu.eviction.bind(PolicyContext(rng=np.random.default_rng(seed)))
+        first.append(cache.leaving_order()[0])
+    assert all(160 < first.count(letter) < 240 for letter in "abc")
+
+
+def test_only_as_many_pages_leave_as_are_needed_from_the_tail() -> None:
+    cache = filled(LRU(), "abcdef", gpu=6)
+    cache.use("xy")
+    assert cache.on("gpu") == "abcdxy"
