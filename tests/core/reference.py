@@ -199,11 +199,12 @@ class SlowCache:
             page.parent.children.discard(page)
 
     def write_through(self, path: list[Page]) -> None:
-        """Copy to the CPU tier what it lacks of a prompt, from the beginning on."""
+        """Copy to the CPU tier what it lacks of a prompt, from the beginning on; what was written stays, and all above it."""
         least_hits = 2 if self.placement == "write_through_selective" else 1
-        for page in path:
-            if CPU not in page.tiers:
-                if page.hits < least_hits or page.parent and CPU not in page.parent.tiers:
-                    break
+        kept: set[Page] = set()
+        for page, below in zip(path, [*path[1:], None], strict=True):
+            if CPU not in page.tiers and page.hits >= least_hits and (page.parent is None or CPU in page.parent.tiers):
                 self.put(page, CPU)
-        self.make_room_below(set(path))
+                kept |= set(page.line())
+            if self.free(CPU) < 0 and (below is None or CPU in below.tiers):
+                self.make_room_below(kept)
