@@ -1,78 +1,370 @@
 """The cache for runs without a clock: what moves has moved when the call that decides it returns."""
 
+from collections.abc import Sequence
+from math import inf, nextafter
+
 from kvsim.core.cache import NO_TRANSFERS, Lease, TieredCache
 from kvsim.core.movement import CPU, DISK, GPU
+from kvsim.core.pages import split_runs
+from kvsim.core.residency import is_same_history
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
-from kvsim.core.tree import ABSENT, LEAVING, READY, Node
+from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 
 
 class InstantCache(TieredCache):
-    """Decides like ``TieredCache``; copies change hands at once, without the states, pins and records of a transfer.
+    """Decides like ``TieredCache``; copies change hands at once, without the pins, promises and records of a transfer.
 
-    No call hands out transfers, and a promise of slots is kept at once. ``fetch`` returns the one that it has carried out.
+    No call hands out transfers. ``fetch`` returns the one that it has carried out. Where the last pages of a node are evicted,
+    and the node's child is what they would become, they pass to it: neither a cut nor a join is needed.
     """
 
     def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
         super().__init__(tiers, rules, page_tokens)
+        self._hears_cuts = any(tier.on_insert or tier.on_split or tier.on_merge or tier.on_remove for tier in tiers)
+        self._others = len(tiers) - 1
         self._moving: list[list[Node]] = [[] for _ in tiers]
-        """Victims of the pass under way, by tier: they move to the tier below at its end."""
+        """What has left a tier in the pass under way, and arrives in the one below at its end."""
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
+        gpu, hit_pages = self.gpu, lease.gpu_pages
+        missing = pages - hit_pages - gpu.pool.free
+        evictable = gpu.evictable_pages
+        if missing > 0 and missing + hit_pages > evictable and missing + self._idle_pages(lease) > evictable:
+            return False
+        if now <= self.now:
+            now = nextafter(self.now, inf)
+        self.now = now
+        if lease.cpu_pages or lease.disk_pages:
+            self._pin_path(lease, load_pages, now)
+        else:
+            self._pin_hit(lease, now)
+        if missing > 0:
+            self.make_room(gpu, pages - hit_pages, now)
+        lease.slots = gpu.pool.take(pages - hit_pages)
+        self.leases[lease] = None
+        return True
+
+    def _pin_hit(self, lease: Lease, now: float) -> None:
+        """``_pin_path`` where all that is reused is on the GPU."""
+        node, pinned_pages = self.tree.root, 0
+        for node in lease.path:
+            node.hits += 1
+            node.last_used = now
+            pins = node.pins
+            if pins[GPU]:
+                pinned_pages = node.depth + node.pages
+            pins[GPU] += 1
+        self.gpu.evictable_pages -= lease.gpu_pages - pinned_pages
+        lease.node = node
+        lease.epoch = self.epoch
+        if self.listeners:
+            self.tell_hits(lease.path, now)
+
+    def insert(self, lease: Lease, now: float) -> list[Transfer]:
+        if lease.epoch != self.epoch:
+            return NO_TRANSFERS
+        if now <= self.now:
+            now = nextafter(self.now, inf)
+        self.now = now
+        rest = lease.rest
+        if rest:
+            if rest[0][0] in lease.node.children:
+                rest = self.join_known(lease, now)
+            if rest:
+                self.add_leaf(lease, rest, now)
+            lease.rest = ()
+        decided = []
+        for tier in self.tiers[:-1]:
+            lower = tier.lower
+            if lower is not None and lower.after_use and (path := self._path_without_copy(lease.node, lower.index)):
+                decided.append((lower, self._decide_offers(path, tier, lower, now)))
+        for lower, nodes in reversed(decided):
+            if nodes:
+                self._arrive_all(nodes, lower, now)
+        return NO_TRANSFERS
+
+    def release(self, lease: Lease) -> None:
+        if lease.epoch != self.epoch or lease.loading is not None:
+            super().release(lease)
+            return
+        gpu = self.gpu
+        gpu.pool.give(lease.slots)
+        del self.leases[lease]
+        last = node = lease.node
+        end, pinned_pages = node.depth + node.pages, 0
+        while (parent := node.parent) is not None:
+            pins = node.pins
+            left = pins[GPU] = pins[GPU] - 1
+            if left and not pinned_pages:
+                pinned_pages = node.depth + node.pages
+            node = parent
+        gpu.evictable_pages += end - pinned_pages
+        if end > pinned_pages and not last.kids[GPU]:
+            gpu.on_evictable(last)
+
+    # --- eviction ----------------------------------------------------------------------------------------------------
+
+    def make_room(self, tier: Tier, pages: int, now: float, arriving: Sequence[Node] = ()) -> bool:
+        """As in ``Movement``; what is above nodes that are about to arrive in the tier stays."""
+        missing = pages - tier.pool.free
+        if missing <= 0:
+            return True
+        if missing > tier.evictable_pages:
+            return False
+        index, lower, others = tier.index, tier.lower, self._others
+        fixed: set[Node] | None = None
+        if arriving and tier.evictable_pages - missing < sum([node.depth for node in arriving]):
+            fixed = self._idle_above(arriving, index)
+            if missing > tier.evictable_pages - sum([node.pages for node in fixed]):
+                return False
+        moving, tail = self._moving[index], 0
+        for node in tier.eviction.victims(now):
+            if arriving and node.children and (index > CPU or node.state[GPU]):
+                if fixed is None:
+                    fixed = self._idle_above(arriving, index)
+                if node in fixed:
+                    continue
+            if node.state.count(ABSENT) != others:
+                missing -= self._evict_copy(node, tier, missing)
+            elif lower is None or not lower.placement.after_eviction(node, now):  # type: ignore[union-attr]
+                missing -= self._drop(node, tier, missing)
+            else:
+                size = node.pages
+                if size > missing:
+                    if self._heir(node, lower):
+                        tail, missing = missing, 0
+                        break
+                    self.cut(node, size - missing)
+                    size = missing
+                self._leave(node, tier, lower)
+                moving.append(node)
+                missing -= size
+            if not missing:
+                break
+        if lower is not None and (moving or tail):
+            if tail:
+                self._sink_tail(node, tail, tier, lower, now)
+            self._sink(tier, lower, now)
+        return not missing
+
+    @staticmethod
+    def _idle_above(nodes: Sequence[Node], index: int) -> set[Node]:
+        """Copies in a tier that nothing pins, but that are above one of ``nodes``."""
+        seen: set[Node] = set()
+        for node in nodes:
+            parent = node.parent
+            while parent is not None and parent not in seen:
+                seen.add(parent)
+                parent = parent.parent
+        return {node for node in seen if node.state[index] == READY and not node.pins[index]}
+
+    def _evict_copy(self, node: Node, tier: Tier, pages: int) -> int:
+        """Evict so many pages of a node that another tier has, or all that it has. Returns how many."""
+        size = node.pages
+        if size > pages:
+            if self._free_tail(node, tier, pages):
+                return pages
+            self.cut(node, size - pages)
+            size = pages
+        self.free(node, tier)
+        if not self._is_offering and not any(node.pins):
+            self.merge(node)
+        return size
+
+    def _drop(self, node: Node, tier: Tier, pages: int) -> int:
+        """Evict so many pages of a node that no other tier has or gets, or all that it has. Returns how many."""
+        size = node.pages
+        if size > pages:
+            if not node.children and not self._hears_cuts:
+                self.trim(node, tier, pages)
+                self.counts.dropped_pages += pages
+                return pages
+            self.cut(node, size - pages)
+            size = pages
+        if node.children:
+            self._forget_below(node)
+            self.counts.dropped_pages += self.drop_descendants(node)
+        self.counts.dropped_pages += size
+        self.free(node, tier)
+        return size
+
+    def _forget_below(self, node: Node) -> None:
+        """What moves and is below a node that is about to be dropped arrives nowhere. It counts as written all the same."""
+        below = set(node.descendants())
+        for tier, moving in zip(self.tiers, self._moving, strict=True):
+            for other in below.intersection(moving):
+                moving.remove(other)
+                self._call_back(other, tier)
+                self.counts.written_pages += other.pages
+                tier.lower.inserted_pages += other.pages  # type: ignore[union-attr]
+
+    @staticmethod
+    def _call_back(node: Node, tier: Tier) -> None:
+        """A node that has left a tier does not arrive in the one below."""
+        node.state[tier.index] = ABSENT
+        node.parent.kids[tier.index + 1] -= 1  # type: ignore[union-attr]
 
     def _leave(self, node: Node, tier: Tier, lower: Tier) -> None:
-        index, parent = tier.index, node.parent
+        """Take an evictable node out of a tier; it arrives in the lower one at the end of the pass."""
+        index, parent, pages = tier.index, node.parent, node.pages
         assert parent is not None
         node.state[index] = LEAVING
-        tier.evictable_pages -= node.pages
-        tier.coming_pages += node.pages
+        tier.evictable_pages -= pages
+        tier.evicted_pages += pages
+        tier.pool.give(node.slots[index])
         if tier.on_remove:
             tier.on_remove(node)
-        parent.kids[lower.index] += 1
-        self._moving[index].append(node)
         kids = parent.kids
-        kids[index] -= 1
-        if not kids[index] and parent.state[index] == READY and not parent.pins[index]:
+        kids[lower.index] += 1
+        left = kids[index] = kids[index] - 1
+        if not left and parent.state[index] == READY and not parent.pins[index]:
             tier.on_evictable(parent)
 
-    def _place(self, tier: Tier, lower: Tier, now: float) -> None:
-        moving = self._moving[tier.index]
-        if not moving:
-            return
-        self._moving[tier.index] = []
-        pages = tier.coming_pages
-        while moving and not self.make_room(lower, pages, now):
-            node = moving.pop(0)
-            pages -= node.pages
+    def _sink(self, tier: Tier, lower: Tier, now: float) -> None:
+        """Bring the victims of a pass to the tier below; what finds no room there is dropped, the first victims first."""
+        index, below, pool = tier.index, lower.index, lower.pool
+        nodes = self._moving[index]
+        while not self.make_room(lower, sum([node.pages for node in nodes]), now, nodes):
+            node = nodes.pop(0)
             self.counts.no_room_pages += node.pages
-            self._lose(node, tier, lower)
-        for node in moving:
-            tier.pool.give(node.slots[tier.index])
-            node.state[tier.index] = ABSENT
-            self._arrive_below(node, lower, now)
-        tier.coming_pages -= pages
-        tier.evicted_pages += pages
-        if lower.lower is not None and lower.lower.after_use:
-            for node in moving:
-                self._offer(node, lower, lower.lower, now)
-        for node in moving:
-            self.merge(node)
+            self.counts.dropped_pages += node.pages + self.drop_descendants(node)
+            self._call_back(node, tier)
+            self.tree.remove(node)
+        if not nodes:
+            return
+        self._moving[index] = []
+        for node in nodes:
+            node.state[index] = ABSENT
+            node.slots[below] = pool.take(node.pages)
+        self._arrive_all(nodes, lower, now)
 
-    def _arrive_below(self, node: Node, lower: Tier, now: float) -> None:
-        pages, index = node.pages, lower.index
+    def _arrive_all(self, nodes: list[Node], tier: Tier, now: float) -> None:
+        """Nodes that have slots in a tier, and that their parents count there, come from the tier above."""
+        index, on_evictable, on_insert = tier.index, tier.on_evictable, tier.on_insert
+        pages = evictable = 0
+        for node in nodes:
+            pages += node.pages
+            node.state[index] = READY
+            if on_insert:
+                on_insert(node, now)
+            if not node.pins[index]:
+                evictable += node.pages
+                if not node.kids[index]:
+                    on_evictable(node)
+        tier.evictable_pages += evictable
+        tier.inserted_pages += pages
         self.counts.written_pages += pages
-        lower.inserted_pages += pages
-        node.slots[index] = lower.pool.take(pages)
-        self.set_ready(node, lower, now)
+        lower = tier.lower
+        if lower is not None and lower.after_use:
+            self._is_offering = True
+            written = self._decide_offers(nodes, tier, lower, now)
+            self._is_offering = False
+            if written:
+                self._arrive_all(written, lower, now)
+        for node in nodes:
+            if node.children:
+                self.merge(node)
 
-    def _lose(self, node: Node, tier: Tier, lower: Tier) -> None:
-        """There is no room below for a victim: it is dropped."""
-        node.parent.kids[lower.index] -= 1  # type: ignore[union-attr]
-        self.counts.dropped_pages += node.pages + self.drop_descendants(node)
-        self.drop_copy(node, tier)
+    # --- the tails of nodes ------------------------------------------------------------------------------------------
 
-    def _write_down(self, node: Node, tier: Tier, lower: Tier) -> None:
-        node.parent.kids[lower.index] += 1  # type: ignore[union-attr]
-        self._arrive_below(node, lower, self.now)
+    def _heir(self, node: Node, lower: Tier) -> Node | None:
+        """The child, in the lower tier only, that the node's last pages become a part of when they move there."""
+        children = node.children
+        if len(children) != 1 or self._hears_cuts:
+            return None
+        (child,) = children.values()
+        state = child.state
+        if state[lower.index] != READY or state.count(ABSENT) != self._others or not is_same_history(node, child):
+            return None
+        return None if any(node.pins) or any(child.pins) else child
+
+    def _sink_tail(self, node: Node, tail: int, tier: Tier, lower: Tier, now: float) -> None:
+        """Bring the last pages of a pass's last victim to the tier below, if there is room for all that the pass evicts.
+
+        They pass to the heir, or move with the other victims as a node of their own.
+        """
+        moving = self._moving[tier.index]
+        fits = self.make_room(lower, tail + sum([other.pages for other in moving]), now, [*moving, node])
+        heir = self._heir(node, lower) if fits else None
+        if heir is None:
+            self.cut(node, node.pages - tail)
+            self._leave(node, tier, lower)
+            moving.append(node)
+            return
+        index, below = tier.index, lower.index
+        node.slots[index], freed = tier.pool.split(node.slots[index], node.pages - tail)
+        tier.pool.give(freed)
+        tier.evictable_pages -= tail
+        tier.evicted_pages += tail
+        heir.slots[below] = lower.pool.join(lower.pool.take(tail), heir.slots[below])
+        lower.evictable_pages += tail
+        lower.inserted_pages += tail
+        self.counts.written_pages += tail
+        self.tree.shift(node, heir, tail)
+
+    def _free_tail(self, node: Node, tier: Tier, pages: int) -> bool:
+        """Free the last pages' copies in one tier; with those in others they pass to a child that has the same ones."""
+        index, children = tier.index, node.children
+        if len(children) != 1 or self._hears_cuts or self._is_offering:
+            return False
+        (child,) = children.values()
+        state = node.state.copy()
+        state[index] = ABSENT
+        if child.state != state or LEAVING in state or INCOMING in state or not is_same_history(node, child):
+            return False
+        if any(node.pins) or any(child.pins):
+            return False
+        for other in self.tiers:
+            at = other.index
+            if node.state[at]:
+                node.slots[at], tail = other.pool.split(node.slots[at], node.pages - pages)
+                if at == index:
+                    other.pool.give(tail)
+                else:
+                    child.slots[at] = other.pool.join(tail, child.slots[at])
+        tier.evictable_pages -= pages
+        tier.evicted_pages += pages
+        self.tree.shift(node, child, pages)
+        return True
+
+    # --- copies to the tier below ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _path_without_copy(node: Node, index: int) -> list[Node]:
+        """The nodes from the root down to ``node`` that a tier lacks."""
+        path = []
+        while node.parent is not None:
+            if not node.state[index]:
+                path.append(node)
+            node = node.parent
+        path.reverse()
+        return path
+
+    def _decide_offers(self, nodes: list[Node], tier: Tier, lower: Tier, now: float) -> list[Node]:
+        """Give slots below to nodes that the policy wants there, whose parents are there and that there is room for."""
+        upper, index = tier.index, lower.index
+        written: list[Node] = []
+        for node in nodes:
+            parent = node.parent
+            assert parent is not None and lower.after_use is not None
+            if node.state[upper] != READY or node.state[index] or parent.parent is not None and not parent.state[index]:
+                continue
+            if not lower.after_use(node, now):
+                continue
+            if self.make_room(lower, node.pages, now, written):
+                node.state[index] = INCOMING
+                node.slots[index] = lower.pool.take(node.pages)
+                parent.kids[index] += 1
+                written.append(node)
+            else:
+                self.counts.no_room_pages += node.pages
+        return written
+
+    # --- reads from below --------------------------------------------------------------------------------------------
 
     def load(self, lease: Lease, now: float) -> list[Transfer]:
         last, lease.loading = lease.loading, None
@@ -80,40 +372,50 @@ class InstantCache(TieredCache):
             return NO_TRANSFERS
         nodes = self._path_between(lease.node, last)
         read = self._read_disk_now(nodes, now)
+        gpu = self.gpu
         lease.loaded_disk_pages = sum([node.pages for node in read])
         lease.loaded_pages = 0
         for node in nodes:
-            mine, lease.slots = self.gpu.pool.split(lease.slots, node.pages)
-            self.add_copy(node, self.gpu, READY, mine)
+            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
+            self.add_copy(node, gpu, READY, mine)
             node.pins[GPU] += 1
             lease.loaded_pages += node.pages
-            if self.gpu.on_insert:
-                self.gpu.on_insert(node, now)
+            if gpu.on_insert:
+                gpu.on_insert(node, now)
             lease.node = node
-        self.gpu.inserted_pages += lease.loaded_pages
+        gpu.inserted_pages += lease.loaded_pages
         self.counts.loaded_pages += lease.loaded_pages
+        lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
         for tier in self.tiers[CPU:]:
             self.unpin(last, tier.index)
         self._keep_one(read, DISK)
         self._keep_one(nodes, CPU)
+        for node in nodes:
+            self.merge(node)
         return NO_TRANSFERS
 
     def _read_disk_now(self, nodes: list[Node], now: float) -> list[Node]:
         """Bring to the CPU what only the disk has; ``nodes`` is cut short where there is no room. Returns what was read."""
         cpu = self.tiers[CPU]
+        room = cpu.pool.free + cpu.evictable_pages
         read: list[Node] = []
+        pages = 0
         for at, node in enumerate(nodes):
             if node.state[CPU] != READY:
-                if not self.make_room(cpu, node.pages, now):
+                if pages + node.pages > room:
                     del nodes[at:]
                     break
-                self.add_copy(node, cpu, READY, cpu.pool.take(node.pages))
-                if not node.pins[CPU]:
-                    cpu.evictable_pages += node.pages
-                if cpu.on_insert:
-                    cpu.on_insert(node, now)
+                pages += node.pages
                 read.append(node)
-        pages = sum([node.pages for node in read])
+        if not read:
+            return read
+        self.make_room(cpu, pages, now)
+        for node in read:
+            self.add_copy(node, cpu, READY, cpu.pool.take(node.pages))
+            if not node.pins[CPU]:
+                cpu.evictable_pages += node.pages
+            if cpu.on_insert:
+                cpu.on_insert(node, now)
         cpu.inserted_pages += pages
         self.counts.fetched_pages += pages
         return read
@@ -124,7 +426,7 @@ class InstantCache(TieredCache):
             return
         tier = self.tiers[index]
         for node in reversed(nodes):
-            if node.state[tier.index] == READY and not node.pins[tier.index]:
+            if node.state[index] == READY and not node.pins[index]:
                 self.free(node, tier)
 
     def fetch(self, lease: Lease, pages: int, now: float) -> list[Transfer]:
@@ -139,7 +441,8 @@ class InstantCache(TieredCache):
         for tier in self.tiers:
             self.unpin(last, tier.index)
         self._keep_one(read, DISK)
-        done = Transfer(self.tiers[DISK], self.tiers[CPU], read, done=True, arrived_pages=sum([node.pages for node in read]))
         for node in read:
             self.merge(node)
-        return [done] if read else NO_TRANSFERS
+        if not fits:
+            return NO_TRANSFERS
+        return [Transfer(self.tiers[DISK], self.tiers[CPU], read, done=True, arrived_pages=sum([node.pages for node in read]))]

@@ -42,6 +42,8 @@ class Movement(Residency):
         """Write-downs in flight, by source."""
         self._open: list[Transfer | None] = [None] * len(tiers)
         self._single = len(tiers) == 1
+        self._is_offering = False
+        """Nodes that nothing pins are being offered to a tier: they must not grow by a merge meanwhile."""
 
     # --- eviction ----------------------------------------------------------------------------------------------------
 
@@ -81,6 +83,8 @@ class Movement(Residency):
         if not self._single:
             if node.state.count(ABSENT) < len(self.tiers) - 1:
                 self.free(node, tier)
+                if not self._is_offering and not any(node.pins):
+                    self.merge(node)
                 return
             lower = tier.lower
             if lower is not None and lower.placement.after_eviction(node, now):  # type: ignore[union-attr]
@@ -272,8 +276,10 @@ class Movement(Residency):
             if not source.placement.keeps_loaded:  # type: ignore[union-attr]
                 self._drop_sources(transfer)
         elif target.lower is not None and target.lower.after_use:
+            self._is_offering = True
             for node in transfer.nodes:
                 self._offer(node, target, target.lower, now)
+            self._is_offering = False
         for node in transfer.nodes:
             self.merge(node)
         return self.flush()

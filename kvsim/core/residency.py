@@ -12,6 +12,11 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, RadixTree
 
 
+def is_same_history(node: Node, child: Node) -> bool:
+    """Whether the same requests have used a node and its child, and no transfer carries the child."""
+    return child.last_used == node.last_used and child.hits == node.hits and not child.transfers
+
+
 class Residency:
     """The tree over all tiers, top to bottom."""
 
@@ -43,11 +48,10 @@ class Residency:
     def cut(self, node: Node, pages: int) -> Node:
         """Cut a node after ``pages`` pages; returns the upper part. ``node`` itself becomes the lower part."""
         upper = self.tree.cut(node, pages)
-        for tier in self.tiers:
-            index = tier.index
-            state = node.state[index]
-            if state == ABSENT:
+        for index, state in enumerate(node.state):
+            if not state:
                 continue
+            tier = self.tiers[index]
             upper.state[index] = state
             if node.slots[index] is not None:
                 upper.slots[index], node.slots[index] = tier.pool.split(node.slots[index], pages)
@@ -62,12 +66,13 @@ class Residency:
 
     def merge(self, node: Node) -> None:
         """Join a node with its only child if nothing distinguishes them any more; the child stays as the whole."""
+        states = node.state
         if len(node.children) != 1 or node.parent is None or node.transfers:
             return
         (child,) = node.children.values()
-        if child.hits != node.hits or child.last_used != node.last_used or child.transfers or child.pins != node.pins:
+        if child.state != states or child.pins != node.pins or not is_same_history(node, child):
             return
-        if child.state != node.state or any(state not in (ABSENT, READY) for state in node.state):
+        if INCOMING in states or LEAVING in states or DOOMED in states:
             return
         for tier in self.tiers:
             index = tier.index
@@ -132,8 +137,7 @@ class Residency:
 
     def free(self, node: Node, tier: Tier) -> None:
         """Free the slots of an evictable copy at once; a node without any copy leaves the tree."""
-        index, pages, parent = tier.index, node.pages, node.parent
-        state = node.state
+        index, pages, parent, state = tier.index, node.pages, node.parent, node.state
         state[index] = ABSENT
         tier.evictable_pages -= pages
         tier.evicted_pages += pages

@@ -5,6 +5,7 @@ tier nothing is loaded, written down or waited for. Tree, tier, policy and every
 the same (a test plays both). It exists for speed: replaying one tier takes half the time.
 """
 
+from heapq import heappop, heapreplace
 from math import nextafter
 from typing import Any, cast
 
@@ -23,10 +24,12 @@ class HeldPages:
     owed_pages = 0
     loading = None
 
-    def __init__(self, node: Node, hit_pages: int, rest: tuple[Run, ...], slots: Any) -> None:
+    rest: tuple[Run, ...]
+    """What is left to insert, for ``join_known`` only."""
+
+    def __init__(self, node: Node, hit_pages: int, slots: Any) -> None:
         self.node = node
         self.hit_pages = hit_pages
-        self.rest = rest
         self.slots = slots
 
 
@@ -40,11 +43,12 @@ class SingleTier:
         self.tier = cache.gpu
         self._recompute_last_token = cache.rules.recompute_last_token
         self._can_trim = self.tier.on_split is None and self.tier.on_remove is None
+        self._heap = getattr(self.tier.eviction, "heap", None) if self._can_trim else None
 
     def serve(self, request: Request, pages: int, now: float) -> HeldPages | None:
         """Match, admit with room for ``pages`` pages in all, and insert. None, and nothing changed but a cut, without room."""
-        cache, tier = self.cache, self.tier
-        pool, tree, runs = tier.pool, cache.tree, request.runs
+        cache, tier, runs = self.cache, self.tier, request.runs
+        tree, pool = cache.tree, tier.pool
         if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // cache.page_tokens) < request.prompt_pages:
             runs = split_runs(runs, usable)[0]
         path, partial, agreed, rest = tree.walk(tree.root, runs)
@@ -62,67 +66,108 @@ class SingleTier:
         if now <= cache.now:
             now = nextafter(cache.now, INFINITY)
         cache.now = now
-        evictable = 0
+        pinned_pages = 0
         for node in path:
-            pins = node.pins
-            if not pins[0]:
-                evictable += node.pages
-            pins[0] += 1
             node.hits += 1
             node.last_used = now
-        tier.evictable_pages -= evictable
+            pins = node.pins
+            if pins[0]:
+                pinned_pages = node.depth + node.pages
+            pins[0] += 1
+        tier.evictable_pages -= hit_pages - pinned_pages
         if cache.listeners:
             cache.tell_hits(path, now)
         if missing > 0:
-            self._make_room(missing, now)
-        held = HeldPages(node, hit_pages, rest, pool.take(pages - hit_pages))
-        if rest and rest[0][0] in node.children:
-            rest = cache.join_known(cast(Any, held), now)
-        if rest:
-            self._add_leaf(held, rest, now)
+            if self._heap is None:
+                self._make_room(missing, now)
+            else:
+                self._make_room_from_heap(self._heap, missing)
+        held = HeldPages(node, hit_pages, pool.take(pages - hit_pages))
         cache.leases[held] = None
-        return held
-
-    def _add_leaf(self, held: HeldPages, runs: tuple[Run, ...], now: float) -> None:
-        tier, parent = self.tier, held.node
-        pages = runs[0][1] if len(runs) == 1 else count_pages(runs)
-        node = Node(runs, pages, parent.depth + parent.pages, parent, 1, now)
-        if parent.children is NO_CHILDREN:
-            parent.children = {runs[0][0]: node}
+        if rest and rest[0][0] in node.children:
+            held.rest = rest
+            rest = cache.join_known(cast(Any, held), now)
+            node = held.node
+        if not rest:
+            return held
+        start, pages = rest[0]
+        if len(rest) > 1:
+            pages = count_pages(rest)
+        held.node = leaf = Node(rest, pages, node.depth + node.pages, node, 1, now)
+        if node.children is NO_CHILDREN:
+            node.children = {start: leaf}
         else:
-            parent.children[runs[0][0]] = node
-        node.slots[0], held.slots = tier.pool.split(held.slots, pages)
-        node.state[0] = READY
-        node.pins[0] = 1
-        parent.kids[0] += 1
-        held.node = node
+            node.children[start] = leaf
+        leaf.slots[0], held.slots = pool.split(held.slots, pages)
+        leaf.state[0] = READY
+        leaf.pins[0] = 1
+        node.kids[0] += 1
         tier.inserted_pages += pages
         if tier.on_insert:
-            tier.on_insert(node, now)
+            tier.on_insert(leaf, now)
+        return held
 
     def _make_room(self, missing: int, now: float) -> None:
         """Evict so many pages, of which there are as many."""
-        cache, tier = self.cache, self.tier
-        cache.counts.dropped_pages += missing
-        tier.evictable_pages -= missing
-        tier.evicted_pages += missing
-        for node in tier.eviction.victims(now):
+        self._count_evicted(missing)
+        for node in self.tier.eviction.victims(now):
             pages = node.pages
             if pages > missing:
-                if not self._can_trim:
-                    cache.cut(node, pages - missing)
+                if self._can_trim:
+                    self._trim(node, pages - missing)
+                else:
+                    self.cache.cut(node, pages - missing)
                     self._free(node)
-                    return
-                node.pages = pages = pages - missing
-                runs = node.runs
-                node.runs = ((runs[0][0], pages),) if len(runs) == 1 else split_runs(runs, pages)[0]
-                node.slots[0], freed = tier.pool.split(node.slots[0], pages)
-                tier.pool.give(freed)
                 return
             self._free(node)
             missing -= pages
             if not missing:
                 return
+
+    def _make_room_from_heap(self, heap: list[tuple[Any, int, Node]], missing: int) -> None:
+        """As ``_make_room``, with ``RankedEviction.victims`` and ``_free`` put in line."""
+        self._count_evicted(missing)
+        tier = self.tier
+        pool, on_evictable, rank = tier.pool, tier.on_evictable, tier.eviction.rank  # type: ignore[attr-defined]
+        while missing:
+            then, number, node = heap[0]
+            if node.state[0] != READY or node.pins[0] or node.kids[0]:
+                heappop(heap)
+                continue
+            if (now_rank := rank(node)) != then:
+                heapreplace(heap, (now_rank, number, node))
+                continue
+            pages, runs = node.pages, node.runs
+            if pages > missing:
+                node.pages = pages = pages - missing
+                node.runs = ((runs[0][0], pages),) if len(runs) == 1 else split_runs(runs, pages)[0]
+                node.slots[0], freed = pool.split(node.slots[0], pages)
+                pool.give(freed)
+                return
+            heappop(heap)
+            missing -= pages
+            parent = node.parent
+            node.state[0] = ABSENT
+            pool.give(node.slots[0])
+            del parent.children[runs[0][0]]  # type: ignore[union-attr]
+            kids = parent.kids  # type: ignore[union-attr]
+            left = kids[0] = kids[0] - 1
+            if not left and not parent.pins[0] and parent.state[0] == READY:  # type: ignore[union-attr]
+                on_evictable(parent)  # type: ignore[arg-type]
+
+    def _count_evicted(self, pages: int) -> None:
+        tier = self.tier
+        tier.evictable_pages -= pages
+        tier.evicted_pages += pages
+        self.cache.counts.dropped_pages += pages
+
+    def _trim(self, node: Node, pages: int) -> None:
+        """Evict a node's last pages; so many stay."""
+        pool, runs = self.tier.pool, node.runs
+        node.pages = pages
+        node.runs = ((runs[0][0], pages),) if len(runs) == 1 else split_runs(runs, pages)[0]
+        node.slots[0], freed = pool.split(node.slots[0], pages)
+        pool.give(freed)
 
     def _free(self, node: Node) -> None:
         """Take an evictable node out of the tree, and so out of the cache."""
@@ -144,14 +189,13 @@ class SingleTier:
         tier.pool.give(held.slots)
         del cache.leases[held]
         node: Any = held.node
-        parent = node.parent
-        evictable = 0
-        while parent is not None:
+        last, end, pinned_pages = node, node.depth + node.pages, 0
+        while (parent := node.parent) is not None:
             pins = node.pins
             left = pins[0] = pins[0] - 1
-            if not left and node.state[0] == READY:
-                evictable += node.pages
-                if not node.kids[0]:
-                    tier.on_evictable(node)
-            node, parent = parent, parent.parent
-        tier.evictable_pages += evictable
+            if left and not pinned_pages:
+                pinned_pages = node.depth + node.pages
+            node = parent
+        tier.evictable_pages += end - pinned_pages
+        if end > pinned_pages and not last.kids[0]:
+            tier.on_evictable(last)

@@ -107,10 +107,13 @@ class RadixTree:
         start, left = runs[0]
         while (child := children.get(start)) is not None:
             pages = child.pages
-            if pages < left and len(child.runs) == 1:
-                start += pages
-                left -= pages
-            elif len(child.runs) == 1 and pages == left:
+            if len(child.runs) == 1 and pages <= left:
+                if pages < left:
+                    start += pages
+                    left -= pages
+                    path.append(child)
+                    children = child.children
+                    continue
                 if at == last:
                     path.append(child)
                     return path, None, 0, ()
@@ -127,7 +130,7 @@ class RadixTree:
                 start = rest[0][0]
             path.append(child)
             children = child.children
-        return path, None, 0, ((start, left), *runs[at + 1 :])
+        return path, None, 0, ((start, left),) if at == last else ((start, left), *runs[at + 1 :])
 
     @staticmethod
     def _rest(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
@@ -150,22 +153,25 @@ class RadixTree:
 
         The parts share history and pins. Copies are left to the caller.
         """
-        parent = node.parent
+        parent, runs, depth = node.parent, node.runs, node.depth
+        before: tuple[Run, ...]
         assert parent is not None
-        runs = node.runs
-        upper = Node(runs, pages, node.depth, parent, self.tiers, node.created)
         if len(runs) == 1:
             start, length = runs[0]
-            upper.runs, node.runs = ((start, pages),), ((start + pages, length - pages),)
+            middle = start + pages
+            before, node.runs = ((start, pages),), ((middle, length - pages),)
         else:
-            upper.runs, node.runs = split_runs(runs, pages)
+            start = runs[0][0]
+            before, node.runs = split_runs(runs, pages)
+            middle = node.runs[0][0]
+        upper = Node(before, pages, depth, parent, self.tiers, node.created)
         upper.last_used, upper.hits = node.last_used, node.hits
         upper.pins = node.pins.copy()
-        parent.children[upper.runs[0][0]] = upper
-        upper.children = {node.runs[0][0]: node}
+        parent.children[start] = upper
+        upper.children = {middle: node}
         node.parent = upper
         node.pages -= pages
-        node.depth += pages
+        node.depth = depth + pages
         return upper
 
     def shorten(self, node: Node, pages: int) -> None:
@@ -175,6 +181,23 @@ class RadixTree:
             node.runs = ((node.runs[0][0], node.pages),)
         else:
             node.runs = split_runs(node.runs, node.pages)[0]
+
+    def shift(self, node: Node, child: Node, pages: int) -> None:
+        """Move the last ``pages`` pages of a node to the front of its only child: a cut and a join in one."""
+        kept = node.pages - pages
+        if len(node.runs) == 1:
+            first = node.runs[0][0]
+            node.runs, runs = ((first, kept),), [(first + kept, pages)]
+        else:
+            node.runs, tail = split_runs(node.runs, kept)
+            runs = list(tail)
+        start, length = child.runs[0]
+        append_run(runs, start, length)
+        child.runs = (*runs, *child.runs[1:])
+        node.pages = kept
+        child.pages += pages
+        child.depth -= pages
+        node.children = {runs[0][0]: child}
 
     def join(self, node: Node, child: Node) -> None:
         """Undo a cut: ``child`` takes the place of ``node``, its parent, with the pages of both. ``node`` is nowhere then."""

@@ -66,7 +66,8 @@ class RankedEviction(EvictionPolicy):
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Any, int, Node]] = []
+        self.heap: list[tuple[Any, int, Node]] = []
+        """(rank, number of the entry, node). ``single.py`` takes victims from here by itself, as ``victims`` does."""
         self._entries = 0
         self._compact_at = 1024
 
@@ -76,19 +77,21 @@ class RankedEviction(EvictionPolicy):
 
     def on_evictable(self, node: Node) -> None:
         self._entries = entries = self._entries + 1
-        heappush(self._heap, (self.rank(node), entries, node))
-        if len(self._heap) > self._compact_at:
+        heap = self.heap
+        heappush(heap, (self.rank(node), entries, node))
+        if len(heap) > self._compact_at:
             self._compact()
 
     def _compact(self) -> None:
         """Keep one entry for each evictable node."""
-        nodes = {node: entry for _, entry, node in sorted(self._heap, key=lambda item: -item[1]) if node.is_evictable(self.tier)}
-        self._heap = [(self.rank(node), entry, node) for node, entry in nodes.items()]
-        heapify(self._heap)
-        self._compact_at = max(1024, 2 * len(self._heap))
+        heap, tier = self.heap, self.tier
+        nodes = {node: entry for _, entry, node in sorted(heap, key=lambda item: -item[1]) if node.is_evictable(tier)}
+        heap[:] = [(self.rank(node), entry, node) for node, entry in nodes.items()]
+        heapify(heap)
+        self._compact_at = max(1024, 2 * len(heap))
 
     def victims(self, now: float) -> Iterator[Node]:
-        heap, tier, rank = self._heap, self.tier, self.rank
+        heap, tier, rank = self.heap, self.tier, self.rank
         refused: list[tuple[Any, int, Node]] = []
         try:
             while heap:
@@ -100,11 +103,10 @@ class RankedEviction(EvictionPolicy):
                     heapreplace(heap, (now_rank, entry[1], node))
                 else:
                     yield node
-                    heap = self._heap
                     if heap and heap[0] is entry:
                         heappop(heap)
                         if node.state[tier] == READY and node.is_evictable(tier):
                             refused.append(entry)
         finally:
             for entry in refused:
-                heappush(self._heap, entry)
+                heappush(heap, entry)

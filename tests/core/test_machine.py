@@ -20,7 +20,7 @@ from kvsim.core.pages import count_pages
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
-from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
+from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lru import LRU
@@ -56,23 +56,25 @@ class Running:
 
 
 class Flight:
-    """What a transfer copies: for each page its id, its slot in the source and its slot in the target."""
+    """What a transfer copies: for each page its id, its slot in the source and its slot in the target.
+
+    A node that is given up before the transfer begins has no slots in the target; -1 stands for its pages' slots.
+    """
 
     def __init__(self, transfer: Transfer) -> None:
-        source, target = transfer.source.index, transfer.target.index
         self.pages = ids_of(transfer.nodes)
-        self.reads = join_slots(node.slots[source] for node in transfer.nodes)
-        self.writes = join_slots(node.slots[target] for node in transfer.nodes)
+        self.reads = self.slots(transfer.nodes, transfer.source.index)
+        self.writes = self.slots(transfer.nodes, transfer.target.index)
+
+    @staticmethod
+    def slots(nodes: list[Node], tier: int) -> np.ndarray:
+        nothing = np.empty(0, dtype=np.int64)
+        return np.concatenate([nothing, *(np.full(node.pages, -1) if DOOMED in node.state else node.slots[tier] for node in nodes)])
 
 
 def ids_of(nodes: list[Node]) -> np.ndarray:
     """The ids of the nodes' pages."""
     return np.array([start + at for node in nodes for start, pages in node.runs for at in range(pages)], dtype=np.int64)
-
-
-def join_slots(slots: Any) -> np.ndarray:
-    """Slots of several nodes, one after another."""
-    return np.concatenate([np.empty(0, dtype=np.int64), *slots])
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -365,11 +367,15 @@ class CacheMachine(RuleBasedStateMachine):
         """Copy bytes as a substrate would have."""
         del self.transfers[transfer]
         flight = self.flights.pop(transfer, None)
-        if flight is not None:
-            source, target = self.bytes[transfer.source.index], self.bytes[transfer.target.index]
-            if not any(self.cache.is_doomed(node) for node in transfer.nodes):
-                assert (source[flight.reads] == flight.pages).all(), "the source changed while it was read"
-                target[flight.writes[:arrived]] = flight.pages[:arrived]
+        if flight is None:
+            return
+        source, target = self.bytes[transfer.source.index], self.bytes[transfer.target.index]
+        is_doomed = np.repeat([DOOMED in node.state for node in transfer.nodes], [node.pages for node in transfer.nodes])
+        assert len(is_doomed) == len(flight.pages)
+        kept = ~is_doomed.astype(bool)
+        assert (source[flight.reads[kept]] == flight.pages[kept]).all(), "the source changed while it was read"
+        kept[arrived:] = False
+        target[flight.writes[kept]] = flight.pages[kept]
 
     @rule(sure=st.integers(0, 40))
     def reset(self, sure: int) -> None:
@@ -411,7 +417,7 @@ class CacheMachine(RuleBasedStateMachine):
                 taken = [tier.pool.free_slots()]
                 if tier is self.cache.gpu:
                     taken += [running.lease.slots for running in self.requests]
-                assert not np.isin(slots, np.concatenate(taken)).any()
+                assert not np.isin(slots[slots >= 0], np.concatenate(taken)).any()
 
     @invariant()
     def requests_have_what_they_asked_for(self) -> None:
