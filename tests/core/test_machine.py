@@ -69,7 +69,8 @@ class Flight:
     @staticmethod
     def slots(nodes: list[Node], tier: int) -> np.ndarray:
         nothing = np.empty(0, dtype=np.int64)
-        return np.concatenate([nothing, *(np.full(node.pages, -1) if DOOMED in node.state else node.slots[tier] for node in nodes)])
+        slots = [np.full(node.pages, -1) if DOOMED in node.state else node.slots[tier] for node in nodes]
+        return np.concatenate([nothing, *slots])
 
 
 def ids_of(nodes: list[Node]) -> np.ndarray:
