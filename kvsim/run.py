@@ -1,6 +1,6 @@
 """From a plan to what happened: puts cache, policies and engine together and runs requests through them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay
 from kvsim.errors import UsageError
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
 Advance = Callable[[int], None]
@@ -25,15 +27,15 @@ Advance = Callable[[int], None]
 
 def replay(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Play the requests one after another, without a clock."""
-    cache = build_cache(plan, InstantCache)
-    return Replay(cache, _prefetching(plan, cache), plan.replay).run(requests, advance)
+    cache = build_cache(plan, requests, InstantCache)
+    return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance)
 
 
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time."""
-    cache = build_cache(plan)
+    cache = build_cache(plan, requests)
     substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
-    return Engine(substrate, cache, _prefetching(plan, cache), plan.engine).run(requests, advance)
+    return Engine(substrate, cache, _prefetching(plan, requests, cache), plan.engine).run(requests, advance)
 
 
 def check_capacity(plan: Plan, requests: list[Request]) -> None:
@@ -47,24 +49,31 @@ def check_capacity(plan: Plan, requests: list[Request]) -> None:
         )
 
 
-def build_cache(plan: Plan, kind: type[TieredCache] = TieredCache) -> TieredCache:
-    """An empty cache with the plan's tiers, its policies bound."""
+def build_cache(plan: Plan, requests: Sequence[Request] = (), kind: type[TieredCache] = TieredCache) -> TieredCache:
+    """An empty cache with the plan's tiers, its policies bound. Raises UsageError for a policy that lacks its input."""
     tiers = []
     for index, tier in enumerate(plan.tiers):
-        context = _context(plan, index)
-        tier.eviction.bind(context)
+        context = _context(plan, requests, index)
+        _bind("eviction", tier.eviction, context)
         if tier.placement is not None:
-            tier.placement.bind(context)
+            _bind("placement", tier.placement, context)
         tiers.append(Tier(tier.name, index, Pool(tier.capacity_pages), tier.eviction, tier.placement))
     return kind(tiers, plan.rules, plan.page_tokens)
 
 
-def _prefetching(plan: Plan, cache: TieredCache) -> Prefetching:
-    plan.prefetch.bind(_context(plan, min(1, len(plan.tiers) - 1)))
+def _prefetching(plan: Plan, requests: Sequence[Request], cache: TieredCache) -> Prefetching:
+    _bind("prefetch", plan.prefetch, _context(plan, requests, min(1, len(plan.tiers) - 1)))
     return Prefetching(cache, plan.prefetch, Offer)
 
 
-def _context(plan: Plan, index: int) -> PolicyContext:
+def _bind(family: str, policy: EvictionPolicy | PlacementPolicy | PrefetchPolicy, context: PolicyContext) -> None:
+    try:
+        policy.bind(context)
+    except ValueError as error:
+        raise UsageError(f"{family} of the {context.tier_name} tier: {type(policy).__name__} {error}") from error
+
+
+def _context(plan: Plan, requests: Sequence[Request], index: int) -> PolicyContext:
     tier = plan.tiers[index]
     return PolicyContext(
         tier=index,
@@ -73,5 +82,6 @@ def _context(plan: Plan, index: int) -> PolicyContext:
         page_tokens=plan.page_tokens,
         model=plan.model,
         hardware=plan.hardware,
+        requests=requests,
         rng=np.random.default_rng([plan.seed, index]),
     )

@@ -131,6 +131,8 @@ class TieredCache(Movement):
         if now <= self.now:
             now = nextafter(self.now, inf)
         self.now = now
+        for announce in self.announced:
+            announce(lease.request, now)
         self._pin_path(lease, load_pages, now)
         if self._single:
             if missing > 0:
@@ -247,6 +249,13 @@ class TieredCache(Movement):
         for lease, pages in needs:
             self._promise(lease, pages)
         return self.flush()
+
+    def finish_request(self, lease: Lease) -> None:
+        """The request has its answer: as ``release``, and the policies hear of it."""
+        if self.finished and lease.epoch == self.epoch:
+            for finish in self.finished:
+                finish(lease.request, lease.node, self.now)
+        self.release(lease)
 
     def release(self, lease: Lease) -> None:
         """The request is over, or retracted: its path is unpinned, its slots and what it was promised are given back."""
@@ -393,6 +402,8 @@ class TieredCache(Movement):
         if now <= self.now:
             now = nextafter(self.now, inf)
         self.now = now
+        for announce in self.announced:
+            announce(lease.request, now)
         if lease.loaded_pages:
             self._fill_gaps(lease, now)
         rest = lease.rest

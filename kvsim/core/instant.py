@@ -38,6 +38,8 @@ class InstantCache(TieredCache):
         if now <= self.now:
             now = nextafter(self.now, inf)
         self.now = now
+        for announce in self.announced:
+            announce(lease.request, now)
         if lease.cpu_pages or lease.disk_pages:
             self._pin_path(lease, load_pages, now)
         else:
@@ -70,6 +72,8 @@ class InstantCache(TieredCache):
         if now <= self.now:
             now = nextafter(self.now, inf)
         self.now = now
+        for announce in self.announced:
+            announce(lease.request, now)
         rest = lease.rest
         if rest:
             if rest[0][0] in lease.node.children:

@@ -26,6 +26,9 @@ class Residency:
             upper.lower = lower
         self.tree = RadixTree(len(tiers))
         self.listeners = [tier for tier in tiers if tier.on_hit]
+        self.announced = [tier.on_request for tier in tiers if tier.on_request]
+        """What hears of a request before its hits and inserts; ``finished`` hears of its end."""
+        self.finished = [tier.on_finish for tier in tiers if tier.on_finish]
         self.doomed: set[Node] = set()
         """Nodes of a tree that was given up, kept until nobody uses their slots."""
         self.now = -inf

@@ -20,14 +20,15 @@ INFINITY = float("inf")
 class HeldPages:
     """What a served request keeps until it is released: a pinned path and slots of its own. A small ``Lease``."""
 
-    __slots__ = ("hit_pages", "node", "rest", "slots")
+    __slots__ = ("hit_pages", "node", "request", "rest", "slots")
     owed_pages = 0
     loading = None
 
     rest: tuple[Run, ...]
     """What is left to insert, for ``join_known`` only."""
 
-    def __init__(self, node: Node, hit_pages: int, slots: Any) -> None:
+    def __init__(self, request: Request, node: Node, hit_pages: int, slots: Any) -> None:
+        self.request = request
         self.node = node
         self.hit_pages = hit_pages
         self.slots = slots
@@ -66,6 +67,8 @@ class SingleTier:
         if now <= cache.now:
             now = nextafter(cache.now, INFINITY)
         cache.now = now
+        for announce in cache.announced:
+            announce(request, now)
         pinned_pages = 0
         for node in path:
             node.hits += 1
@@ -82,7 +85,7 @@ class SingleTier:
                 self._make_room(missing, now)
             else:
                 self._make_room_from_heap(self._heap, missing)
-        held = HeldPages(node, hit_pages, pool.take(pages - hit_pages))
+        held = HeldPages(request, node, hit_pages, pool.take(pages - hit_pages))
         cache.leases[held] = None
         if rest and rest[0][0] in node.children:
             held.rest = rest
@@ -183,9 +186,11 @@ class SingleTier:
         if not left and not parent.pins[0] and parent.state[0] == READY:
             tier.on_evictable(parent)
 
-    def release(self, held: HeldPages) -> None:
+    def finish_request(self, held: HeldPages) -> None:
         """The request is over: unpin its path and give back its slots."""
         cache, tier = self.cache, self.tier
+        for finish in cache.finished:
+            finish(held.request, held.node, cache.now)
         tier.pool.give(held.slots)
         del cache.leases[held]
         node: Any = held.node

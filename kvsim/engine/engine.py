@@ -362,7 +362,7 @@ class Engine:
     def _finish(self, job: Job) -> None:
         request, now = job.request, self.env.now
         assert job.lease is not None
-        self.cache.release(job.lease)
+        self.cache.finish_request(job.lease)
         job.lease = None
         self._is_full = False
         index = request.index

@@ -44,7 +44,7 @@ class Replay:
         self.hold_output = settings.hold_output
         self.live: deque[Any] = deque()
         self._single = SingleTier(cache) if len(cache.tiers) == 1 else None
-        self._release = self._single.release if self._single else cache.release
+        self._finish = self._single.finish_request if self._single else cache.finish_request
 
     def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
         """Play all requests in order; ``advance`` is told every so often how many have been played."""
@@ -57,14 +57,14 @@ class Replay:
                 if advance:
                     advance(len(rows))
             while self.live:
-                self._release(self.live.popleft())
+                self._finish(self.live.popleft())
         return self._outcome(requests, rows, perf_counter() - began)
 
     def serve(self, request: Request) -> Hits | None:
         """Play one request. Returns its hit pages by tier; None if it can never fit."""
         cache, live = self.cache, self.live
         while len(live) >= self.in_flight:
-            cache.release(live.popleft())
+            cache.finish_request(live.popleft())
         now, fetched_pages, load_pages = request.arrival_s, 0, 0
         lease = cache.match(request)
         if lease.disk_pages:
@@ -78,7 +78,7 @@ class Replay:
         while not cache.admit(lease, pages, now, load_pages):
             if not live:
                 return None
-            cache.release(live.popleft())
+            cache.finish_request(live.popleft())
         live.append(lease)
         return self._run(lease, fetched_pages, now)
 
@@ -87,7 +87,7 @@ class Replay:
         live, tier = self.live, self._single
         assert tier is not None
         while len(live) >= self.in_flight:
-            tier.release(live.popleft())
+            tier.finish_request(live.popleft())
         pages = request.prompt_pages
         if self.hold_output:
             pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // self.cache.page_tokens))
@@ -95,7 +95,7 @@ class Replay:
         while held is None:
             if not live:
                 return None
-            tier.release(live.popleft())
+            tier.finish_request(live.popleft())
             held = tier.serve(request, pages, request.arrival_s)
         live.append(held)
         return held.hit_pages, 0, 0

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
+from kvsim.core.request import Request
 from kvsim.core.tier import optional
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
@@ -23,6 +24,14 @@ class EvictionPolicy(ABC):
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
         self.tier = context.tier
+
+    @optional
+    def on_request(self, request: Request, now: float) -> None:
+        """The request is about to use nodes, or to insert some: the next ``on_hit`` and ``on_insert`` are its own."""
+
+    @optional
+    def on_finish(self, request: Request, node: Node, now: float) -> None:
+        """The request has finished; its path, down to ``node``, is about to be unpinned."""
 
     @optional
     def on_insert(self, node: Node, now: float) -> None:

@@ -107,7 +107,7 @@ class SmallCache(TieredCache):
     def use(self, word: str, *, pages: int | None = None, load: int | None = None) -> Hits:
         """A request from its beginning to its end; returns its hits by tier."""
         lease = self.run(word, pages=pages, load=load)
-        self.release(lease)
+        self.finish_request(lease)
         self.check()
         return lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages, lease.loaded_disk_pages
 
