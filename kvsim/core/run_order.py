@@ -1,0 +1,173 @@
+"""An ordered set of pages, kept as runs: queues, ghost lists and tables of counts at a cost per run, whatever the page size."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sortedcontainers import SortedDict
+
+from kvsim.core.pages import Run
+
+
+class _Segment:
+    """Consecutive pages that are neighbours in the order too, with their value."""
+
+    __slots__ = ("start", "pages", "tail_first", "value", "older", "newer")
+
+    def __init__(self, start: int, pages: int, tail_first: bool, value: Any) -> None:
+        self.start = start
+        self.pages = pages
+        self.tail_first = tail_first
+        self.value = value
+        self.older: _Segment = self
+        self.newer: _Segment = self
+
+
+class RunOrder:
+    """Pages from the oldest to the most recent, each once, each with a value: what an ``OrderedDict`` of page ids would hold.
+
+    Pages enter at the recent end as parts of a path, either tail first (the deepest page becomes the oldest) or head first.
+    A page of a path is looked up with its run; whatever overlaps costs O(log segments) per segment.
+    """
+
+    def __init__(self) -> None:
+        self.pages = 0
+        """How many there are."""
+        self._by_start: Any = SortedDict()
+        self._end = _Segment(-1, 0, True, None)
+        """Stands before the oldest and after the most recent segment."""
+
+    def __contains__(self, page: object) -> bool:
+        return isinstance(page, int) and self._overlapping(page, 1) is not None
+
+    def pieces(self, runs: Iterable[Run]) -> list[tuple[Run, Any]]:
+        """The path from head to tail, cut into pieces that have one value each: None for pages that are not here."""
+        pieces: list[tuple[Run, Any]] = []
+        for start, pages in runs:
+            stop = start + pages
+            while start < stop:
+                segment = self._overlapping(start, stop - start)
+                if segment is None:
+                    pieces.append(((start, stop - start), None))
+                    break
+                if start < segment.start:
+                    pieces.append(((start, segment.start - start), None))
+                    start = segment.start
+                upto = min(stop, segment.start + segment.pages)
+                pieces.append(((start, upto - start), segment.value))
+                start = upto
+        return pieces
+
+    def leading_pages(self, runs: Iterable[Run]) -> int:
+        """How many pages from the head on are here without a gap."""
+        count = 0
+        for (_, pages), value in self.pieces(runs):
+            if value is None:
+                break
+            count += pages
+        return count
+
+    def count(self, runs: Iterable[Run]) -> int:
+        """How many of the path's pages are here."""
+        return sum([pages for (_, pages), value in self.pieces(runs) if value is not None])
+
+    def append(self, runs: Iterable[Run], *, tail_first: bool = True, value: Any = True) -> None:
+        """Put the path's pages at the recent end, with this value (not None); those that are here already move there."""
+        runs = list(runs)
+        self.remove(runs)
+        for start, pages in reversed(runs) if tail_first else runs:
+            self.pages += pages
+            if self._extend(self._end.older, start, pages, tail_first, value):
+                continue
+            segment = _Segment(start, pages, tail_first, value)
+            self._link(segment, self._end.older)
+            self._by_start[start] = segment
+
+    def _extend(self, last: _Segment, start: int, pages: int, tail_first: bool, value: Any) -> bool:
+        """Let the most recent segment take in a run that goes on where it ends, so that a path cut long ago is one again."""
+        if last.tail_first != tail_first or last.value != value:
+            return False
+        if tail_first and start + pages == last.start:
+            del self._by_start[last.start]
+            last.start = start
+            self._by_start[start] = last
+        elif tail_first or last.start + last.pages != start:
+            return False
+        last.pages += pages
+        return True
+
+    def touch(self, runs: Iterable[Run], *, tail_first: bool = True) -> int:
+        """Move those of the path's pages that are here to the recent end; their values stay. Returns how many these are."""
+        here = [piece for piece in self.pieces(runs) if piece[1] is not None]
+        for run, value in reversed(here) if tail_first else here:
+            self.append((run,), tail_first=tail_first, value=value)
+        return sum([pages for (_, pages), _ in here])
+
+    def remove(self, runs: Iterable[Run]) -> int:
+        """Take out those of the path's pages that are here. Returns how many these were."""
+        removed = 0
+        for start, pages in runs:
+            while (segment := self._overlapping(start, pages)) is not None:
+                if segment.start < start:
+                    self._cut(segment, start - segment.start)
+                    continue
+                if segment.start + segment.pages > start + pages:
+                    self._cut(segment, start + pages - segment.start)
+                self._drop(segment)
+                removed += segment.pages
+        return removed
+
+    def pop_oldest(self, pages: int) -> list[Run]:
+        """Take out the oldest pages, so many or all that there are. Returns them, the oldest run first."""
+        popped: list[Run] = []
+        while pages > 0 and self.pages:
+            segment = self._end.newer
+            if segment.pages > pages:
+                segment = self._cut(segment, segment.pages - pages) if segment.tail_first else self._cut_off_head(segment, pages)
+            self._drop(segment)
+            popped.append((segment.start, segment.pages))
+            pages -= segment.pages
+        return popped
+
+    def oldest_first(self) -> Iterator[tuple[Run, bool, Any]]:
+        """The order in runs, oldest first: (run, whether its last page is its oldest, value). Do not change it meanwhile."""
+        segment = self._end.newer
+        while segment is not self._end:
+            yield (segment.start, segment.pages), segment.tail_first, segment.value
+            segment = segment.newer
+
+    def _overlapping(self, start: int, pages: int) -> _Segment | None:
+        """The first segment, by page id, that shares a page with the run."""
+        by_start = self._by_start
+        at = by_start.bisect_right(start)
+        if at:
+            segment: _Segment = by_start.peekitem(at - 1)[1]
+            if segment.start + segment.pages > start:
+                return segment
+        if at < len(by_start):
+            segment = by_start.peekitem(at)[1]
+            if segment.start < start + pages:
+                return segment
+        return None
+
+    def _cut(self, segment: _Segment, pages: int) -> _Segment:
+        """Cut a segment after its first pages. Returns the rest, a new segment beside it in the order."""
+        rest = _Segment(segment.start + pages, segment.pages - pages, segment.tail_first, segment.value)
+        segment.pages = pages
+        self._by_start[rest.start] = rest
+        self._link(rest, segment.older if segment.tail_first else segment)
+        return rest
+
+    def _cut_off_head(self, segment: _Segment, pages: int) -> _Segment:
+        self._cut(segment, pages)
+        return segment
+
+    @staticmethod
+    def _link(segment: _Segment, older: _Segment) -> None:
+        newer = older.newer
+        segment.older, segment.newer = older, newer
+        older.newer = newer.older = segment
+
+    def _drop(self, segment: _Segment) -> None:
+        del self._by_start[segment.start]
+        segment.older.newer, segment.newer.older = segment.newer, segment.older
+        self.pages -= segment.pages
