@@ -26,12 +26,14 @@ class Lease:
 
     __slots__ = (
         "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "leading_cpu_pages", "rest", "node", "slots",
-        "owed_pages", "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch",
+        "owed_pages", "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch", "hits",
     )  # fmt: skip
     node: Node
     """The deepest node of the pinned path, after admission."""
     epoch: int
     """How often the cache had been reset at admission."""
+    hits: tuple[int, int, int]
+    """Hit pages by tier (gpu, cpu, disk), for replay."""
 
     def __init__(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
         self.request = request

@@ -20,7 +20,7 @@ INFINITY = float("inf")
 class HeldPages:
     """What a served request keeps until it is released: a pinned path and slots of its own. A small ``Lease``."""
 
-    __slots__ = ("hit_pages", "node", "request", "rest", "slots")
+    __slots__ = ("hits", "node", "request", "rest", "slots")
     owed_pages = 0
     loading = None
 
@@ -30,7 +30,7 @@ class HeldPages:
     def __init__(self, request: Request, node: Node, hit_pages: int, slots: Any) -> None:
         self.request = request
         self.node = node
-        self.hit_pages = hit_pages
+        self.hits = hit_pages, 0, 0
         self.slots = slots
 
 

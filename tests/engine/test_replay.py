@@ -17,6 +17,7 @@ from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.server import TieredServer
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lfu import LFU
@@ -40,9 +41,7 @@ class Settled(Replay):
     """Every request goes through the general calls, transfers and all, even with one tier."""
 
     def __init__(self, cache: TieredCache, prefetching: Prefetching, settings: ReplaySettings) -> None:
-        super().__init__(cache, prefetching, settings)
-        self._single = None
-        self._release = cache.release
+        super().__init__(cache, prefetching, settings, TieredServer(cache, prefetching))
 
 
 def make_cache(kind: type[TieredCache], capacities: tuple[int | None, ...], *, eviction: type = LRU, placement: type = WriteBack,

@@ -1,0 +1,96 @@
+"""What replay plays requests against: the contract, and the server of several tiers."""
+
+from typing import Any, Protocol
+
+from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.request import Request
+from kvsim.core.transfer import Transfer
+from kvsim.engine.prefetching import Prefetching
+
+Hits = tuple[int, int, int]
+"""Hit pages by the tier that they came from: gpu, cpu, disk."""
+
+
+class Held(Protocol):
+    """What a served request keeps until it is finished."""
+
+    hits: Hits
+
+
+class Server(Protocol):
+    """Serves requests without a clock: all that a request brings about has happened when ``serve`` returns.
+
+    Replay keeps what ``serve`` returns and hands it to ``finish_request`` later, oldest first.
+    """
+
+    def serve(self, request: Request, pages: int, now: float) -> Any:
+        """Serve a request that takes ``pages`` pages in all. Returns what it holds, a ``Held``; None if there is no room.
+
+        After None the same request is asked for again when another one has finished, or rejected if none runs.
+        """
+
+    def finish_request(self, held: Any) -> None:
+        """The request has its answer: what it holds is given back."""
+
+
+class TieredServer:
+    """Serves requests from a cache by the calls that the engine makes; every transfer ends at once."""
+
+    def __init__(self, cache: TieredCache, prefetching: Prefetching) -> None:
+        self.cache = cache
+        self.prefetching = prefetching
+        self.finish_request = cache.finish_request
+        self._waiting: tuple[Request | None, Lease | None, int, int] = None, None, 0, 0
+
+    def serve(self, request: Request, pages: int, now: float) -> Lease | None:
+        cache = self.cache
+        waiting, lease, fetched_pages, load_pages = self._waiting
+        if waiting is not request or lease is None:
+            fetched_pages = load_pages = 0
+            lease = cache.match(request)
+            if lease.disk_pages:
+                fetched_pages = self._prefetch(lease, now)
+                lease = cache.match(request)
+            if lease.cpu_pages or lease.disk_pages:
+                load_pages = self.prefetching.pages_to_load(lease)
+        if not cache.admit(lease, pages, now, load_pages):
+            self._waiting = request, lease, fetched_pages, load_pages
+            return None
+        lease.hits = self._run(lease, fetched_pages, now)
+        return lease
+
+    def _prefetch(self, lease: Lease, now: float) -> int:
+        transfers = self.prefetching.start(lease, now)
+        if not transfers:
+            return 0
+        self._move(transfers, now)
+        arrived = transfers[-1].arrived_pages
+        self.prefetching.end(arrived, arrived)
+        return arrived
+
+    def _run(self, lease: Lease, fetched_pages: int, now: float) -> Hits:
+        """From admission to the last computed page; the request keeps its lease until it is retired."""
+        cache = self.cache
+        if lease.waits or lease.owed_pages:
+            self._move(lease.waits, now)
+            while waits := cache.claim(lease, now):
+                self._move(waits, now)
+        if lease.loading is not None:
+            self._move(cache.load(lease, now), now)
+        disk_pages = lease.loaded_disk_pages
+        if fetched_pages:
+            disk_pages += self.prefetching.settle(lease, fetched_pages)
+        if transfers := cache.insert(lease, now):
+            self._move(transfers, now)
+        return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+
+    def _move(self, transfers: list[Transfer], now: float) -> None:
+        """Begin and finish transfers in order, and all that they wait for or bring about."""
+        cache = self.cache
+        for transfer in transfers:
+            if transfer.done:
+                continue
+            while waits := cache.begin(transfer, now):
+                self._move(waits, now)
+            if follow_ups := cache.finish(transfer, now):
+                self._move(follow_ups, now)
