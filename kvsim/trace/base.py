@@ -19,6 +19,8 @@ class Trace:
     page_tokens: int
     block_tokens: int | None
     """Tokens of the blocks in which the file names its prompts; None if it names tokens."""
+    origin: tuple[str, ...] = ()
+    """The overrides that load it again, if it was loaded from Python."""
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,153 @@
+"""kvsim from Python: load a trace, run it, read what came out. The same configuration, checks and results as the commands'."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from kvsim import run
+from kvsim.build import Plan, TierPlan, build_run, build_trace
+from kvsim.engine.outcome import Outcome
+from kvsim.errors import UsageError
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.policies.prefetch.base import PrefetchPolicy
+from kvsim.report.result import summarize, warmup_requests
+from kvsim.trace.base import Trace
+
+CONFIG = "kvsim.conf"
+OF_THE_TRACE = ("trace", "page_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Result:
+    """What a run gives."""
+
+    record: dict[str, Any]
+    """The content of ``result.json``."""
+    outcome: Outcome
+    """One row a request, in arrays."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens per prompt token, all tiers together."""
+        return float(self.record["hit_rate"] or 0.0)
+
+    @property
+    def page_hit_rate(self) -> float:
+        """Hit pages per prompt page, all tiers together."""
+        return float(self.record["page_hit_rate"] or 0.0)
+
+    @property
+    def hit_pages(self) -> np.ndarray:
+        """Hit pages of each request; columns gpu, cpu, disk."""
+        return self.outcome.hit_pages
+
+    def write(self, folder: str | Path) -> None:
+        """Write ``result.json``, ``requests.csv.gz`` and ``report.html``, as the commands do."""
+        from kvsim.report.folder import write_run
+
+        write_run(Path(folder), self.record, self.outcome)
+
+
+def load_trace(name: str = "synthetic", *, page_tokens: int = 16, **settings: Any) -> Trace:
+    """Read a trace: a choice of the group ``trace`` (mooncake, weka, tokens, synthetic, ...) with its settings, as ``path=...``.
+
+    Raises UsageError, or TraceError for a file that cannot be used.
+    """
+    origin = (f"trace={name}", *(f"trace.{key}={_quoted(value)}" for key, value in settings.items()))
+    source, pages = build_trace(_compose([*origin, f"page_tokens={page_tokens}"]))
+    trace = source.load(pages)
+    trace.origin = origin
+    return trace
+
+
+def replay(
+    trace: Trace,
+    *overrides: str,
+    eviction: EvictionPolicy | None = None,
+    placement: PlacementPolicy | None = None,
+    prefetch: PrefetchPolicy | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Result:
+    """Play a trace without a clock: ``kvsim replay`` with these overrides (``"tiers.gpu.capacity=6000pages"``).
+
+    A policy may be given as an object; every tier that would take it gets a copy of its own. ``advance`` is told now and then
+    how many requests are done. Raises UsageError.
+    """
+    return _execute("replay", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
+
+
+def simulate(
+    trace: Trace,
+    *overrides: str,
+    eviction: EvictionPolicy | None = None,
+    placement: PlacementPolicy | None = None,
+    prefetch: PrefetchPolicy | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Result:
+    """Serve a trace in simulated time: ``kvsim simulate`` with these overrides; otherwise as ``replay``."""
+    return _execute("simulate", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
+
+
+def _execute(
+    command: str,
+    trace: Trace,
+    overrides: Sequence[str],
+    policies: dict[str, Any],
+    advance: Callable[[int], None] | None,
+) -> Result:
+    for override in overrides:
+        if override.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
+            raise UsageError(f"{override}: the trace is loaded already: say so in load_trace")
+    cfg = _compose([*trace.origin, f"page_tokens={trace.page_tokens}", *overrides])
+    plan = _with_objects(build_run(cfg, command=command, overrides=overrides), policies)
+    run.check_capacity(plan, trace.requests)
+    warmup_requests(plan.warmup, len(trace.requests))
+    outcome = getattr(run, command)(plan, trace.requests, advance)
+    record = summarize(outcome, command=command, config=plan.config, seed=plan.seed, warmup=plan.warmup, load_s=0.0)
+    return Result(record=record, outcome=outcome)
+
+
+def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
+    """The plan with policies given as objects in the place of those that no tier has chosen for itself."""
+    given = {family: policy for family, policy in policies.items() if policy is not None}
+    if not given:
+        return plan
+    config = plan.config | {family: repr(policy) for family, policy in given.items()}
+    tiers = [
+        replace(tier, **{family: deepcopy(given[family]) for family in given if _takes(plan, tier, family)})
+        for tier in plan.tiers
+    ]
+    return replace(plan, tiers=tiers, prefetch=given.get("prefetch", plan.prefetch), config=config)
+
+
+def _takes(plan: Plan, tier: TierPlan, family: str) -> bool:
+    """Whether the tier has a policy of this family, and not one that was chosen for this tier alone."""
+    return getattr(tier, family, None) is not None and plan.config["tiers"][tier.name].get(family) is None
+
+
+def _compose(overrides: Sequence[str]) -> DictConfig:
+    from kvsim.commands.application import explain
+
+    given = any(override.startswith("output=") for override in overrides)
+    try:
+        with hydra.initialize_config_module(CONFIG, version_base="1.3"):
+            return hydra.compose("config", overrides=[*overrides, *(() if given else ("output=outputs",))])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(explain(error, list(overrides))) from error
+
+
+def _quoted(value: Any) -> str:
+    """A value as Hydra's grammar of overrides reads it back."""
+    if isinstance(value, str | Path):
+        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    return "null" if value is None else str(value)
