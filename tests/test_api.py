@@ -77,5 +77,5 @@ def test_mistakes_are_usage_errors(trace: Trace) -> None:
         kvsim.replay(trace, "eviction=lruu")
     with pytest.raises(UsageError, match=r"trace\.sesions: there is no such setting"):
         kvsim.load_trace("synthetic", sesions=3)
-    with pytest.raises(UsageError, match="no such file.jsonl: cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
         kvsim.load_trace("mooncake", path="no such file.jsonl")

@@ -319,7 +319,9 @@ class Movement(Residency):
                 left -= node.pages
                 continue
             if left:
-                self.cut(node, left)
+                upper = self.cut(node, left)
+                for tier in [tier for kept, tier in transfer.pins if kept is node]:
+                    self.keep(transfer, upper, self.tiers[tier])
                 left = 0
             self._fail(transfer, node)
         return self.finish(transfer, now)

@@ -1,0 +1,398 @@
+"""The core's rules, one by one, on caches small enough to follow by hand. A letter is a page, a word is a prompt."""
+
+import pytest
+
+from kvsim.core.transfer import Transfer
+from kvsim.core.tree import INCOMING, LEAVING, READY
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from tests.core.small import SmallCache, small_cache
+
+
+def now(cache: SmallCache) -> float:
+    return next(cache.clock)
+
+
+def only(transfers: list[Transfer]) -> Transfer:
+    (transfer,) = transfers
+    return transfer
+
+
+# --- match -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_cache_matches_nothing() -> None:
+    lease = small_cache(gpu=8).look("abc")
+    assert (lease.gpu_pages, lease.cpu_pages, lease.disk_pages) == (0, 0, 0)
+
+
+def test_a_match_ends_where_prompts_part_and_cuts_the_node_there() -> None:
+    cache = small_cache(gpu=8)
+    cache.use("abcd")
+    lease = cache.look("abxy")
+    assert lease.gpu_pages == 2
+    assert [node.pages for node in cache.tree.root.descendants()] == [2, 2]
+    cache.check()
+
+
+def test_a_match_that_cuts_takes_no_room_and_counts_no_hit() -> None:
+    cache = small_cache(gpu=8)
+    cache.use("abcd")
+    before, hits = cache.snapshot(), cache.node("abcd").hits
+    cache.look("ab")
+    assert cache.snapshot() == before
+    assert {node.hits for node in cache.tree.root.descendants()} == {hits}
+
+
+def test_the_last_token_is_computed_even_if_every_page_is_there() -> None:
+    cache = small_cache(gpu=8, recompute_last_token=True)
+    cache.use("abc")
+    assert cache.use("abc") == (2, 0, 0)
+    assert cache.use("abcd") == (3, 0, 0)
+
+
+def test_a_match_tells_the_tiers_apart_from_the_top() -> None:
+    cache = small_cache(gpu=4, cpu=4, disk=8, placement=WriteBack)
+    cache.use("abcd")
+    cache.use("wxyz")
+    cache.use("pqrs")
+    assert (cache.on("gpu"), cache.on("cpu"), cache.on("disk")) == ("pqrs", "wxyz", "abcd")
+    lease = cache.look("abcd")
+    assert (lease.gpu_pages, lease.cpu_pages, lease.disk_pages) == (0, 0, 4)
+    assert cache.look("wxyz").cpu_pages == 4
+
+
+# --- admission -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_does_not_fit_changes_nothing() -> None:
+    cache = small_cache(gpu=4)
+    cache.run("abc")
+    assert cache.fails("xy")
+
+
+def test_pages_to_be_reused_are_no_room_for_the_rest() -> None:
+    cache = small_cache(gpu=4)
+    cache.use("abc")
+    assert cache.fails("abc", pages=5)
+    assert cache.use("abcd") == (3, 0, 0)
+
+
+def test_pages_beyond_the_prompt_are_free_again_at_the_end() -> None:
+    cache = small_cache(gpu=6)
+    lease = cache.run("ab", pages=6)
+    assert cache.gpu.pool.free == 0
+    cache.release(lease)
+    assert cache.gpu.pool.free == 4 and cache.on("gpu") == "ab"
+
+
+def test_running_requests_share_the_pages_of_a_common_prefix() -> None:
+    cache = small_cache(gpu=6)
+    first, second = cache.run("abc"), cache.run("abd")
+    assert cache.gpu.pool.free == 2
+    cache.release(first)
+    assert cache.gpu.evictable_pages == 1, "only c: ab is still in use"
+    cache.release(second)
+    assert cache.gpu.evictable_pages == 4
+
+
+def test_what_two_requests_compute_at_once_is_kept_once() -> None:
+    cache = small_cache(gpu=8)
+    first, second = cache.admitted("abc"), cache.admitted("abc")
+    assert cache.gpu.pool.free == 2
+    for lease in (first, second):
+        cache.move(cache.insert(lease, now(cache)))
+        cache.check()
+    assert cache.gpu.pool.free == 5 and cache.on("gpu") == "abc"
+
+
+def test_a_request_gets_more_pages_while_it_decodes() -> None:
+    cache = small_cache(gpu=4, cpu=8, placement=WriteBack)
+    cache.use("xy")
+    lease = cache.run("a")
+    assert cache.grow(lease, 1, now(cache)) == [] and cache.claim(lease, now(cache)) == []
+    write_down = only(cache.grow(lease, 2, now(cache)) or [])
+    assert cache.claim(lease, now(cache)) == [write_down], "room is there only when the bytes are out"
+    cache.move([write_down])
+    assert cache.claim(lease, now(cache)) == []
+    assert cache.grow(lease, 1, now(cache)) is None, "everything else is the request's own"
+    cache.check()
+
+
+def test_several_requests_get_what_they_need_or_none_does() -> None:
+    cache = small_cache(gpu=4)
+    first, second = cache.run("a"), cache.run("b")
+    before = cache.snapshot()
+    assert cache.grow_all([(first, 1), (second, 2)], now(cache)) is None
+    assert cache.snapshot() == before
+    assert cache.grow_all([(first, 1), (second, 1)], now(cache)) == []
+
+
+# --- eviction --------------------------------------------------------------------------------------------------------
+
+
+def test_as_many_pages_leave_as_are_needed_the_deepest_first() -> None:
+    cache = small_cache(gpu=5)
+    cache.use("abcde")
+    cache.use("xy")
+    assert cache.on("gpu") == "abcxy"
+
+
+def test_a_parent_leaves_after_its_last_child() -> None:
+    cache = small_cache(gpu=4)
+    cache.use("abc")
+    cache.use("abd")
+    cache.use("xy")
+    assert cache.on("gpu") == "abxy"
+    cache.use("xyz")
+    assert cache.on("gpu") == "axyz"
+
+
+def test_a_page_whose_last_copy_goes_takes_along_what_follows_it() -> None:
+    cache = small_cache(gpu=2, cpu=4, placement=[WriteThrough])
+    cache.use("ab")
+    cache.use("xy")
+    assert cache.on("cpu") == "abxy"
+    cache.use("pq")
+    assert (cache.on("gpu"), cache.on("cpu")) == ("pq", "xypq")
+    assert cache.look("ab").cpu_pages == 0
+
+
+def test_a_copy_below_makes_eviction_free_at_once() -> None:
+    cache = small_cache(gpu=2, cpu=4, placement=WriteThrough)
+    cache.use("ab")
+    lease = cache.look("xy")
+    assert cache.admit(lease, 2, now(cache)) and lease.waits == [] and cache.claim(lease, now(cache)) == []
+    assert cache.on("cpu") == "ab"
+
+
+def test_without_a_copy_below_the_bytes_must_be_out_first() -> None:
+    cache = small_cache(gpu=2, cpu=4, placement=WriteBack)
+    cache.use("ab")
+    node = cache.node("ab")
+    lease = cache.look("xy")
+    assert cache.admit(lease, 2, now(cache))
+    assert node.state == [LEAVING, INCOMING] and cache.carried(only(lease.waits)) == "ab"
+    assert cache.claim(lease, now(cache)) == lease.waits
+    cache.move(lease.waits)
+    assert cache.claim(lease, now(cache)) == [] and cache.on("cpu") == "ab"
+
+
+def test_one_pass_writes_down_in_one_transfer() -> None:
+    cache = small_cache(gpu=4, cpu=8, placement=WriteBack)
+    cache.use("ab")
+    cache.use("cd")
+    lease = cache.look("wxyz")
+    assert cache.admit(lease, 4, now(cache))
+    assert cache.carried(only(lease.waits)) == "abcd"
+
+
+def test_without_room_below_the_first_victims_are_dropped() -> None:
+    cache = small_cache(gpu=4, cpu=2, placement=WriteBack)
+    cache.use("ab")
+    cache.use("cd")
+    cache.use("wxyz")
+    assert (cache.on("gpu"), cache.on("cpu")) == ("wxyz", "cd")
+    assert cache.counts.no_room_pages == cache.counts.dropped_pages == 2
+
+
+# --- revival ---------------------------------------------------------------------------------------------------------
+
+
+def test_pages_on_their_way_down_that_are_used_again_stay_and_their_copy_is_completed() -> None:
+    cache = small_cache(gpu=4, cpu=4, placement=WriteBack)
+    cache.use("ab")
+    first = cache.look("wxy")
+    assert cache.admit(first, 3, now(cache))
+    write_down = only(first.waits)
+    cache.begin(write_down, now(cache))
+    assert cache.carried(write_down) == "b", "one page was enough"
+    cache.release(first)
+    second = cache.look("ab")
+    assert second.gpu_pages == 2 and cache.admit(second, 2, now(cache))
+    assert cache.counts.revived_pages == 1
+    cache.move(cache.finish(write_down, now(cache)))
+    cache.check()
+    assert (cache.on("gpu"), cache.on("cpu")) == ("ab", "b")
+
+
+def test_a_write_down_that_fails_gives_back_the_slots_below() -> None:
+    cache = small_cache(gpu=2, cpu=4, placement=WriteThrough)
+    lease = cache.admitted("ab")
+    write_down = only(cache.insert(lease, now(cache)))
+    cache.begin(write_down, now(cache))
+    assert cache.tiers[1].pool.free == 2
+    cache.move(cache.abort(write_down, 0, now(cache)))
+    cache.check()
+    assert cache.tiers[1].pool.free == 4 and (cache.on("gpu"), cache.on("cpu")) == ("ab", "")
+
+
+def test_of_a_write_down_that_is_cut_short_whole_pages_are_kept() -> None:
+    cache = small_cache(gpu=4, cpu=4, placement=WriteThrough)
+    lease = cache.admitted("abc")
+    write_down = only(cache.insert(lease, now(cache)))
+    cache.begin(write_down, now(cache))
+    cache.move(cache.abort(write_down, 2, now(cache)))
+    cache.check()
+    assert (cache.on("gpu"), cache.on("cpu")) == ("abc", "ab")
+
+
+# --- loads and prefetches --------------------------------------------------------------------------------------------
+
+
+def lower_only(word: str, *, gpu: int = 3, cpu: int = 9, disk: int = 0) -> SmallCache:
+    """A cache that has a word below the GPU only."""
+    cache = small_cache(gpu=gpu, cpu=cpu, disk=disk, placement=WriteBack)
+    cache.use(word)
+    cache.use("#" * gpu)
+    return cache
+
+
+def test_pages_are_ready_only_after_the_load_that_brings_them() -> None:
+    cache = lower_only("abc")
+    lease = cache.admitted("abc")
+    load = only(cache.load(lease, now(cache)))
+    assert cache.node("abc").state[0] == INCOMING and cache.on("gpu") == ""
+    assert cache.arriving(lease) == [load]
+    cache.move([load])
+    assert cache.on("gpu") == "abc" and cache.arriving(lease) == []
+
+
+def test_both_ends_of_a_load_are_pinned() -> None:
+    cache = lower_only("abc")
+    load = only(cache.load(cache.admitted("abc"), now(cache)))
+    node = cache.node("abc")
+    assert all(node.pins) and not node.is_evictable(1)
+    cache.move([load])
+    assert not node.pins[1] and node.pins[0]
+
+
+def test_a_request_takes_part_in_a_load_that_is_under_way() -> None:
+    cache = lower_only("abc", gpu=6)
+    cache.use("######")
+    first = cache.admitted("abc")
+    load = only(cache.load(first, now(cache)))
+    second = cache.look("abc")
+    assert second.gpu_pages == 3 and cache.admit(second, 3, now(cache))
+    assert cache.arriving(second) == [load] and cache.load(second, now(cache)) == []
+    cache.release(first)
+    cache.move([load])
+    cache.check()
+    assert cache.on("gpu") == "abc###" and cache.counts.loaded_pages == 3
+
+
+def test_pages_that_a_load_fails_to_bring_are_computed_in_its_slots() -> None:
+    cache = lower_only("abc")
+    lease = cache.admitted("abc")
+    load = only(cache.load(lease, now(cache)))
+    cache.begin(load, now(cache))
+    cache.move(cache.abort(load, 1, now(cache)))
+    assert cache.on("gpu") == "a"
+    cache.move(cache.insert(lease, now(cache)))
+    cache.check()
+    assert cache.on("gpu") == "abc" and cache.gpu.pool.free == 0
+
+
+def test_pages_from_disk_pass_through_the_cpu_tier() -> None:
+    cache = lower_only("abc", cpu=3, disk=9)
+    cache.use("+++")
+    assert cache.on("disk").startswith("abc") and cache.look("abc").disk_pages == 3
+    lease = cache.admitted("abc")
+    transfers = cache.load(lease, now(cache))
+    assert [transfer.name for transfer in transfers[-2:]] == ["disk-cpu", "cpu-gpu"]
+    assert transfers[-1].after == [transfers[-2]], "the load waits for what it reads"
+    cache.move(transfers)
+    assert lease.loaded_disk_pages == 3 and cache.on("gpu") == "abc"
+
+
+def test_a_prefetch_is_pinned_until_it_ends_and_keeps_whole_pages_that_arrived() -> None:
+    cache = lower_only("abc", cpu=3, disk=9)
+    cache.use("+++")
+    *write_downs, fetch = cache.fetch(cache.look("abc"), 3, now(cache))
+    cache.move(write_downs)
+    assert cache.carried(fetch) == "abc" and all(node.pins[2] for node in fetch.nodes)
+    while waits := cache.begin(fetch, now(cache)):
+        cache.move(waits)
+    cache.move(cache.abort(fetch, 2, now(cache)))
+    cache.check()
+    assert not cache.transfers
+    assert cache.look("abc").cpu_pages == 2 and cache.look("abc").disk_pages == 1
+
+
+def test_a_prefetch_that_the_cpu_tier_cannot_hold_is_not_begun() -> None:
+    cache = lower_only("abcd", gpu=4, cpu=4, disk=12)
+    cache.use("++++")
+    lease = cache.admitted("####")
+    assert all(cache.node("####").pins[1:2]), "it is about to be loaded from there"
+    assert cache.look("abcd").disk_pages == 4 and cache.fetch(cache.look("abcd"), 4, now(cache)) == []
+    cache.move(cache.load(lease, now(cache)))
+    *_, fetch = cache.fetch(cache.look("abcd"), 4, now(cache))
+    assert cache.carried(fetch) == "abcd"
+    cache.check()
+
+
+# --- one copy only ---------------------------------------------------------------------------------------------------
+
+
+def test_exclusive_tiers_never_hold_a_page_twice() -> None:
+    cache = small_cache(gpu=3, cpu=6, placement=Exclusive)
+    for word in ("abc", "xyz", "abc", "abd", "xyz"):
+        cache.use(word)
+        assert not set(cache.on("gpu")) & set(cache.on("cpu"))
+
+
+# --- reset -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["admitted", "loading", "inserted"])
+def test_a_reset_forgets_every_page_and_running_requests_give_theirs_back(phase: str) -> None:
+    cache = lower_only("abc", gpu=4)
+    lease = cache.admitted("abcd")
+    transfers: list[Transfer] = []
+    if phase != "admitted":
+        transfers = cache.load(lease, now(cache))
+        cache.begin(transfers[-1], now(cache))
+    if phase == "inserted":
+        cache.move(transfers)
+        transfers = cache.insert(lease, now(cache))
+    cache.reset()
+    cache.check()
+    assert cache.look("abc").lower_pages == 0 and cache.look("abc").gpu_pages == 0
+    cache.move(transfers)
+    cache.move(cache.insert(lease, now(cache)))
+    cache.release(lease)
+    cache.check()
+    assert [tier.pool.free for tier in cache.tiers] == [tier.pool.capacity for tier in cache.tiers]
+
+
+def test_after_a_reset_the_same_prompts_are_cached_anew() -> None:
+    cache = small_cache(gpu=4, cpu=4, placement=WriteThrough)
+    cache.use("abc")
+    cache.reset()
+    assert cache.use("abc") == (0, 0, 0)
+    assert cache.use("abc") == (3, 0, 0)
+
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+def test_pages_in_and_out_of_a_tier_differ_by_what_it_holds() -> None:
+    cache = small_cache(gpu=3, cpu=4, disk=6, placement=WriteBack)
+    for word in ("abc", "xyz", "abd", "pq", "abc", "xyz"):
+        cache.use(word)
+        for tier in cache.tiers:
+            assert tier.inserted_pages - tier.evicted_pages == len(cache.on(tier.name))
+
+
+def test_no_two_uses_of_the_cache_have_the_same_time() -> None:
+    cache = small_cache(gpu=8, eviction=LRU)
+    for word in ("a", "b", "c"):
+        lease = cache.look(word)
+        assert cache.admit(lease, 1, 5.0)
+        cache.insert(lease, 5.0)
+        cache.release(lease)
+    used = [cache.node(word).last_used for word in "abc"]
+    assert used == sorted(set(used)) and used[0] > 5.0 - 1e-9
+    assert all(node.state == [READY] for node in cache.tree.root.descendants())
