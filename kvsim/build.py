@@ -120,7 +120,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         output=Path(run.output),
         config={key: value for key, value in config.items() if key != "output"},
     )
-    _check_combination(plan)
+    _check_combination(plan, command)
     check_output(plan.output)
     return plan
 
@@ -227,7 +227,11 @@ def _check_tier_policies(config: Config, present: list[str], keys: set[str]) -> 
             raise UsageError(f"{key} has no effect, as every tier has its own {family}: leave it out")
 
 
-def _check_combination(plan: Plan) -> None:
+def _check_combination(plan: Plan, command: str) -> None:
+    try:
+        plan.rules.check(command, [tier.name for tier in plan.tiers])
+    except ValueError as error:
+        raise UsageError(f"rules: {error}") from error
     if not isinstance(plan.prefetch, NoPrefetch) and plan.tiers[-1].name != "disk":
         raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")
     if not isinstance(plan.checkpoint, NoCheckpoint):

@@ -1,6 +1,7 @@
 """From a plan to what happened: puts cache, policies and engine together and runs requests through them."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +28,14 @@ Advance = Callable[[int], None]
 
 def replay(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Play the requests one after another, without a clock."""
-    cache = build_cache(plan, requests, InstantCache)
+    tiers = build_tiers(plan, requests)
+    cache = plan.rules.serving_cache(tiers, plan.page_tokens) or InstantCache(tiers, plan.rules, plan.page_tokens)
     return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance)
 
 
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time."""
-    cache = build_cache(plan, requests)
+    cache = TieredCache(build_tiers(plan, requests), plan.rules, plan.page_tokens)
     substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
     return Engine(substrate, cache, _prefetching(plan, requests, cache), plan.engine).run(requests, advance)
 
@@ -49,8 +51,8 @@ def check_capacity(plan: Plan, requests: list[Request]) -> None:
         )
 
 
-def build_cache(plan: Plan, requests: Sequence[Request] = (), kind: type[TieredCache] = TieredCache) -> TieredCache:
-    """An empty cache with the plan's tiers, its policies bound. Raises UsageError for a policy that lacks its input."""
+def build_tiers(plan: Plan, requests: Sequence[Request] = ()) -> list[Tier]:
+    """The plan's tiers, empty, their policies bound. Raises UsageError for a policy that lacks its input."""
     tiers = []
     for index, tier in enumerate(plan.tiers):
         context = _context(plan, requests, index)
@@ -58,10 +60,10 @@ def build_cache(plan: Plan, requests: Sequence[Request] = (), kind: type[TieredC
         if tier.placement is not None:
             _bind("placement", tier.placement, context)
         tiers.append(Tier(tier.name, index, Pool(tier.capacity_pages), tier.eviction, tier.placement))
-    return kind(tiers, plan.rules, plan.page_tokens)
+    return tiers
 
 
-def _prefetching(plan: Plan, requests: Sequence[Request], cache: TieredCache) -> Prefetching:
+def _prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetching:
     _bind("prefetch", plan.prefetch, _context(plan, requests, min(1, len(plan.tiers) - 1)))
     return Prefetching(cache, plan.prefetch, Offer)
 

@@ -1,12 +1,24 @@
-"""The switches in which real engines differ."""
+"""The switches in which real engines differ from one another; what an engine does altogether differently is a subclass."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvsim.core.tier import Tier
+    from kvsim.engine.server import ServingCache
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How an engine uses its cache, apart from its policies."""
+    """kvsim's own rules."""
 
     recompute_last_token: bool = True
-    """The last prompt token is always computed, since its output is needed: (prompt_tokens - 1) // page_tokens pages at most are
-    reused."""
+    """The last prompt token is always computed, so a fully cached, aligned prompt loses its last page."""
+
+    def check(self, command: str, tiers: Sequence[str]) -> None:
+        """Raise ValueError if ``command``, or one of the tiers with these names, cannot keep to the rules."""
+
+    def serving_cache(self, tiers: "list[Tier]", page_tokens: int) -> "ServingCache | None":
+        """An empty cache that replays requests by these rules; None for the same cache that ``simulate`` has."""
+        return None

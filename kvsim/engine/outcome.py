@@ -1,13 +1,16 @@
 """What a run hands to its report: one row a request, and what tiers, links and policies counted."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.core.cache import TieredCache
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
+
+if TYPE_CHECKING:
+    from kvsim.engine.server import ServingCache
 
 FINISHED, REJECTED = 0, 1
 
@@ -59,7 +62,7 @@ class Outcome:
     wall_s: float = 0.0
 
 
-def describe_cache(cache: TieredCache) -> dict[str, Any]:
+def describe_cache(cache: "TieredCache | ServingCache") -> dict[str, Any]:
     """The fields of an outcome that the cache knows."""
     tiers = {
         tier.name: TierUse(

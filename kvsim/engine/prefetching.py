@@ -1,9 +1,9 @@
 """Reads from disk ahead of need: asks the prefetch policy, starts what it wants and counts what became of it."""
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.cache import Lease
 from kvsim.core.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class PrefetchCounts:
 class Prefetching:
     """The prefetches of one run."""
 
-    def __init__(self, cache: TieredCache, policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
+    def __init__(self, cache: Any, policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
         self.cache = cache
         self.policy = policy
         self.counts = PrefetchCounts()

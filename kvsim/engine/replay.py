@@ -14,7 +14,7 @@ from kvsim.core.single import SingleTier
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.server import Hits, Server, TieredServer
+from kvsim.engine.server import Hits, Server, ServingCache, TieredServer
 
 ADVANCE_EVERY = 512
 
@@ -34,20 +34,27 @@ class ReplaySettings:
 
 
 class Replay:
-    """Plays requests against a cache, by the server that suits its tiers or by another; transfers take no time."""
+    """Plays requests against a cache, by the server that it is or that suits its tiers, or by another; transfers take no time."""
 
     def __init__(
-        self, cache: TieredCache, prefetching: Prefetching, settings: ReplaySettings, server: Server | None = None
+        self,
+        cache: TieredCache | ServingCache,
+        prefetching: Prefetching,
+        settings: ReplaySettings,
+        server: Server | None = None,
     ) -> None:
         self.cache = cache
         self.prefetching = prefetching
         self.in_flight = settings.in_flight
         self.hold_output = settings.hold_output
-        if server is None:
-            server = SingleTier(cache) if len(cache.tiers) == 1 else TieredServer(cache, prefetching)
-        self.server = server
+        self.server = server or self._own_server(cache)
         self.live: deque[Any] = deque()
         """What running requests hold, oldest first."""
+
+    def _own_server(self, cache: TieredCache | ServingCache) -> Server:
+        if not isinstance(cache, TieredCache):
+            return cache
+        return SingleTier(cache) if len(cache.tiers) == 1 else TieredServer(cache, self.prefetching)
 
     def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
         """Play all requests in order; ``advance`` is told every so often how many have been played."""

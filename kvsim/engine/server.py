@@ -3,7 +3,9 @@
 from typing import Any, Protocol
 
 from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.movement import Counts
 from kvsim.core.request import Request
+from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.prefetching import Prefetching
 
@@ -31,6 +33,14 @@ class Server(Protocol):
 
     def finish_request(self, held: Any) -> None:
         """The request has its answer: what it holds is given back."""
+
+
+class ServingCache(Server, Protocol):
+    """A cache that is its own server, by the rules of one engine."""
+
+    tiers: list[Tier]
+    counts: Counts
+    page_tokens: int
 
 
 class TieredServer:
