@@ -86,6 +86,14 @@ def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int) -> tup
     return agreed, at, left
 
 
+def runs_after(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
+    """The last ``left`` pages of ``runs[at]`` and the runs behind it; () behind the last one."""
+    if at == len(runs):
+        return ()
+    start, pages = runs[at]
+    return ((start + pages - left, left), *runs[at + 1 :])
+
+
 class RadixTree:
     """Paths of pages, cut into nodes. Knows where pages are, decides nothing."""
 
@@ -121,7 +129,7 @@ class RadixTree:
                 start, left = runs[at]
             else:
                 agreed, at, left = matching_pages(child, runs, at, left)
-                rest = self._rest(runs, at, left)
+                rest = runs_after(runs, at, left)
                 if agreed < pages:
                     return path, child, agreed, rest
                 if not rest:
@@ -131,13 +139,6 @@ class RadixTree:
             path.append(child)
             children = child.children
         return path, None, 0, ((start, left),) if at == last else ((start, left), *runs[at + 1 :])
-
-    @staticmethod
-    def _rest(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
-        if at == len(runs):
-            return ()
-        start, pages = runs[at]
-        return ((start + pages - left, left), *runs[at + 1 :])
 
     def add(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
         """A new leaf below ``parent``."""

@@ -73,6 +73,7 @@ class Replay:
         """Play some requests. Returns the hit pages of each by tier; None for one that can never fit."""
         live, in_flight, hold_output, page_tokens = self.live, self.in_flight, self.hold_output, self.cache.page_tokens
         serve, finish = self.server.serve, self.server.finish_request
+        serve_alone = getattr(self.server, "serve_alone", None) if in_flight == 1 else None
         rows: list[Hits | None] = []
         for request in requests:
             if len(live) >= in_flight:
@@ -80,6 +81,9 @@ class Replay:
             pages, now = request.prompt_pages, request.arrival_s
             if hold_output:
                 pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
+            if serve_alone is not None:
+                rows.append(serve_alone(request, pages, now))
+                continue
             held = serve(request, pages, now)
             while held is None and live:
                 finish(live.popleft())
