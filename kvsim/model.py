@@ -2,20 +2,24 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 
 GROUPED = ("kv_heads", "head_dim")
-LATENT = ("kv_latent_dim", "query_latent_dim", "nope_dim", "rope_dim", "value_dim")
+LATENT = ("kv_latent_dim", "nope_dim", "rope_dim", "value_dim")
 EXPERTS = ("routed_experts", "experts_per_token", "expert_width")
+RECURRENT = ("state_heads", "state_key_dim", "state_value_dim", "recurrent_in_width")
+RECURRENT_OPTIONS = ("recurrent_inner_parameters", "conv_channels", "conv_width")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer, described by the numbers of its published ``config.json``.
+    """A decoder-only language model, described by the numbers of its published ``config.json``.
 
     grouped-query attention   ``kv_heads`` and ``head_dim`` are set       a key and a value per KV head are cached
     latent attention (MLA)    ``kv_latent_dim`` and its like are set      one latent and one rope key are cached
-    dense MLP                 ``routed_experts`` is 0                     every layer has a gated MLP of ``mlp_width``
-    mixture of experts        ``routed_experts`` and its like are set     in all layers but the first ``dense_layers``
+    dense MLP                 ``routed_experts`` is 0                     every layer has an MLP of ``mlp_width``
+    mixture of experts        ``routed_experts`` and its like are set     in all layers but ``dense_layers`` of them
+    hybrid                    ``recurrent_layers`` and its like are set   a state of fixed size in each of these layers
 
     Only weight matrices count, norms and biases are below 0.01%; a multiply-accumulate is 2 FLOPs. A multi-token
     prediction module (DeepSeek-V3 publishes one) is not part of the model. What follows from the settings is worked
@@ -23,6 +27,7 @@ class ModelSpec:
     """
 
     layers: int
+    """Blocks with attention or a recurrence; ``mlp_layers`` says how many have an MLP."""
     hidden_size: int
     vocabulary: int
     heads: int
@@ -33,17 +38,44 @@ class ModelSpec:
     kv_heads: int = 0
     head_dim: int = 0
 
+    attention_gate: bool = False
+    """Whether a gate as wide as all query heads multiplies what attention gives."""
+
     kv_latent_dim: int = 0
     query_latent_dim: int = 0
+    """0: queries are made of the hidden state without a latent between."""
     nope_dim: int = 0
     """Elements of a query or key head without rotary embedding."""
     rope_dim: int = 0
     """Elements with rotary embedding; all heads share this part of the key."""
     value_dim: int = 0
 
+    recurrent_layers: int = 0
+    """Layers that keep a recurrent state instead of keys and values; all others have attention."""
+    state_heads: int = 0
+    state_key_dim: int = 0
+    state_value_dim: int = 0
+    """A layer's state is a matrix of key by value elements for each head. Mamba: the key is the SSM state, the value the head."""
+    recurrent_in_width: int = 0
+    """Columns of all matrices that a recurrent layer multiplies the hidden state with."""
+    recurrent_inner_parameters: int = 0
+    """Weights of a recurrent layer between these matrices and its output projection (Mamba's x_proj and dt_proj)."""
+    conv_channels: int = 0
+    conv_width: int = 0
+    """Short causal convolution before the recurrence; its last ``conv_width - 1`` inputs are part of the state."""
+    state_flops_per_element: float = 0.0
+    """FLOPs of the recurrence for each state element and token."""
+    state_dtype_bytes: int = 4
+    kernel_chunk_tokens: int = 1
+    """The recurrence's kernel has a state to save only at multiples of this many tokens."""
+
+    mlp_layers: int = 0
+    """0: every layer has an MLP."""
+    mlp_matrices: int = 3
+    """3: gate, up and down; 2: up and down."""
     mlp_width: int = 0
     dense_layers: int = 0
-    """In a mixture of experts, the first layers that have a dense MLP instead."""
+    """In a mixture of experts, the layers that have a dense MLP instead."""
     routed_experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
@@ -54,6 +86,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         self._check_sizes()
+        self._check_recurrence()
         self._check_attention()
         self._check_mlp()
 
@@ -63,11 +96,21 @@ class ModelSpec:
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache that one token takes, all layers."""
         per_layer = self.kv_latent_dim + self.rope_dim if self.is_latent else 2 * self.kv_heads * self.head_dim
-        return self.layers * per_layer * self.kv_dtype_bytes
+        return self.attention_layers * per_layer * self.kv_dtype_bytes
 
     def page_bytes(self, page_tokens: int) -> int:
         """Bytes of a page of ``page_tokens`` tokens, all layers."""
         return page_tokens * self.kv_bytes_per_token
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence, all layers; 0 without recurrent layers."""
+        convolution = self.conv_channels * max(0, self.conv_width - 1) * self.kv_dtype_bytes
+        return self.recurrent_layers * (self._state_elements * self.state_dtype_bytes + convolution)
+
+    def checkpoint_grid_tokens(self, page_tokens: int) -> int:
+        """After multiples of so many tokens a state can be saved that a cached prefix ends with."""
+        return lcm(page_tokens, self.kernel_chunk_tokens)
 
     # Weights
 
@@ -98,12 +141,13 @@ class ModelSpec:
 
     @cached_property
     def linear_flops_per_token(self) -> float:
-        """FLOPs of the weight matrices for each token of a step, without the lm_head.
+        """FLOPs of the weight matrices and recurrences for each token of a step, without the lm_head.
 
         Engines apply the lm_head only to positions that are sampled: one per request and step (vLLM's ``logits_indices``,
         SGLang's ``LogitsProcessor``). Its FLOPs are ``sampling_flops_per_token``.
         """
-        return 2.0 * (self.active_parameters - self._head_parameters)
+        recurrence = self.recurrent_layers * self._state_elements * self.state_flops_per_element
+        return 2.0 * (self.active_parameters - self._head_parameters) + recurrence
 
     @cached_property
     def sampling_flops_per_token(self) -> float:
@@ -119,7 +163,7 @@ class ModelSpec:
         form because it reads less memory (vLLM's ``attention/backends/mla/common.py`` explains both).
         """
         per_head = self.nope_dim + self.rope_dim + self.value_dim if self.is_latent else 2 * self.head_dim
-        return 2.0 * self.layers * self.heads * per_head
+        return 2.0 * self.attention_layers * self.heads * per_head
 
     @cached_property
     def decode_attention_flops_per_pair(self) -> float:
@@ -129,12 +173,12 @@ class ModelSpec:
         """
         if not self.is_latent:
             return self.attention_flops_per_pair
-        return 2.0 * self.layers * self.heads * (2 * self.kv_latent_dim + self.rope_dim)
+        return 2.0 * self.attention_layers * self.heads * (2 * self.kv_latent_dim + self.rope_dim)
 
     @cached_property
     def prefix_flops_per_token(self) -> float:
         """FLOPs to expand one cached latent to keys and values for a prefill that follows it; 0 without latents."""
-        return 2.0 * self.layers * self._expansion_parameters
+        return 2.0 * self.attention_layers * self._expansion_parameters
 
     def prefill_flops(self, tokens: int, start: int) -> float:
         """FLOPs to compute ``tokens`` prompt tokens that follow ``start`` cached ones, without the lm_head.
@@ -152,8 +196,26 @@ class ModelSpec:
         return self.kv_latent_dim > 0
 
     @property
+    def is_hybrid(self) -> bool:
+        """Whether a cached prefix is of use only where a recurrent state was saved."""
+        return self.recurrent_layers > 0
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers whose keys and values (or latents) are cached."""
+        return self.layers - self.recurrent_layers
+
+    @property
+    def _state_elements(self) -> int:
+        return self.state_heads * self.state_key_dim * self.state_value_dim
+
+    @property
+    def _layers_with_mlp(self) -> int:
+        return self.mlp_layers or self.layers
+
+    @property
     def _moe_layers(self) -> int:
-        return self.layers - self.dense_layers if self.routed_experts else 0
+        return self._layers_with_mlp - self.dense_layers if self.routed_experts else 0
 
     @property
     def _head_parameters(self) -> int:
@@ -173,18 +235,31 @@ class ModelSpec:
     def _attention_parameters(self) -> int:
         """Projections of one layer's attention."""
         if not self.is_latent:
-            return 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads)
-        query = self.query_latent_dim * (self.hidden_size + self.heads * (self.nope_dim + self.rope_dim))
+            gate = self.hidden_size * self.head_dim * self.heads if self.attention_gate else 0
+            return 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads) + gate
+        query_width = self.heads * (self.nope_dim + self.rope_dim)
+        if self.query_latent_dim:
+            query = self.query_latent_dim * (self.hidden_size + query_width)
+        else:
+            query = self.hidden_size * query_width
         key_value = self.hidden_size * (self.kv_latent_dim + self.rope_dim) + self._expansion_parameters
         return query + key_value + self.heads * self.value_dim * self.hidden_size
+
+    @property
+    def _recurrent_parameters(self) -> int:
+        """Projections and convolution of one recurrent layer."""
+        output = self.state_heads * self.state_value_dim * self.hidden_size
+        convolution = self.conv_channels * self.conv_width
+        return self.hidden_size * self.recurrent_in_width + self.recurrent_inner_parameters + convolution + output
 
     @cached_property
     def _always_read_parameters(self) -> int:
         """Weights that every step needs: all but the input table and the routed experts."""
-        dense = (self.layers - self._moe_layers) * 3 * self.hidden_size * self.mlp_width
+        dense = (self._layers_with_mlp - self._moe_layers) * self.mlp_matrices * self.hidden_size * self.mlp_width
         router = self.hidden_size * self.routed_experts
         sparse = self._moe_layers * (router + self.shared_experts * self._expert_parameters)
-        return self.layers * self._attention_parameters + dense + sparse + self._head_parameters
+        mixers = self.attention_layers * self._attention_parameters + self.recurrent_layers * self._recurrent_parameters
+        return mixers + dense + sparse + self._head_parameters
 
     @cached_property
     def _always_read_bytes(self) -> float:
@@ -204,9 +279,32 @@ class ModelSpec:
         for name in ("layers", "hidden_size", "vocabulary", "heads", "kv_dtype_bytes", "weight_dtype_bytes"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in GROUPED + LATENT + EXPERTS + ("mlp_width", "dense_layers", "shared_experts"):
+        optional = ("query_latent_dim", "mlp_layers", "mlp_width", "dense_layers", "shared_experts", "recurrent_layers")
+        for name in GROUPED + LATENT + EXPERTS + RECURRENT + RECURRENT_OPTIONS + optional:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 (the model has none) or more, not {getattr(self, name)}")
+
+        for name in ("state_dtype_bytes", "kernel_chunk_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.mlp_matrices not in (2, 3):
+            raise ValueError(f"mlp_matrices must be 3 (gate, up, down) or 2 (up, down), not {self.mlp_matrices}")
+
+    def _check_recurrence(self) -> None:
+        if not self.recurrent_layers:
+            for name in (*RECURRENT, *RECURRENT_OPTIONS, "state_flops_per_element"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is {getattr(self, name)} but has no effect without recurrent_layers: set both")
+        elif self.recurrent_layers >= self.layers:
+            raise ValueError(
+                f"recurrent_layers must be below layers={self.layers}, not {self.recurrent_layers}: some have attention"
+            )
+        else:
+            for name in (*RECURRENT, "state_flops_per_element"):
+                if not getattr(self, name) > 0:
+                    raise ValueError(f"{name} must be above 0, not {getattr(self, name)}: recurrent layers need it")
+            if (self.conv_channels > 0) != (self.conv_width > 0):
+                raise ValueError(f"conv_width is {self.conv_width} with conv_channels={self.conv_channels}: set both, or neither")
 
     def _check_attention(self) -> None:
         expected, other = (LATENT, GROUPED) if self.is_latent else (GROUPED, LATENT)
@@ -214,7 +312,7 @@ class ModelSpec:
         for name in expected:
             if not getattr(self, name):
                 raise ValueError(f"{name} must be above 0, not 0: {kind} attention needs all of {', '.join(expected)}")
-        for name in other:
+        for name in (*other, "attention_gate" if self.is_latent else "query_latent_dim"):
             if getattr(self, name):
                 raise ValueError(f"{name} is {getattr(self, name)} but has no effect with {kind} attention: leave it out")
         if self.kv_heads and self.heads % self.kv_heads:
@@ -229,9 +327,9 @@ class ModelSpec:
             raise ValueError(f"experts_per_token must be 1 to {self.routed_experts}, not {self.experts_per_token}")
         elif not self.expert_width:
             raise ValueError("expert_width must be above 0, not 0: routed_experts needs it")
-        elif self.dense_layers > self.layers:
-            raise ValueError(f"dense_layers must be at most layers={self.layers}, not {self.dense_layers}")
-        has_dense = self._moe_layers < self.layers
+        elif self.dense_layers > self._layers_with_mlp:
+            raise ValueError(f"dense_layers must be at most layers={self._layers_with_mlp}, not {self.dense_layers}")
+        has_dense = self._moe_layers < self._layers_with_mlp
         if has_dense != (self.mlp_width > 0):
             problem = "above 0: there are dense layers" if has_dense else "0: there is no dense layer"
             raise ValueError(f"mlp_width must be {problem}, not {self.mlp_width}")

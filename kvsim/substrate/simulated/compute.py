@@ -8,8 +8,8 @@ from kvsim.model import ModelSpec
 class Roofline:
     """Each step takes as long as its FLOPs or its memory traffic, whichever is longer, plus a fixed overhead.
 
-    Weights are read once a step, the KV of a chunk's prefix and of every decoding request once (Williams, Waterman and
-    Patterson: Roofline, CACM 52(4), 2009).
+    Weights are read once a step, the KV of a chunk's prefix and of every decoding request once; a recurrent state is read and
+    written once for each chunk and decoding request (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009).
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
@@ -19,6 +19,7 @@ class Roofline:
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
         self._attention_flops = model.decode_attention_flops_per_pair
         self._kv_bytes = model.kv_bytes_per_token
+        self._state_bytes = 2 * model.state_bytes
 
     def first_step(self, work: Work) -> tuple[float, float]:
         """FLOPs and bytes of a leap's first step."""
@@ -30,7 +31,8 @@ class Roofline:
             flops += model.prefill_flops(count, start)
         flops += self._attention_flops * work.decode_context_tokens
         flops += model.sampling_flops_per_token * (decoding + work.sampled_tokens)
-        return flops, model.weight_bytes(tokens) + self._kv_bytes * (prefix + tokens + work.decode_context_tokens)
+        kv_bytes = self._kv_bytes * (prefix + tokens + work.decode_context_tokens)
+        return flops, model.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
 
     def leap_s(self, work: Work, steps: int) -> float:
         """Seconds of the first ``steps`` steps. Both sides of the roofline grow by the same amount from step to step."""

@@ -14,7 +14,9 @@ MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, he
 80 bytes of weights."""
 
 
-def roofline(flops_per_s: float = 1.0, memory_bytes_per_s: float = 1e9, overhead_s: float = 0.0) -> Roofline:
+def roofline(
+    flops_per_s: float = 1.0, memory_bytes_per_s: float = 1e9, overhead_s: float = 0.0, model: ModelSpec = MODEL
+) -> Roofline:
     hardware = HardwareSpec(
         flops_per_s=flops_per_s,
         memory_bytes=1,
@@ -26,7 +28,7 @@ def roofline(flops_per_s: float = 1.0, memory_bytes_per_s: float = 1e9, overhead
         disk_write_bytes_per_s=1,
         step_overhead_s=overhead_s,
     )
-    return Roofline(MODEL, hardware)
+    return Roofline(model, hardware)
 
 
 def test_a_chunk_multiplies_its_tokens_and_attends_to_all_before_them() -> None:
@@ -42,6 +44,28 @@ def test_the_head_is_applied_to_sampled_tokens_only() -> None:
 def test_a_step_reads_all_weights_and_the_keys_and_values_of_what_it_attends_to() -> None:
     work = Work(chunks=[(3, 10)], decode_requests=2, decode_context_tokens=50)
     assert roofline(flops_per_s=1e9, memory_bytes_per_s=1).leap_s(work, 1) == 80 + 4 * (10 + 3 + 2 + 50)
+
+
+def test_a_state_is_read_and_written_once_for_each_chunk_and_decoding_request() -> None:
+    hybrid = ModelSpec(
+        layers=2,
+        hidden_size=2,
+        vocabulary=5,
+        heads=2,
+        kv_heads=1,
+        head_dim=1,
+        mlp_width=3,
+        recurrent_layers=1,
+        state_heads=1,
+        state_key_dim=3,
+        state_value_dim=5,
+        recurrent_in_width=1,
+        state_flops_per_element=1.0,
+    )
+    roof = roofline(flops_per_s=1e9, memory_bytes_per_s=1, model=hybrid)
+    work = Work(chunks=[(3, 10), (1, 0)], decode_requests=2, decode_context_tokens=50)
+    without_state = hybrid.weight_bytes(6) + 4 * (10 + 3 + 1 + 2 + 50)
+    assert roof.leap_s(work, 1) == without_state + 2 * (3 * 5 * 4) * 4
 
 
 def test_a_decode_step_multiplies_samples_and_attends_once_a_request() -> None:
