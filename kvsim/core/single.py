@@ -46,10 +46,12 @@ class SingleTier:
         self.tier = tier = cache.gpu
         self._recompute_last_token = cache.rules.recompute_last_token
         self._can_trim = tier.on_split is None and tier.on_remove is None
-        self._heap = getattr(tier.eviction, "heap", None) if self._can_trim and type(tier.pool) is Pool else None
-        """The policy's heap, if victims can be taken from it without telling anybody and slots are numbers."""
+        self._heap: Any = getattr(tier.eviction, "heap", None)
+        self._rank: Any = getattr(tier.eviction, "rank", None)
+        self._uses_heap = self._heap is not None and self._can_trim and type(tier.pool) is Pool
+        """Victims can be taken from the policy's heap without telling anybody, and slots are numbers."""
         is_told = tier.on_insert or tier.on_hit or cache.announced or cache.finished
-        self._in_one_pass = self._heap is not None and not is_told
+        self._in_one_pass = self._uses_heap and not is_told
 
     def serve(self, request: Request, pages: int, now: float) -> HeldPages | None:
         """Match, admit with room for ``pages`` pages in all, and insert. None, and nothing changed but a cut, without room."""
@@ -86,10 +88,10 @@ class SingleTier:
         if cache.listeners:
             cache.tell_hits(path, now)
         if missing > 0:
-            if self._heap is None:
-                self._make_room(missing, now)
-            else:
+            if self._uses_heap:
                 self._make_room_from_heap(missing)
+            else:
+                self._make_room(missing, now)
         held = HeldPages(request, node, hit_pages, pool.take(pages - hit_pages))
         cache.leases[held] = None
         if rest and rest[0][0] in node.children:
@@ -131,73 +133,88 @@ class SingleTier:
         if now <= cache.now:
             now = nextafter(cache.now, INFINITY)
         cache.now = now
+        node = cache.tree.root
         if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // cache.page_tokens) < request.prompt_pages:
-            node = cache.tree.root
             if usable:
                 node = self._use(node, split_runs(runs, usable)[0], now)[0]
             rest = split_runs(runs, node.depth + node.pages)[1]
         else:
-            node, rest = self._use(cache.tree.root, runs, now)
-        hit_pages = node.depth + node.pages
+            node, rest = self._use(node, runs, now)
+        depth = hit_pages = node.depth + node.pages
         new_pages = pages - hit_pages
-        missing = new_pages - pool.free
-        if missing > 0:
-            node.pins[0] = 1
-            self._make_room_from_heap(missing)
-            node.pins[0] = 0
-        if pool.free - new_pages < pool.least_free:
-            pool.least_free = pool.free - new_pages
+        free = pool.free - new_pages
+        if free < 0:
+            pins = node.pins
+            pins[0] = 1
+            self._make_room_from_heap(-free)
+            pins[0] = free = 0
+        if free < pool.least_free:
+            pool.least_free = free
         if rest and rest[0][0] in node.children:
             node, rest = self._join_known(node, rest, now)
-        if not rest:
-            if not node.kids[0]:
-                tier.on_evictable(node)
-            return hit_pages, 0, 0
-        depth = node.depth + node.pages
-        new_pages = request.prompt_pages - depth
-        leaf = Node(rest, new_pages, depth, node, 1, now)
-        leaf.state[0] = READY
-        leaf.slots[0] = new_pages
-        if node.children is NO_CHILDREN:
-            node.children = {rest[0][0]: leaf}
-        else:
-            node.children[rest[0][0]] = leaf
-        node.kids[0] += 1
-        pool.free -= new_pages
-        tier.inserted_pages += new_pages
-        tier.evictable_pages += new_pages
-        tier.on_evictable(leaf)
+            depth = node.depth + node.pages
+        if rest:
+            new_pages = request.prompt_pages - depth
+            leaf = Node(rest, new_pages, depth, node, 1, now)
+            if node.children is NO_CHILDREN:
+                node.children = {rest[0][0]: leaf}
+            else:
+                node.children[rest[0][0]] = leaf
+            node.kids[0] += 1
+            leaf.state[0] = READY
+            leaf.slots[0] = new_pages
+            pool.free -= new_pages
+            tier.inserted_pages += new_pages
+            tier.evictable_pages += new_pages
+            node = leaf
+        if not node.kids[0]:
+            tier.on_evictable(node)
         return hit_pages, 0, 0
 
     def _use(self, node: Node, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:
         """Follow ``runs`` down from ``node`` and count a hit on the way. Returns the last node, and the rest of the runs."""
         at, last = 0, len(runs) - 1
         start, left = runs[0]
-        while (child := node.children.get(start)) is not None:
-            pages = child.pages
-            if pages <= left and len(child.runs) == 1:
-                node = child
+        children = node.children
+        while start in children:
+            node = children[start]
+            pages = node.pages
+            if len(node.runs) > 1:
+                agreed, at, left = matching_pages(node, runs, at, left)
+                if agreed < pages:
+                    node = self._cut(node, agreed)
+                node.hits += 1
+                node.last_used = now
+                if agreed < pages or at > last:
+                    return node, runs_after(runs, at, left)
+                start = runs[at][0] + runs[at][1] - left
+            elif pages > left:
+                node = self._cut(node, left)
+                node.hits += 1
+                node.last_used = now
+                return node, runs[at + 1 :]
+            else:
                 node.hits += 1
                 node.last_used = now
                 if pages < left:
                     start += pages
                     left -= pages
-                    continue
-                if at == last:
+                elif at == last:
                     return node, ()
-                at += 1
-                start, left = runs[at]
-                continue
-            agreed, at, left = matching_pages(child, runs, at, left)
-            node = self.cache.cut(child, agreed) if agreed < pages else child
-            node.hits += 1
-            node.last_used = now
-            if agreed < pages or at > last:
-                return node, runs_after(runs, at, left)
-            start = runs[at][0] + runs[at][1] - left
-        if not at and left == runs[0][1]:
-            return node, runs
-        return node, ((start, left),) if at == last else ((start, left), *runs[at + 1 :])
+                else:
+                    at += 1
+                    start, left = runs[at]
+            children = node.children
+        if at == last:
+            return node, ((start, left),)
+        return node, ((start, left), *runs[at + 1 :])
+
+    def _cut(self, node: Node, pages: int) -> Node:
+        """``TieredCache.cut`` for one tier without hooks."""
+        upper = self.cache.tree.cut(node, pages)
+        upper.state[0], upper.kids[0] = READY, 1
+        upper.slots[0], node.slots[0] = pages, node.pages
+        return upper
 
     def _join_known(self, node: Node, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:
         """Follow what has been computed again, and is in the tree, down from ``node``: no hit, but a use."""
@@ -210,7 +227,9 @@ class SingleTier:
 
     def _make_room(self, missing: int, now: float) -> None:
         """Evict so many pages, of which there are as many."""
-        self._count_evicted(missing)
+        self.tier.evictable_pages -= missing
+        self.tier.evicted_pages += missing
+        self.cache.counts.dropped_pages += missing
         for node in self.tier.eviction.victims(now):
             pages = node.pages
             if pages > missing:
@@ -227,24 +246,25 @@ class SingleTier:
 
     def _make_room_from_heap(self, missing: int) -> None:
         """As ``_make_room``, with ``RankedEviction.victims`` and ``_free`` put in line."""
-        self._count_evicted(missing)
-        tier, heap = self.tier, self._heap
+        tier, heap, rank = self.tier, self._heap, self._rank
+        tier.evictable_pages -= missing
+        tier.evicted_pages += missing
         tier.pool.free += missing
-        on_evictable, rank = tier.on_evictable, tier.eviction.rank  # type: ignore[attr-defined]
+        self.cache.counts.dropped_pages += missing
         while missing:
-            then, number, node = heap[0]  # type: ignore[index]
+            then, number, node = heap[0]
             if node.kids[0] or node.state[0] != READY or node.pins[0]:
-                heappop(heap)  # type: ignore[arg-type]
+                heappop(heap)
                 continue
             if (now_rank := rank(node)) != then:
-                heapreplace(heap, (now_rank, number, node))  # type: ignore[arg-type]
+                heapreplace(heap, (now_rank, number, node))
                 continue
             pages, runs = node.pages, node.runs
             if pages > missing:
                 node.slots[0] = node.pages = pages = pages - missing
                 node.runs = ((runs[0][0], pages),) if len(runs) == 1 else split_runs(runs, pages)[0]
                 return
-            heappop(heap)  # type: ignore[arg-type]
+            heappop(heap)
             missing -= pages
             parent = node.parent
             node.state[0] = ABSENT
@@ -252,13 +272,7 @@ class SingleTier:
             kids = parent.kids
             left = kids[0] = kids[0] - 1
             if not left and not parent.pins[0] and parent.state[0] == READY:
-                on_evictable(parent)
-
-    def _count_evicted(self, pages: int) -> None:
-        tier = self.tier
-        tier.evictable_pages -= pages
-        tier.evicted_pages += pages
-        self.cache.counts.dropped_pages += pages
+                tier.on_evictable(parent)
 
     def _trim(self, node: Node, pages: int) -> None:
         """Evict a node's last pages; so many stay."""

@@ -31,10 +31,14 @@ class Node:
         """Pages before this node."""
         self.parent = parent
         self.children = NO_CHILDREN
-        self.state = [ABSENT] * tiers
-        self.slots: list[Any] = [None] * tiers
-        self.pins = [0] * tiers
-        self.kids = [0] * tiers
+        self.state: list[int]
+        self.slots: list[Any]
+        self.pins: list[int]
+        self.kids: list[int]
+        if tiers == 1:  # displays are faster than products, and replay spends much of its time here
+            self.state, self.slots, self.pins, self.kids = [ABSENT], [None], [0], [0]
+        else:
+            self.state, self.slots, self.pins, self.kids = [ABSENT] * tiers, [None] * tiers, [0] * tiers, [0] * tiers
         self.transfers: tuple[Transfer, ...] = ()
         """Transfers that carry this node now."""
         self.created = self.last_used = now
