@@ -8,6 +8,7 @@ from kvsim.core.movement import CPU, DISK, GPU
 from kvsim.core.pages import split_runs
 from kvsim.core.residency import is_same_history
 from kvsim.core.rules import Rules
+from kvsim.core.sinking import Sinking
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
@@ -24,8 +25,10 @@ class InstantCache(TieredCache):
         super().__init__(tiers, rules, page_tokens)
         self._hears_cuts = any(tier.on_insert or tier.on_split or tier.on_merge or tier.on_remove for tier in tiers)
         self._others = len(tiers) - 1
-        self._moving: list[list[Node]] = [[] for _ in tiers]
+        self.moving: list[list[Node]] = [[] for _ in tiers]
         """What has left a tier in the pass under way, and arrives in the one below at its end."""
+        if Sinking.suits(tiers):
+            self.make_room = Sinking(self).make_room  # type: ignore[method-assign]
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -122,20 +125,20 @@ class InstantCache(TieredCache):
         index, lower, others = tier.index, tier.lower, self._others
         fixed: set[Node] | None = None
         if arriving and tier.evictable_pages - missing < sum([node.depth for node in arriving]):
-            fixed = self._idle_above(arriving, index)
+            fixed = self.idle_above(arriving, index)
             if missing > tier.evictable_pages - sum([node.pages for node in fixed]):
                 return False
-        moving, tail = self._moving[index], 0
+        moving, tail = self.moving[index], 0
         for node in tier.eviction.victims(now):
             if arriving and node.children and (index > CPU or node.state[GPU]):
                 if fixed is None:
-                    fixed = self._idle_above(arriving, index)
+                    fixed = self.idle_above(arriving, index)
                 if node in fixed:
                     continue
             if node.state.count(ABSENT) != others:
-                missing -= self._evict_copy(node, tier, missing)
+                missing -= self.evict_copy(node, tier, missing)
             elif lower is None or not lower.placement.after_eviction(node, now):  # type: ignore[union-attr]
-                missing -= self._drop(node, tier, missing)
+                missing -= self.drop(node, tier, missing)
             else:
                 size = node.pages
                 if size > missing:
@@ -152,11 +155,11 @@ class InstantCache(TieredCache):
         if lower is not None and (moving or tail):
             if tail:
                 self._sink_tail(node, tail, tier, lower, now)
-            self._sink(tier, lower, now)
+            self.sink(tier, lower, now)
         return not missing
 
     @staticmethod
-    def _idle_above(nodes: Sequence[Node], index: int) -> set[Node]:
+    def idle_above(nodes: Sequence[Node], index: int) -> set[Node]:
         """Copies in a tier that nothing pins, but that are above one of ``nodes``."""
         seen: set[Node] = set()
         for node in nodes:
@@ -166,7 +169,7 @@ class InstantCache(TieredCache):
                 parent = parent.parent
         return {node for node in seen if node.state[index] == READY and not node.pins[index]}
 
-    def _evict_copy(self, node: Node, tier: Tier, pages: int) -> int:
+    def evict_copy(self, node: Node, tier: Tier, pages: int) -> int:
         """Evict so many pages of a node that another tier has, or all that it has. Returns how many."""
         size = node.pages
         if size > pages:
@@ -175,11 +178,11 @@ class InstantCache(TieredCache):
             self.cut(node, size - pages)
             size = pages
         self.free(node, tier)
-        if not self._is_offering and not any(node.pins):
+        if not self.is_offering and not any(node.pins):
             self.merge(node)
         return size
 
-    def _drop(self, node: Node, tier: Tier, pages: int) -> int:
+    def drop(self, node: Node, tier: Tier, pages: int) -> int:
         """Evict so many pages of a node that no other tier has or gets, or all that it has. Returns how many."""
         size = node.pages
         if size > pages:
@@ -199,7 +202,7 @@ class InstantCache(TieredCache):
     def _forget_below(self, node: Node) -> None:
         """What moves and is below a node that is about to be dropped arrives nowhere. It counts as written all the same."""
         below = set(node.descendants())
-        for tier, moving in zip(self.tiers, self._moving, strict=True):
+        for tier, moving in zip(self.tiers, self.moving, strict=True):
             for other in below.intersection(moving):
                 moving.remove(other)
                 self._call_back(other, tier)
@@ -228,10 +231,10 @@ class InstantCache(TieredCache):
         if not left and parent.state[index] == READY and not parent.pins[index]:
             tier.on_evictable(parent)
 
-    def _sink(self, tier: Tier, lower: Tier, now: float) -> None:
+    def sink(self, tier: Tier, lower: Tier, now: float) -> None:
         """Bring the victims of a pass to the tier below; what finds no room there is dropped, the first victims first."""
         index, below, pool = tier.index, lower.index, lower.pool
-        nodes = self._moving[index]
+        nodes = self.moving[index]
         while not self.make_room(lower, sum([node.pages for node in nodes]), now, nodes):
             node = nodes.pop(0)
             self.counts.no_room_pages += node.pages
@@ -240,7 +243,7 @@ class InstantCache(TieredCache):
             self.tree.remove(node)
         if not nodes:
             return
-        self._moving[index] = []
+        self.moving[index] = []
         for node in nodes:
             node.state[index] = ABSENT
             node.slots[below] = pool.take(node.pages)
@@ -264,9 +267,9 @@ class InstantCache(TieredCache):
         self.counts.written_pages += pages
         lower = tier.lower
         if lower is not None and lower.after_use:
-            self._is_offering = True
+            self.is_offering = True
             written = self._decide_offers(nodes, tier, lower, now)
-            self._is_offering = False
+            self.is_offering = False
             if written:
                 self._arrive_all(written, lower, now)
         for node in nodes:
@@ -291,7 +294,7 @@ class InstantCache(TieredCache):
 
         They pass to the heir, or move with the other victims as a node of their own.
         """
-        moving = self._moving[tier.index]
+        moving = self.moving[tier.index]
         fits = self.make_room(lower, tail + sum([other.pages for other in moving]), now, [*moving, node])
         heir = self._heir(node, lower) if fits else None
         if heir is None:
@@ -313,7 +316,7 @@ class InstantCache(TieredCache):
     def _free_tail(self, node: Node, tier: Tier, pages: int) -> bool:
         """Free the last pages' copies in one tier; with those in others they pass to a child that has the same ones."""
         index, children = tier.index, node.children
-        if len(children) != 1 or self._hears_cuts or self._is_offering:
+        if len(children) != 1 or self._hears_cuts or self.is_offering:
             return False
         (child,) = children.values()
         state = node.state.copy()

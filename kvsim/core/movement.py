@@ -42,7 +42,7 @@ class Movement(Residency):
         """Write-downs in flight, by source."""
         self._open: list[Transfer | None] = [None] * len(tiers)
         self._single = len(tiers) == 1
-        self._is_offering = False
+        self.is_offering = False
         """Nodes that nothing pins are being offered to a tier: they must not grow by a merge meanwhile."""
 
     # --- eviction ----------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Movement(Residency):
         if not self._single:
             if node.state.count(ABSENT) < len(self.tiers) - 1:
                 self.free(node, tier)
-                if not self._is_offering and not any(node.pins):
+                if not self.is_offering and not any(node.pins):
                     self.merge(node)
                 return
             lower = tier.lower
@@ -276,10 +276,10 @@ class Movement(Residency):
             if not source.placement.keeps_loaded:  # type: ignore[union-attr]
                 self._drop_sources(transfer)
         elif target.lower is not None and target.lower.after_use:
-            self._is_offering = True
+            self.is_offering = True
             for node in transfer.nodes:
                 self._offer(node, target, target.lower, now)
-            self._is_offering = False
+            self.is_offering = False
         for node in transfer.nodes:
             self.merge(node)
         return self.flush()

@@ -1,0 +1,229 @@
+"""Eviction from several tiers at once, where policies rank nodes and slots are only counted.
+
+``InstantCache.make_room`` and what it calls, in line: victims are taken from the policies' heaps, and what a pass changes in a
+tier's counts is added up and written once. Decisions are the same (tests play both). What is rare is left to the cache's own
+methods. It exists for speed: most of a replay's time with several tiers goes into moving victims down.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush, heapreplace
+from typing import TYPE_CHECKING, Any
+
+from kvsim.core.movement import CPU, GPU
+from kvsim.core.pages import Run, split_runs
+from kvsim.core.pool import Pool
+from kvsim.core.tier import Tier
+from kvsim.core.tree import ABSENT, LEAVING, READY, Node
+
+if TYPE_CHECKING:
+    from kvsim.core.instant import InstantCache
+
+
+class Sinking:
+    """Moves what leaves a tier to the one below, or drops it."""
+
+    def __init__(self, cache: "InstantCache") -> None:
+        self.cache = cache
+        self.moving = cache.moving
+        tiers = range(len(cache.tiers))
+        self._alone = [[READY if at == index else ABSENT for at in tiers] for index in tiers]
+        """By tier, the states of a node that has a copy there only."""
+
+    @staticmethod
+    def suits(tiers: list[Tier]) -> bool:
+        """Whether every tier only counts its slots and has a policy that keeps a heap and hears of no cut, insert or removal."""
+        return len(tiers) > 1 and all(
+            type(tier.pool) is Pool
+            and hasattr(tier.eviction, "heap")
+            and not (tier.on_insert or tier.on_split or tier.on_merge or tier.on_remove)
+            for tier in tiers
+        )
+
+    def make_room(self, tier: Tier, pages: int, now: float, arriving: Sequence[Node] = ()) -> bool:
+        """As ``InstantCache.make_room``."""
+        wanted = missing = pages - tier.pool.free
+        if missing <= 0:
+            return True
+        evictable = tier.evictable_pages
+        if missing > evictable:
+            return False
+        cache, index, lower = self.cache, tier.index, tier.lower
+        fixed: set[Node] | None = None
+        if arriving and evictable - missing < sum([node.depth for node in arriving]):
+            fixed = cache.idle_above(arriving, index)
+            if missing > evictable - sum([node.pages for node in fixed]):
+                return False
+        heap: list[tuple[Any, int, Node]] = tier.eviction.heap  # type: ignore[attr-defined]
+        rank = tier.eviction.rank  # type: ignore[attr-defined]
+        on_evictable, alone, moving = tier.on_evictable, self._alone[index], self.moving[index]
+        sinks = lower.placement.after_eviction if lower is not None else None  # type: ignore[union-attr]
+        below = index + 1
+        refused: list[tuple[Any, int, Node]] = []
+        dropped = tail = elsewhere = 0
+        while missing and heap:
+            entry = heap[0]
+            node = entry[2]
+            state = node.state
+            if state[index] != READY or node.pins[index] or node.kids[index]:
+                heappop(heap)
+                continue
+            if (now_rank := rank(node)) != entry[0]:
+                heapreplace(heap, (now_rank, entry[1], node))
+                continue
+            children = node.children
+            if arriving and children and (index > CPU or state[GPU]):
+                if fixed is None:
+                    fixed = cache.idle_above(arriving, index)
+                if node in fixed:
+                    refused.append(heappop(heap))
+                    continue
+            size, parent = node.pages, node.parent
+            is_alone = state == alone
+            if is_alone and sinks is not None and sinks(node, now):
+                if size > missing:
+                    tail, missing = missing, 0
+                    break
+                state[index] = LEAVING
+                moving.append(node)
+                parent.kids[below] += 1  # type: ignore[union-attr]
+            elif is_alone and not children:
+                if size > missing:
+                    self._trim(node, index, size - missing)
+                    dropped += missing
+                    missing = 0
+                    break
+                state[index] = ABSENT
+                dropped += size
+                del parent.children[node.runs[0][0]]  # type: ignore[union-attr]
+            elif is_alone or size > missing:
+                gone = cache.drop(node, tier, missing) if is_alone else cache.evict_copy(node, tier, missing)
+                missing -= gone
+                elsewhere += gone
+                continue
+            else:
+                state[index] = ABSENT
+            heappop(heap)
+            missing -= size
+            kids = parent.kids  # type: ignore[union-attr]
+            left = kids[index] = kids[index] - 1
+            if not left and parent.state[index] == READY and not parent.pins[index]:  # type: ignore[union-attr]
+                on_evictable(parent)  # type: ignore[arg-type]
+            if children and not is_alone and len(children) == 1 and not cache.is_offering:
+                (child,) = children.values()
+                if child.last_used == node.last_used and not any(node.pins):
+                    cache.merge(node)
+        for entry in refused:
+            heappush(heap, entry)
+        counted = wanted - missing - elsewhere
+        tier.evictable_pages -= counted
+        tier.evicted_pages += counted
+        tier.pool.free += counted
+        cache.counts.dropped_pages += dropped
+        if tail:
+            self._sink(tier, lower, tail, node, now)  # type: ignore[arg-type]
+        elif moving:
+            self._sink(tier, lower, 0, moving[0], now)  # type: ignore[arg-type]
+        return not missing
+
+    @staticmethod
+    def _trim(node: Node, index: int, pages: int) -> None:
+        """Keep the first pages of a leaf that is in one tier only."""
+        runs = node.runs
+        node.pages = node.slots[index] = pages
+        node.runs = ((runs[0][0], pages),) if len(runs) == 1 else split_runs(runs, pages)[0]
+
+    def _sink(self, tier: Tier, lower: Tier, tail: int, last: Node, now: float) -> None:
+        """Bring the victims of a pass, and the last ``tail`` pages of ``last``, to the tier below."""
+        cache, index, below = self.cache, tier.index, lower.index
+        nodes = self.moving[index]
+        pages = tail + sum([node.pages for node in nodes])
+        offers = lower.lower is not None and lower.lower.after_use
+        if offers or pages > lower.pool.free and not self.make_room(lower, pages, now, [*nodes, last] if tail else nodes):
+            if tail:
+                self._leave_tail(last, tail, tier)
+            cache.sink(tier, lower, now)
+            return
+        if nodes:
+            self.moving[index] = []
+            self._arrive(nodes, index, lower)
+        if not tail:
+            return
+        children = last.children
+        if not children and not any(last.pins):
+            self._split_off(last, tail, index, lower)
+        else:
+            if len(children) == 1:
+                (heir,) = children.values()
+                if (
+                    heir.state == self._alone[below]
+                    and heir.last_used == last.last_used
+                    and heir.hits == last.hits
+                    and not any(last.pins)
+                    and not any(heir.pins)
+                ):
+                    last.slots[index] -= tail
+                    heir.slots[below] += tail
+                    cache.tree.shift(last, heir, tail)
+                    self._count_arrived(lower, tail, tail)
+                    return
+            self._leave_tail(last, tail, tier)
+            self._arrive([self.moving[index].pop()], index, lower)
+
+    def _leave_tail(self, node: Node, pages: int, tier: Tier) -> None:
+        """Let the last pages of an evictable node move as a node of their own; the tier's counts know of it."""
+        index = tier.index
+        upper = self.cache.cut(node, node.pages - pages)
+        node.state[index] = LEAVING
+        upper.kids[index] = 0
+        upper.kids[index + 1] += 1
+        tier.on_evictable(upper)
+        self.moving[index].append(node)
+
+    def _split_off(self, node: Node, pages: int, index: int, lower: Tier) -> None:
+        """The last pages of a leaf become a leaf of the tier below. The node keeps its place in the order of its tier."""
+        tree, below, runs, kept = self.cache.tree, lower.index, node.runs, node.pages - pages
+        tail: tuple[Run, ...]
+        if len(runs) == 1:
+            start = runs[0][0]
+            node.runs, tail = ((start, kept),), ((start + kept, pages),)
+        else:
+            node.runs, tail = split_runs(runs, kept)
+        leaf = Node(tail, pages, node.depth + kept, node, tree.tiers, node.created)
+        leaf.last_used, leaf.hits = node.last_used, node.hits
+        leaf.state[below] = READY
+        leaf.slots[below] = pages
+        node.children = {tail[0][0]: leaf}
+        node.kids[below] = 1
+        node.pages = node.slots[index] = kept
+        self._count_arrived(lower, pages, pages)
+        lower.on_evictable(leaf)
+
+    def _arrive(self, nodes: list[Node], index: int, lower: Tier) -> None:
+        """Nodes that have left a tier are ready in the one below, and become one with a child that nothing distinguishes."""
+        below, on_evictable = lower.index, lower.on_evictable
+        pages = evictable = 0
+        for node in nodes:
+            state, size, children = node.state, node.pages, node.children
+            state[index] = ABSENT
+            state[below] = READY
+            node.slots[below] = size
+            pages += size
+            if not node.pins[below]:
+                evictable += size
+                if not node.kids[below]:
+                    on_evictable(node)
+            if len(children) == 1:
+                (child,) = children.values()
+                if child.last_used == node.last_used and child.hits == node.hits and child.state == state and child.pins == node.pins:
+                    child.slots[below] += size
+                    self.cache.tree.join(node, child)
+        self._count_arrived(lower, pages, evictable)
+
+    def _count_arrived(self, tier: Tier, pages: int, evictable_pages: int) -> None:
+        pool = tier.pool
+        pool.free -= pages
+        if pool.free < pool.least_free:
+            pool.least_free = pool.free
+        tier.evictable_pages += evictable_pages
+        tier.inserted_pages += pages
+        self.cache.counts.written_pages += pages
