@@ -2,7 +2,9 @@
 
 from typing import Any, Protocol
 
+from kvsim.core.alone import AloneOnGpu
 from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.instant import InstantCache
 from kvsim.core.movement import Counts
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
@@ -50,6 +52,7 @@ class TieredServer:
         self.cache = cache
         self.prefetching = prefetching
         self.finish_request = cache.finish_request
+        self._alone = AloneOnGpu(cache) if isinstance(cache, InstantCache) and AloneOnGpu.suits(cache) else None
         self._waiting: tuple[Request | None, Lease | None, int, int] = None, None, 0, 0
 
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
@@ -68,6 +71,16 @@ class TieredServer:
             return None
         lease.hits = self._run(lease, fetched_pages, now)
         return lease
+
+    def serve_alone(self, request: Request, pages: int, now: float) -> Hits | None:
+        """As ``serve`` and at once ``finish_request``, while no other request runs. Returns the hit pages; None without room."""
+        if self._alone is not None and (hit_pages := self._alone.serve(request, pages, now)) is not None:
+            return hit_pages, 0, 0
+        lease = self.serve(request, pages, now)
+        if lease is None:
+            return None
+        self.finish_request(lease)
+        return lease.hits
 
     def _prefetch(self, lease: Lease, now: float) -> int:
         transfers = self.prefetching.start(lease, now)
