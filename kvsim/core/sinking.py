@@ -25,9 +25,21 @@ class Sinking:
     def __init__(self, cache: "InstantCache") -> None:
         self.cache = cache
         self.moving = cache.moving
-        tiers = range(len(cache.tiers))
-        self._alone = [[READY if at == index else ABSENT for at in tiers] for index in tiers]
+        tiers = cache.tiers
+        self._alone = [[READY if at is tier else ABSENT for at in tiers] for tier in tiers]
         """By tier, the states of a node that has a copy there only."""
+        self._levels: list[tuple[Any, ...]] = [
+            (
+                tier.eviction.heap,  # type: ignore[attr-defined]
+                tier.eviction.rank,  # type: ignore[attr-defined]
+                tier.on_evictable,
+                tier.pool,
+                self._alone[tier.index],
+                tier.lower and tier.lower.placement.after_eviction,  # type: ignore[union-attr]
+            )
+            for tier in tiers
+        ]
+        """What an eviction needs of each tier, looked up once."""
 
     @staticmethod
     def suits(tiers: list[Tier]) -> bool:
@@ -41,25 +53,24 @@ class Sinking:
 
     def make_room(self, tier: Tier, pages: int, now: float, arriving: Sequence[Node] = ()) -> bool:
         """As ``InstantCache.make_room``."""
-        wanted = missing = pages - tier.pool.free
-        if missing <= 0:
-            return True
-        evictable = tier.evictable_pages
+        missing = pages - tier.pool.free
+        return missing <= 0 or self._evict(tier, missing, now, arriving, sum([node.depth for node in arriving]) if arriving else 0)
+
+    def _evict(self, tier: Tier, wanted: int, now: float, arriving: Sequence[Node], pages_above: int) -> bool:
+        """Evict so many pages, but nothing above nodes that are about to arrive, above which are at most ``pages_above``."""
+        evictable, missing = tier.evictable_pages, wanted
         if missing > evictable:
             return False
         cache, index, lower = self.cache, tier.index, tier.lower
         fixed: set[Node] | None = None
-        if arriving and evictable - missing < sum([node.depth for node in arriving]):
+        if evictable - missing < pages_above:
             fixed = cache.idle_above(arriving, index)
             if missing > evictable - sum([node.pages for node in fixed]):
                 return False
-        heap: list[tuple[Any, int, Node]] = tier.eviction.heap  # type: ignore[attr-defined]
-        rank = tier.eviction.rank  # type: ignore[attr-defined]
-        on_evictable, alone, moving = tier.on_evictable, self._alone[index], self.moving[index]
-        sinks = lower.placement.after_eviction if lower is not None else None  # type: ignore[union-attr]
-        below = index + 1
-        refused: list[tuple[Any, int, Node]] = []
-        dropped = tail = elsewhere = 0
+        heap, rank, on_evictable, pool, alone, sinks = self._levels[index]
+        moving, below = self.moving[index], index + 1
+        refused: list[tuple[Any, int, Node]] | None = None
+        dropped = sunk = depths = tail = elsewhere = 0
         while missing and heap:
             entry = heap[0]
             node = entry[2]
@@ -75,16 +86,19 @@ class Sinking:
                 if fixed is None:
                     fixed = cache.idle_above(arriving, index)
                 if node in fixed:
+                    refused = refused or []
                     refused.append(heappop(heap))
                     continue
             size, parent = node.pages, node.parent
             is_alone = state == alone
             if is_alone and sinks is not None and sinks(node, now):
+                depths += node.depth
                 if size > missing:
                     tail, missing = missing, 0
                     break
                 state[index] = LEAVING
                 moving.append(node)
+                sunk += size
                 parent.kids[below] += 1  # type: ignore[union-attr]
             elif is_alone and not children:
                 if size > missing:
@@ -112,17 +126,19 @@ class Sinking:
                 (child,) = children.values()
                 if child.last_used == node.last_used and not any(node.pins):
                     cache.merge(node)
-        for entry in refused:
-            heappush(heap, entry)
+        if refused:
+            for entry in refused:
+                heappush(heap, entry)
         counted = wanted - missing - elsewhere
         tier.evictable_pages -= counted
         tier.evicted_pages += counted
-        tier.pool.free += counted
-        cache.counts.dropped_pages += dropped
-        if tail:
-            self._sink(tier, lower, tail, node, now)  # type: ignore[arg-type]
-        elif moving:
-            self._sink(tier, lower, 0, moving[0], now)  # type: ignore[arg-type]
+        pool.free += counted
+        if dropped:
+            cache.counts.dropped_pages += dropped
+        if tail or moving:
+            if elsewhere:
+                sunk = sum([other.pages for other in moving])
+            self._sink(tier, lower, sunk, node, tail, depths, now)  # type: ignore[arg-type]
         return not missing
 
     @staticmethod
@@ -132,16 +148,16 @@ class Sinking:
         node.pages = node.slots[index] = pages
         node.runs = ((runs[0][0], pages),) if len(runs) == 1 else split_runs(runs, pages)[0]
 
-    def _sink(self, tier: Tier, lower: Tier, tail: int, last: Node, now: float) -> None:
-        """Bring the victims of a pass, and the last ``tail`` pages of ``last``, to the tier below."""
-        cache, index, below = self.cache, tier.index, lower.index
-        nodes = self.moving[index]
-        pages = tail + sum([node.pages for node in nodes])
-        offers = lower.lower is not None and lower.lower.after_use
-        if offers or pages > lower.pool.free and not self.make_room(lower, pages, now, [*nodes, last] if tail else nodes):
+    def _sink(self, tier: Tier, lower: Tier, pages: int, last: Node, tail: int, pages_above: int, now: float) -> None:
+        """Bring the victims of a pass, which have ``pages`` pages, and the last ``tail`` pages of ``last`` to the tier below."""
+        index, below, nodes = tier.index, lower.index, self.moving[tier.index]
+        missing = pages + tail - lower.pool.free
+        if (lower.lower is not None and lower.lower.after_use) or (
+            missing > 0 and not self._evict(lower, missing, now, [*nodes, last] if tail else nodes, pages_above)
+        ):
             if tail:
                 self._leave_tail(last, tail, tier)
-            cache.sink(tier, lower, now)
+            self.cache.sink(tier, lower, now)
             return
         if nodes:
             self.moving[index] = []
@@ -163,7 +179,7 @@ class Sinking:
                 ):
                     last.slots[index] -= tail
                     heir.slots[below] += tail
-                    cache.tree.shift(last, heir, tail)
+                    self.cache.tree.shift(last, heir, tail)
                     self._count_arrived(lower, tail, tail)
                     return
             self._leave_tail(last, tail, tier)
