@@ -54,7 +54,9 @@ class Sinking:
     def make_room(self, tier: Tier, pages: int, now: float, arriving: Sequence[Node] = ()) -> bool:
         """As ``InstantCache.make_room``."""
         missing = pages - tier.pool.free
-        return missing <= 0 or self._evict(tier, missing, now, arriving, sum([node.depth for node in arriving]) if arriving else 0)
+        return missing <= 0 or self._evict(
+            tier, missing, now, arriving, sum([node.depth for node in arriving]) if arriving else 0
+        )
 
     def _evict(self, tier: Tier, wanted: int, now: float, arriving: Sequence[Node], pages_above: int) -> bool:
         """Evict so many pages, but nothing above nodes that are about to arrive, above which are at most ``pages_above``."""
@@ -230,7 +232,12 @@ class Sinking:
                     on_evictable(node)
             if len(children) == 1:
                 (child,) = children.values()
-                if child.last_used == node.last_used and child.hits == node.hits and child.state == state and child.pins == node.pins:
+                if (
+                    child.last_used == node.last_used
+                    and child.hits == node.hits
+                    and child.state == state
+                    and child.pins == node.pins
+                ):
                     child.slots[below] += size
                     self.cache.tree.join(node, child)
         self._count_arrived(lower, pages, evictable)
