@@ -48,6 +48,24 @@ def split_runs(runs: tuple[Run, ...], pages: int) -> tuple[tuple[Run, ...], tupl
     return runs, ()
 
 
+def drop_last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
+    """All but the last ``pages`` pages, of which there are more."""
+    at = len(runs) - 1
+    while pages >= runs[at][1]:
+        pages -= runs[at][1]
+        at -= 1
+    start, length = runs[at]
+    return (*runs[:at], (start, length - pages))
+
+
+def join_runs(first: tuple[Run, ...], second: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The runs of a path and of what follows on it."""
+    start, pages = first[-1]
+    if start + pages == second[0][0]:
+        return (*first[:-1], (start, pages + second[0][1]), *second[1:])
+    return first + second
+
+
 class PageHasher:
     """Turns tokens into one 128-bit key per page; a key names the page and everything before it.
 

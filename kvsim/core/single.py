@@ -11,7 +11,7 @@ from math import nextafter
 from typing import Any, cast
 
 from kvsim.core.cache import TieredCache
-from kvsim.core.pages import Run, count_pages, split_runs
+from kvsim.core.pages import Run, count_pages, drop_last_pages, join_runs, split_runs
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.tree import ABSENT, NO_CHILDREN, READY, Node, matching_pages, runs_after
@@ -52,6 +52,8 @@ class SingleTier:
         """Victims can be taken from the policy's heap without telling anybody, and slots are numbers."""
         is_told = tier.on_insert or tier.on_hit or cache.announced or cache.finished
         self._in_one_pass = self._uses_heap and not is_told
+        self._may_lengthen = self._in_one_pass and tier.eviction.recency_only
+        """What a request adds below a leaf that only it uses may become part of that leaf."""
 
     def serve(self, request: Request, pages: int, now: float) -> HeldPages | None:
         """Match, admit with room for ``pages`` pages in all, and insert. None, and nothing changed but a cut, without room."""
@@ -103,6 +105,13 @@ class SingleTier:
         start, pages = rest[0]
         if len(rest) > 1:
             pages = count_pages(rest)
+        if self._may_lengthen and not node.kids[0] and node.pins[0] == 1:
+            node.runs = join_runs(node.runs, rest)
+            node.pages += pages
+            mine, held.slots = pool.split(held.slots, pages)
+            node.slots[0] = pool.join(node.slots[0], mine)
+            tier.inserted_pages += pages
+            return held
         held.node = leaf = Node(rest, pages, node.depth + node.pages, node, 1, now)
         if node.children is NO_CHILDREN:
             node.children = {start: leaf}
@@ -155,18 +164,22 @@ class SingleTier:
             depth = node.depth + node.pages
         if rest:
             new_pages = request.prompt_pages - depth
-            leaf = Node(rest, new_pages, depth, node, 1, now)
-            if node.children is NO_CHILDREN:
-                node.children = {rest[0][0]: leaf}
-            else:
-                node.children[rest[0][0]] = leaf
-            node.kids[0] += 1
-            leaf.state[0] = READY
-            leaf.slots[0] = new_pages
             pool.free -= new_pages
             tier.inserted_pages += new_pages
             tier.evictable_pages += new_pages
-            node = leaf
+            if self._may_lengthen and depth and not node.kids[0]:
+                node.runs = join_runs(node.runs, rest)
+                node.slots[0] = node.pages = node.pages + new_pages
+            else:
+                leaf = Node(rest, new_pages, depth, node, 1, now)
+                if node.children is NO_CHILDREN:
+                    node.children = {rest[0][0]: leaf}
+                else:
+                    node.children[rest[0][0]] = leaf
+                node.kids[0] += 1
+                leaf.state[0] = READY
+                leaf.slots[0] = new_pages
+                node = leaf
         if not node.kids[0]:
             tier.on_evictable(node)
         return hit_pages, 0, 0
@@ -261,8 +274,8 @@ class SingleTier:
                 continue
             pages, runs = node.pages, node.runs
             if pages > missing:
-                node.slots[0] = node.pages = pages = pages - missing
-                node.runs = ((runs[0][0], pages),) if len(runs) == 1 else split_runs(runs, pages)[0]
+                node.slots[0] = node.pages = pages - missing
+                node.runs = drop_last_pages(runs, missing)
                 return
             heappop(heap)
             missing -= pages
@@ -277,8 +290,8 @@ class SingleTier:
     def _trim(self, node: Node, pages: int) -> None:
         """Evict a node's last pages; so many stay."""
         pool, runs = self.tier.pool, node.runs
+        node.runs = drop_last_pages(runs, node.pages - pages)
         node.pages = pages
-        node.runs = ((runs[0][0], pages),) if len(runs) == 1 else split_runs(runs, pages)[0]
         node.slots[0], freed = pool.split(node.slots[0], pages)
         pool.give(freed)
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any
+from typing import Any, ClassVar
 
 from kvsim.core.request import Request
 from kvsim.core.tier import optional
@@ -20,6 +20,9 @@ class EvictionPolicy(ABC):
     """
 
     tier: int = 0
+    recency_only: ClassVar[bool] = False
+    """Whether all that the policy reads of a node is ``last_used``. Pages that one request used last may then be one node,
+    whatever used them before."""
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
