@@ -274,8 +274,8 @@ class SingleTier:
                 continue
             pages, runs = node.pages, node.runs
             if pages > missing:
-                node.slots[0] = node.pages = pages - missing
-                node.runs = drop_last_pages(runs, missing)
+                node.slots[0] = node.pages = pages = pages - missing
+                node.runs = ((runs[0][0], pages),) if len(runs) == 1 else drop_last_pages(runs, missing)
                 return
             heappop(heap)
             missing -= pages
