@@ -9,6 +9,7 @@ from rich.console import Console
 
 from kvsim import run
 from kvsim.commands.application import plan_job
+from kvsim.engine.collector import without_garbage_collector
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
 from kvsim.report.result import summarize, warmup_requests
@@ -21,7 +22,8 @@ def run_command(command: str, cfg: DictConfig) -> None:
     """Run ``replay`` or ``simulate``: load the trace, run it, write the folder, print the result."""
     plan = plan_job(command, cfg)
     began = perf_counter()
-    trace = plan.trace.load(plan.page_tokens)
+    with without_garbage_collector():
+        trace = plan.trace.load(plan.page_tokens)
     load_s = perf_counter() - began
     run.check_capacity(plan, trace.requests)
     warmup_requests(plan.warmup, len(trace.requests))

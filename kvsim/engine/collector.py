@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_garbage_collector() -> Iterator[None]:
-    """Switch the collector off while a run's block lasts: nodes, leases and transfers that are done with are freed by counting
-    references alone, and looking for cycles among those that live takes half of a replay's time."""
+    """Switch the collector off while a block lasts that reads a trace or runs it: records, nodes, leases and transfers that are
+    done with are freed by counting references alone, and looking for cycles among those that live takes half of a replay's
+    time, and more the longer the trace is."""
     was_on = gc.isenabled()
     gc.disable()
     try:
