@@ -19,6 +19,7 @@ class AloneOnGpu:
     def __init__(self, cache: InstantCache) -> None:
         self.cache = cache
         self._recompute_last_token = cache.rules.recompute_last_token
+        self._line_up = getattr(cache.gpu.eviction, "line_up", cache.gpu.on_evictable)
 
     @staticmethod
     def suits(cache: InstantCache) -> bool:
@@ -84,5 +85,5 @@ class AloneOnGpu:
         pool.free -= new_pages
         gpu.inserted_pages += new_pages
         gpu.evictable_pages += new_pages
-        gpu.on_evictable(leaf)
+        self._line_up(leaf)
         return depth

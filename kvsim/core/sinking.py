@@ -6,7 +6,7 @@ methods. It exists for speed: most of a replay's time with several tiers goes in
 """
 
 from collections.abc import Sequence
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from kvsim.core.movement import CPU, GPU
@@ -31,6 +31,7 @@ class Sinking:
         self._levels: list[tuple[Any, ...]] = [
             (
                 tier.eviction.heap,  # type: ignore[attr-defined]
+                tier.eviction.line,  # type: ignore[attr-defined]
                 tier.eviction.rank,  # type: ignore[attr-defined]
                 tier.on_evictable,
                 tier.pool,
@@ -69,19 +70,25 @@ class Sinking:
             fixed = cache.idle_above(arriving, index)
             if missing > evictable - sum([node.pages for node in fixed]):
                 return False
-        heap, rank, on_evictable, pool, alone, sinks = self._levels[index]
+        heap, line, rank, on_evictable, pool, alone, sinks = self._levels[index]
         moving, below = self.moving[index], index + 1
         refused: list[tuple[Any, int, Node]] | None = None
         dropped = sunk = depths = tail = elsewhere = 0
-        while missing and heap:
-            entry = heap[0]
-            node = entry[2]
+        while missing:
+            if line and not (heap and heap[0] < line[0]):
+                entry, stands = line[0], True
+            elif heap:
+                entry, stands = heap[0], False
+            else:
+                break
+            then, number, node = entry
             state = node.state
             if state[index] != READY or node.pins[index] or node.kids[index]:
-                heappop(heap)
+                line.popleft() if stands else heappop(heap)
                 continue
-            if (now_rank := rank(node)) != entry[0]:
-                heapreplace(heap, (now_rank, entry[1], node))
+            if (now_rank := rank(node)) != then:
+                line.popleft() if stands else heappop(heap)
+                heappush(heap, (now_rank, number, node))
                 continue
             children = node.children
             if arriving and children and (index > CPU or state[GPU]):
@@ -89,7 +96,7 @@ class Sinking:
                     fixed = cache.idle_above(arriving, index)
                 if node in fixed:
                     refused = refused or []
-                    refused.append(heappop(heap))
+                    refused.append(line.popleft() if stands else heappop(heap))
                     continue
             size, parent = node.pages, node.parent
             is_alone = state == alone
@@ -118,7 +125,7 @@ class Sinking:
                 continue
             else:
                 state[index] = ABSENT
-            heappop(heap)
+            line.popleft() if stands else heappop(heap)
             missing -= size
             kids = parent.kids  # type: ignore[union-attr]
             left = kids[index] = kids[index] - 1
@@ -214,11 +221,11 @@ class Sinking:
         node.kids[below] = 1
         node.pages = node.slots[index] = kept
         self._count_arrived(lower, pages, pages)
-        lower.on_evictable(leaf)
+        lower.eviction.line_up(leaf)  # type: ignore[attr-defined]
 
     def _arrive(self, nodes: list[Node], index: int, lower: Tier) -> None:
         """Nodes that have left a tier are ready in the one below, and become one with a child that nothing distinguishes."""
-        below, on_evictable = lower.index, lower.on_evictable
+        below, line_up = lower.index, lower.eviction.line_up  # type: ignore[attr-defined]
         pages = evictable = 0
         for node in nodes:
             state, size, children = node.state, node.pages, node.children
@@ -229,7 +236,7 @@ class Sinking:
             if not node.pins[below]:
                 evictable += size
                 if not node.kids[below]:
-                    on_evictable(node)
+                    line_up(node)
             if len(children) == 1:
                 (child,) = children.values()
                 if (

@@ -1,6 +1,7 @@
 """The contract of eviction policies, and the base class of those that rank nodes one by one."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, ClassVar
@@ -80,8 +81,10 @@ class RankedEviction(EvictionPolicy):
     def __init__(self) -> None:
         self.heap: list[tuple[Any, int, Node]] = []
         """(rank, number of the entry, node). ``single.py`` takes victims from here by itself, as ``victims`` does."""
+        self.line: deque[tuple[Any, int, Node]] = deque()
+        """More entries, in ascending order. ``sinking.py`` takes victims from here and from the heap, whichever is first."""
         self._entries = 0
-        self._compact_at = 1024
+        self._compact_at = self._compact_line_at = 1024
 
     @abstractmethod
     def rank(self, node: Node) -> Any:
@@ -94,6 +97,20 @@ class RankedEviction(EvictionPolicy):
         if len(heap) > self._compact_at:
             self._compact()
 
+    def line_up(self, node: Node) -> None:
+        """As ``on_evictable``, for a node that probably leaves after all that stand in line: it costs no search then."""
+        self._entries = entries = self._entries + 1
+        entry, line = (self.rank(node), entries, node), self.line
+        if line and entry < line[-1]:
+            heappush(self.heap, entry)
+            return
+        line.append(entry)
+        if len(line) > self._compact_line_at:
+            kept = [entry for entry in line if entry[2].is_evictable(self.tier)]
+            line.clear()
+            line.extend(kept)
+            self._compact_line_at = max(1024, 2 * len(kept))
+
     def _compact(self) -> None:
         """Keep one entry for each evictable node."""
         heap, tier = self.heap, self.tier
@@ -104,6 +121,8 @@ class RankedEviction(EvictionPolicy):
 
     def victims(self, now: float) -> Iterator[Node]:
         heap, tier, rank = self.heap, self.tier, self.rank
+        while self.line:
+            heappush(heap, self.line.popleft())
         refused: list[tuple[Any, int, Node]] = []
         try:
             while heap:
