@@ -6,6 +6,7 @@ between them. Decisions and counts are the same (a test plays both). It exists f
 
 from math import inf, nextafter
 
+from kvsim.core.cache import Lease
 from kvsim.core.instant import InstantCache
 from kvsim.core.pages import split_runs
 from kvsim.core.pool import Pool
@@ -27,10 +28,10 @@ class AloneOnGpu:
         hears = cache.announced or cache.finished or cache.listeners or cache.gpu.on_insert
         return not hears and not any(tier.after_use for tier in cache.tiers) and type(cache.gpu.pool) is Pool
 
-    def serve(self, request: Request, pages: int, now: float) -> int | None:
+    def serve(self, request: Request, pages: int, now: float) -> int | Lease:
         """Serve and finish a request that takes ``pages`` pages in all, while no other runs. Returns its hit pages.
 
-        None, and nothing changed but a cut, if it cannot be served here: lower tiers have some of its pages, or it does not fit.
+        Or, if it cannot be served here since lower tiers have some of its pages or since it does not fit, its match.
 
         Of the path that is reused only the last node is pinned: the others have a child on the GPU, so that they are no victims.
         """
@@ -39,19 +40,15 @@ class AloneOnGpu:
         pool = gpu.pool
         if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // cache.page_tokens) < request.prompt_pages:
             runs = split_runs(runs, usable)[0]
-        path, node, agreed, rest = tree.walk(tree.root, runs)
-        if node is not None:
-            if node.state[0] != READY:
-                return None
-            path.append(cache.cut(node, agreed))
-        elif path and path[-1].state[0] != READY:
-            return None
+        path, partial, agreed, rest = tree.walk(tree.root, runs)
+        if partial is not None:
+            path.append(cache.cut(partial, agreed))
         node = path[-1] if path else tree.root
         depth = node.depth + node.pages
         if runs is not request.runs:
             rest = split_runs(request.runs, depth)[1]
-        if pages > pool.capacity or rest and rest[0][0] in node.children:
-            return None
+        if path and node.state[0] != READY or pages > pool.capacity or rest and rest[0][0] in node.children:
+            return cache.lease(request, path, depth, rest)
         if now <= cache.now:
             now = nextafter(cache.now, inf)
         for used in path:
@@ -63,7 +60,7 @@ class AloneOnGpu:
                 node.pins[0] = 1
             cache.make_room(gpu, new_pages, now)
             pinned: Node | None = node
-            while pinned is not None and pinned.pins[0]:
+            while pinned is not None and pinned.pins[0]:  # eviction from other tiers can have cut the node
                 pinned.pins[0] = 0
                 pinned = pinned.parent
         if pool.free - new_pages < pool.least_free:

@@ -82,6 +82,10 @@ class TieredCache(Movement):
         pages = path[-1].depth + path[-1].pages if path else 0
         if runs is not request.runs:
             rest = split_runs(request.runs, pages)[1]
+        return self.lease(request, path, pages, rest)
+
+    def lease(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> Lease:
+        """A match of which the tree has so many pages, by tier."""
         lease = Lease(request, path, pages, rest)
         if not self._single:
             self._sort_by_tier(lease)

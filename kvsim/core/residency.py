@@ -51,20 +51,23 @@ class Residency:
     def cut(self, node: Node, pages: int) -> Node:
         """Cut a node after ``pages`` pages; returns the upper part. ``node`` itself becomes the lower part."""
         upper = self.tree.cut(node, pages)
-        for index, state in enumerate(node.state):
+        for tier in self.tiers:
+            index = tier.index
+            state = node.state[index]
             if not state:
                 continue
-            tier = self.tiers[index]
             upper.state[index] = state
-            if node.slots[index] is not None:
-                upper.slots[index], node.slots[index] = tier.pool.split(node.slots[index], pages)
+            slots = node.slots[index]
+            if slots is not None:
+                upper.slots[index], node.slots[index] = tier.pool.split(slots, pages)
             if state != LEAVING:
                 upper.kids[index] = 1
-            if tier.on_split and state == READY:
+            if state == READY and tier.on_split:
                 tier.on_split(upper, node)
-        for transfer in node.transfers:
-            transfer.nodes.insert(transfer.nodes.index(node), upper)
-        upper.transfers = node.transfers
+        if node.transfers:
+            for transfer in node.transfers:
+                transfer.nodes.insert(transfer.nodes.index(node), upper)
+            upper.transfers = node.transfers
         return upper
 
     def merge(self, node: Node) -> None:

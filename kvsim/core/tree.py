@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kvsim.core.pages import Run, append_run, split_runs
+from kvsim.core.pages import Run, split_runs
 from kvsim.core.transfer import Transfer
 
 ABSENT, INCOMING, READY, LEAVING, DOOMED = range(5)
@@ -96,6 +96,17 @@ def runs_after(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
         return ()
     start, pages = runs[at]
     return ((start + pages - left, left), *runs[at + 1 :])
+
+
+def join_runs(upper: tuple[Run, ...], lower: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The runs of a node and of its child as those of one node."""
+    start, pages = upper[-1]
+    following, more = lower[0]
+    if start + pages != following:
+        return upper + lower
+    if len(upper) == len(lower) == 1:
+        return ((start, pages + more),)
+    return (*upper[:-1], (start, pages + more), *lower[1:])
 
 
 class RadixTree:
@@ -192,25 +203,21 @@ class RadixTree:
         kept = node.pages - pages
         if len(node.runs) == 1:
             first = node.runs[0][0]
-            node.runs, runs = ((first, kept),), [(first + kept, pages)]
+            tail: tuple[Run, ...] = ((first + kept, pages),)
+            node.runs = ((first, kept),)
         else:
             node.runs, tail = split_runs(node.runs, kept)
-            runs = list(tail)
-        start, length = child.runs[0]
-        append_run(runs, start, length)
-        child.runs = (*runs, *child.runs[1:])
+        child.runs = join_runs(tail, child.runs)
         node.pages = kept
         child.pages += pages
         child.depth -= pages
-        node.children = {runs[0][0]: child}
+        node.children = {tail[0][0]: child}
 
     def join(self, node: Node, child: Node) -> None:
         """Undo a cut: ``child`` takes the place of ``node``, its parent, with the pages of both. ``node`` is nowhere then."""
         parent = node.parent
         assert parent is not None
-        runs = list(node.runs)
-        append_run(runs, *child.runs[0])
-        child.runs = (*runs, *child.runs[1:])
+        child.runs = join_runs(node.runs, child.runs)
         child.pages += node.pages
         child.depth = node.depth
         child.parent = parent

@@ -67,7 +67,8 @@ class Replay:
                     advance(len(rows))
             while self.live:
                 self.server.finish_request(self.live.popleft())
-        return self._outcome(requests, rows, perf_counter() - began)
+            wall_s = perf_counter() - began
+        return self._outcome(requests, rows, wall_s)
 
     def _play(self, requests: list[Request]) -> list[Hits | None]:
         """Play some requests. Returns the hit pages of each by tier; None for one that can never fit."""

@@ -55,12 +55,12 @@ class TieredServer:
         self._alone = AloneOnGpu(cache) if isinstance(cache, InstantCache) and AloneOnGpu.suits(cache) else None
         self._waiting: tuple[Request | None, Lease | None, int, int] = None, None, 0, 0
 
-    def serve(self, request: Request, pages: int, now: float) -> Lease | None:
+    def serve(self, request: Request, pages: int, now: float, match: Lease | None = None) -> Lease | None:
         cache = self.cache
         waiting, lease, fetched_pages, load_pages = self._waiting
         if waiting is not request or lease is None:
             fetched_pages = load_pages = 0
-            lease = cache.match(request)
+            lease = match or cache.match(request)
             if lease.disk_pages:
                 fetched_pages = self._prefetch(lease, now)
                 lease = cache.match(request)
@@ -74,9 +74,12 @@ class TieredServer:
 
     def serve_alone(self, request: Request, pages: int, now: float) -> Hits | None:
         """As ``serve`` and at once ``finish_request``, while no other request runs. Returns the hit pages; None without room."""
-        if self._alone is not None and (hit_pages := self._alone.serve(request, pages, now)) is not None:
-            return hit_pages, 0, 0
-        lease = self.serve(request, pages, now)
+        match = None
+        if self._alone is not None:
+            match = self._alone.serve(request, pages, now)
+            if isinstance(match, int):
+                return match, 0, 0
+        lease = self.serve(request, pages, now, match)
         if lease is None:
             return None
         self.finish_request(lease)
