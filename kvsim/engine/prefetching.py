@@ -32,8 +32,11 @@ class Prefetching:
         self.in_flight_pages = 0
         self._offer = offer
 
-    def start(self, lease: Lease, now: float) -> list[Transfer]:
-        """Start the fetch that the policy wants for a request that begins to wait; the last transfer is the fetch itself."""
+    def start(self, lease: Lease, now: float) -> list[Transfer] | None:
+        """Start the fetch that the policy wants for a request that begins to wait; the last transfer is the fetch itself.
+
+        [] if there is no room for it, None if the policy wants none: then nothing has changed.
+        """
         offer = self._offer(
             stored_pages=lease.disk_pages,
             in_flight_pages=self.in_flight_pages,
@@ -42,11 +45,13 @@ class Prefetching:
         pages = self.policy.fetch(offer)
         if not isinstance(pages, int):
             self._refuse(pages.value, lease.disk_pages)
-            return []
-        transfers = self.cache.fetch(lease, pages, now) if pages else []
+            return None
+        if not pages:
+            return None
+        transfers = self.cache.fetch(lease, pages, now)
         if transfers:
             self.in_flight_pages += transfers[-1].pages
-        elif pages:
+        else:
             self.counts.refused_by_memory_pages += lease.disk_pages
         return transfers
 

@@ -62,8 +62,10 @@ class TieredServer:
             fetched_pages = load_pages = 0
             lease = match or cache.match(request)
             if lease.disk_pages:
-                fetched_pages = self._prefetch(lease, now)
-                lease = cache.match(request)
+                transfers = self.prefetching.start(lease, now)
+                if transfers is not None:
+                    fetched_pages = self._prefetch(transfers, now)
+                    lease = cache.match(request)
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
         if not cache.admit(lease, pages, now, load_pages):
@@ -85,8 +87,7 @@ class TieredServer:
         self.finish_request(lease)
         return lease.hits
 
-    def _prefetch(self, lease: Lease, now: float) -> int:
-        transfers = self.prefetching.start(lease, now)
+    def _prefetch(self, transfers: list[Transfer], now: float) -> int:
         if not transfers:
             return 0
         self._move(transfers, now)
