@@ -91,26 +91,22 @@ class Residency:
     def pin(self, node: Node, tier: int) -> None:
         """Keep the node, and so everything above it, in a tier."""
         evictable = 0
-        parent = node.parent
-        while parent is not None:
+        while (parent := node.parent) is not None:
             pins = node.pins
             if not pins[tier] and node.state[tier] == READY:
                 evictable += node.pages
             pins[tier] += 1
             node = parent
-            parent = node.parent
         self.tiers[tier].evictable_pages -= evictable
 
     def unpin(self, node: Node, tier: int) -> None:
         """Take back one ``pin``; what nobody needs any more becomes evictable."""
         level = self.tiers[tier]
         evictable = 0
-        parent = node.parent
-        while parent is not None:
+        while (parent := node.parent) is not None:
             pins = node.pins
             left = pins[tier] = pins[tier] - 1
-            if not left:
-                state = node.state[tier]
+            if not left and (state := node.state[tier]):
                 if state == READY:
                     evictable += node.pages
                     if not node.kids[tier]:
@@ -120,7 +116,6 @@ class Residency:
                 elif state == INCOMING:
                     self.drop_copy(node, level)
             node = parent
-            parent = node.parent
         level.evictable_pages += evictable
 
     def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:

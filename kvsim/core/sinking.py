@@ -72,7 +72,7 @@ class Sinking:
                 return False
         heap, line, rank, on_evictable, pool, alone, sinks = self._levels[index]
         moving, below = self.moving[index], index + 1
-        refused: list[tuple[Any, int, Node]] | None = None
+        refused: Sequence[tuple[Any, int, Node]] = ()
         dropped = sunk = depths = tail = elsewhere = 0
         while missing:
             if line and not (heap and heap[0] < line[0]):
@@ -95,8 +95,7 @@ class Sinking:
                 if fixed is None:
                     fixed = cache.idle_above(arriving, index)
                 if node in fixed:
-                    refused = refused or []
-                    refused.append(line.popleft() if stands else heappop(heap))
+                    refused = (*refused, line.popleft() if stands else heappop(heap))
                     continue
             size, parent = node.pages, node.parent
             is_alone = state == alone
@@ -135,9 +134,8 @@ class Sinking:
                 (child,) = children.values()
                 if child.last_used == node.last_used and not any(node.pins):
                     cache.merge(node)
-        if refused:
-            for entry in refused:
-                heappush(heap, entry)
+        for entry in refused:
+            heappush(heap, entry)
         counted = wanted - missing - elsewhere
         tier.evictable_pages -= counted
         tier.evicted_pages += counted
