@@ -8,9 +8,9 @@ from math import inf, nextafter
 
 from kvsim.core.cache import Lease
 from kvsim.core.instant import InstantCache
-from kvsim.core.pages import split_runs
-from kvsim.core.pool import Pool
+from kvsim.core.pages import Run, split_runs
 from kvsim.core.request import Request
+from kvsim.core.sinking import Sinking
 from kvsim.core.tree import NO_CHILDREN, READY, Node
 
 
@@ -20,13 +20,13 @@ class AloneOnGpu:
     def __init__(self, cache: InstantCache) -> None:
         self.cache = cache
         self._recompute_last_token = cache.rules.recompute_last_token
-        self._line_up = getattr(cache.gpu.eviction, "line_up", cache.gpu.on_evictable)
+        self._offers = any(tier.after_use for tier in cache.tiers)
+        self._line_up = cache.gpu.eviction.line_up  # type: ignore[attr-defined]
 
     @staticmethod
     def suits(cache: InstantCache) -> bool:
-        """Whether nobody has to be told of requests, hits and inserts, nothing is offered after use, and GPU slots are numbers."""
-        hears = cache.announced or cache.finished or cache.listeners or cache.gpu.on_insert
-        return not hears and not any(tier.after_use for tier in cache.tiers) and type(cache.gpu.pool) is Pool
+        """Whether eviction goes through ``Sinking`` and nobody has to be told of requests and hits."""
+        return Sinking.suits(cache.tiers) and not (cache.announced or cache.finished or cache.listeners)
 
     def serve(self, request: Request, pages: int, now: float) -> int | Lease:
         """Serve and finish a request that takes ``pages`` pages in all, while no other runs. Returns its hit pages.
@@ -66,21 +66,28 @@ class AloneOnGpu:
         if pool.free - new_pages < pool.least_free:
             pool.least_free = pool.free - new_pages
         cache.now = now = nextafter(now, inf)
-        if not rest:
-            if path and not node.kids[0]:
-                gpu.on_evictable(node)
-            return depth
-        new_pages = request.prompt_pages - depth
-        leaf = Node(rest, new_pages, depth, node, tree.tiers, now)
-        leaf.state[0] = READY
-        leaf.slots[0] = new_pages
-        if node.children is NO_CHILDREN:
-            node.children = {rest[0][0]: leaf}
-        else:
-            node.children[rest[0][0]] = leaf
-        node.kids[0] += 1
-        pool.free -= new_pages
-        gpu.inserted_pages += new_pages
-        gpu.evictable_pages += new_pages
-        self._line_up(leaf)
+        if rest:
+            node = self._add_leaf(node, rest, request.prompt_pages - depth, now)
+        if self._offers:
+            cache.pin(node, 0)
+            cache.offer(node, now)
+            cache.unpin(node, 0)
+        elif not node.kids[0] and node is not tree.root:
+            self._line_up(node)
         return depth
+
+    def _add_leaf(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
+        """The computed pages; nothing pins them."""
+        gpu, start = self.cache.gpu, runs[0][0]
+        leaf = Node(runs, pages, parent.depth + parent.pages, parent, self.cache.tree.tiers, now)
+        leaf.state[0] = READY
+        leaf.slots[0] = pages
+        if parent.children is NO_CHILDREN:
+            parent.children = {start: leaf}
+        else:
+            parent.children[start] = leaf
+        parent.kids[0] += 1
+        gpu.pool.free -= pages
+        gpu.inserted_pages += pages
+        gpu.evictable_pages += pages
+        return leaf

@@ -84,15 +84,19 @@ class InstantCache(TieredCache):
             if rest:
                 self.add_leaf(lease, rest, now)
             lease.rest = ()
+        self.offer(lease.node, now)
+        return NO_TRANSFERS
+
+    def offer(self, node: Node, now: float) -> None:
+        """Copy the path down to a node, which a request has just used, to the tiers whose policies want it."""
         decided = []
         for tier in self.tiers[:-1]:
             lower = tier.lower
-            if lower is not None and lower.after_use and (path := self._path_without_copy(lease.node, lower.index)):
+            if lower is not None and lower.after_use and (path := self._path_without_copy(node, lower.index)):
                 decided.append((lower, self._decide_offers(path, tier, lower, now)))
         for lower, nodes in reversed(decided):
             if nodes:
                 self._arrive_all(nodes, lower, now)
-        return NO_TRANSFERS
 
     def release(self, lease: Lease) -> None:
         if lease.epoch != self.epoch or lease.loading is not None:

@@ -44,10 +44,10 @@ class Sinking:
 
     @staticmethod
     def suits(tiers: list[Tier]) -> bool:
-        """Whether every tier only counts its slots and has a policy that keeps a heap and hears of no cut, insert or removal."""
+        """Whether every tier only counts its slots and has a policy that keeps a heap and a line, and hears of no cut, insert or removal."""
         return len(tiers) > 1 and all(
             type(tier.pool) is Pool
-            and hasattr(tier.eviction, "heap")
+            and hasattr(tier.eviction, "line_up")
             and not (tier.on_insert or tier.on_split or tier.on_merge or tier.on_remove)
             for tier in tiers
         )
