@@ -21,14 +21,14 @@ EXECUTE = {"replay": run.replay, "simulate": run.simulate}
 def run_command(command: str, cfg: DictConfig) -> None:
     """Run ``replay`` or ``simulate``: load the trace, run it, write the folder, print the result."""
     plan = plan_job(command, cfg)
-    began = perf_counter()
     with without_garbage_collector():
+        began = perf_counter()
         trace = plan.trace.load(plan.page_tokens)
-    load_s = perf_counter() - began
-    run.check_capacity(plan, trace.requests)
-    warmup_requests(plan.warmup, len(trace.requests))
-    with progress(len(trace.requests), command) as meter:
-        outcome = EXECUTE[command](plan, trace.requests, meter.advance)
+        load_s = perf_counter() - began
+        run.check_capacity(plan, trace.requests)
+        warmup_requests(plan.warmup, len(trace.requests))
+        with progress(len(trace.requests), command) as meter:
+            outcome = EXECUTE[command](plan, trace.requests, meter.advance)
     result = summarize(
         outcome,
         command=command,

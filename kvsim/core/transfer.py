@@ -26,15 +26,17 @@ class Transfer:
     done: bool = False
     pins: list[tuple["Node", int]] = field(default_factory=list)
     """(node, tier) pairs that this transfer keeps in place."""
+    submitted: bool = False
+    """The engine sees to it."""
     ended: Any = None
-    """The engine's event for the end of this transfer."""
+    """The engine's event for the end of this transfer, if somebody waits for it."""
     arrived_pages: int = 0
     """Set at the end."""
 
     @property
     def pages(self) -> int:
         """Pages still in this transfer."""
-        return sum(node.pages for node in self.nodes)
+        return sum([node.pages for node in self.nodes])
 
     @property
     def name(self) -> str:

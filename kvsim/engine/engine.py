@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import nan
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -103,9 +103,10 @@ class Engine:
                 self.env.run(self._all_ended)
             self._ended_s = self.env.now
             self.env.run()
+            wall_s = perf_counter() - began
         if self._unfinished:
             raise RuntimeError(f"{self._unfinished} requests are stuck: {len(self.queue)} queued, {len(self.admitted)} admitted")
-        return self._outcome(requests, perf_counter() - began)
+        return self._outcome(requests, wall_s)
 
     def _arrivals(self, requests: list[Request]) -> Any:
         env = self.env
@@ -149,7 +150,7 @@ class Engine:
             return
         job.fetch, job.fetch_pages = transfers[-1], transfers[-1].pages
         self.mover.submit(transfers)
-        job.fetch.ended.callbacks.append(lambda _: self._fetched(job))
+        self.mover.end_of(job.fetch).callbacks.append(lambda _: self._fetched(job))
         wait_s = self.prefetching.policy.wait_s(job.request.prompt_tokens)
         if wait_s < float("inf"):
             self.env.timeout(wait_s).callbacks.append(lambda _: self._enqueue(job))
@@ -205,7 +206,7 @@ class Engine:
             request = job.request
             if job.fetch is not None:
                 self.mover.cancel(job.fetch)
-                yield job.fetch.ended
+                yield self.mover.end_of(job.fetch)
                 continue
             lease = cache.match(request)
             load_pages = 0
@@ -254,7 +255,7 @@ class Engine:
     def _wait_for(self, transfers: list[Transfer]) -> Any:
         """Submit transfers and wait for the last of them."""
         self.mover.submit(transfers)
-        yield transfers[-1].ended
+        yield self.mover.end_of(transfers[-1])
 
     def _claimed(self, job: Job, lease: Lease) -> None:
         """The slots are there: start the loads, and reckon what is left to compute."""
@@ -263,7 +264,7 @@ class Engine:
             transfers = self.cache.load(lease, self.env.now)
             self.mover.submit(transfers)
             if lease.loaded_pages:
-                transfers[-1].ended.callbacks.append(lambda event: self._loaded(job, lease, transfers[-1]))
+                self.mover.end_of(transfers[-1]).callbacks.append(lambda event: self._loaded(job, lease, transfers[-1]))
         job.loads = self.cache.arriving(lease)
         if job.admissions == 1:
             disk_pages = lease.loaded_disk_pages
@@ -413,27 +414,34 @@ class Engine:
             work.max_steps //= 2
         else:
             return True
+        page_tokens = cache.page_tokens
         for job, _, pages in due:
-            job.next_page_step += pages * cache.page_tokens
+            job.next_page_step += pages * page_tokens
             self._need_page(job)
-        self.mover.submit(waits)
+        if waits:
+            self.mover.submit(waits)
         for job, lease, _ in due:
-            while waits := cache.claim(lease, self.env.now):
-                yield from self._wait_for(waits)
-            if waits is None:
-                self._give_up(job)
-                return False
+            while lease.owed_pages:
+                waits = cache.claim(lease, self.env.now)
+                if waits is None:
+                    self._give_up(job)
+                    return False
+                if waits:
+                    yield from self._wait_for(waits)
         return True
 
     def _pages_due(self, steps: int) -> list[tuple[Job, Lease, int]]:
         """Take from the line the decoding requests that need pages within so many steps: (job, its lease, pages)."""
         due, needs, last = [], self._page_needs, self.step + steps
+        decoding, page_tokens = self.decoding, self.cache.page_tokens
         while needs and needs[0][0] <= last:
             step, _, job = heappop(needs)
-            until = min(last, job.last_step)
-            if job in self.decoding and job.next_page_step == step and step <= until:
-                assert job.lease is not None
-                due.append((job, job.lease, 1 + (until - step) // self.cache.page_tokens))
+            if job.next_page_step == step and job in decoding:
+                until = job.last_step
+                if last < until:
+                    until = last
+                if step <= until:
+                    due.append((job, cast(Lease, job.lease), 1 + (until - step) // page_tokens))
         return due
 
     def _need_page(self, job: Job) -> None:

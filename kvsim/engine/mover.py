@@ -25,12 +25,19 @@ class Mover:
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
-        """See transfers through to their end, which is the event ``transfer.ended``. Those already submitted are left alone."""
+        """See transfers through to their end. Those already submitted are left alone."""
         for transfer in transfers:
-            if transfer.ended is None:
-                transfer.ended = self.env.event()
+            if not transfer.submitted:
+                transfer.submitted = True
                 self._lines[transfer.target.index].append(transfer)
                 self._move_up(transfer.target.index, transfer)
+
+    def end_of(self, transfer: Transfer) -> Event:
+        """The event at which a transfer that is not done yet ends."""
+        if transfer.ended is None:
+            transfer.ended = self.env.event()
+        event: Event = transfer.ended
+        return event
 
     def cancel(self, transfer: Transfer) -> None:
         """End a transfer early, with the whole pages that have arrived. One that still stands in line brings none."""
@@ -47,9 +54,9 @@ class Mover:
         line = self._lines[target]
         while line and (newest is None or line[0] is newest):
             transfer = line[0]
-            if unfinished := [earlier for earlier in transfer.after if not earlier.done]:
+            if transfer.after and (unfinished := [earlier for earlier in transfer.after if not earlier.done]):
                 line.popleft()
-                unfinished[0].ended.callbacks.append(lambda _, late=transfer: self._rejoin(late))
+                self.end_of(unfinished[0]).callbacks.append(lambda _, late=transfer: self._rejoin(late))
                 continue
             waits = self.cache.begin(transfer, self.env.now)
             if waits:
@@ -77,7 +84,10 @@ class Mover:
             follow_ups = self.cache.abort(transfer, arrived, now)
         else:
             follow_ups = self.cache.finish(transfer, now)
-        transfer.ended.succeed()
-        self.submit(follow_ups)
-        self._move_up(transfer.source.index)
+        if transfer.ended is not None:
+            transfer.ended.succeed()
+        if follow_ups:
+            self.submit(follow_ups)
+        if self._lines[transfer.source.index]:
+            self._move_up(transfer.source.index)
         self.on_landed(transfer)
