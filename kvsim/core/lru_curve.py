@@ -1,0 +1,193 @@
+"""The hits of LRU at every capacity, from one pass over a trace (Mattson et al.: Evaluation techniques for storage hierarchies,
+IBM Systems Journal 9(2), 1970)."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.core.request import Request
+from kvsim.core.reuse import FirstUses, Uses, previous_uses
+
+
+def usable_pages(request: Request, page_tokens: int, recompute_last_token: bool) -> int:
+    """Leading pages of the prompt that may be hits: all, or those that the last token is not part of."""
+    if not recompute_last_token:
+        return request.prompt_pages
+    return min(request.prompt_pages, (request.prompt_tokens - 1) // page_tokens)
+
+
+class LruCurve:
+    """What LRU hits in one tier of any capacity, if each request ends before the next begins and answers take no room.
+
+    LRU with capacity C holds the C pages on top of one stack for all C: a request moves its pages to the top, the deepest
+    lowest. A page is hit from the capacity on that is its place in the stack. The stretch of a prompt that request t used
+    last lies in one piece: below all pages that were used after t.
+
+    A tier that is smaller than a request rejects it, and then holds other pages than the stack says. So the curve holds from
+    ``largest_pages`` on; for a smaller tier, make one of the requests that fit.
+
+    Counted are the requests with an ``index`` of ``counted_from`` or more.
+    """
+
+    def __init__(
+        self, requests: Sequence[Request], page_tokens: int, *, recompute_last_token: bool, counted_from: int = 0
+    ) -> None:
+        uses, first = previous_uses([request.runs for request in requests])
+        counted = np.array([request.index >= counted_from for request in requests], dtype=bool)
+        pages = np.array([request.prompt_pages for request in requests], dtype=np.int64)
+        tokens = np.array([request.prompt_tokens for request in requests], dtype=np.int64)
+        self.page_tokens = page_tokens
+        self.largest_pages = int(pages.max(initial=0))
+        """Pages of the largest prompt."""
+        self.unique_pages = int(first.pages.sum())
+        """Pages that an unlimited tier holds in the end."""
+        self.prompt_tokens = int(tokens[counted].sum())
+        self.prompt_pages = int(pages[counted].sum())
+        above = pages_above(uses, first, pages)
+        usable = np.array([usable_pages(request, page_tokens, recompute_last_token) for request in requests], dtype=np.int64)
+        self._short = page_tokens * pages - tokens  # what the last page lacks in tokens, if it is partial
+        self._usable = usable
+        self._pages = pages
+        stretches = np.stack((uses.request, above, uses.begin, uses.end), axis=1)
+        late = list(_with_one_slot_free(stretches, first, pages, usable)) if recompute_last_token else []
+        for number, parts in late:
+            stretches[number, 3] = stretches[number, 2]
+            stretches = np.concatenate((stretches, np.array(parts, dtype=np.int64)))
+        self._sum(stretches[counted[stretches[:, 0]]])
+
+    def _sum(self, stretches: np.ndarray) -> None:
+        """Keep where hits begin to grow with capacity, where they stop, and where a partial page is hit."""
+        request, above, begin, end = stretches.T
+        end = np.minimum(end, self._usable[request])
+        some = begin < end
+        request, above, begin, end = request[some], above[some], begin[some], end[some]
+        edges = np.concatenate((above, above + end - begin))
+        signs = np.repeat(np.array([1, -1]), len(above))
+        order = np.argsort(edges, kind="stable")
+        self._edges = edges[order]
+        self._slopes = np.concatenate(([0], np.cumsum(signs[order])))
+        self._moments = np.concatenate(([0], np.cumsum((signs * edges)[order])))
+        partial = (end == self._pages[request]) & (self._short[request] > 0)
+        places = (above + end - begin)[partial]
+        order = np.argsort(places, kind="stable")
+        self._partial_places = places[order]
+        self._missing_tokens = np.concatenate(([0], np.cumsum(self._short[request[partial]][order])))
+
+    def hit_pages(self, capacities: npt.ArrayLike) -> np.ndarray:
+        """Hit pages of the counted requests at each capacity in pages."""
+        sizes = np.asarray(capacities, dtype=np.int64)
+        passed = np.searchsorted(self._edges, sizes)
+        return np.asarray(self._slopes[passed] * sizes - self._moments[passed])
+
+    def hit_tokens(self, capacities: npt.ArrayLike) -> np.ndarray:
+        """Hit tokens of the counted requests at each capacity; a partial page weighs its own."""
+        missing = self._missing_tokens[np.searchsorted(self._partial_places, np.asarray(capacities), side="right")]
+        return np.asarray(self.hit_pages(capacities) * self.page_tokens - missing)
+
+    def capacity_for(self, share: float) -> int:
+        """The smallest capacity, in pages, that hits this share of the tokens that an unlimited tier hits."""
+        low, high = 0, self.unique_pages
+        wanted = share * int(self.hit_tokens(high))
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.hit_tokens(middle) >= wanted else (middle + 1, high)
+        return low
+
+    def reuse_distance(self, share: float) -> int:
+        """The stack distance, in pages, that this share of the reused pages does not exceed."""
+        low, high = 0, self.unique_pages
+        wanted = share * int(self.hit_pages(high))
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.hit_pages(middle) >= wanted else (middle + 1, high)
+        return low
+
+
+def pages_above(uses: Uses, first: FirstUses, pages: np.ndarray) -> np.ndarray:
+    """For each stretch of ``previous_uses``, the pages that were used after its last use and before the request.
+
+    ``pages`` has the pages of each prompt. Those that request t or an earlier one used last are all that they touched, less
+    all that later requests have taken over from them; the rest of the pages seen so far were used after t.
+    """
+    new = np.bincount(first.request, weights=first.pages, minlength=len(pages)).astype(np.int64)
+    seen_before = np.cumsum(new) - new
+    touched = np.cumsum(pages)
+    return seen_before[uses.request] - touched[uses.other] + sums_of_smaller(uses.other, uses.end - uses.begin)
+
+
+def sums_of_smaller(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """For each entry, the weights of the entries before it whose value is not larger, summed. O(n log n).
+
+    Entries stand in the order of their values. In each round the first half of every block of positions adds its weights to
+    the second half; then the halves are the blocks.
+    """
+    count = len(values)
+    size = 1 << max(count - 1, 0).bit_length()
+    position = np.concatenate((np.argsort(values, kind="stable"), np.arange(count, size)))
+    padded = np.concatenate((weights, np.zeros(size - count, dtype=np.int64)))
+    sums = np.zeros(size, dtype=np.int64)
+    half = size // 2
+    while half:
+        blocks = position.reshape(-1, 2 * half)
+        late = (blocks & half) > 0
+        before = np.cumsum(np.where(late, 0, padded[blocks]), axis=1)
+        sums[blocks[late]] += before[late]
+        position = np.concatenate((blocks[~late].reshape(-1, half), blocks[late].reshape(-1, half)), axis=1)
+        half //= 2
+    return sums[:count]
+
+
+Part = tuple[int, int, int, int]
+"""Request, pages above in the stack, depths from and to."""
+
+
+def _with_one_slot_free(
+    stretches: np.ndarray, first: FirstUses, pages: np.ndarray, usable: np.ndarray
+) -> Iterator[tuple[int, list[Part]]]:
+    """The stretches that are hit differently because a tier has a free slot; each with the parts that replace it.
+
+    A page that is cached but must not be a hit is computed again in a slot of its own, for which a page at the lower end is
+    evicted. The slot is free afterwards, until a request comes that is not cached as a whole. So while the capacities from
+    ``low`` to ``high`` have a slot free, a page at such a place in the stack is there only from the next capacity on.
+    """
+    has_new = np.bincount(first.request, minlength=len(pages)) > 0
+    repeats = np.flatnonzero((usable < pages) & ~has_new)
+    if not len(repeats):
+        return
+    new = np.bincount(first.request, weights=first.pages, minlength=len(pages)).astype(np.int64)
+    seen = np.cumsum(new)
+    bounds = np.searchsorted(stretches[:, 0], np.arange(len(pages) + 1))
+    done = -1
+    for repeat in repeats.tolist():
+        if repeat <= done:
+            continue
+        low, high, number = 0, -1, repeat
+        while number == repeat or (low <= high and number < len(pages)):
+            rows = range(bounds[number], bounds[number + 1])
+            for row in rows:
+                if parts := _pushed_down(*stretches[row].tolist(), low, high):
+                    yield row, parts
+            if has_new[number]:
+                low, high = 0, -1
+            elif rows:
+                _, above, begin, end = stretches[rows[-1]].tolist()
+                lowest = above + end - begin
+                if usable[number] < pages[number]:
+                    low, high = lowest, int(seen[number])
+                low = max(low, lowest + 1)
+            done, number = number, number + 1
+
+
+def _pushed_down(request: int, above: int, begin: int, end: int, low: int, high: int) -> list[Part]:
+    """The stretch in parts, those at the places ``low ... high`` one place lower; nothing if none is there."""
+    from_depth = max(begin, begin + low - above - 1)
+    to_depth = min(end, begin + high - above)
+    if from_depth >= to_depth:
+        return []
+    parts = [
+        (request, above, begin, from_depth),
+        (request, above + from_depth - begin + 1, from_depth, to_depth),
+        (request, above + to_depth - begin, to_depth, end),
+    ]
+    return [part for part in parts if part[2] < part[3]]

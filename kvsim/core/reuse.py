@@ -1,0 +1,94 @@
+"""Who used each page before, and who uses it next: a whole trace in one pass, at a cost per run."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.core.pages import Run
+
+Paths = Sequence[tuple[Run, ...]]
+"""The runs of each request, in the order of the trace."""
+
+
+class Uses(NamedTuple):
+    """Stretches of prompts, one entry each: arrays of int64, sorted by request, then by depth.
+
+    The pages at depths ``begin ... end - 1`` of ``request`` are used by ``other``, and by no request between the two.
+    """
+
+    request: np.ndarray
+    other: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+
+class FirstUses(NamedTuple):
+    """Runs of pages that no earlier request has, one entry each: arrays of int64, sorted by request, then by depth."""
+
+    request: np.ndarray
+    depth: np.ndarray
+    start: np.ndarray
+    pages: np.ndarray
+
+
+def previous_uses(paths: Paths) -> tuple[Uses, FirstUses]:
+    """Which request used the pages of each prompt last before it, and which pages nobody had used before."""
+    uses, first = _walk(paths)
+    return Uses(*_columns(uses)), FirstUses(*_columns(first))
+
+
+def next_uses(paths: Paths) -> Uses:
+    """Which request uses the pages of each prompt next. ``other`` does not fall with depth; pages without a next use are left out."""
+    request, other, begin, end = _columns(_walk(paths[::-1])[0])
+    last = len(paths) - 1
+    order = np.argsort(last - request, kind="stable")
+    return Uses(last - request[order], last - other[order], begin[order], end[order])
+
+
+def _columns(flat: list[int]) -> np.ndarray:
+    return np.array(flat, dtype=np.int64).reshape(-1, 4).T
+
+
+def _walk(paths: Paths) -> tuple[list[int], list[int]]:
+    """The entries of ``Uses`` and ``FirstUses``, flat.
+
+    What a request has used and no later one yet is the end of its path: a stretch that is found by its first page. A request
+    takes over the beginnings of the stretches along its path, from the root down, and its whole path becomes its stretch.
+    Every take-over shortens one stretch, so that there are O(log n) a request, amortised.
+    """
+    owner: dict[int, int] = {}
+    place = [0] * len(paths)  # the run of the owner's path in which its stretch begins
+    uses: list[int] = []
+    first: list[int] = []
+    for number, runs in enumerate(paths):
+        if not runs:
+            continue
+        depth, at, last = 0, 0, len(runs) - 1
+        start, left = runs[0]
+        while left and (other := owner.pop(start, -1)) >= 0:
+            begin, others, spot = depth, paths[other], place[other]
+            their_start, their_left = others[spot]
+            their_left -= start - their_start
+            their_start = start
+            while left and their_left and start == their_start:
+                agreed = left if left < their_left else their_left
+                depth += agreed
+                start, left = start + agreed, left - agreed
+                their_start, their_left = their_start + agreed, their_left - agreed
+                if not left and at < last:
+                    at += 1
+                    start, left = runs[at]
+                if not their_left and spot + 1 < len(others):
+                    spot += 1
+                    their_start, their_left = others[spot]
+            if their_left:
+                owner[their_start] = other
+                place[other] = spot
+            uses += (number, other, begin, depth)
+        while left:
+            first += (number, depth, start, left)
+            depth, at = depth + left, at + 1
+            start, left = runs[at] if at <= last else (0, 0)
+        owner[runs[0][0]] = number
+    return uses, first
