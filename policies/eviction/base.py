@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, ClassVar
 
@@ -67,6 +67,33 @@ class EvictionPolicy(ABC):
 
         The core takes each node before it asks for the next, and stops when it has enough. One that it could not take is
         not offered again in the same call.
+        """
+
+
+class BypassEviction(EvictionPolicy):
+    """Says after each request which pages stay, of the tier's and of the request's own: a request may leave nothing behind.
+
+    Running requests take no room and pin nothing, so this is a bound on what a tier of some size can do, and no tier. A
+    policy of this kind keeps account of its pages by itself: ``core/bypass.py`` plays it, in a replay of one tier only.
+    Rejected are the requests that would be rejected under any other policy.
+    """
+
+    def on_evictable(self, node: Node) -> None:
+        """Never told: there are no nodes."""
+
+    def victims(self, now: float) -> Iterator[Node]:
+        """Never asked: what does not stay is gone."""
+        return iter(())
+
+    @abstractmethod
+    def prepare(self, requests: Sequence[Request], usable_pages: Sequence[int]) -> None:
+        """Called once, after ``bind``: the requests that will be served, and how many leading pages of each may be hits."""
+
+    @abstractmethod
+    def use(self, request: Request) -> tuple[int, int]:
+        """Serve the next of those requests. Returns its hit pages and, after it, the pages kept of all requests.
+
+        What is kept is at most the tier's capacity and prefix-closed: a page stays only if all pages before it do.
         """
 
 
