@@ -24,7 +24,7 @@ from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.checkpoint.none import NoCheckpoint
-from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
@@ -232,10 +232,23 @@ def _check_combination(plan: Plan, command: str) -> None:
         plan.rules.check(command, [tier.name for tier in plan.tiers])
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
+    check_bypass(plan, command)
     if not isinstance(plan.prefetch, NoPrefetch) and plan.tiers[-1].name != "disk":
         raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")
     if not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers whose state could be saved; say checkpoint=none")
+
+
+def check_bypass(plan: Plan, command: str) -> None:
+    """Raise UsageError for a policy that is a bound and cannot be what is asked of it."""
+    for tier in plan.tiers:
+        if not isinstance(tier.eviction, BypassEviction):
+            continue
+        name = type(tier.eviction).__name__
+        if command != "replay" or len(plan.tiers) > 1:
+            raise UsageError(f"eviction: {name} is a bound, for kvsim replay with one tier: choose another policy")
+        if plan.replay.in_flight > 1:
+            raise UsageError(f"replay.in_flight has no effect on {name}, for which running requests take no room: leave it out")
 
 
 def _given(keys: set[str], name: str) -> str | None:

@@ -1,11 +1,13 @@
 """From a plan to what happened: puts cache, policies and engine together and runs requests through them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from kvsim.build import Plan
+from kvsim.build import Plan, TierPlan, check_bypass
+from kvsim.core.bypass import BypassTier
 from kvsim.core.cache import TieredCache
 from kvsim.core.instant import InstantCache
 from kvsim.core.pool import Pool
@@ -17,9 +19,11 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay
 from kvsim.errors import UsageError
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
+from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
+from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
 Advance = Callable[[int], None]
@@ -28,16 +32,39 @@ Advance = Callable[[int], None]
 
 def replay(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Play the requests one after another, without a clock."""
+    check_bypass(plan, "replay")
     tiers = build_tiers(plan, requests)
-    cache = plan.rules.serving_cache(tiers, plan.page_tokens) or InstantCache(tiers, plan.rules, plan.page_tokens)
+    cache = (
+        _bypass_tier(plan, tiers, requests)
+        or plan.rules.serving_cache(tiers, plan.page_tokens)
+        or InstantCache(tiers, plan.rules, plan.page_tokens)
+    )
     return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance)
 
 
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time."""
+    check_bypass(plan, "simulate")
     cache = TieredCache(build_tiers(plan, requests), plan.rules, plan.page_tokens)
     substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
     return Engine(substrate, cache, _prefetching(plan, requests, cache), plan.engine).run(requests, advance)
+
+
+def upper_bound(plan: Plan, requests: list[Request]) -> Outcome:
+    """What no policies for the plan's tiers can exceed in page hits: Belady's MIN on one tier of the sum of the capacities.
+
+    A hit page lay in some tier since its last use, and all tiers together have room for no more pages than that one. There
+    moves cost nothing, running requests take no room, and the future is known. Requests too large for the GPU are rejected.
+    """
+    gpu = plan.tiers[0]
+    capacities = [tier.capacity_pages for tier in plan.tiers]
+    total = None if None in capacities else sum(filter(None, capacities))
+    whole = TierPlan(name=gpu.name, capacity_pages=total, eviction=Belady(), placement=None)
+    settings = replace(plan.replay, in_flight=1)
+    one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings)
+    cache = _bypass_tier(one, build_tiers(one, requests), requests, gpu.capacity_pages)
+    assert cache is not None
+    return Replay(cache, _prefetching(one, requests, cache), settings).run(requests)
 
 
 def check_capacity(plan: Plan, requests: list[Request]) -> None:
@@ -61,6 +88,16 @@ def build_tiers(plan: Plan, requests: Sequence[Request] = ()) -> list[Tier]:
             _bind("placement", tier.placement, context)
         tiers.append(Tier(tier.name, index, Pool(tier.capacity_pages), tier.eviction, tier.placement))
     return tiers
+
+
+def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest_pages: int | None = None) -> BypassTier | None:
+    """The cache of a policy that lets requests pass by; None for all others. Unless given, the largest request fills the tier."""
+    policy = tiers[0].eviction
+    if not isinstance(policy, BypassEviction):
+        return None
+    taken = [(request, plan.replay.pages_taken(request, plan.page_tokens)) for request in requests]
+    largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
+    return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, taken, largest)
 
 
 def _prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetching:

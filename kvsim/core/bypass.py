@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvsim.core.cache import TieredCache
 from kvsim.core.lru_curve import usable_pages
+from kvsim.core.movement import Counts
 from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.tier import Tier
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.base import BypassEviction
@@ -21,32 +23,41 @@ class ServedPages:
 
 
 class BypassTier:
-    """A server for replay: each request is inserted first, and then the policy shrinks the tier to its capacity.
+    """A cache for replay: each request is inserted first, and then the policy shrinks the tier to its capacity.
 
     So all computed pages count as inserted, and those that do not stay, at once or later, as evicted.
     """
 
     def __init__(
-        self, cache: TieredCache, policy: "BypassEviction", requests: Sequence[tuple[Request, int]], largest_pages: int
+        self,
+        tier: Tier,
+        policy: "BypassEviction",
+        rules: Rules,
+        page_tokens: int,
+        requests: Sequence[tuple[Request, int]],
+        largest_pages: int,
     ) -> None:
         """``requests`` come with the pages that each takes in all; with more than ``largest_pages`` it is rejected."""
-        self.policy = policy
-        self.tier = cache.gpu
-        self.largest_pages = largest_pages
+        self.tiers = [tier]
+        self.counts = Counts()
+        self.page_tokens = page_tokens
+        self._policy = policy
+        self._largest_pages = largest_pages
         served = [request for request, pages in requests if pages <= largest_pages]
-        recompute = cache.rules.recompute_last_token
-        policy.prepare(served, [usable_pages(request, cache.page_tokens, recompute) for request in served])
+        policy.prepare(served, [usable_pages(request, page_tokens, rules.recompute_last_token) for request in served])
 
     def serve(self, request: Request, pages: int, now: float) -> ServedPages | None:
         """Hit what is kept of the request, and let the policy say what stays. None if it takes too many pages."""
-        if pages > self.largest_pages:
+        if pages > self._largest_pages:
             return None
-        tier, pool = self.tier, self.tier.pool
+        tier = self.tiers[0]
+        pool = tier.pool
         before = pool.capacity - pool.free
-        hit_pages, kept = self.policy.use(request)
-        computed = request.prompt_pages - hit_pages
-        tier.inserted_pages += computed
-        tier.evicted_pages += before + computed - kept
+        hit_pages, kept = self._policy.use(request)
+        dropped = before + request.prompt_pages - hit_pages - kept
+        tier.inserted_pages += request.prompt_pages - hit_pages
+        tier.evicted_pages += dropped
+        self.counts.dropped_pages += dropped
         if kept > before:
             pool.take(kept - before)
         else:

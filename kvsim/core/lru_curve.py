@@ -113,7 +113,8 @@ def pages_above(uses: Uses, first: FirstUses, pages: np.ndarray) -> np.ndarray:
     new = np.bincount(first.request, weights=first.pages, minlength=len(pages)).astype(np.int64)
     seen_before = np.cumsum(new) - new
     touched = np.cumsum(pages)
-    return seen_before[uses.request] - touched[uses.other] + sums_of_smaller(uses.other, uses.end - uses.begin)
+    above: np.ndarray = seen_before[uses.request] - touched[uses.other] + sums_of_smaller(uses.other, uses.end - uses.begin)
+    return above
 
 
 def sums_of_smaller(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -166,7 +167,7 @@ def _with_one_slot_free(
         while number == repeat or (low <= high and number < len(pages)):
             rows = range(bounds[number], bounds[number + 1])
             for row in rows:
-                if parts := _pushed_down(*stretches[row].tolist(), low, high):
+                if parts := _pushed_down(stretches[row].tolist(), low, high):
                     yield row, parts
             if has_new[number]:
                 low, high = 0, -1
@@ -179,8 +180,9 @@ def _with_one_slot_free(
             done, number = number, number + 1
 
 
-def _pushed_down(request: int, above: int, begin: int, end: int, low: int, high: int) -> list[Part]:
+def _pushed_down(stretch: Sequence[int], low: int, high: int) -> list[Part]:
     """The stretch in parts, those at the places ``low ... high`` one place lower; nothing if none is there."""
+    request, above, begin, end = stretch
     from_depth = max(begin, begin + low - above - 1)
     to_depth = min(end, begin + high - above)
     if from_depth >= to_depth:

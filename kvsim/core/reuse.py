@@ -39,7 +39,7 @@ def previous_uses(paths: Paths) -> tuple[Uses, FirstUses]:
 
 
 def next_uses(paths: Paths) -> Uses:
-    """Which request uses the pages of each prompt next; ``other`` does not fall with depth. Pages never used again are left out."""
+    """Which request uses the pages of each prompt next; ``other`` does not fall with depth. Pages never used again are none."""
     request, other, begin, end = _columns(_walk(paths[::-1])[0])
     last = len(paths) - 1
     order = np.argsort(last - request, kind="stable")

@@ -32,6 +32,12 @@ class ReplaySettings:
         if self.in_flight < 1:
             raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
 
+    def pages_taken(self, request: Request, page_tokens: int) -> int:
+        """The pages that a request takes in all while it runs."""
+        if not self.hold_output:
+            return request.prompt_pages
+        return max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
+
 
 class Replay:
     """Plays requests against a cache, by the server that it is or that suits its tiers, or by another; transfers take no time."""

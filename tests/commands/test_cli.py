@@ -36,7 +36,7 @@ def test_help_of_a_run_lists_groups_and_settings(command: str, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert ended.value.code == 0
     assert f"usage: kvsim {command} [KEY=VALUE ...]" in shown
-    assert "eviction: fifo, lfu, lru, random, slru" in shown
+    assert re.search(r"eviction: .*\blru, .*\bslru", shown)
     assert "page_tokens: 16" in shown
 
 
