@@ -16,7 +16,7 @@ from kvsim.commands.application import CONFIG, explain
 from kvsim.errors import TraceError, UsageError
 from kvsim.trace.base import Trace
 from kvsim.trace.records import read_records
-from kvsim.trace.statistics import PUBLISHED, trace_statistics
+from kvsim.trace.statistics import PUBLISHED, ReuseStatistics, reuse_statistics, trace_statistics
 
 USAGE = """\
 usage: kvsim trace info FILE [KEY=VALUE ...]
@@ -77,7 +77,87 @@ def show(trace: Trace) -> None:
         table.add_column(name, justify="right")
     for row, value in trace_statistics(trace).items():
         table.add_row(row, text(value), *(text(other.get(row)) for other in PUBLISHED.values()))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    reuse = reuse_statistics(trace)
+    if reuse.reused_pages:
+        _show_reuse(trace, reuse, console)
+    else:
+        console.print("No page is used twice.")
+
+
+def _show_reuse(trace: Trace, reuse: ReuseStatistics, console: Console) -> None:
+    """Print how pages are reused: four tables."""
+    tokens = sum(request.prompt_tokens for request in trace.requests)
+    console.print(
+        f"{reuse.shared_tokens / tokens:.2%} of the prompt tokens are shared with an earlier request, "
+        f"in {reuse.requests_that_share / len(trace.requests):.2%} of the requests.\n",
+        highlight=False,
+    )
+    _print(
+        console,
+        "Reuse distance: pages that LRU must hold to hit a reused page",
+        ("reused pages", *(f"{share:.0%}" for share in reuse.reuse_distance)),
+        [("need at most", *(f"{pages:,}" for pages in reuse.reuse_distance.values()))],
+    )
+    _print(
+        console,
+        "Working set",
+        ("", "pages", "tokens"),
+        [
+            *(
+                (f"LRU reaches {share:.0%} of an unlimited cache's hit tokens", *_size(pages, trace.page_tokens))
+                for share, pages in reuse.lru_pages.items()
+            ),
+            *(
+                (f"used in {_duration(window_s)}, {which}", *_size(pages, trace.page_tokens))
+                for window_s, mean, most in reuse.working_sets
+                for which, pages in (("on average", round(mean)), ("at most", most))
+            ),
+        ],
+    )
+    unique, total = (sum(getattr(users, name) for users in reuse.users) for name in ("unique_pages", "pages"))
+    _print(
+        console,
+        "Pages by the number of requests that use them",
+        ("requests", "different pages", "of them", "of all prompt pages"),
+        [
+            (_range(users.fewest, users.most), f"{users.unique_pages:,}", f"{users.unique_pages / unique:.2%}",
+             f"{users.pages / total:.2%}")
+            for users in reuse.users
+        ],
+    )  # fmt: skip
+    _print(
+        console,
+        "Prefixes whose last part is reused most",
+        ("length (pages)", "length (tokens)", "requests", "of all reused pages"),
+        [
+            (*_size(prefix.pages, trace.page_tokens), f"{prefix.requests:,}", f"{prefix.reused_pages / reuse.reused_pages:.2%}")
+            for prefix in reuse.prefixes
+        ],
+    )
+
+
+def _print(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _size(pages: int, page_tokens: int) -> tuple[str, str]:
+    return f"{pages:,}", f"{pages * page_tokens:,}"
+
+
+def _duration(seconds: float) -> str:
+    names = {60.0: "a minute", 600.0: "10 minutes", 3_600.0: "an hour", 86_400.0: "a day"}
+    return names.get(seconds, f"{seconds:g} s")
+
+
+def _range(fewest: int, most: int | None) -> str:
+    return f"{fewest} or more" if most is None else f"{fewest}" if most == fewest else f"{fewest} to {most}"
 
 
 def text(value: Any) -> str:

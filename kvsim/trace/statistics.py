@@ -1,11 +1,14 @@
-"""What a trace is like: how long its prompts are, and how much of them an unlimited cache would reuse."""
+"""What a trace is like: how long its prompts are, how much of them an unlimited cache would reuse, and when and how often."""
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from kvsim.core.lru_curve import LruCurve
 from kvsim.core.request import Request
+from kvsim.core.reuse import FirstUses, Uses, previous_uses
 from kvsim.trace.base import Trace
 
 PUBLISHED: dict[str, dict[str, float]] = {
@@ -57,6 +60,130 @@ def trace_statistics(trace: Trace) -> dict[str, float]:
         "hit_rate": hit_tokens / prompt_tokens,
         "runs_per_request": sum(len(request.runs) for request in requests) / len(requests),
     }
+
+
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+LRU_SHARES = (0.5, 0.8, 0.9, 0.95)
+USERS = ((1, 1), (2, 2), (3, 4), (5, 9), (10, 99), (100, None))
+"""Classes of pages by the number of requests that use them, both ends included."""
+WINDOWS_S = (60.0, 600.0, 3_600.0, 86_400.0)
+TOP_PREFIXES = 5
+
+
+class UserClass(NamedTuple):
+    """Pages that at least ``fewest`` and at most ``most`` (None: any number of) requests use."""
+
+    fewest: int
+    most: int | None
+    unique_pages: int
+    pages: int
+    """The same, once for each of their uses."""
+
+
+class Prefix(NamedTuple):
+    """A beginning that ``requests`` prompts share, as far as all of them do."""
+
+    pages: int
+    requests: int
+    reused_pages: int
+    """Reused in its last part, which fewer requests share than what precedes it: no page counts for two prefixes."""
+
+
+class WorkingSet(NamedTuple):
+    """Different pages used within a window of time, over all windows that follow one another from the first arrival."""
+
+    window_s: float
+    mean_pages: float
+    most_pages: int
+
+
+class ReuseStatistics(NamedTuple):
+    """When and how often pages are used again."""
+
+    reused_pages: int
+    reuse_distance: dict[float, int]
+    """By quantile over all reused pages: how many pages LRU must hold to hit one."""
+    lru_pages: dict[float, int]
+    """By share of the hit tokens of an unlimited cache: the pages with which LRU gets that far."""
+    requests_that_share: int
+    """Requests whose prompt begins with a page of an earlier one."""
+    shared_tokens: int
+    """Prompt tokens that an earlier request has, in the same place behind the same tokens."""
+    users: list[UserClass]
+    prefixes: list[Prefix]
+    """Those with the most reused pages, the first one first."""
+    working_sets: list[WorkingSet]
+    """For windows shorter than the trace."""
+
+
+def reuse_statistics(trace: Trace) -> ReuseStatistics:
+    """How the pages of a trace are reused, from one pass over their runs. A page that is used again is reused."""
+    requests = trace.requests
+    uses, first = previous_uses([request.runs for request in requests])
+    curve = LruCurve(requests, trace.page_tokens, recompute_last_token=False)
+    return ReuseStatistics(
+        reused_pages=curve.prompt_pages - curve.unique_pages,
+        reuse_distance={share: curve.reuse_distance(share) for share in QUANTILES},
+        lru_pages={share: curve.capacity_for(share) for share in LRU_SHARES},
+        requests_that_share=len(np.unique(uses.request)),
+        shared_tokens=int(curve.hit_tokens(curve.unique_pages)),
+        users=_user_classes(requests),
+        prefixes=_top_prefixes(requests, first),
+        working_sets=_working_sets(requests, uses, first),
+    )
+
+
+def uses_by_page(requests: Sequence[Request], cuts: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How many requests use each page: stretches of page ids (first one, one past the last) and the number for each.
+
+    There is a new stretch where the number changes, where a run begins or ends, and at ``cuts``.
+    """
+    runs = np.array([run for request in requests for run in request.runs], dtype=np.int64).reshape(-1, 2)
+    ends = runs[:, 0] + runs[:, 1]
+    edges, place = np.unique(np.concatenate((runs[:, 0], ends, np.asarray(cuts, dtype=np.int64))), return_inverse=True)
+    change = np.bincount(place[: len(runs)], minlength=len(edges)) - np.bincount(
+        place[len(runs) : 2 * len(runs)], minlength=len(edges)
+    )
+    uses = np.cumsum(change)[:-1]
+    used = uses > 0
+    return edges[:-1][used], edges[1:][used], uses[used]
+
+
+def _user_classes(requests: Sequence[Request]) -> list[UserClass]:
+    starts, stops, uses = uses_by_page(requests)
+    classes = []
+    for fewest, most in USERS:
+        inside = (uses >= fewest) & ((uses <= most) if most else True)
+        pages = (stops - starts)[inside]
+        classes.append(UserClass(fewest, most, int(pages.sum()), int((pages * uses[inside]).sum())))
+    return classes
+
+
+def _top_prefixes(requests: Sequence[Request], first: FirstUses) -> list[Prefix]:
+    """A stretch of ids within one run of first uses lies on one path, and its depth is known from there."""
+    starts, stops, uses = uses_by_page(requests, first.start.tolist())
+    order = np.argsort(first.start)
+    run = order[np.searchsorted(first.start[order], starts, side="right") - 1]
+    ends = first.depth[run] + stops - first.start[run]
+    reused = (uses - 1) * (stops - starts)
+    best = np.lexsort((ends, -reused))[:TOP_PREFIXES]
+    return [Prefix(int(ends[i]), int(uses[i]), int(reused[i])) for i in best if reused[i]]
+
+
+def _working_sets(requests: Sequence[Request], uses: Uses, first: FirstUses) -> list[WorkingSet]:
+    """A page is new to a window unless its last use lies in the same one."""
+    begin = requests[0].arrival_s
+    arrival = np.array([request.arrival_s - begin for request in requests])
+    sets = []
+    for window_s in WINDOWS_S:
+        if window_s >= arrival[-1]:
+            break
+        window = (arrival // window_s).astype(np.int64)
+        again = window[uses.request] != window[uses.other]
+        pages = np.bincount(window[first.request], weights=first.pages, minlength=window[-1] + 1)
+        pages += np.bincount(window[uses.request[again]], weights=(uses.end - uses.begin)[again], minlength=window[-1] + 1)
+        sets.append(WorkingSet(window_s, float(pages.mean()), int(pages.max())))
+    return sets
 
 
 def unlimited_hit_pages(requests: Iterable[Request]) -> list[int]:

@@ -1,0 +1,268 @@
+"""Hit rate against the capacity of one tier: LRU at every capacity from one pass, other policies by replays."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import xxhash
+from omegaconf import OmegaConf
+
+from kvsim import run
+from kvsim.build import Plan, TierPlan, construct
+from kvsim.capacity import capacity_pages
+from kvsim.core.lru_curve import LruCurve
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.engine.outcome import REJECTED
+from kvsim.engine.replay import ReplaySettings
+from kvsim.errors import UsageError
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.report.result import hit_tokens, ratio, warmup_requests
+from kvsim.suggest import closest
+from kvsim.trace.statistics import Stretches, uses_by_page
+
+LINE_POINTS = 200
+"""Capacities at which the picture shows LRU."""
+COMMON_SHARE = 0.01
+"""A page that more requests use belongs to all of them: a sample is chosen by what follows it."""
+ALWAYS = ("lru", "belady")
+
+
+@dataclass(kw_only=True)
+class CurveSettings:
+    """What ``kvsim curve`` draws."""
+
+    capacities: list[Any] | None = None
+    policies: list[str] = field(default_factory=list)
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.capacities is not None and not self.capacities:
+            raise ValueError("capacities is empty: name some, as [1000pages,40GiB], or leave it out")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}: it is the share to sample")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What one policy hits at one capacity; of a sample, at the capacity scaled down to it."""
+
+    policy: str
+    capacity_pages: int
+    hit_tokens: int
+    hit_pages: int
+    prompt_tokens: int
+    """Of the requests that were counted and served."""
+    prompt_pages: int
+    rejected: int
+    """Requests counted that need more pages than the tier has."""
+    sampled: bool
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens per prompt token."""
+        return ratio(self.hit_tokens, self.prompt_tokens) or 0.0
+
+    @property
+    def page_hit_rate(self) -> float:
+        """Hit pages per prompt page."""
+        return ratio(self.hit_pages, self.prompt_pages) or 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """All that was asked for."""
+
+    points: list[Point]
+    """Policies in the order of the table, capacities rising; LRU first."""
+    line: list[Point]
+    """LRU, exact, at as many capacities as a picture needs."""
+    unlimited: Point
+    capacities: list[int]
+    requests: int
+    """Counted: those after the warm-up."""
+    largest_pages: int
+    unique_pages: int
+    sampled_requests: int | None
+    """None if every policy has played the whole trace."""
+    sampled_share: float
+    """Unique pages of the sample over all unique pages: the factor by which capacities are scaled."""
+
+
+class Curves:
+    """Plays one trace at many capacities. Each request ends before the next begins, and answers take no room."""
+
+    def __init__(self, plan: Plan, settings: CurveSettings) -> None:
+        """Raises UsageError for what does not fit; ``plan`` is that of the command, its tiers are of no account."""
+        if type(plan.rules) is not Rules:
+            raise UsageError("rules: a curve is drawn by kvsim's own rules only: leave the others to kvsim replay")
+        self.plan = plan
+        self.settings = settings
+        self.capacities = _capacities(plan, settings.capacities)
+        self.policies = {name: policy_maker(name) for name in ("belady", *settings.policies) if name != "lru"}
+
+    def draw(self, requests: Sequence[Request], advance: Callable[[int], None] | None = None) -> Curve:
+        """All points. ``advance`` is told how many replays are done. Raises UsageError for a capacity that fits no request."""
+        self.first = warmup_requests(self.plan.warmup, len(requests))
+        whole = self._lru(requests)
+        capacities = self.capacities or default_capacities(whole.largest_pages, whole.unique_pages)
+        self._check(capacities, requests)
+        played, share = list(requests), 1.0
+        points = [self._lru_point(requests, whole, capacity) for capacity in capacities]
+        if self.settings.fraction < 1:
+            played = sample(requests, self.settings.fraction, seed=self.plan.seed)
+            part = self._lru(played)
+            share = part.unique_pages / whole.unique_pages if whole.unique_pages else 1.0
+            scaled = {capacity: max(1, round(capacity * share)) for capacity in capacities}
+            capacities_of_sample = [capacity for capacity in capacities if scaled[capacity] >= part.largest_pages]
+            points += [self._point_of(part, scaled[c], "lru", c, sampled=True) for c in capacities_of_sample]
+        else:
+            scaled, capacities_of_sample = {capacity: capacity for capacity in capacities}, capacities
+        for number, (name, make) in enumerate(self.policies.items()):
+            for place, capacity in enumerate(capacities_of_sample):
+                points.append(self._replay(name, make(), played, capacity, scaled[capacity]))
+                if advance:
+                    advance(number * len(capacities) + place + 1)
+        sizes = np.unique(np.geomspace(max(1, whole.largest_pages), max(1, whole.unique_pages), LINE_POINTS).round().astype(int))
+        return Curve(
+            points=points,
+            line=[self._point_of(whole, int(size), "lru", int(size)) for size in sizes],
+            unlimited=self._point_of(whole, whole.unique_pages, "unlimited", whole.unique_pages),
+            capacities=capacities,
+            requests=len(requests) - self.first,
+            largest_pages=whole.largest_pages,
+            unique_pages=whole.unique_pages,
+            sampled_requests=len(played) if self.settings.fraction < 1 else None,
+            sampled_share=share,
+        )
+
+    @property
+    def replays(self) -> int:
+        """How many replays there will be; 0 until the capacities are known."""
+        return len(self.policies) * len(self.capacities or ())
+
+    def _check(self, capacities: list[int], requests: Sequence[Request]) -> None:
+        smallest = min(request.prompt_pages for request in requests)
+        if capacities[0] < smallest:
+            raise UsageError(
+                f"curve.capacities: {capacities[0]} pages of {self.plan.page_tokens} tokens fit no request: "
+                f"the smallest prompt has {smallest} pages"
+            )
+
+    def _lru(self, requests: Sequence[Request]) -> LruCurve:
+        rules = self.plan.rules
+        return LruCurve(
+            requests, self.plan.page_tokens, recompute_last_token=rules.recompute_last_token, counted_from=self.first
+        )
+
+    def _lru_point(self, requests: Sequence[Request], whole: LruCurve, capacity: int) -> Point:
+        """The exact point: of a capacity below the largest prompt, from the requests that fit, as the others are rejected."""
+        if capacity >= whole.largest_pages:
+            return self._point_of(whole, capacity, "lru", capacity)
+        fitting = [request for request in requests if request.prompt_pages <= capacity]
+        counted = sum(request.index >= self.first for request in requests)
+        rejected = counted - sum(request.index >= self.first for request in fitting)
+        return replace(self._point_of(self._lru(fitting), capacity, "lru", capacity), rejected=rejected)
+
+    @staticmethod
+    def _point_of(curve: LruCurve, size: int, policy: str, capacity: int, *, sampled: bool = False) -> Point:
+        return Point(
+            policy=policy,
+            capacity_pages=capacity,
+            hit_tokens=int(curve.hit_tokens(size)),
+            hit_pages=int(curve.hit_pages(size)),
+            prompt_tokens=curve.prompt_tokens,
+            prompt_pages=curve.prompt_pages,
+            rejected=0,
+            sampled=sampled,
+        )
+
+    def _replay(self, name: str, policy: EvictionPolicy, requests: list[Request], capacity: int, size: int) -> Point:
+        """A policy on one tier of ``size`` pages, which stands for ``capacity``."""
+        tier = TierPlan(name="gpu", capacity_pages=size, eviction=policy, placement=None)
+        settings = ReplaySettings(in_flight=1, hold_output=False)
+        outcome = run.replay(replace(self.plan, tiers=[tier], prefetch=NoPrefetch(), replay=settings), requests)
+        counted = np.array([request.index >= self.first for request in requests])
+        served = counted & (outcome.status != REJECTED)
+        return Point(
+            policy=name,
+            capacity_pages=capacity,
+            hit_tokens=int(hit_tokens(outcome)[served].sum()),
+            hit_pages=int(outcome.hit_pages[served].sum()),
+            prompt_tokens=sum(request.prompt_tokens for request, is_served in zip(requests, served, strict=True) if is_served),
+            prompt_pages=sum(request.prompt_pages for request, is_served in zip(requests, served, strict=True) if is_served),
+            rejected=int(np.count_nonzero(counted & ~served)),
+            sampled=self.settings.fraction < 1,
+        )
+
+
+def policy_maker(text: str) -> Callable[[], EvictionPolicy]:
+    """What makes policies of a name of ``conf/eviction`` with settings behind it: ``slru protected_hits=3``. Raises UsageError."""
+    folder = files("kvsim.conf") / "eviction"
+    names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
+    name, *overrides = text.split() or [""]
+    if name not in names:
+        hint = closest(name, names) or f"; choose from {', '.join(names)}"
+        raise UsageError(f"curve.policies: there is no eviction policy {name!r}{hint}")
+    unreadable = next((word for word in overrides if "=" not in word), None)
+    if unreadable is not None:
+        raise UsageError(f"curve.policies: cannot read {unreadable!r} in {text!r}: say {name!r} or '{name} KEY=VALUE'")
+    node = OmegaConf.merge(OmegaConf.create((folder / f"{name}.yaml").read_text()), OmegaConf.from_dotlist(overrides))
+    settings = OmegaConf.to_container(node, resolve=True)
+    construct(EvictionPolicy, settings, f"curve.policies: {name}")
+    return lambda: construct(EvictionPolicy, settings, f"curve.policies: {name}")
+
+
+def default_capacities(largest_pages: int, unique_pages: int) -> list[int]:
+    """1, 2, 5, 10, ... pages, from the largest prompt to what an unlimited tier holds; those two if none lies between."""
+    series = [digit * 10**power for power in range(len(str(unique_pages))) for digit in (1, 2, 5)]
+    between = [pages for pages in series if largest_pages <= pages <= unique_pages]
+    return between or sorted({max(1, largest_pages), max(1, unique_pages)})
+
+
+def sample(requests: Sequence[Request], fraction: float, *, seed: int) -> list[Request]:
+    """About this share of the requests, chosen by prefix: those that share a page are all in or all out.
+
+    Spatial sampling (Waldspurger et al.: Efficient MRC construction with SHARDS, FAST 2015) by the hash of one page of each
+    prompt: the first one that at most ``COMMON_SHARE`` of all requests use, or the last page if there is none. The pages
+    before it, such as a system prompt, are shared by nearly everything and would put all requests on one side. Raises
+    UsageError if nothing is left.
+    """
+    starts, stops, uses = uses_by_page(requests)
+    common = Stretches()
+    for start, stop in zip(*(edges[uses > COMMON_SHARE * len(requests)].tolist() for edges in (starts, stops)), strict=True):
+        common.add(start, stop - start)
+    limit = int(fraction * 2**64)
+    chosen = [r for r in requests if xxhash.xxh3_64_intdigest(_deciding_page(r, common).to_bytes(8, "little"), seed=seed) < limit]
+    if not chosen:
+        raise UsageError(f"curve.fraction={fraction} leaves none of {len(requests)} requests: sample more")
+    return chosen
+
+
+def _deciding_page(request: Request, common: Stretches) -> int:
+    page = 0
+    for start, pages in request.runs:
+        known = common.known(start, pages)
+        if known < pages:
+            return start + known
+        page = start + pages - 1
+    return page
+
+
+def _capacities(plan: Plan, given: Sequence[Any] | None) -> list[int]:
+    """The capacities in pages, rising, each once; empty if none is given."""
+    sizes = set()
+    for capacity in given or ():
+        text = f"{capacity}pages" if isinstance(capacity, int) and not isinstance(capacity, bool) else str(capacity)
+        try:
+            page_bytes = plan.model.page_bytes(plan.page_tokens)
+            pages = capacity_pages(text, page_tokens=plan.page_tokens, page_bytes=page_bytes)
+        except ValueError as error:
+            raise UsageError(f"curve.capacities: {error}") from error
+        if not pages:
+            raise UsageError(f"curve.capacities: {capacity} is always shown: leave it out")
+        sizes.add(pages)
+    return sorted(sizes)
