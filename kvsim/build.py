@@ -37,7 +37,13 @@ Config = dict[str, Any]
 TIERS = ("gpu", "cpu", "disk")
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
 GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
-WITHOUT_EFFECT = {"simulate": ("replay",), "replay": ("engine", "hardware", "substrate")}
+WITHOUT_EFFECT = {
+    "simulate": ("replay", "curve"),
+    "replay": ("engine", "hardware", "substrate", "curve"),
+    "curve": (
+        "engine", "hardware", "substrate", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +101,11 @@ class Plan:
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -> Plan:
-    """The plan of ``command`` (simulate or replay); ``overrides`` are those that the user gave. Raises UsageError."""
+    """The plan of ``command`` (simulate, replay or curve); ``overrides`` are those that the user gave. Raises UsageError."""
     config = resolve(cfg)
     keys = {override.lstrip("+~").split("=", 1)[0] for override in overrides}
     for name in WITHOUT_EFFECT[command]:
-        if key := _given(keys, name):
+        if key := _given(keys, name) or _given(keys, f"{name}@tiers"):
             raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     model = construct(ModelSpec, config.get("model"), "model")
@@ -138,7 +144,7 @@ def resolve(cfg: DictConfig) -> Config:
         config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}") from error
-    known = [*GROUPS, "tiers", "replay", *(field.name for field in fields(RunSettings))]
+    known = [*GROUPS, "tiers", "replay", "curve", *(field.name for field in fields(RunSettings))]
     _check_names("", config, known)
     _check_names("tiers", config.get("tiers"), TIERS)
     for tier in TIERS:

@@ -10,6 +10,7 @@ from kvsim.errors import UsageError
 COMMANDS = {
     "simulate": "serve a trace in simulated time: hits, waiting times, link use",
     "replay": "play a trace without a clock: hit rates at full speed",
+    "curve": "hit rate against capacity: LRU exactly in one pass, other policies beside it",
     "policies": "list the policies and their settings",
     "trace": "describe a trace",
 }

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xxhash
@@ -28,7 +28,6 @@ LINE_POINTS = 200
 """Capacities at which the picture shows LRU."""
 COMMON_SHARE = 0.01
 """A page that more requests use belongs to all of them: a sample is chosen by what follows it."""
-ALWAYS = ("lru", "belady")
 
 
 @dataclass(kw_only=True)
@@ -44,6 +43,12 @@ class CurveSettings:
             raise ValueError("capacities is empty: name some, as [1000pages,40GiB], or leave it out")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}: it is the share to sample")
+
+
+def curve_settings(node: Any) -> CurveSettings:
+    """The settings of the configuration's ``curve``; a single capacity or policy is a list of one. Raises UsageError."""
+    lists = {name: [node[name]] for name in ("capacities", "policies") if isinstance(node.get(name), (str, int, float))}
+    return construct(CurveSettings, node | lists, "curve")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +89,7 @@ class Curve:
     capacities: list[int]
     requests: int
     """Counted: those after the warm-up."""
+    warmup_requests: int
     largest_pages: int
     unique_pages: int
     sampled_requests: int | None
@@ -102,69 +108,70 @@ class Curves:
         self.plan = plan
         self.settings = settings
         self.capacities = _capacities(plan, settings.capacities)
-        self.policies = {name: policy_maker(name) for name in ("belady", *settings.policies) if name != "lru"}
+        self.policies = {name: policy_maker(name) for name in (*settings.policies, "belady") if name != "lru"}
 
-    def draw(self, requests: Sequence[Request], advance: Callable[[int], None] | None = None) -> Curve:
-        """All points. ``advance`` is told how many replays are done. Raises UsageError for a capacity that fits no request."""
+    def load(self, requests: list[Request]) -> None:
+        """Take the trace, and LRU's curve over it. Raises UsageError for a capacity that fits no request."""
+        self.requests = requests
         self.first = warmup_requests(self.plan.warmup, len(requests))
-        whole = self._lru(requests)
-        capacities = self.capacities or default_capacities(whole.largest_pages, whole.unique_pages)
-        self._check(capacities, requests)
-        played, share = list(requests), 1.0
-        points = [self._lru_point(requests, whole, capacity) for capacity in capacities]
-        if self.settings.fraction < 1:
-            played = sample(requests, self.settings.fraction, seed=self.plan.seed)
-            part = self._lru(played)
-            share = part.unique_pages / whole.unique_pages if whole.unique_pages else 1.0
-            scaled = {capacity: max(1, round(capacity * share)) for capacity in capacities}
-            capacities_of_sample = [capacity for capacity in capacities if scaled[capacity] >= part.largest_pages]
-            points += [self._point_of(part, scaled[c], "lru", c, sampled=True) for c in capacities_of_sample]
-        else:
-            scaled, capacities_of_sample = {capacity: capacity for capacity in capacities}, capacities
-        for number, (name, make) in enumerate(self.policies.items()):
-            for place, capacity in enumerate(capacities_of_sample):
-                points.append(self._replay(name, make(), played, capacity, scaled[capacity]))
-                if advance:
-                    advance(number * len(capacities) + place + 1)
-        sizes = np.unique(np.geomspace(max(1, whole.largest_pages), max(1, whole.unique_pages), LINE_POINTS).round().astype(int))
-        return Curve(
-            points=points,
-            line=[self._point_of(whole, int(size), "lru", int(size)) for size in sizes],
-            unlimited=self._point_of(whole, whole.unique_pages, "unlimited", whole.unique_pages),
-            capacities=capacities,
-            requests=len(requests) - self.first,
-            largest_pages=whole.largest_pages,
-            unique_pages=whole.unique_pages,
-            sampled_requests=len(played) if self.settings.fraction < 1 else None,
-            sampled_share=share,
-        )
-
-    @property
-    def replays(self) -> int:
-        """How many replays there will be; 0 until the capacities are known."""
-        return len(self.policies) * len(self.capacities or ())
-
-    def _check(self, capacities: list[int], requests: Sequence[Request]) -> None:
+        self.whole = self._lru(requests)
+        self.capacities = self.capacities or default_capacities(self.whole.largest_pages, self.whole.unique_pages)
         smallest = min(request.prompt_pages for request in requests)
-        if capacities[0] < smallest:
+        if self.capacities[0] < smallest:
             raise UsageError(
-                f"curve.capacities: {capacities[0]} pages of {self.plan.page_tokens} tokens fit no request: "
+                f"curve.capacities: {self.capacities[0]} pages of {self.plan.page_tokens} tokens fit no request: "
                 f"the smallest prompt has {smallest} pages"
             )
+        self.played, self.share = requests, 1.0
+        if self.settings.fraction < 1:
+            self.played = sample(requests, self.settings.fraction, seed=self.plan.seed)
+            self.part = self._lru(self.played)
+            self.share = self.part.unique_pages / max(1, self.whole.unique_pages)
+
+    @property
+    def replayed_requests(self) -> int:
+        """How many requests the replays of ``draw`` have, all together."""
+        return len(self.played) * len(self.policies) * len(self.capacities)
+
+    def draw(self, advance: Callable[[int], None] | None = None) -> Curve:
+        """All points. ``advance`` is told now and then how many requests have been replayed."""
+        points = [self._lru_point(capacity) for capacity in self.capacities]
+        scaled = {capacity: max(1, round(capacity * self.share)) for capacity in self.capacities}
+        if sampled := self.settings.fraction < 1:
+            # Scaled down, a small capacity rejects prompts that it would serve: it is left out.
+            scaled = {capacity: size for capacity, size in scaled.items() if size >= self.part.largest_pages}
+            points += [self._point_of(self.part, size, "lru", capacity, sampled=True) for capacity, size in scaled.items()]
+        for number, (name, make) in enumerate(self.policies.items()):
+            for place, (capacity, size) in enumerate(scaled.items()):
+                points.append(self._replay(name, make(), capacity, size))
+                if advance:
+                    advance((number * len(scaled) + place + 1) * len(self.played))
+        whole = self.whole
+        ends = max(1, whole.largest_pages), max(1, whole.unique_pages)
+        sizes = np.unique(np.geomspace(*ends, LINE_POINTS).round().astype(int)).tolist()
+        return Curve(
+            points=points,
+            line=[self._point_of(whole, size, "lru", size) for size in sizes],
+            unlimited=self._point_of(whole, whole.unique_pages, "unlimited", whole.unique_pages),
+            capacities=self.capacities,
+            requests=len(self.requests) - self.first,
+            warmup_requests=self.first,
+            largest_pages=whole.largest_pages,
+            unique_pages=whole.unique_pages,
+            sampled_requests=len(self.played) if sampled else None,
+            sampled_share=self.share,
+        )
 
     def _lru(self, requests: Sequence[Request]) -> LruCurve:
         rules = self.plan.rules
-        return LruCurve(
-            requests, self.plan.page_tokens, recompute_last_token=rules.recompute_last_token, counted_from=self.first
-        )
+        return LruCurve(requests, self.plan.page_tokens, recompute_last_token=rules.recompute_last_token, counted_from=self.first)
 
-    def _lru_point(self, requests: Sequence[Request], whole: LruCurve, capacity: int) -> Point:
+    def _lru_point(self, capacity: int) -> Point:
         """The exact point: of a capacity below the largest prompt, from the requests that fit, as the others are rejected."""
-        if capacity >= whole.largest_pages:
-            return self._point_of(whole, capacity, "lru", capacity)
-        fitting = [request for request in requests if request.prompt_pages <= capacity]
-        counted = sum(request.index >= self.first for request in requests)
-        rejected = counted - sum(request.index >= self.first for request in fitting)
+        if capacity >= self.whole.largest_pages:
+            return self._point_of(self.whole, capacity, "lru", capacity)
+        fitting = [request for request in self.requests if request.prompt_pages <= capacity]
+        rejected = sum(request.index >= self.first for request in self.requests if request.prompt_pages > capacity)
         return replace(self._point_of(self._lru(fitting), capacity, "lru", capacity), rejected=rejected)
 
     @staticmethod
@@ -180,8 +187,9 @@ class Curves:
             sampled=sampled,
         )
 
-    def _replay(self, name: str, policy: EvictionPolicy, requests: list[Request], capacity: int, size: int) -> Point:
+    def _replay(self, name: str, policy: EvictionPolicy, capacity: int, size: int) -> Point:
         """A policy on one tier of ``size`` pages, which stands for ``capacity``."""
+        requests = self.played
         tier = TierPlan(name="gpu", capacity_pages=size, eviction=policy, placement=None)
         settings = ReplaySettings(in_flight=1, hold_output=False)
         outcome = run.replay(replace(self.plan, tiers=[tier], prefetch=NoPrefetch(), replay=settings), requests)
@@ -200,7 +208,10 @@ class Curves:
 
 
 def policy_maker(text: str) -> Callable[[], EvictionPolicy]:
-    """What makes policies of a name of ``conf/eviction`` with settings behind it: ``slru protected_hits=3``. Raises UsageError."""
+    """What makes policies of a name of ``conf/eviction``, with settings behind it: ``slru protected_hits=3``.
+
+    Raises UsageError for a name or setting that there is not.
+    """
     folder = files("kvsim.conf") / "eviction"
     names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
     name, *overrides = text.split() or [""]
@@ -256,13 +267,13 @@ def _capacities(plan: Plan, given: Sequence[Any] | None) -> list[int]:
     """The capacities in pages, rising, each once; empty if none is given."""
     sizes = set()
     for capacity in given or ():
+        if str(capacity) in ("0", "unlimited"):
+            raise UsageError(f"curve.capacities: {capacity} is always shown: leave it out")
         text = f"{capacity}pages" if isinstance(capacity, int) and not isinstance(capacity, bool) else str(capacity)
         try:
             page_bytes = plan.model.page_bytes(plan.page_tokens)
             pages = capacity_pages(text, page_tokens=plan.page_tokens, page_bytes=page_bytes)
         except ValueError as error:
             raise UsageError(f"curve.capacities: {error}") from error
-        if not pages:
-            raise UsageError(f"curve.capacities: {capacity} is always shown: leave it out")
-        sizes.add(pages)
+        sizes.add(cast(int, pages))
     return sorted(sizes)

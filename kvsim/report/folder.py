@@ -40,11 +40,11 @@ def write_run(folder: Path, result: Result, outcome: Outcome) -> None:
     """
     prepare_folder(folder)
     (folder / "result.json").unlink(missing_ok=True)
-    with _replacing(folder / "requests.csv.gz") as file:
+    with replacing(folder / "requests.csv.gz") as file:
         _write_requests(file, outcome)
-    with _replacing(folder / "report.html") as file:
+    with replacing(folder / "report.html") as file:
         file.write(render(result).encode())
-    with _replacing(folder / "result.json") as file:
+    with replacing(folder / "result.json") as file:
         file.write(to_json(result).encode())
 
 
@@ -80,7 +80,7 @@ def _cells(times: np.ndarray) -> list[Any]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends well, and vanishes when it does not."""
     part = path.with_name(f".{path.name}.part")
     try:

@@ -45,25 +45,30 @@ pre, code { font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; over
 
 def render(result: Result) -> str:
     """The page as text. The same result gives the same page."""
-    title = f"kvsim {result['command']}"
     parts = [
+        f'<p class="soft">{escape(_heading(result))}</p>',
+        _facts(result),
+        _bar(result),
+        f'<p class="soft">{escape(hit_definition(result["config"]))} {escape(scope(result))}</p>',
+        *(draw_table(table) for table in tables(result)),
+        "<noscript><p>The pictures below need JavaScript; the tables above do not.</p></noscript>",
+        *_pictures(result),
+        foot(result),
+    ]
+    return document(f"kvsim {result['command']}", parts)
+
+
+def document(title: str, parts: list[str]) -> str:
+    """A page of its own with these parts below its title."""
+    head = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title><style>{CSS}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{escape(_heading(result))}</p>',
-        _facts(result),
-        _bar(result),
-        f'<p class="soft">{escape(hit_definition(result["config"]))} {escape(scope(result))}</p>',
-        *(_table(table) for table in tables(result)),
-        "<noscript><p>The pictures below need JavaScript; the tables above do not.</p></noscript>",
-        *_pictures(result),
-        _foot(result),
-        "</body></html>\n",
     ]
-    return "\n".join(parts)
+    return "\n".join([*head, *parts, "</body></html>\n"])
 
 
 def _heading(result: Result) -> str:
@@ -89,13 +94,15 @@ def _bar(result: Result) -> str:
     return f'<div class="bar">{"".join(bar)}</div><p>{"".join(legend)}</p>'
 
 
-def _table(table: Table) -> str:
+def draw_table(table: Table) -> str:
+    """A table with its title as a heading."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return f'<h2>{escape(table.title)}</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 
-def _foot(result: Result) -> str:
+def foot(result: Result) -> str:
+    """What reproduces the run: its command, settings and versions."""
     lines = "\n".join(settings(result["config"]))
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     command = result.get("command_line") or f"kvsim {result['command']}"
@@ -108,8 +115,6 @@ def _foot(result: Result) -> str:
 
 def _pictures(result: Result) -> list[str]:
     """The three pictures, or a sentence where there is nothing to draw; plotly.js goes with the first that is drawn."""
-    import plotly.io as pio
-
     pictures = (
         ("Hit rate by tier", _hit_figure(result), "No request was served."),
         ("Time to first token", _ttft_figure(result), "Left out: no request has a time. A replay has no clock."),
@@ -121,13 +126,20 @@ def _pictures(result: Result) -> list[str]:
         if figure is None:
             parts.append(f'<p class="soft">{otherwise}</p>')
             continue
-        config = {"displaylogo": False, "responsive": True, "displayModeBar": False}
-        div = pio.to_html(
-            figure, config, include_plotlyjs=not drawn, full_html=False, default_height="340px", div_id=f"picture{number}"
-        )
-        parts.append(f"<figure>{div}</figure>")
+        parts.append(picture(figure, number, with_script=not drawn))
         drawn += 1
     return parts
+
+
+def picture(figure: "go.Figure", number: int, *, with_script: bool, height: str = "340px") -> str:
+    """A figure as part of a page; ``with_script`` puts plotly.js before it, once a page."""
+    import plotly.io as pio
+
+    config = {"displaylogo": False, "responsive": True, "displayModeBar": False}
+    div = pio.to_html(
+        figure, config, include_plotlyjs=with_script, full_html=False, default_height=height, div_id=f"picture{number}"
+    )
+    return f"<figure>{div}</figure>"
 
 
 def _hit_figure(result: Result) -> "go.Figure | None":
@@ -146,7 +158,7 @@ def _hit_figure(result: Result) -> "go.Figure | None":
     if hits["counted_from"] is not None:
         figure.add_vline(hits["counted_from"], line={"color": "#888", "dash": "dot"}, annotation_text="warm-up ends")
     x_title = "arrival (s)" if hits["axis"] == "arrival_s" else "request"
-    return _laid_out(figure, x_title, "hit tokens / prompt tokens")
+    return laid_out(figure, x_title, "hit tokens / prompt tokens")
 
 
 def _ttft_figure(result: Result) -> "go.Figure | None":
@@ -159,7 +171,7 @@ def _ttft_figure(result: Result) -> "go.Figure | None":
     shares_below = [share / 100 for share in range(101)]
     figure.add_scatter(x=times, y=shares_below, name="requests", mode="lines", line={"color": "#8c7ae6", "width": 2})
     figure.update_xaxes(type="log" if times[0] > 0 and times[-1] > 20 * times[0] else "linear")
-    return _laid_out(figure, "time to first token (s)", "requests at or below")
+    return laid_out(figure, "time to first token (s)", "requests at or below")
 
 
 def _link_figure(result: Result) -> "go.Figure | None":
@@ -172,10 +184,11 @@ def _link_figure(result: Result) -> "go.Figure | None":
     for number, (name, use) in enumerate(links["utilization"].items()):
         colour = LINK_COLOURS[number % len(LINK_COLOURS)]
         figure.add_scatter(x=middles(links["edges_s"]), y=use, name=name, mode="lines", line={"color": colour, "width": 1.5})
-    return _laid_out(figure, "simulated time (s)", "busy share of the time")
+    return laid_out(figure, "simulated time (s)", "busy share of the time")
 
 
-def _laid_out(figure: "go.Figure", x_title: str, y_title: str) -> "go.Figure":
+def laid_out(figure: "go.Figure", x_title: str, y_title: str) -> "go.Figure":
+    """The figure in the looks of all pictures: for light and dark paper, shares as percentages from 0 on."""
     figure.update_layout(
         template="none",
         paper_bgcolor="rgba(0,0,0,0)",

@@ -21,7 +21,7 @@ def print_result(result: Result, console: Console) -> None:
     console.print(Text(f"{hit_definition(result['config'])} {scope(result)}".rstrip(), "dim"), width=width)
     for table in tables(result):
         console.print()
-        console.print(_table(table), width=width)
+        console.print(as_rich(table), width=width)
 
 
 def _facts(result: Result) -> RichTable:
@@ -44,7 +44,8 @@ def _bar(result: Result, console: Console) -> Text:
     return Text("\n").join((Text(), bar, legend))
 
 
-def _table(table: Table) -> RichTable:
+def as_rich(table: Table) -> RichTable:
+    """A table for the terminal, without its title."""
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column, heading in enumerate(table.columns):
         drawn.add_column(heading, justify="right" if column else "left", header_style="bold")

@@ -45,6 +45,20 @@ def test_statistics_stand_beside_published_ones(tmp_path: Path, capsys: pytest.C
     assert "Mooncake conversation" in shown
 
 
+def test_reuse_stands_below(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "info", write(tmp_path, MOONCAKE, MOONCAKE), "page_tokens=512"]) == 0
+    shown = capsys.readouterr().out
+    assert "50.00% of the prompt tokens are shared with an earlier request, in 50.00% of the requests." in " ".join(shown.split())
+    for title in ("Reuse distance", "Working set", "Pages by the number of requests", "Prefixes whose last part"):
+        assert title in shown
+    assert "100.00%" in next(line for line in shown.splitlines() if line.strip().startswith("2  "))
+
+
+def test_a_trace_without_reuse_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "info", write(tmp_path, MOONCAKE), "page_tokens=512"]) == 0
+    assert "No page is used twice." in capsys.readouterr().out
+
+
 def test_a_generated_trace_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "info", "trace=synthetic", "trace.sessions=5"]) == 0
     assert "sessions" in capsys.readouterr().out

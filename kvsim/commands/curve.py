@@ -1,0 +1,86 @@
+"""``kvsim curve``: hit rate against the capacity of one tier."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+
+from kvsim.build import Plan
+from kvsim.commands.application import plan_job, run_application, run_job
+from kvsim.curve import Curve, Curves, Point, curve_settings
+from kvsim.report.curve import print_curve, write_curve
+from kvsim.report.progress import progress
+from kvsim.report.result import SCHEMA, Result, installed_versions, plain
+
+
+@hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
+def application(cfg: DictConfig) -> None:
+    """A job of a run or multirun."""
+    run_job(run_curve, cfg)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command with the words that follow its name."""
+    run_application(application, arguments)
+
+
+def run_curve(cfg: DictConfig) -> None:
+    """Load the trace, draw its curves, write the folder, print the tables."""
+    plan = plan_job("curve", cfg)
+    curves = Curves(plan, curve_settings(plan.config["curve"]))
+    began = perf_counter()
+    trace = plan.trace.load(plan.page_tokens)
+    loaded = perf_counter()
+    curves.load(trace.requests)
+    with progress(curves.replayed_requests, "curve") as meter:
+        curve = curves.draw(meter.advance)
+    times = {"load_s": loaded - began, "wall_s": perf_counter() - loaded}
+    record = describe(curve, plan, shlex.join(["kvsim", "curve", *HydraConfig.get().overrides.task])) | times
+    write_curve(plan.output, record)
+    console = Console()
+    print_curve(record, console)
+    console.print(f"\n{plan.output}: curve.json curve.csv curve.html", highlight=False)
+
+
+def describe(curve: Curve, plan: Plan, command_line: str) -> Result:
+    """The record of a curve: the content of ``curve.json`` but for the times."""
+    points = [point_record(point) for point in curve.points]
+    unlimited = point_record(curve.unlimited)
+    rates = {(p.sampled, p.capacity_pages): p.hit_rate for p in curve.points if p.policy == "lru"}
+    error = {str(pages): rate - rates[False, pages] for (sampled, pages), rate in rates.items() if sampled}
+    sampling = {"requests": curve.sampled_requests, "share_of_unique_pages": curve.sampled_share, "error": error}
+    columns = ("capacity_pages", "hit_tokens", "hit_pages", "hit_rate", "page_hit_rate")
+    record = {
+        "schema": SCHEMA,
+        "command": "curve",
+        "command_line": command_line,
+        "status": "complete",
+        "config": plan.config,
+        "versions": installed_versions(),
+        "seed": plan.seed,
+        "requests": curve.requests,
+        "warmup_requests": curve.warmup_requests,
+        "prompt_tokens": curve.unlimited.prompt_tokens,
+        "prompt_pages": curve.unlimited.prompt_pages,
+        "page_tokens": plan.page_tokens,
+        "page_bytes": plan.model.page_bytes(plan.page_tokens),
+        "largest_prompt_pages": curve.largest_pages,
+        "unique_pages": curve.unique_pages,
+        "capacities": curve.capacities,
+        "unlimited": {name: unlimited[name] for name in columns},
+        "sampling": None if curve.sampled_requests is None else sampling,
+        "points": points,
+        "line": {name: [point_record(point)[name] for point in curve.line] for name in columns},
+    }
+    return {name: plain(value) for name, value in record.items()}
+
+
+def point_record(point: Point) -> dict[str, Any]:
+    """A point with its rates."""
+    return asdict(point) | {"hit_rate": point.hit_rate, "page_hit_rate": point.page_hit_rate}

@@ -1,0 +1,170 @@
+"""Hit rate against capacity, for people: tables, a picture, and the files of a curve's folder."""
+
+import csv
+import io
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvsim.report.folder import prepare_folder, replacing
+from kvsim.report.html import LINK_COLOURS, document, draw_table, foot, laid_out, picture
+from kvsim.report.result import Result, hit_definition, plain, to_json
+from kvsim.report.summary import Table, count, percent
+from kvsim.report.table import as_rich
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+COLUMNS_A_TABLE = 8
+CSV_COLUMNS = (
+    "policy", "sampled", "capacity_pages", "capacity_tokens", "capacity_bytes", "hit_rate", "page_hit_rate", "hit_tokens",
+    "hit_pages", "prompt_tokens", "prompt_pages", "rejected",
+)  # fmt: skip
+
+
+def write_curve(folder: Path, record: Result) -> None:
+    """Write ``curve.csv``, ``curve.html`` and, last, ``curve.json``. Raises UsageError if the folder cannot be written."""
+    prepare_folder(folder)
+    (folder / "curve.json").unlink(missing_ok=True)
+    for name, text in (("curve.csv", _csv(record)), ("curve.html", render_curve(record)), ("curve.json", to_json(record))):
+        with replacing(folder / name) as file:
+            file.write(text.encode())
+
+
+def print_curve(record: Result, console: Console) -> None:
+    """Print what was played and the tables."""
+    width = min(console.width, 100)
+    console.print(Text("kvsim curve", "bold"))
+    for line in (*facts(record), hit_definition(record["config"])):
+        console.print(Text(line, "dim"), width=width)
+    for table in tables(record):
+        console.print()
+        console.print(Text(table.title, "bold"), width=width)
+        console.print(as_rich(table), width=width)
+
+
+def facts(record: Result) -> list[str]:
+    """What was played, in sentences."""
+    lines = [
+        f"{count(record['requests'])} requests counted, {count(record['prompt_tokens'])} prompt tokens; largest prompt "
+        f"{count(record['largest_prompt_pages'])} pages, {count(record['unique_pages'])} different pages of "
+        f"{record['page_tokens']} tokens ({size(record['page_bytes'])} each).",
+        "One tier. Each request ends before the next begins; answers take no room. LRU is exact, from one pass over the trace.",
+    ]
+    if record["warmup_requests"]:
+        lines.append(f"{count(record['warmup_requests'])} requests before them fill the tier and are not counted.")
+    if any(point["rejected"] for point in record["points"]):
+        lines.append("A tier smaller than a prompt rejects it; rates are those of the requests served.")
+    if sampling := record["sampling"]:
+        lines.append(
+            f"Sampled: {count(sampling['requests'])} requests with {sampling['share_of_unique_pages']:.2%} of the pages, at "
+            "capacities scaled down by that. The error is measured: LRU of the sample less LRU of the whole trace. Where a "
+            "scaled capacity is smaller than a prompt there is no value."
+        )
+    return lines
+
+
+def tables(record: Result) -> list[Table]:
+    """Hit rates by policy and capacity; a table for so many capacities as fit the width of a page."""
+    capacities = record["capacities"]
+    return [_table(record, capacities[start : start + COLUMNS_A_TABLE]) for start in range(0, len(capacities), COLUMNS_A_TABLE)]
+
+
+def _table(record: Result, capacities: list[int]) -> Table:
+    rows: list[tuple[str, ...]] = [("no cache", *(percent(0.0) for _ in capacities))]
+    rates = {(p["policy"], p["sampled"], p["capacity_pages"]): p["hit_rate"] for p in record["points"]}
+    for policy, sampled in dict.fromkeys((p["policy"], p["sampled"]) for p in record["points"]):
+        name = f"{policy}, sample" if sampled else policy
+        rows.append((name, *(percent(rates.get((policy, sampled, capacity))) for capacity in capacities)))
+    if record["sampling"]:
+        errors = record["sampling"]["error"]
+        rows.insert(3, ("sampling error", *(_points(errors.get(str(capacity))) for capacity in capacities)))
+    rows.append(("unlimited", *(percent(record["unlimited"]["hit_rate"]) for _ in capacities)))
+    rejected = {p["capacity_pages"]: p["rejected"] for p in record["points"] if p["policy"] == "lru" and not p["sampled"]}
+    if any(rejected[capacity] for capacity in capacities):
+        rows.append(("rejected requests", *(count(rejected[capacity]) for capacity in capacities)))
+    rows.append(("in bytes", *(size(capacity * record["page_bytes"]) for capacity in capacities)))
+    return Table("Hit rate by capacity in pages", ("", *(count(capacity) for capacity in capacities)), rows)
+
+
+def _points(difference: float | None) -> str:
+    return "-" if difference is None else f"{100 * difference:+.2f}"
+
+
+def size(n_bytes: int) -> str:
+    """Bytes to three digits in the largest unit of 1024 that they fill."""
+    value, unit = float(n_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+def render_curve(record: Result) -> str:
+    """One self-contained HTML page."""
+    parts = [f'<p class="soft">{escape(line)}</p>' for line in (*facts(record), hit_definition(record["config"]))]
+    parts.append(picture(curve_figure(record), 0, with_script=True, height="460px"))
+    parts += [draw_table(table) for table in tables(record)]
+    return document("kvsim curve", [*parts, foot(record)])
+
+
+def curve_figure(record: Result) -> "go.Figure":
+    """LRU as a line over all capacities, the others at those of the table, and what an unlimited cache hits."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    line = record["line"]
+    figure.add_scatter(
+        x=line["capacity_pages"], y=line["hit_rate"], name="lru", mode="lines", line={"color": "#3d8fd1", "width": 2.5}
+    )
+    colours = iter(LINK_COLOURS * len(record["points"]))
+    drawn = dict.fromkeys((p["policy"], p["sampled"]) for p in record["points"])
+    for policy, sampled in drawn:
+        points = [p for p in record["points"] if (p["policy"], p["sampled"]) == (policy, sampled)]
+        if policy == "lru" and not sampled:
+            points = [p for p in points if p["capacity_pages"] < line["capacity_pages"][0]]
+        if not points:
+            continue
+        bound = policy == "belady"
+        figure.add_scatter(
+            x=[p["capacity_pages"] for p in points],
+            y=[p["hit_rate"] for p in points],
+            name=f"{policy}, sample" if sampled else "lru, some requests rejected" if policy == "lru" else policy,
+            mode="lines+markers",
+            line={"color": "#888" if bound else next(colours), "width": 1.5, "dash": "dash" if bound else "solid"},
+        )
+    unlimited = record["unlimited"]["hit_rate"]
+    figure.add_hline(unlimited, line={"color": "#888", "dash": "dot"}, annotation_text=f"unlimited {percent(unlimited)}",
+                     annotation_position="top left")  # fmt: skip
+    figure.update_xaxes(type="log", dtick="D2")
+    return laid_out(figure, f"capacity (pages of {record['page_tokens']} tokens)", "hit tokens / prompt tokens")
+
+
+def _csv(record: Result) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for row in _rows(record):
+        pages = row["capacity_pages"]
+        tokens, n_bytes = pages * record["page_tokens"], pages * record["page_bytes"]
+        writer.writerow(row | {"capacity_tokens": tokens, "capacity_bytes": n_bytes, "sampled": str(row["sampled"]).lower()})
+    return text.getvalue()
+
+
+def _rows(record: Result) -> list[dict[str, Any]]:
+    """The points of the table and of LRU's line, by policy and capacity; first no cache, last an unlimited one."""
+    line = [dict(zip(record["line"], values, strict=True)) for values in zip(*record["line"].values(), strict=True)]
+    whole = {"policy": "lru", "sampled": False, "rejected": 0} | {
+        name: record[name] for name in ("prompt_tokens", "prompt_pages")
+    }
+    tabled = {p["capacity_pages"] for p in record["points"] if p["policy"] == "lru" and not p["sampled"]}
+    points = [*record["points"], *(whole | point for point in line if point["capacity_pages"] not in tabled)]
+    order = list(dict.fromkeys((p["policy"], p["sampled"]) for p in points))
+    points.sort(key=lambda point: (order.index((point["policy"], point["sampled"])), point["capacity_pages"]))
+    nothing = {"capacity_pages": 0, "hit_tokens": 0, "hit_pages": 0, "hit_rate": 0.0, "page_hit_rate": 0.0}
+    unlimited = whole | record["unlimited"] | {"policy": "unlimited"}
+    return [whole | nothing | {"policy": "no cache"}, *points, plain(unlimited)]
