@@ -133,8 +133,9 @@ def report(rows: list[Row], claims: dict[str, bool], trace: Trace) -> str:
         "| capacity (tokens) | paper | kvsim, LRU | paper less ours | the same in tokens a request | page by page | expected | |",
         "|---|---|---|---|---|---|---|---|",
         *(
-            f"| {row.capacity_tokens:,} | {row.paper:.4f} | {row.ours:.4f} | {row.difference:+.4f} | {row.difference * mean:,.0f} "
-            f"| {row.page_by_page:.4f} | {row.expected:.4f} | {'holds' if row.is_expected else 'DIFFERS'} |"
+            f"| {row.capacity_tokens:,} | {row.paper:.4f} | {row.ours:.4f} | {row.difference:+.4f} "
+            f"| {row.difference * mean:,.0f} | {row.page_by_page:.4f} "
+            f"| {row.expected:.4f} | {'holds' if row.is_expected else 'DIFFERS'} |"
             for row in rows
         ),
         "",
