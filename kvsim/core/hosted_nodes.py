@@ -1,0 +1,205 @@
+"""A cache whose nodes move as a whole between GPU and host memory: the hierarchical radix cache of SGLang."""
+
+from math import inf, nextafter
+
+from kvsim.core.movement import CPU, GPU
+from kvsim.core.pages import Run, split_runs
+from kvsim.core.request import Request
+from kvsim.core.tier import Tier
+from kvsim.core.tree import READY, Node
+from kvsim.core.whole_nodes import HeldNodes, WholeNodeCache
+
+
+class HostedNodeCache(WholeNodeCache):
+    """``WholeNodeCache`` with a second tier: a node is on the GPU, on the host or on both.
+
+    load           what the host has of a prompt, whole or not at all, from ``load_min_tokens`` on; the host copy stays as the
+                   placement says; the GPU evicts the size of the load if it has less room than that
+    write          after a use, if placement wants it and the parent is on the host; or at eviction, whatever the parent
+    GPU eviction   leaves of what is on the GPU: with a host copy they stay there; without, they are written if placement
+                   wants it, or else removed with all that is below them
+    host eviction  leaves that are not on the GPU; for a copy, the node's whole size is asked for if there is less room;
+                   what went stays gone if that was not enough
+    hits           counted only where placement asks after a use; not of nodes that only the host has
+    room           free + evictable on the GPU; a copy on the host does not lower the need
+
+    While it is on the GPU, a node's host copy is pinned. So are copies on their way up, and those that a GPU eviction has made
+    until it ends or first finds no room on the host.
+    """
+
+    def __init__(
+        self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True, load_min_tokens: int = 10
+    ) -> None:
+        super().__init__(tiers, page_tokens, recompute_last_token=recompute_last_token)
+        self.cpu = tiers[CPU]
+        self._load_min_tokens = load_min_tokens
+
+    def serve(self, request: Request, pages: int, now: float) -> HeldNodes | None:
+        pool = self.gpu.pool
+        path, rest, now = self.look_up(request, now)
+        on_gpu = [node for node in path if node.state[GPU]]
+        hosted = path[len(on_gpu) :]
+        gpu_pages = on_gpu[-1].depth + on_gpu[-1].pages if on_gpu else 0
+        missing = pages - gpu_pages - pool.free
+        if missing > 0 and not self.can_evict(missing, on_gpu, gpu_pages):
+            self.touch(path, now)
+            return None
+        for announce in self.announced:
+            announce(request, now)
+        held = HeldNodes(request, self.tree.root, (gpu_pages, 0, 0), None)
+        for node in on_gpu:
+            self.pin_known(held, node, now)
+        cpu_pages = sum([node.pages for node in hosted])
+        if cpu_pages * self.page_tokens < self._load_min_tokens:
+            if hosted:
+                self.touch(hosted, now)
+                rest = split_runs(request.runs, gpu_pages)[1]
+            path, cpu_pages = on_gpu, 0
+        elif hosted:
+            self._load(held, hosted, cpu_pages, now)
+        missing = pages - gpu_pages - cpu_pages - pool.free
+        if missing > 0:
+            self._evict(missing, now)
+        held.hits = gpu_pages, cpu_pages, 0
+        held.slots = pool.take(pages - gpu_pages - cpu_pages)
+        self.now = now = nextafter(now, inf)
+        for node in path:
+            node.last_used = now
+            self._use(node, now)
+        if rest:
+            rest = self._insert_known(held, rest, now)
+        if rest:
+            self.add_leaf(held, rest, now)
+            self._offer(held.node, now)
+        return held
+
+    def _insert_known(self, held: HeldNodes, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
+        """Computed pages of a node that only the host has take it to the GPU; those of a node on the GPU are given back."""
+        gpu = self.gpu
+        path, partial, agreed, rest = self.tree.walk(held.node, runs)
+        if partial is not None:
+            path.append(self.cut_at(partial, agreed, now))
+        for node in path:
+            mine, held.slots = gpu.pool.split(held.slots, node.pages)
+            if node.state[GPU] == READY:
+                gpu.pool.give(mine)
+                self.pin_known(held, node, now)
+                self._use(node, now)
+            else:
+                node.last_used = now
+                self._keep(node)
+                self._arrive(held, node, mine, now)
+        return rest
+
+    # --- up ----------------------------------------------------------------------------------------------------------
+
+    def _load(self, held: HeldNodes, nodes: list[Node], pages: int, now: float) -> None:
+        gpu = self.gpu
+        for node in nodes:
+            self._keep(node)
+        if gpu.pool.free < pages:
+            self._evict(pages, now)
+        for node in nodes:
+            self._arrive(held, node, gpu.pool.take(node.pages), now)
+        self.counts.loaded_pages += pages
+        if not self.cpu.placement.keeps_loaded:  # type: ignore[union-attr]
+            for node in reversed(nodes):
+                self._let_go(node)
+                self.free(node, self.cpu)
+
+    def _arrive(self, held: HeldNodes, node: Node, slots: object, now: float) -> None:
+        """A node that only the host has comes to the GPU; its host copy is pinned already, and so is the path above it."""
+        gpu = self.gpu
+        self.add_copy(node, gpu, READY, slots)
+        node.pins[GPU] = 1
+        held.node = node
+        gpu.inserted_pages += node.pages
+        if gpu.on_insert:
+            gpu.on_insert(node, now)
+
+    def _keep(self, node: Node) -> None:
+        """Pin a host copy; nothing above it needs a pin, as only leaves leave."""
+        if not node.pins[CPU]:
+            self.cpu.evictable_pages -= node.pages
+        node.pins[CPU] += 1
+
+    def _let_go(self, node: Node) -> None:
+        """Take back one ``_keep``."""
+        node.pins[CPU] -= 1
+        if not node.pins[CPU]:
+            self.cpu.evictable_pages += node.pages
+            if not node.kids[CPU]:
+                self.cpu.on_evictable(node)
+
+    # --- down --------------------------------------------------------------------------------------------------------
+
+    def _use(self, node: Node, now: float) -> None:
+        """An insert has passed a node on the GPU."""
+        if self.cpu.after_use:
+            node.hits += 1
+        if self.listeners:
+            self.tell_hits((node,), now)
+        self._offer(node, now)
+
+    def _offer(self, node: Node, now: float) -> None:
+        after_use, parent = self.cpu.after_use, node.parent
+        if after_use is None or node.state[CPU] == READY:
+            return
+        if (parent is self.tree.root or parent.state[CPU] == READY) and after_use(node, now):  # type: ignore[union-attr]
+            self._write(node, now)
+
+    def _write(self, node: Node, now: float) -> bool:
+        """Copy a node that is on the GPU to the host; False if there is no room, even after evicting."""
+        cpu, pages = self.cpu, node.pages
+        if cpu.pool.free < pages:
+            self._evict_host(pages, now)
+        if cpu.pool.free < pages:
+            self.counts.no_room_pages += pages
+            return False
+        self.add_copy(node, cpu, READY, cpu.pool.take(pages))
+        node.pins[CPU] = 1
+        cpu.inserted_pages += pages
+        self.counts.written_pages += pages
+        if cpu.on_insert:
+            cpu.on_insert(node, now)
+        return True
+
+    def _evict(self, pages: int, now: float) -> None:
+        gpu, placement = self.gpu, self.cpu.placement
+        written: list[Node] = []
+        for node in gpu.eviction.victims(now):
+            pages -= node.pages
+            if node.state[CPU] == READY:
+                self.free(node, gpu)
+                self._let_go(node)
+            elif placement.after_eviction(node, now) and self._write(node, now):  # type: ignore[union-attr]
+                self.free(node, gpu)
+                written.append(node)
+            else:
+                self._let_all_go(written)
+                self._remove(node)
+            if pages <= 0:
+                break
+        self._let_all_go(written)
+
+    def _let_all_go(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            self._let_go(node)
+        nodes.clear()
+
+    def _remove(self, node: Node) -> None:
+        """Take a GPU leaf without a host copy out of the cache, with all that the host has below it."""
+        for below in reversed(list(node.descendants())):
+            self.counts.dropped_pages += below.pages
+            self.free(below, self.cpu)
+        self.counts.dropped_pages += node.pages
+        self.free(node, self.gpu)
+
+    def _evict_host(self, pages: int, now: float) -> None:
+        cpu, counts = self.cpu, self.counts
+        for node in cpu.eviction.victims(now):
+            pages -= node.pages
+            counts.dropped_pages += node.pages
+            self.free(node, cpu)
+            if pages <= 0:
+                return

@@ -1,0 +1,44 @@
+"""The rules of SGLang's radix cache and of its hierarchical one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.core.hosted_nodes import HostedNodeCache
+from kvsim.core.rules import Rules
+from kvsim.core.tier import Tier
+from kvsim.core.whole_nodes import WholeNodeCache
+
+if TYPE_CHECKING:
+    from kvsim.engine.server import ServingCache
+
+OWN = "or say rules=default, kvsim's own rules for the same policies"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLangRules(Rules):
+    """Nodes leave and move as a whole, and a look-up alone refreshes them. Policies decide the rest.
+
+    GPU only       RadixCache (SGLang 0.5.23), as ``WholeNodeCache``
+    GPU and CPU    HiRadixCache (SGLang 0.5.15), as ``HostedNodeCache``
+    """
+
+    load_min_tokens: int = 10
+    """The least that is loaded from the CPU to the GPU; what is shorter is computed again."""
+
+    def __post_init__(self) -> None:
+        if self.load_min_tokens < 0:
+            raise ValueError(f"load_min_tokens must be 0 or more, not {self.load_min_tokens}")
+
+    def check(self, command: str, tiers: Sequence[str]) -> None:
+        if command != "replay":
+            raise ValueError(f"SGLang's rules have no clock: say kvsim replay instead of kvsim {command}, {OWN}")
+        if "disk" in tiers:
+            raise ValueError(f"SGLang's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
+
+    def serving_cache(self, tiers: list[Tier], page_tokens: int) -> "ServingCache":
+        if len(tiers) == 1:
+            return WholeNodeCache(tiers, page_tokens, recompute_last_token=self.recompute_last_token)
+        return HostedNodeCache(
+            tiers, page_tokens, recompute_last_token=self.recompute_last_token, load_min_tokens=self.load_min_tokens
+        )

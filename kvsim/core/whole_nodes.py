@@ -1,0 +1,188 @@
+"""A cache whose nodes leave as a whole: the radix cache of SGLang, on one tier."""
+
+from math import inf, nextafter
+from typing import Any
+
+from kvsim.core.movement import GPU, Counts
+from kvsim.core.pages import Run, count_pages, split_runs
+from kvsim.core.request import Request
+from kvsim.core.residency import Residency
+from kvsim.core.tier import Tier
+from kvsim.core.tree import NO_CHILDREN, READY, Node
+
+
+class HeldNodes:
+    """What a running request keeps: a pinned path down to ``node``, and slots for its answer and a partial page."""
+
+    __slots__ = ("hits", "node", "request", "slots")
+
+    def __init__(self, request: Request, node: Node, hits: tuple[int, int, int], slots: Any) -> None:
+        self.request = request
+        self.node = node
+        self.hits = hits
+        self.slots = slots
+
+
+class WholeNodeCache(Residency):
+    """Serves requests from one tier; the unit of eviction is a node.
+
+    node        all that one request inserted below the path it found; cut only where a later look-up or insert ended in it
+    eviction    whole unpinned leaves in the policy's order until there is room, so possibly more than is lacking
+    recency     a look-up counts, that of a request that finds no room, too; both parts of a cut are as recent as the look-up,
+                and the upper one counts as created by it
+    hits        one for the insert that made a node, one for each later insert that passes it; the parts of a cut both keep them
+    room        free + evictable >= what is not reused, tested with the path pinned; nothing is evicted otherwise
+
+    Two moments are told apart in a request, the look-up and the insert: of two leaves that it touches, the one that it was
+    cut off from is the older.
+    """
+
+    def __init__(self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True) -> None:
+        super().__init__(tiers)
+        self.gpu = tiers[GPU]
+        self.page_tokens = page_tokens
+        self.counts = Counts()
+        self._recompute_last_token = recompute_last_token
+
+    def serve(self, request: Request, pages: int, now: float) -> HeldNodes | None:
+        """Look up, admit with room for ``pages`` pages in all, and insert. None without room: it was looked up, that is all."""
+        gpu = self.gpu
+        pool = gpu.pool
+        path, rest, now = self.look_up(request, now)
+        node = path[-1] if path else self.tree.root
+        hit_pages = node.depth + node.pages
+        missing = pages - hit_pages - pool.free
+        if missing > 0 and not self.can_evict(missing, path, hit_pages):
+            self.touch(path, now)
+            return None
+        for announce in self.announced:
+            announce(request, now)
+        self.now = inserted = nextafter(now, inf)
+        pinned_pages = 0
+        for node in path:
+            node.hits += 1
+            node.last_used = inserted
+            pins = node.pins
+            if pins[GPU]:
+                pinned_pages = node.depth + node.pages
+            pins[GPU] += 1
+        gpu.evictable_pages -= hit_pages - pinned_pages
+        if self.listeners:
+            self.tell_hits(path, inserted)
+        if missing > 0:
+            self._evict(missing, now)
+        held = HeldNodes(request, node, (hit_pages, 0, 0), pool.take(pages - hit_pages))
+        if rest:
+            if rest[0][0] in node.children:
+                rest = self._insert_known(held, rest, inserted)
+            if rest:
+                self.add_leaf(held, rest, inserted)
+        return held
+
+    def look_up(self, request: Request, now: float) -> tuple[list[Node], tuple[Run, ...], float]:
+        """The cached nodes of a prompt, cut where it ends or parts from them; the rest of its pages; when that was."""
+        if now <= self.now:
+            now = nextafter(self.now, inf)
+        self.now = now
+        runs = request.runs
+        if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // self.page_tokens) < request.prompt_pages:
+            runs = split_runs(runs, usable)[0]
+        path, partial, agreed, rest = self.tree.walk(self.tree.root, runs)
+        if partial is not None:
+            path.append(self.cut_at(partial, agreed, now))
+        if runs is not request.runs:
+            rest = split_runs(request.runs, path[-1].depth + path[-1].pages if path else 0)[1]
+        return path, rest, now
+
+    def cut_at(self, node: Node, pages: int, now: float) -> Node:
+        """Cut a node that is touched in its first ``pages`` pages only; returns the upper part."""
+        node.last_used = now
+        upper = self.cut(node, pages)
+        upper.created = upper.last_used = now
+        self._tell_evictable(node)
+        return upper
+
+    def _tell_evictable(self, node: Node) -> None:
+        """The node's place in the order of leaving has changed, perhaps, although it was not pinned."""
+        for tier in self.tiers:
+            if node.is_evictable(tier.index):
+                tier.on_evictable(node)
+
+    def can_evict(self, pages: int, path: list[Node], path_pages: int) -> bool:
+        """Whether so many GPU pages can be evicted while the path, of so many pages there, stays."""
+        evictable = self.gpu.evictable_pages
+        return pages + path_pages <= evictable or pages + sum([node.pages for node in path if not node.pins[GPU]]) <= evictable
+
+    def touch(self, path: list[Node], now: float) -> None:
+        """The path has been looked up for a request that finds no room."""
+        for node in path:
+            node.last_used = now
+            self._tell_evictable(node)
+
+    def _evict(self, pages: int, now: float) -> None:
+        """Evict at least so many pages."""
+        gpu, counts = self.gpu, self.counts
+        for node in gpu.eviction.victims(now):
+            pages -= node.pages
+            counts.dropped_pages += node.pages
+            self.free(node, gpu)
+            if pages <= 0:
+                return
+
+    def _insert_known(self, held: HeldNodes, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
+        """Give back what the request computed although the cache has it; returns what it has not."""
+        gpu = self.gpu
+        path, partial, agreed, rest = self.tree.walk(held.node, runs)
+        if partial is not None:
+            path.append(self.cut_at(partial, agreed, now))
+        for node in path:
+            node.hits += 1
+            self.pin_known(held, node, now)
+            mine, held.slots = gpu.pool.split(held.slots, node.pages)
+            gpu.pool.give(mine)
+        if self.listeners:
+            self.tell_hits(path, now)
+        return rest
+
+    def pin_known(self, held: HeldNodes, node: Node, now: float) -> None:
+        """Lengthen the path that a request holds by a node that is on the GPU."""
+        node.last_used = now
+        if not node.pins[GPU]:
+            self.gpu.evictable_pages -= node.pages
+        node.pins[GPU] += 1
+        held.node = node
+
+    def add_leaf(self, held: HeldNodes, runs: tuple[Run, ...], now: float) -> None:
+        """Make a node of all that nobody has; its pages are in slots of the request."""
+        gpu, parent = self.gpu, held.node
+        pages = runs[0][1] if len(runs) == 1 else count_pages(runs)
+        held.node = leaf = Node(runs, pages, parent.depth + parent.pages, parent, len(self.tiers), now)
+        if parent.children is NO_CHILDREN:
+            parent.children = {runs[0][0]: leaf}
+        else:
+            parent.children[runs[0][0]] = leaf
+        leaf.slots[GPU], held.slots = gpu.pool.split(held.slots, pages)
+        leaf.state[GPU] = READY
+        leaf.pins[GPU] = 1
+        parent.kids[GPU] += 1
+        gpu.inserted_pages += pages
+        if gpu.on_insert:
+            gpu.on_insert(leaf, now)
+
+    def finish_request(self, held: HeldNodes) -> None:
+        """The request has its answer: its path is unpinned, its other slots are given back."""
+        gpu = self.gpu
+        for finish in self.finished:
+            finish(held.request, held.node, self.now)
+        gpu.pool.give(held.slots)
+        last = node = held.node
+        end, pinned_pages = node.depth + node.pages, 0
+        while (parent := node.parent) is not None:
+            pins = node.pins
+            left = pins[GPU] = pins[GPU] - 1
+            if left and not pinned_pages:
+                pinned_pages = node.depth + node.pages
+            node = parent
+        gpu.evictable_pages += end - pinned_pages
+        if end > pinned_pages and not last.kids[GPU]:
+            gpu.on_evictable(last)
