@@ -1,0 +1,149 @@
+"""Traces and caches for the tests of engines: prompts are words, equal beginnings of two words are the same pages."""
+
+import gzip
+import importlib.util
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.core.pool import SlotPool
+from kvsim.core.request import Request
+from kvsim.core.sglang import SGLangRules
+from kvsim.core.tier import Tier
+from kvsim.core.tree import READY
+from kvsim.core.whole_nodes import HeldNodes, WholeNodeCache
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from tests.core.small import runs_of
+
+Row = tuple[int, int]
+
+
+class Words:
+    """Gives page ids to the beginnings of words, in the order in which they are first seen."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+
+    def pages(self, word: str) -> list[int]:
+        return [self.ids.setdefault(word[:end], len(self.ids)) for end in range(1, len(word) + 1)]
+
+    def request(self, word: str, *, page_tokens: int = 1, tail: int = 0, output: int = 0, index: int = 0) -> Request:
+        pages = self.pages(word)
+        return Request(
+            index=index,
+            arrival_s=float(index // 3),
+            prompt_tokens=len(pages) * page_tokens + tail,
+            output_tokens=output,
+            runs=runs_of(pages),
+            prompt_pages=len(pages),
+        )
+
+
+def random_requests(seed: int, *, requests: int = 60, page_tokens: int = 4, max_pages: int = 12) -> list[Request]:
+    """Short prompts over two letters that branch off each other everywhere; half of them fill their last page."""
+    rng = np.random.default_rng(seed)
+    words, seen, made = Words(), [""], []
+    for index in range(requests):
+        base = seen[rng.integers(len(seen))]
+        word = base[: rng.integers(len(base) + 1)] if rng.random() < 0.5 else base
+        word += "".join(rng.choice(["a", "b"], size=rng.integers(6)))
+        seen.append(word[:max_pages])
+        tail = 0 if seen[-1] and rng.random() < 0.5 else int(rng.integers(1, page_tokens)) if page_tokens > 1 else 0
+        output = int(rng.integers(3 * page_tokens))
+        made.append(words.request(seen[-1], page_tokens=page_tokens, tail=tail, output=output, index=index))
+    return made
+
+
+def make_cache(gpu: int, cpu: int = 0, *, eviction: Callable[[], Any], placement: Any = None, page_tokens: int = 1,
+               load_min_tokens: int = 0) -> WholeNodeCache:  # fmt: skip
+    """A cache by SGLang's rules; slots are numbered, so that none can have two owners."""
+    tiers = []
+    for index, capacity in enumerate([gpu, cpu] if cpu else [gpu]):
+        policy = eviction()
+        policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens))
+        tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy, placement if index else None))
+    cache = SGLangRules(load_min_tokens=load_min_tokens).serving_cache(tiers, page_tokens)
+    assert isinstance(cache, WholeNodeCache)
+    return cache
+
+
+def play(cache: WholeNodeCache, requests: list[Request], *, in_flight: int = 1, hold_output: bool = True) -> list[Row]:
+    """Hits of all requests on GPU and host; (-1, 0) for a rejected one."""
+    outcome = Replay(
+        cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight, hold_output=hold_output)
+    ).run(requests)
+    check(cache, [])
+    hits = outcome.hit_pages.tolist()
+    return [(-1, 0) if rejected else (row[0], row[1]) for rejected, row in zip(outcome.status.tolist(), hits, strict=True)]
+
+
+def check(cache: WholeNodeCache, held: Iterable[HeldNodes]) -> None:
+    """Recount slots, pins, children and what can be evicted."""
+    held = list(held)
+    nodes = list(cache.tree.root.descendants())
+    for tier in cache.tiers:
+        here = [node for node in nodes if node.state[tier.index] == READY]
+        slots = [slot for node in here for slot in node.slots[tier.index].tolist()]
+        assert [len(node.slots[tier.index]) for node in here] == [node.pages for node in here]
+        slots += [slot for one in held for slot in one.slots.tolist()] if tier.index == 0 else []
+        slots += tier.pool.free_slots().tolist()
+        assert sorted(slots) == list(range(tier.pool.capacity))
+        assert tier.evictable_pages == sum(node.pages for node in here if not node.pins[tier.index])
+        for node in [cache.tree.root, *nodes]:
+            assert node.kids[tier.index] == sum(child.state[tier.index] == READY for child in node.children.values())
+    for node in nodes:
+        assert any(node.state)
+        assert node.depth == node.parent.depth + node.parent.pages  # type: ignore[union-attr]
+        assert not node.state[0] or node.parent is cache.tree.root or node.parent.state[0]  # type: ignore[union-attr]
+        assert node.pins[0] == sum(is_above(node, one) for one in held)
+        assert len(cache.tiers) == 1 or node.pins[1] == (node.state[0] == node.state[1] == READY)
+
+
+def is_above(node: Any, held: HeldNodes) -> bool:
+    """Whether a request holds the node."""
+    at: Any = held.node
+    while at is not None and at is not node:
+        at = at.parent
+    return at is node
+
+
+def as_records(requests: Iterable[Request]) -> list[dict[str, Any]]:
+    """Requests as lines of a trace with block ids."""
+    return [
+        {
+            "input_length": request.prompt_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": [start + at for start, length in request.runs for at in range(length)],
+        }
+        for request in requests
+    ]
+
+
+def reference(shared: Path, name: str) -> ModuleType:
+    """A model that lies beside the repository; skips the test where it is absent."""
+    path = shared / "reference" / f"{name}.py"
+    if not path.is_file():
+        pytest.skip(f"there is no ../shared/reference/{name}.py, which this test compares with")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def golden_rows(shared: Path, name: str, requests: int) -> list[tuple[int, ...]]:
+    """The first rows of a recorded sequence, from the hits on; skips the test where it is absent."""
+    path = shared / "golden" / f"{name}.txt.gz"
+    if not path.is_file():
+        pytest.skip(f"there is no ../shared/golden/{name}.txt.gz, which this test compares with")
+    with gzip.open(path, "rt") as file:
+        rows = [tuple(map(int, line.split())) for line in file if line[0].isdigit()]
+    return [row[2:] for row in rows[:requests]]

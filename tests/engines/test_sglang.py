@@ -1,0 +1,324 @@
+"""SGLang's radix cache: one test for each of its rules, then random and real traces against slower models and recorded hits."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.core.request import Request
+from kvsim.core.whole_nodes import HeldNodes
+from kvsim.policies.eviction.base import RankedEviction
+from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.lfu import LFU
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.random import Random
+from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.trace.mooncake import Mooncake
+from kvsim.trace.weka import Weka
+from tests.core.small import runs_of
+from tests.engines.slow_radix import SlowNode, SlowRadix, play_slowly
+from tests.engines.small import Words, as_records, check, golden_rows, make_cache, play, random_requests, reference
+
+CONVERSATION = "traces/mooncake_conversation_trace.jsonl.gz"
+WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
+
+
+class MostRecentFirst(RankedEviction):
+    """Ranks that fall when a node is used."""
+
+    def rank(self, node: Any) -> float:
+        return -float(node.last_used)
+
+
+class YoungestFirst(RankedEviction):
+    def rank(self, node: Any) -> float:
+        return -float(node.created)
+
+
+ORDERS: dict[str, tuple[Callable[[], Any], Callable[[SlowNode], Any]]] = {
+    "lru": (LRU, lambda node: node.used),
+    "lfu": (LFU, lambda node: (node.hits, node.used)),
+    "slru": (SegmentedLRU, lambda node: (node.hits >= 2, node.used)),
+    "fifo": (FIFO, lambda node: node.created),
+    "mru": (MostRecentFirst, lambda node: -node.used),
+    "filo": (YoungestFirst, lambda node: -node.created),
+}
+
+
+class Small:
+    """A cache of one-token pages; ``use`` takes a word. By default it computes one token more than the pages of the word."""
+
+    def __init__(self, capacity: int, eviction: Callable[[], Any] = LRU) -> None:
+        self.cache = make_cache(capacity, eviction=eviction)
+        self.words = Words()
+        self.running: list[HeldNodes] = []
+
+    def start(self, word: str, *, tail: int = 1, output: int = 0) -> HeldNodes | None:
+        """A request that has computed its prompt; the tail's token takes a page."""
+        request = self.words.request(word, tail=tail, output=output)
+        held = self.cache.serve(request, len(word) + tail + output, 0.0)
+        self.running += [held] if held else []
+        check(self.cache, self.running)
+        return held
+
+    def finish(self, held: HeldNodes | None) -> None:
+        assert held is not None
+        self.running.remove(held)
+        self.cache.finish_request(held)
+        check(self.cache, self.running)
+
+    def use(self, *words: str, tail: int = 1, output: int = 0) -> int:
+        """Requests from beginning to end; the hits of the last one, -1 if it was rejected."""
+        hits = -1
+        for word in words:
+            held = self.start(word, tail=tail, output=output)
+            hits = -1
+            if held is not None:
+                hits = held.hits[0]
+                self.finish(held)
+        return hits
+
+    def nodes(self) -> list[str]:
+        """The letters of each node, in order of their page ids."""
+        letters = {page: word[-1] for word, page in self.words.ids.items()}
+        nodes = sorted(self.cache.tree.root.descendants(), key=lambda node: node.runs)
+        return ["".join(letters[start + at] for start, length in node.runs for at in range(length)) for node in nodes]
+
+
+# --- the rules -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_token_is_always_computed() -> None:
+    cache = Small(20)
+    assert [cache.use("abcd", tail=0), cache.use("abcd", tail=0), cache.use("abcd", tail=1)] == [0, 3, 4]
+
+
+def test_a_prompt_is_found_as_soon_as_it_is_computed() -> None:
+    cache = Small(20)
+    cache.start("abc")
+    held = cache.start("abc")
+    assert held is not None
+    assert held.hits == (3, 0, 0)
+
+
+def test_answers_take_room_until_the_end_and_are_not_cached() -> None:
+    cache = Small(10)
+    held = cache.start("ab", tail=0, output=6)
+    assert cache.cache.gpu.pool.free == 2
+    cache.finish(held)
+    assert cache.cache.gpu.pool.free == 8
+    assert cache.use("abc") == 2
+
+
+def test_a_whole_leaf_leaves_even_if_less_is_lacking() -> None:
+    cache = Small(10)
+    cache.use("abcdef")
+    cache.use("xyzw", tail=0)
+    assert cache.nodes() == ["abcdef", "xyzw"]
+    cache.use("q", tail=0)
+    assert cache.nodes() == ["xyzw", "q"]
+    assert cache.cache.gpu.pool.free == 5
+
+
+def test_a_node_is_all_that_one_insert_added_however_many_runs_it_has() -> None:
+    cache = Small(10)
+    cache.words.ids.update({"a": 0, "ab": 1, "abc": 7, "abcd": 8})
+    cache.use("abcd")
+    assert [node.runs for node in cache.cache.tree.root.descendants()] == [((0, 2), (7, 2))]
+    cache.use("pqrstuv", tail=0)
+    assert cache.nodes() == ["pqrstuv"]
+
+
+def test_nodes_are_cut_where_a_look_up_or_an_insert_ends_and_never_joined() -> None:
+    cache = Small(30)
+    cache.use("abcdef", "abxy", "abc")
+    assert cache.nodes() == ["ab", "c", "def", "xy"]
+    cache.use("abcdef")
+    assert cache.nodes() == ["ab", "c", "def", "xy"]
+
+
+def test_a_parent_that_becomes_a_leaf_competes_at_once() -> None:
+    cache = Small(8)
+    cache.use("ab", "abcd", "xyz")
+    assert cache.nodes() == ["ab", "cd", "xyz"]
+    cache.use("pqrst", tail=0)
+    assert cache.nodes() == ["xyz", "pqrst"]
+
+
+def test_a_look_up_refreshes_the_whole_path() -> None:
+    cache = Small(9)
+    cache.use("abcd", "xyz", "abcd")
+    cache.use("pqr", tail=0)
+    assert cache.nodes() == ["abcd", "pqr"]
+
+
+def test_what_is_cut_off_is_refreshed_too_but_is_older_than_the_new_branch() -> None:
+    cache = Small(10)
+    cache.use("abcd", "xy", "abe")
+    assert cache.nodes() == ["ab", "cd", "xy", "e"]
+    cache.use("pqrst", tail=0)
+    assert cache.nodes() == ["ab", "cd", "e", "pqrst"]
+    cache.use("pqrstuv", tail=0)
+    assert cache.nodes() == ["ab", "e", "pqrst", "uv"]
+
+
+def test_the_upper_part_of_a_cut_counts_as_created_by_the_look_up() -> None:
+    cache = Small(8, FIFO)
+    cache.use("abcd", "xy")
+    cache.use("ab")
+    assert cache.nodes() == ["ab", "cd", "xy"]
+    cache.use("pqr", tail=0)
+    assert cache.nodes() == ["ab", "xy", "pqr"]
+    cache.use("stu", tail=0)
+    assert cache.nodes() == ["ab", "pqr", "stu"]
+
+
+def test_parts_of_a_cut_keep_hits_and_pins() -> None:
+    cache = Small(20)
+    held = cache.start("abcd")
+    cache.use("abcd", "ab")
+    upper = next(node for node in cache.cache.tree.root.descendants() if node.depth == 0)
+    (lower,) = upper.children.values()
+    assert (upper.hits, lower.hits) == (3, 2)
+    assert (upper.pins, lower.pins) == ([1], [1])
+    cache.finish(held)
+    assert cache.cache.gpu.evictable_pages == 4
+
+
+def test_hits_count_inserts_once_each_and_look_ups_never() -> None:
+    cache = Small(6)
+    cache.use("abcd")
+    held = cache.start("abcd")
+    (node,) = cache.cache.tree.root.descendants()
+    assert node.hits == 2
+    assert cache.use("abcde", output=9) == -1
+    assert node.hits == 2
+    cache.finish(held)
+
+
+def test_lfu_takes_the_least_used_then_the_oldest() -> None:
+    cache = Small(8, LFU)
+    cache.use("ab", "ab", "cd", "ef")
+    cache.use("xyz", tail=0)
+    assert cache.nodes() == ["ab", "ef", "xyz"]
+
+
+def test_an_aligned_page_that_is_known_already_is_given_back() -> None:
+    cache = Small(20)
+    cache.use("abcd")
+    cache.use("ab", tail=0)
+    assert cache.nodes() == ["a", "b", "cd"]
+    assert cache.cache.gpu.pool.free == 16
+
+
+def test_all_pages_can_be_used() -> None:
+    cache = Small(5)
+    assert cache.use("abcde", tail=0) == 0
+    assert cache.use("vwxyz", tail=0) == 0
+    assert cache.nodes() == ["vwxyz"]
+
+
+def test_a_running_request_pins_its_whole_path() -> None:
+    cache = Small(7)
+    cache.use("ab", "abcd")
+    held = cache.start("abcd", tail=0)
+    assert cache.use("wxyz", tail=0) == -1
+    cache.finish(held)
+    assert cache.use("wxyz", tail=0) == 0
+
+
+def test_a_request_that_does_not_fit_evicts_nothing() -> None:
+    cache = Small(6)
+    cache.use("abc", "xy")
+    assert cache.start("pqrstuv") is None
+    assert cache.nodes() == ["abc", "xy"]
+    assert cache.cache.gpu.evicted_pages == 0
+
+
+@pytest.mark.parametrize(("eviction", "stays"), [(LRU, ["ab", "pqr"]), (MostRecentFirst, ["cd", "pqr"])])
+def test_a_request_that_does_not_fit_was_looked_up_all_the_same(eviction: Callable[[], Any], stays: list[str]) -> None:
+    cache = Small(6, eviction)
+    cache.use("ab", "cd")
+    assert cache.use("ab", output=9) == -1
+    cache.use("pqr", tail=0)
+    assert cache.nodes() == stays
+
+
+def test_a_request_that_does_not_fit_leaves_its_cut() -> None:
+    cache = Small(6)
+    cache.use("abcd")
+    assert cache.use("abx", output=9) == -1
+    assert cache.nodes() == ["ab", "cd"]
+
+
+def test_a_refused_request_waits_for_the_oldest_to_finish() -> None:
+    requests = [
+        Request(index=i, arrival_s=0.0, prompt_tokens=4, output_tokens=1, runs=runs_of(range(10 * i, 10 * i + 4)), prompt_pages=4)
+        for i in range(3)
+    ]
+    cache = make_cache(10, eviction=LRU)
+    assert play(cache, [*requests, requests[1]], in_flight=4) == [(0, 0), (0, 0), (0, 0), (3, 0)]
+
+
+def test_any_policy_is_asked_by_the_contract_alone() -> None:
+    requests = random_requests(1, requests=200)
+    cache = make_cache(14, eviction=Random, page_tokens=4)
+    rows = play(cache, requests, in_flight=2)
+    assert cache.gpu.evicted_pages > 100
+    assert sum(hits for hits, _ in rows) > 100
+
+
+# --- slower models, real traces, recorded hits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("hold_output", [True, False])
+def test_random_traces_hit_as_in_the_slow_model(order: str, hold_output: bool) -> None:
+    eviction, rank = ORDERS[order]
+    for seed in range(60):
+        requests = random_requests(seed)
+        capacity, in_flight = 5 + seed % 19, 1 + seed % 4
+        mine = play(
+            make_cache(capacity, eviction=eviction, page_tokens=4), requests, in_flight=in_flight, hold_output=hold_output
+        )
+        slow = SlowRadix(capacity, order=rank, page_tokens=4)
+        assert mine == play_slowly(slow, requests, in_flight=in_flight, hold_output=hold_output), seed
+
+
+@pytest.mark.parametrize("order", ["lru", "lfu", "slru", "fifo", "mru"])
+def test_random_traces_hit_as_in_the_model_beside_the_repository(shared: Path, order: str) -> None:
+    model = reference(shared, "sglang_model")
+    for seed in range(100, 200):
+        requests = random_requests(seed)
+        capacity, in_flight = 4 + seed % 21, 1 + seed % 4
+        mine = play(make_cache(capacity, eviction=ORDERS[order][0], page_tokens=4), requests, in_flight=in_flight)
+        rows = model.play(as_records(requests), capacity, order, in_flight, 4)
+        assert mine == [(row[2], 0) for row in rows], seed
+
+
+@pytest.mark.parametrize("order", ["lru", "mru"])
+def test_agent_sessions_hit_as_in_the_model_beside_the_repository(shared: Path, order: str) -> None:
+    model = reference(shared, "sglang_model")
+    requests = Weka(path=str(shared / WEKA), limit=400).load(64).requests
+    mine = play(make_cache(6_000, eviction=ORDERS[order][0], page_tokens=64), requests, in_flight=3)
+    rows = model.play(as_records(requests), 6_000, order, 3, 64)
+    assert mine == [(row[2], 0) for row in rows]
+    assert sum(hits > 0 for hits, _ in mine) > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "capacity", "in_flight"),
+    [
+        ("sglang_lru_6000", "lru", 6_000, 1),
+        ("sglang_lru_6000_inflight4", "lru", 6_000, 4),
+        ("sglang_lfu_6000", "lfu", 6_000, 1),
+        ("sglang_slru_6000", "slru", 6_000, 1),
+        ("sglang_lru_30000", "lru", 30_000, 1),
+    ],
+)
+def test_conversation_hits_what_the_engine_hit(shared: Path, name: str, order: str, capacity: int, in_flight: int) -> None:
+    rows = golden_rows(shared, f"conv.{name}", 2_000)
+    requests = Mooncake(path=str(shared / CONVERSATION), limit=2_000).load(512).requests
+    mine = play(make_cache(capacity, eviction=ORDERS[order][0], page_tokens=512), requests, in_flight=in_flight)
+    assert [(hits,) for hits, _ in mine] == rows
