@@ -38,12 +38,15 @@ TIERS = ("gpu", "cpu", "disk")
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
 GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
 WITHOUT_EFFECT = {
-    "simulate": ("replay", "curve"),
+    "simulate": ("replay", "curve", "print_tree"),
     "replay": ("engine", "hardware", "substrate", "curve"),
     "curve": (
         "engine", "hardware", "substrate", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
+        "print_tree",
     ),
 }  # fmt: skip
+
+MOST_NUMBERED_SLOTS = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class RunSettings:
     substrate: str
     warmup: float
     seed: int
+    print_tree: bool
     output: str
 
     def __post_init__(self) -> None:
@@ -95,6 +99,7 @@ class Plan:
     replay: ReplaySettings
     warmup: float
     seed: int
+    print_tree: bool
     output: Path
     config: Config
     """The resolved configuration, for the record; without ``output``, so that it does not depend on the folder."""
@@ -123,6 +128,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
         warmup=run.warmup,
         seed=run.seed,
+        print_tree=run.print_tree and command == "replay",
         output=Path(run.output),
         config={key: value for key, value in config.items() if key != "output"},
     )
@@ -241,6 +247,8 @@ def _check_combination(plan: Plan, command: str) -> None:
     check_bypass(plan, command)
     if not isinstance(plan.prefetch, NoPrefetch) and plan.tiers[-1].name != "disk":
         raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")
+    if plan.print_tree:
+        check_numbered(plan.tiers)
     if not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers whose state could be saved; say checkpoint=none")
 
@@ -255,6 +263,17 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise UsageError(f"eviction: {name} is a bound, for kvsim replay with one tier: choose another policy")
         if plan.replay.in_flight > 1:
             raise UsageError(f"replay.in_flight has no effect on {name}, for which running requests take no room: leave it out")
+
+
+def check_numbered(tiers: list[TierPlan]) -> None:
+    """Raise UsageError if a tier has too many slots to number them all for a printed tree."""
+    for tier in tiers:
+        if tier.capacity_pages is None or tier.capacity_pages > MOST_NUMBERED_SLOTS:
+            size = "unlimited" if tier.capacity_pages is None else f"{tier.capacity_pages:,} pages"
+            raise UsageError(
+                f"print_tree numbers every slot, and tiers.{tier.name}.capacity is {size}: "
+                f"give it at most {MOST_NUMBERED_SLOTS:,} pages"
+            )
 
 
 def _given(keys: set[str], name: str) -> str | None:

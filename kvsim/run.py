@@ -10,7 +10,7 @@ from kvsim.build import Plan, TierPlan, check_bypass
 from kvsim.core.bypass import BypassTier
 from kvsim.core.cache import TieredCache
 from kvsim.core.instant import InstantCache
-from kvsim.core.pool import Pool
+from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.engine.engine import Engine
@@ -30,16 +30,21 @@ Advance = Callable[[int], None]
 """Is told now and then how many requests are done."""
 
 
-def replay(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
-    """Play the requests one after another, without a clock."""
+def replay(
+    plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any], None] | None = None
+) -> Outcome:
+    """Play the requests one after another, without a clock.
+
+    ``inspect`` is shown the cache, its slots numbered, while the last requests are still unfinished.
+    """
     check_bypass(plan, "replay")
-    tiers = build_tiers(plan, requests)
+    tiers = build_tiers(plan, requests, SlotPool if inspect else Pool)
     cache = (
         _bypass_tier(plan, tiers, requests)
         or plan.rules.serving_cache(tiers, plan.page_tokens)
         or InstantCache(tiers, plan.rules, plan.page_tokens)
     )
-    return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance)
+    return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
 
 
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
@@ -78,7 +83,7 @@ def check_capacity(plan: Plan, requests: list[Request]) -> None:
         )
 
 
-def build_tiers(plan: Plan, requests: Sequence[Request] = ()) -> list[Tier]:
+def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> list[Tier]:
     """The plan's tiers, empty, their policies bound. Raises UsageError for a policy that lacks its input."""
     tiers = []
     for index, tier in enumerate(plan.tiers):
@@ -86,7 +91,7 @@ def build_tiers(plan: Plan, requests: Sequence[Request] = ()) -> list[Tier]:
         _bind("eviction", tier.eviction, context)
         if tier.placement is not None:
             _bind("placement", tier.placement, context)
-        tiers.append(Tier(tier.name, index, Pool(tier.capacity_pages), tier.eviction, tier.placement))
+        tiers.append(Tier(tier.name, index, pool(tier.capacity_pages), tier.eviction, tier.placement))
     return tiers
 
 

@@ -31,7 +31,7 @@ def plan(*overrides: str, command: str = "replay") -> Plan:
     """The plan of a preset; a trace that needs a file gets a tiny one."""
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         cfg = hydra.compose("config", overrides=list(overrides))
-    if "path" in cfg.trace and OmegaConf.is_missing(cfg.trace, "path"):
+    if OmegaConf.is_missing(cfg.trace, "path"):
         Path("trace.jsonl").write_text("\n".join(map(json.dumps, TINY_TRACE)))
         cfg.trace.path = "trace.jsonl"
     return build_run(cfg, command=command, overrides=overrides)
@@ -40,7 +40,8 @@ def plan(*overrides: str, command: str = "replay") -> Plan:
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("command", ["replay", "simulate"])
 def test_every_preset_is_complete_and_runs(name: str, command: str) -> None:
-    built = plan(f"preset={name}", "trace.limit=40", command=command)
+    rules = ("rules=default",) if command == "simulate" else ()
+    built = plan(f"preset={name}", "trace.limit=40", *rules, command=command)
     requests = built.trace.load(built.page_tokens).requests
     check_capacity(built, requests)
     outcome = {"replay": replay, "simulate": simulate}[command](built, requests)

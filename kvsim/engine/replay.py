@@ -62,25 +62,38 @@ class Replay:
             return cache
         return SingleTier(cache) if len(cache.tiers) == 1 else TieredServer(cache, self.prefetching)
 
-    def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
-        """Play all requests in order; ``advance`` is told every so often how many have been played."""
+    def run(
+        self,
+        requests: list[Request],
+        advance: Callable[[int], None] | None = None,
+        inspect: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        """Play all requests in order; ``advance`` is told every so often how many have been played.
+
+        ``inspect`` is shown the cache at the end, while the last requests are still unfinished.
+        """
         began = perf_counter()
         rows: list[Hits | None] = []
         with without_garbage_collector():
             for start in range(0, len(requests), ADVANCE_EVERY):
-                rows += self._play(requests[start : start + ADVANCE_EVERY])
+                rows += self._play(requests[start : start + ADVANCE_EVERY], alone=inspect is None)
                 if advance:
                     advance(len(rows))
+            if inspect:
+                inspect(self.cache)
             while self.live:
                 self.server.finish_request(self.live.popleft())
             wall_s = perf_counter() - began
         return self._outcome(requests, rows, wall_s)
 
-    def _play(self, requests: list[Request]) -> list[Hits | None]:
-        """Play some requests. Returns the hit pages of each by tier; None for one that can never fit."""
+    def _play(self, requests: list[Request], *, alone: bool) -> list[Hits | None]:
+        """Play some requests. Returns the hit pages of each by tier; None for one that can never fit.
+
+        ``alone`` says that one which has nobody beside it may finish at once.
+        """
         live, in_flight, hold_output, page_tokens = self.live, self.in_flight, self.hold_output, self.cache.page_tokens
         serve, finish = self.server.serve, self.server.finish_request
-        serve_alone = getattr(self.server, "serve_alone", None) if in_flight == 1 else None
+        serve_alone = getattr(self.server, "serve_alone", None) if alone and in_flight == 1 else None
         rows: list[Hits | None] = []
         for request in requests:
             if len(live) >= in_flight:

@@ -1,8 +1,10 @@
 """The contract of traces: settings that load as requests in the order of their arrival."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvsim.core.pages import Run
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
 
@@ -48,6 +50,20 @@ class TraceSource(ABC):
 
         Raises TraceError for a file that cannot be used and UsageError for a page size that does not fit the file's blocks.
         """
+
+    def page_names(self, page_tokens: int) -> dict[int, str]:
+        """The tokens of each page id that ``load`` gives out, as text; empty if the trace does not tell them."""
+        return {}
+
+
+def name_pages(prompts: Iterable[tuple[Sequence[object], Iterable[Run]]], page_tokens: int) -> dict[int, str]:
+    """The text of each page of prompts, given by their tokens and page ids."""
+    names: dict[int, str] = {}
+    for tokens, runs in prompts:
+        pages = [start + at for start, length in runs for at in range(length)]
+        for at, page in enumerate(pages):
+            names.setdefault(page, " ".join(map(str, tokens[at * page_tokens : (at + 1) * page_tokens])))
+    return names
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

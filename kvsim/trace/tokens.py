@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvsim.core.pages import PageHasher, PageIndex, Span
 from kvsim.core.request import Request
-from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
+from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival, name_pages
 from kvsim.trace.records import Record, read_records
 from kvsim.trace.timetable import Timetable
 
@@ -40,6 +40,12 @@ class Tokens(TraceSource):
             page_tokens=page_tokens,
             block_tokens=None,
         )
+
+    def page_names(self, page_tokens: int) -> dict[int, str]:
+        hasher, index = PageHasher(page_tokens), PageIndex()
+        records = read_records(self.path, self.limit)
+        prompts = ((record.integers("token_ids"), record) for record in records)
+        return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
 
     def _request(self, record: Record, times: Timetable, hasher: PageHasher, index: PageIndex) -> Request:
         place = times.place(record)

@@ -9,18 +9,19 @@ from omegaconf import OmegaConf
 import kvsim.conf
 from kvsim.trace.base import TraceSource
 
+NEEDED = {"path": "trace.jsonl", "prompts": ["a b"]}
+"""Values of the settings that have no default."""
 FOLDER = Path(next(iter(kvsim.conf.__path__))) / "trace"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
 def test_the_yaml_shows_every_setting_at_its_default(name):
     config = OmegaConf.create({"seed": 0, "trace": OmegaConf.load(FOLDER / f"{name}.yaml")})
-    if OmegaConf.is_missing(config.trace, "path"):
-        config.trace.path = "trace.jsonl"
+    needed = {key: NEEDED[key] for key in config.trace if OmegaConf.is_missing(config.trace, key)}
+    config.trace = OmegaConf.merge(config.trace, needed)
     settings = OmegaConf.to_container(config.trace, resolve=True)
     cls = get_class(settings.pop("_target_"))
     assert issubclass(cls, TraceSource)
-    needed = {"path": "trace.jsonl"} if "path" in settings else {}
     assert settings == OmegaConf.to_container(OmegaConf.structured(cls(**needed)))
 
 

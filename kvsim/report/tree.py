@@ -1,0 +1,87 @@
+"""The radix tree of a small run on the terminal: what each node holds, where, and who uses it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+from rich.tree import Tree
+
+from kvsim.core.tier import Tier
+from kvsim.core.tree import Node
+
+MOST_NODES = 200
+"""So many nodes are drawn."""
+MOST_CHARACTERS = 72
+"""What a node holds is shortened to this."""
+MOST_STRETCHES = 6
+"""So many stretches of numbers are shown."""
+
+
+def draw_tree(cache: Any, names: Mapping[int, str]) -> Tree:
+    """The nodes of a cache whose slots are numbered, parents above children, siblings in the order of their page ids.
+
+    ``names`` has the tokens of each page; without them a node is drawn as its runs of page ids.
+    """
+    root = cache.tree.root
+    nodes = list(root.descendants())
+    drawn = Tree(Text("radix tree: " + ", ".join([f"{len(nodes):,} nodes", *map(_usage, cache.tiers)]), "bold"))
+    stack = [(child, drawn) for child in _children(root)]
+    left = MOST_NODES
+    while stack and left:
+        left -= 1
+        node, place = stack.pop()
+        branch = place.add(_line(node, cache.tiers, names))
+        stack += [(child, branch) for child in _children(node)]
+    if len(nodes) > MOST_NODES:
+        drawn.add(
+            Text(f"{len(nodes) - MOST_NODES:,} more nodes are not shown; a smaller trace.limit gives a smaller tree", "dim")
+        )
+    return drawn
+
+
+def _children(node: Node) -> list[Node]:
+    """Last child first: they are taken from the end."""
+    return sorted(node.children.values(), key=lambda child: -child.runs[0][0])
+
+
+def _usage(tier: Tier) -> str:
+    return f"{tier.name} {tier.pool.capacity - tier.pool.free:,} of {tier.pool.capacity:,} pages in use"
+
+
+def _line(node: Node, tiers: list[Tier], names: Mapping[int, str]) -> Text:
+    pages = f"{node.pages:,} page{'s' * (node.pages != 1)}"
+    line = Text(_content(node, names)).append(f"  {pages}, {node.hits} hit{'s' * (node.hits != 1)}", "dim")
+    for tier in tiers:
+        if node.state[tier.index]:
+            line.append(f"  {tier.name} ", "bold").append(_slots(node.slots[tier.index]))
+            if node.pins[tier.index]:
+                line.append(f", pinned by {node.pins[tier.index]}", "yellow")
+            if not node.kids[tier.index]:
+                line.append(", leaf", "green")
+    return line
+
+
+def _content(node: Node, names: Mapping[int, str]) -> str:
+    """Its tokens or, where they are not known, its page ids."""
+    if node.runs[0][0] not in names:
+        text = "pages " + _listed([f"{start}-{start + length - 1}" if length > 1 else str(start) for start, length in node.runs])
+    else:
+        text = " ".join(names[start + at] for start, length in node.runs for at in range(length))
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]} ..."
+
+
+def _slots(slots: Any) -> str:
+    """Slot numbers, stretches that count up or down shortened."""
+    stretches: list[list[int]] = []
+    for slot in slots.tolist():
+        last = stretches[-1] if stretches else []
+        if last and slot - last[-1] in (1, -1) and (len(last) == 1 or slot - last[-1] == last[1] - last[0]):
+            last.append(slot)
+        else:
+            stretches.append([slot])
+    shown = [f"{stretch[0]}-{stretch[-1]}" if len(stretch) > 1 else str(stretch[0]) for stretch in stretches]
+    return f"slot{'s' * (len(slots) != 1)} " + _listed(shown)
+
+
+def _listed(shown: list[str]) -> str:
+    return ", ".join([*shown[:MOST_STRETCHES], *(["..."] if len(shown) > MOST_STRETCHES else [])])

@@ -1,0 +1,53 @@
+"""Prompts written out in the configuration, for examples that can be followed by eye."""
+
+from dataclasses import dataclass
+
+from kvsim.core.pages import PageHasher, PageIndex, Run, count_pages
+from kvsim.core.request import Request
+from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, name_pages
+
+
+@dataclass(kw_only=True)
+class Words(TraceSource):
+    """Takes each prompt as a request and each of its words as a token; one prompt a second arrives."""
+
+    prompts: list[str]
+    output_tokens: int = 1
+    """Tokens of every answer."""
+    tail: str = "full"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("tail", self.tail, TAILS)
+        if not self.prompts or not all(prompt.split() for prompt in self.prompts):
+            raise ValueError("prompts must be a list of texts with at least one word each")
+        if self.output_tokens < 0:
+            raise ValueError(f"output_tokens must be 0 or more, not {self.output_tokens}")
+
+    def load(self, page_tokens: int) -> Trace:
+        requests = [
+            Request(
+                index=index,
+                arrival_s=index / self.rate,
+                prompt_tokens=len(words),
+                output_tokens=self.output_tokens,
+                runs=runs,
+                prompt_pages=count_pages(runs),
+            )
+            for index, (words, runs) in enumerate(self._prompts(page_tokens))
+        ]
+        return Trace(name="words", requests=requests, page_tokens=page_tokens, block_tokens=None)
+
+    def page_names(self, page_tokens: int) -> dict[int, str]:
+        return name_pages(self._prompts(page_tokens), page_tokens)
+
+    def _prompts(self, page_tokens: int) -> list[tuple[list[str], tuple[Run, ...]]]:
+        """The words of each prompt, and its page ids in runs."""
+        check_page_tokens(page_tokens)
+        hasher, index = PageHasher(page_tokens), PageIndex()
+        tokens: dict[str, int] = {}
+        prompts = []
+        for words in map(str.split, self.prompts[: self.limit]):
+            keys = hasher.keys([tokens.setdefault(word, len(tokens)) for word in words], partial_tail=self.tail == "all")
+            prompts.append((words, index.lookup(keys)))
+        return prompts
