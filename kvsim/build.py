@@ -243,7 +243,7 @@ def _check_combination(plan: Plan, command: str) -> None:
     try:
         plan.rules.check(command, [tier.name for tier in plan.tiers])
     except ValueError as error:
-        raise UsageError(f"rules: {error}") from error
+        raise UsageError(_with_key("rules", str(error), plan.config["rules"])) from error
     check_bypass(plan, command)
     if not isinstance(plan.prefetch, NoPrefetch) and plan.tiers[-1].name != "disk":
         raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")

@@ -35,6 +35,8 @@ class SGLangRules(Rules):
             raise ValueError(f"SGLang's rules have no clock: say kvsim replay instead of kvsim {command}, {OWN}")
         if "disk" in tiers:
             raise ValueError(f"SGLang's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
+        if "cpu" not in tiers and self.load_min_tokens != SGLangRules.load_min_tokens:
+            raise ValueError("load_min_tokens has no effect without a CPU tier: set tiers.cpu.capacity")
 
     def serving_cache(self, tiers: list[Tier], page_tokens: int) -> "ServingCache":
         if len(tiers) == 1:

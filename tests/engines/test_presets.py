@@ -1,0 +1,144 @@
+"""What presets of SGLang and of Mooncake's paper choose, and what they refuse."""
+
+import json
+from pathlib import Path
+
+import hydra
+import pytest
+
+from kvsim.build import Plan, build_run
+from kvsim.cli import main
+from kvsim.core.hosted_nodes import HostedNodeCache
+from kvsim.core.rules import Rules
+from kvsim.core.whole_nodes import WholeNodeCache
+from kvsim.errors import UsageError
+from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.report.result import hit_tokens
+from kvsim.run import build_tiers, replay
+
+TINY = {"timestamp": 0, "input_length": 1_500, "output_length": 10, "hash_ids": [0, 1, 2]}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.jsonl").write_text(json.dumps(TINY))
+
+
+def plan(*overrides: str, command: str = "replay") -> Plan:
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        cfg = hydra.compose("config", overrides=list(overrides))
+    return build_run(cfg, command=command, overrides=overrides)
+
+
+def problem(*overrides: str, command: str = "replay") -> str:
+    with pytest.raises(UsageError) as error:
+        plan(*overrides, command=command)
+    return str(error.value)
+
+
+def cache_of(built: Plan) -> object:
+    return built.rules.serving_cache(build_tiers(built), built.page_tokens)
+
+
+def test_the_tiers_choose_between_the_two_caches_of_sglang() -> None:
+    assert type(cache_of(plan("preset=sglang"))) is WholeNodeCache
+    assert type(cache_of(plan("preset=sglang_hicache"))) is HostedNodeCache
+    assert type(cache_of(plan("preset=sglang", "tiers.cpu.capacity=10GiB"))) is HostedNodeCache
+    assert cache_of(plan("rules=default")) is None
+
+
+def test_policies_of_sglang_can_be_chosen() -> None:
+    built = plan("preset=sglang_hicache", "eviction=slru", "placement=write_back")
+    assert isinstance(built.tiers[0].eviction, SegmentedLRU)
+    assert isinstance(built.tiers[1].placement, WriteBack)
+    assert isinstance(plan("preset=sglang_hicache").tiers[1].placement, WriteThrough)
+
+
+def test_settings_of_the_rules_reach_the_cache() -> None:
+    built = plan("preset=sglang_hicache", "rules.load_min_tokens=77", "rules.recompute_last_token=false")
+    cache = cache_of(built)
+    assert isinstance(cache, HostedNodeCache)
+    assert (cache._load_min_tokens, cache._recompute_last_token) == (77, False)
+
+
+def test_sglang_s_rules_are_not_simulated() -> None:
+    assert problem("preset=sglang", command="simulate") == (
+        "rules: SGLang's rules have no clock: say kvsim replay instead of kvsim simulate, "
+        "or say rules=default, kvsim's own rules for the same policies"
+    )
+    assert plan("preset=sglang", "rules=default", command="simulate").rules == Rules()
+
+
+def test_sglang_s_rules_have_no_disk() -> None:
+    assert problem("preset=sglang_hicache", "tiers.disk.capacity=1TiB") == (
+        "rules: SGLang's rules have no disk tier: set tiers.disk.capacity=0, "
+        "or say rules=default, kvsim's own rules for the same policies"
+    )
+
+
+def test_settings_of_the_rules_are_checked() -> None:
+    assert problem("preset=sglang_hicache", "rules.load_min_tokens=-1") == "rules.load_min_tokens must be 0 or more, not -1"
+    assert problem("preset=sglang", "rules.load_min_tokens=5") == (
+        "rules.load_min_tokens has no effect without a CPU tier: set tiers.cpu.capacity"
+    )
+
+
+def test_storage_is_read_ahead_as_in_sglang() -> None:
+    built = plan("preset=sglang_storage")
+    assert type(built.rules) is Rules
+    assert isinstance(built.prefetch, ThresholdPrefetch)
+    prefetch = built.prefetch
+    assert (prefetch.min_tokens, prefetch.in_flight_fraction, prefetch.stop) == (256, 0.5, "timeout")
+    assert prefetch.wait_s(4_096) == 2.0
+
+
+def test_mooncake_s_paper_hits_what_lru_hits_of_the_released_ids(shared: Path) -> None:
+    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
+    requests = None
+    for millions, hit_rate in ((1, 0.0543), (2, 0.0865), (4, 0.1783), (5, 0.2110), (8, 0.2663), (10, 0.2908), (50, 0.3707)):
+        built = plan("preset=mooncake_paper", f"trace.path={path}", f"tiers.gpu.capacity={millions}000000tokens")
+        requests = requests or built.trace.load(built.page_tokens).requests
+        hits = hit_tokens(replay(built, requests)).sum() / sum(request.prompt_tokens for request in requests)
+        assert hits == pytest.approx(hit_rate, abs=2e-4), millions
+
+
+def test_the_tutorial_shows_its_tree(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["replay", "preset=radix_tutorial", "output=run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:4] == [
+        "radix tree: 7 nodes, gpu 49 of 50 pages in use",
+        "├── You are a helpful assistant . User :  8 pages, 4 hits  gpu slots 0-7, pinned by 1",
+        "│   └── Hello !  2 pages, 3 hits  gpu slots 8-9, pinned by 1",
+        "│       └── Assistant : Hi ! User : Solve 3 + 3 .  11 pages, 1 hit  gpu slots 26-23, 10, 49, 16-12, pinned by 1, leaf",
+    ]
+    assert json.loads(Path("run/result.json").read_text())["hit_pages"] == {"gpu": 56, "cpu": 0, "disk": 0}
+
+
+def test_the_tutorial_shows_other_rules_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "preset=radix_tutorial", "rules=default", "output=run"]) == 0
+    assert "What  1 page, 1 hit" in capsys.readouterr().out
+
+
+def test_a_tree_does_not_change_the_hits() -> None:
+    records = []
+    for tree in ("true", "false"):
+        for rules in ("sglang", "default"):
+            setting = (f"print_tree={tree}", f"rules={rules}", "replay.in_flight=1", f"output={tree}{rules}")
+            assert main(["replay", "preset=radix_tutorial", *setting]) == 0
+            records.append(json.loads(Path(f"{tree}{rules}/result.json").read_text())["hit_pages"])
+    assert records[:2] == records[2:]
+
+
+def test_a_tree_is_printed_by_a_replay_with_numbered_slots() -> None:
+    assert problem("print_tree=true", command="simulate") == "print_tree has no effect on kvsim simulate: leave it out"
+    assert problem("print_tree=true", "tiers.gpu.capacity=unlimited") == (
+        "print_tree numbers every slot, and tiers.gpu.capacity is unlimited: give it at most 10,000,000 pages"
+    )
+    assert problem("print_tree=true", "tiers.gpu.capacity=20000000pages") == (
+        "print_tree numbers every slot, and tiers.gpu.capacity is 20,000,000 pages: give it at most 10,000,000 pages"
+    )
