@@ -1,6 +1,6 @@
 """An ordered set of pages, kept as runs: queues, ghost lists and tables of counts at a cost per run, whatever the page size."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from sortedcontainers import SortedDict
@@ -106,27 +106,48 @@ class RunOrder:
         """Take out those of the path's pages that are here. Returns how many these were."""
         removed = 0
         for start, pages in runs:
-            while (segment := self._overlapping(start, pages)) is not None:
-                if segment.start < start:
-                    self._cut(segment, start - segment.start)
-                    continue
-                if segment.start + segment.pages > start + pages:
-                    self._cut(segment, start + pages - segment.start)
+            for segment in self._cut_out(start, pages):
                 self._drop(segment)
                 removed += segment.pages
         return removed
 
+    def _cut_out(self, start: int, pages: int) -> list[_Segment]:
+        """The segments that hold the run's pages and no others, cut where it begins and ends."""
+        stop = start + pages
+        segments: list[_Segment] = []
+        while start < stop and (segment := self._overlapping(start, stop - start)) is not None:
+            if segment.start < start:
+                segment = self._cut(segment, start - segment.start)
+            if segment.start + segment.pages > stop:
+                self._cut(segment, stop - segment.start)
+            segments.append(segment)
+            start = segment.start + segment.pages
+        return segments
+
     def pop_oldest(self, pages: int) -> list[Run]:
         """Take out the oldest pages, so many or all that there are. Returns them, the oldest run first."""
-        popped: list[Run] = []
-        while pages > 0 and self.pages:
-            segment = self._end.newer
+        return [(segment.start, segment.pages) for segment in self._take_oldest(pages)]
+
+    def move_oldest(self, pages: int, other: "RunOrder", *, keep: Iterable[Run] = ()) -> None:
+        """Move the oldest pages but those of ``keep``, so many or all that there are, to the recent end of another order."""
+        kept = {segment for start, length in keep for segment in self._cut_out(start, length)} if pages > 0 else set()
+        for segment in self._take_oldest(pages, kept):
+            run = segment.start, segment.pages
+            other.append((run,), tail_first=segment.tail_first, value=segment.value)
+
+    def _take_oldest(self, pages: int, kept: Collection[_Segment] = ()) -> Iterator[_Segment]:
+        segment = self._end.newer
+        while pages > 0 and segment is not self._end:
+            if segment in kept:
+                segment = segment.newer
+                continue
             if segment.pages > pages:
                 segment = self._cut(segment, segment.pages - pages) if segment.tail_first else self._cut_off_head(segment, pages)
+            newer = segment.newer
             self._drop(segment)
-            popped.append((segment.start, segment.pages))
+            yield segment
             pages -= segment.pages
-        return popped
+            segment = newer
 
     def oldest_first(self) -> Iterator[tuple[Run, bool, Any]]:
         """The order in runs, oldest first: (run, whether its last page is its oldest, value). Do not change it meanwhile."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, ClassVar
 
+from kvsim.core.offload import OffloadOrder
 from kvsim.core.request import Request
 from kvsim.core.tier import optional
 from kvsim.core.tree import READY, Node
@@ -68,6 +69,10 @@ class EvictionPolicy(ABC):
         The core takes each node before it asks for the next, and stops when it has enough. One that it could not take is
         not offered again in the same call.
         """
+
+    def offload_order(self, capacity_pages: int) -> OffloadOrder:
+        """The order of single pages in vLLM's CPU tier. Raises ValueError if the policy has none."""
+        raise ValueError(f"{type(self).__name__} does not order the single pages of vLLM's CPU tier: choose lru or arc")
 
 
 class BypassEviction(EvictionPolicy):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.core.offload import LruOffload
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 
@@ -21,3 +22,6 @@ class LRU(RankedEviction):
 
     def rank(self, node: Node) -> float:
         return node.last_used
+
+    def offload_order(self, capacity_pages: int) -> LruOffload:
+        return LruOffload()

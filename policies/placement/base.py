@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+from kvsim.core.offload import OfferTable
 from kvsim.core.tier import optional
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
@@ -31,3 +32,7 @@ class PlacementPolicy(ABC):
     @abstractmethod
     def after_eviction(self, node: Node, now: float) -> bool:
         """Whether to write down a node that leaves the upper tier and has no other copy."""
+
+    def offer_table(self) -> OfferTable:
+        """Says which of the pages that are offered to vLLM's CPU tier it stores. Raises ValueError if the policy does not."""
+        raise ValueError(f"{type(self).__name__} does not say what vLLM's CPU tier stores: choose placement=store_threshold")

@@ -1,0 +1,178 @@
+"""A pool of single blocks as vLLM keeps it: recency is that of the request that finished last, and a page may be there twice."""
+
+from typing import Any
+
+from kvsim.core.pages import Run, count_pages, split_runs
+from kvsim.core.request import Request
+from kvsim.core.residency import Residency
+from kvsim.core.tier import Tier
+from kvsim.core.tree import ABSENT, READY, Node
+
+
+class HeldBlocks:
+    """What an admitted request keeps until it finishes: a pinned path, and slots of its own for pages without a key."""
+
+    __slots__ = ("hits", "node", "offload", "request", "slots")
+    hits: tuple[int, int, int]
+    """Hit pages by tier: gpu, cpu, disk."""
+    offload: Any
+    """What the CPU tier has seen of the request, if there is one."""
+
+    def __init__(self, request: Request, node: Node, slots: Any) -> None:
+        self.request = request
+        self.node = node
+        self.slots = slots
+
+
+class BlockPool(Residency):
+    """The GPU's pages, in a tree.
+
+    match    pages are found as a prefix; nothing changes but a cut
+    admit    what was matched is pinned, the rest is taken from the pool, and all full pages of the prompt are found from now on
+    finish   the path is unpinned and becomes the most recent, its tail before its head; slots without a key are free at once
+
+    A page that a request computes although it is there (the last one of a prompt that is cached whole) takes a second slot.
+    The older one is found. Both age by themselves: the younger is a leaf outside the tree, and comes in when the older has
+    left. By then nothing hangs below the older one, since whoever used what is below it used it too, and finished with it.
+    """
+
+    def __init__(self, gpu: Tier) -> None:
+        super().__init__([gpu])
+        self.gpu = gpu
+        self._younger: dict[int, list[Node]] = {}
+        """Further copies of a page that is a node of its own, by page id, the oldest first."""
+        self._can_trim = gpu.on_split is None and gpu.on_remove is None
+
+    def match(self, runs: tuple[Run, ...]) -> list[Node]:
+        """The nodes of the longest prefix that is there."""
+        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs)
+        if partial is not None:
+            path.append(self.cut(partial, agreed))
+        return path
+
+    def admit(self, request: Request, path: list[Node], pages: int, now: float) -> HeldBlocks | None:
+        """Let a request run that takes ``pages`` pages in all, those of ``path`` shared. None, and nothing changed, without room."""
+        gpu, pool = self.gpu, self.gpu.pool
+        node = path[-1] if path else self.tree.root
+        hit_pages = node.depth + node.pages
+        missing = pages - hit_pages - pool.free
+        if missing > 0 and missing + hit_pages > gpu.evictable_pages:
+            idle = sum([node.pages for node in path if not node.pins[0]])
+            if missing + idle > gpu.evictable_pages:
+                return None
+        now = self.tick(now)
+        for announce in self.announced:
+            announce(request, now)
+        self._share(path, hit_pages, now)
+        if missing > 0:
+            self._make_room(missing, now)
+        held = HeldBlocks(request, node, pool.take(pages - hit_pages))
+        rest = request.runs if not hit_pages else split_runs(request.runs, hit_pages)[1]
+        if rest:
+            self._name(held, rest, now)
+        return held
+
+    def finish(self, held: HeldBlocks) -> None:
+        """The request is over."""
+        gpu, now = self.gpu, self.tick(self.now)
+        for finish in self.finished:
+            finish(held.request, held.node, now)
+        gpu.pool.give(held.slots)
+        node: Any = held.node
+        last, end, pinned_pages = node, node.depth + node.pages, 0
+        while (parent := node.parent) is not None:
+            node.last_used = now
+            pins = node.pins
+            left = pins[0] = pins[0] - 1
+            if left and not pinned_pages:
+                pinned_pages = node.depth + node.pages
+            node = parent
+        gpu.evictable_pages += end - pinned_pages
+        if end > pinned_pages and not last.kids[0]:
+            gpu.on_evictable(last)
+
+    def _share(self, path: list[Node], hit_pages: int, now: float) -> None:
+        pinned_pages = 0
+        for node in path:
+            node.hits += 1
+            node.last_used = now
+            pins = node.pins
+            if pins[0]:
+                pinned_pages = node.depth + node.pages
+            pins[0] += 1
+        self.gpu.evictable_pages -= hit_pages - pinned_pages
+        if self.listeners:
+            self.tell_hits(path, now)
+
+    def _name(self, held: HeldBlocks, rest: tuple[Run, ...], now: float) -> None:
+        """The request's own full pages become a leaf, which it pins."""
+        gpu, parent, page = self.gpu, held.node, rest[0][0]
+        pages = count_pages(rest)
+        older = parent.children.get(page)
+        if older is None:
+            leaf = self.tree.add(parent, rest, pages, now)
+        else:
+            if older.pages > pages:
+                self.cut(older, pages)
+            leaf = Node(rest, pages, parent.depth + parent.pages, parent, 1, now)
+            self._younger.setdefault(page, []).append(leaf)
+        leaf.slots[0], held.slots = gpu.pool.split(held.slots, pages)
+        leaf.state[0] = READY
+        leaf.pins[0] = 1
+        parent.kids[0] += 1
+        held.node = leaf
+        gpu.inserted_pages += pages
+        if gpu.on_insert:
+            gpu.on_insert(leaf, now)
+
+    def _make_room(self, missing: int, now: float) -> None:
+        """Evict so many pages, of which there are as many."""
+        gpu = self.gpu
+        gpu.evictable_pages -= missing
+        gpu.evicted_pages += missing
+        for node in gpu.eviction.victims(now):
+            pages = node.pages
+            if pages > missing:
+                self._cut_off(node, missing)
+                return
+            self._remove(node)
+            missing -= pages
+            if not missing:
+                return
+
+    def _cut_off(self, node: Node, pages: int) -> None:
+        """Evict a leaf's last pages."""
+        if not self._can_trim:
+            self.cut(node, node.pages - pages)
+            self._remove(node)
+            return
+        pool = self.gpu.pool
+        self.tree.shorten(node, pages)
+        node.slots[0], freed = pool.split(node.slots[0], node.pages)
+        pool.give(freed)
+
+    def _remove(self, node: Node) -> None:
+        """Evict a leaf. If its page is there once more, that copy takes its place."""
+        gpu, parent, page = self.gpu, node.parent, node.runs[0][0]
+        assert parent is not None
+        node.state[0] = ABSENT
+        gpu.pool.give(node.slots[0])
+        if gpu.on_remove:
+            gpu.on_remove(node)
+        if page not in self._younger:
+            del parent.children[page]
+        else:
+            self._remove_copy(node, parent, page)
+        kids = parent.kids
+        left = kids[0] = kids[0] - 1
+        if not left and not parent.pins[0] and parent.state[0] == READY:
+            gpu.on_evictable(parent)
+
+    def _remove_copy(self, node: Node, parent: Node, page: int) -> None:
+        younger = self._younger[page]
+        if parent.children[page] is node:
+            parent.children[page] = younger.pop(0)
+        else:
+            younger.remove(node)
+        if not younger:
+            del self._younger[page]

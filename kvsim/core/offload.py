@@ -1,0 +1,297 @@
+"""vLLM's CPU offloading tier: pages one by one, offered by every request, in an order that the eviction policy chooses.
+
+Pages here have no parents: any page may be stored or evicted. A request's pages are handled in runs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import frexp, ldexp, ulp
+from typing import NamedTuple
+
+from kvsim.core.pages import Run, count_pages, split_runs
+from kvsim.core.run_order import RunOrder
+from kvsim.core.tier import Tier
+
+Seen = list[tuple[Run, bool]]
+"""The part of a path that matters to the tier, from head to tail: pages that were there (True) and pages to be stored (False)."""
+
+
+class OffloadOrder(ABC):
+    """Which pages the tier has, and which leave first. One request's calls, in this order: offer, evict, store; later finish."""
+
+    @property
+    @abstractmethod
+    def pages(self) -> int:
+        """How many pages are here."""
+
+    @abstractmethod
+    def find(self, runs: Iterable[Run]) -> Seen:
+        """The whole path, cut into pieces that are here or not."""
+
+    @abstractmethod
+    def offer(self, seen: Seen) -> None:
+        """A request has come. It is not known yet whether there is room for what it wants to store."""
+
+    @abstractmethod
+    def evict(self, pages: int, keep: list[Run]) -> None:
+        """Take out so many pages, none of ``keep``. There are as many."""
+
+    @abstractmethod
+    def store(self, seen: Seen) -> None:
+        """The pages to be stored are here now."""
+
+    @abstractmethod
+    def finish(self, seen: Seen, is_stored: bool) -> None:
+        """The request has finished; ``is_stored`` says whether its pages found room. Some of ``seen`` may have left."""
+
+
+class LruOffload(OffloadOrder):
+    """Least recently used first. A request's pages become the most recent when it comes and when it finishes, tail before head."""
+
+    def __init__(self) -> None:
+        self._order = RunOrder()
+
+    @property
+    def pages(self) -> int:
+        return self._order.pages
+
+    def find(self, runs: Iterable[Run]) -> Seen:
+        return [(run, here is not None) for run, here in self._order.pieces(runs)]
+
+    def offer(self, seen: Seen) -> None:
+        self._order.touch([run for run, was_here in seen if was_here])
+
+    def evict(self, pages: int, keep: list[Run]) -> None:
+        self._order.pop_oldest(pages)  # what is kept is the most recent, by ``offer``
+
+    def store(self, seen: Seen) -> None:
+        self._order.append([run for run, _ in seen])
+
+    def finish(self, seen: Seen, is_stored: bool) -> None:
+        self._order.touch([run for run, _ in seen])
+
+
+class ArcOffload(OffloadOrder):
+    """ARC over single pages (Megiddo and Modha, FAST 2003), as vLLM adapts it to requests.
+
+    once, again     pages that one request brought; pages that a later one reused: moved there when that one finishes
+    ghosts of each  what was evicted from it, up to the capacity; kept until they are stored again
+    target          pages that ``once`` should have: a page to be stored that is a ghost of ``once`` adds
+                    max(1, ghosts of again / ghosts of once), one of ``again`` takes max(1, the inverse)
+    evict           from ``once`` while it has int(target) pages or more, else from ``again``; from the other if only pages
+                    that must be kept are left
+    """
+
+    def __init__(self, capacity_pages: int) -> None:
+        self.target = 0.0
+        self._capacity = capacity_pages
+        self._once, self._again = RunOrder(), RunOrder()
+        self._once_ghosts, self._again_ghosts = RunOrder(), RunOrder()
+
+    @property
+    def pages(self) -> int:
+        return self._once.pages + self._again.pages
+
+    def find(self, runs: Iterable[Run]) -> Seen:
+        return [(run, here is not None) for run, here, _ in _pieces_of_two(self._once, self._again, runs)]
+
+    def offer(self, seen: Seen) -> None:
+        wanted = [run for run, was_here in seen if not was_here]
+        once, again = self._once_ghosts.pages, self._again_ghosts.pages
+        for (_, pages), ghost, is_once in reversed(_pieces_of_two(self._once_ghosts, self._again_ghosts, wanted)):
+            if ghost and is_once:
+                self.target = add_repeatedly(self.target, max(1.0, again / once), pages, most=self._capacity)
+            elif ghost:
+                self.target = add_repeatedly(self.target, -max(1.0, once / again), pages, most=self._capacity)
+        self._once_ghosts.touch(wanted)
+        self._again_ghosts.touch(wanted)
+
+    def evict(self, pages: int, keep: list[Run]) -> None:
+        once, again = self._once, self._again
+        surplus = max(0, once.pages - int(self.target) + 1)
+        from_once = min(pages, surplus, once.pages - once.count(keep))
+        from_again = min(pages - from_once, again.pages - again.count(keep))
+        once.move_oldest(pages - from_again, self._once_ghosts, keep=keep)
+        again.move_oldest(from_again, self._again_ghosts, keep=keep)
+        for ghosts in (self._once_ghosts, self._again_ghosts):
+            ghosts.pop_oldest(ghosts.pages - self._capacity)
+
+    def store(self, seen: Seen) -> None:
+        stored = [run for run, was_here in seen if not was_here]
+        self._once.append(stored, tail_first=False)
+        self._once_ghosts.remove(stored)
+        self._again_ghosts.remove(stored)
+
+    def finish(self, seen: Seen, is_stored: bool) -> None:
+        for run, was_here in reversed(seen):
+            if was_here:
+                still_here = [part for part, here in self.find((run,)) if here]
+                self._once.remove(still_here)
+                self._again.append(still_here)
+            elif is_stored:
+                self._once.touch((run,))
+                self._again.touch((run,))
+
+
+def _pieces_of_two(one: RunOrder, other: RunOrder, runs: Iterable[Run]) -> list[tuple[Run, object, bool]]:
+    """A path in pieces: (run, None if neither has it, whether ``one`` has it). No page is in both."""
+    pieces: list[tuple[Run, object, bool]] = []
+    for run, here in one.pieces(runs):
+        if here is not None:
+            pieces.append((run, here, True))
+        else:
+            pieces += [(part, there, False) for part, there in other.pieces((run,))]
+    return pieces
+
+
+def add_repeatedly(value: float, step: float, times: int, *, most: float) -> float:
+    """``value += step``, so many times, kept in 0 ... ``most``, with the rounding of each sum: what a loop gives, without one.
+
+    Between two powers of two floats are equally spaced. There every sum but the first is rounded alike (a tie goes to an even
+    number, and stays with even ones), so all steps on the way to the next power of two have the same length.
+    """
+    alike = 0
+    while times > 0 and 0.0 <= value + step <= most:
+        following = value + step
+        times -= 1
+        alike = alike + 1 if frexp(following)[1] == frexp(value)[1] else 0
+        length, value = following - value, following
+        if alike < 2:
+            continue
+        top, spacing = ldexp(1.0, frexp(value)[1]), ulp(value)
+        room = top - value if length > 0 else value - top / 2
+        leap = min(times, int(room / spacing - 1) // int(abs(length) / spacing))
+        value += leap * length
+        times -= leap
+    return value if times <= 0 else min(max(value + step, 0.0), most)
+
+
+class OfferTable:
+    """How often pages have been offered: a table of limited size whose least recently offered pages go first.
+
+    threshold  a page is admitted from its ``threshold``-th offer on; 0 and 1 admit all pages, and nothing is counted
+    capacity   new pages of an offer that exceed it, less the known ones of the offer, are not counted
+    """
+
+    def __init__(self, threshold: int, capacity_pages: int) -> None:
+        self.threshold = threshold
+        self.capacity = capacity_pages
+        self._offers = RunOrder()
+
+    def admitted(self, run: Run) -> list[Run]:
+        """The pages of the run that the offer at hand, not counted yet, brings to the threshold."""
+        if self.threshold < 2:
+            return [run]
+        return [part for part, offers in self._offers.pieces((run,)) if offers is not None and offers + 1 >= self.threshold]
+
+    def count(self, runs: tuple[Run, ...]) -> None:
+        """Count an offer. Its known pages become the most recent, and then the new ones; counts end at the threshold."""
+        if self.threshold < 2:
+            return
+        pieces = self._offers.pieces(runs)
+        known_pages = 0
+        for run, offers in pieces:
+            if offers is not None:
+                known_pages += run[1]
+                self._offers.append((run,), tail_first=False, value=min(offers + 1, self.threshold))
+        new = tuple([run for run, offers in pieces if offers is None])
+        self._offers.append(split_runs(new, self.capacity - known_pages)[0], tail_first=False, value=1)
+        self._offers.pop_oldest(self._offers.pages - self.capacity)
+
+
+@dataclass(slots=True)
+class OffloadCounts:
+    """What became of pages that were loaded or offered."""
+
+    loaded_pages: int = 0
+    """Brought to the GPU."""
+    written_pages: int = 0
+    """Stored in CPU memory."""
+    below_threshold_pages: int = 0
+    """Offered, and not stored since they had not been offered often enough."""
+    no_room_pages: int = 0
+    """To be stored, but others could not be evicted for all pages of the store."""
+
+
+class OffloadUse(NamedTuple):
+    """What one request has been to the tier."""
+
+    loaded_pages: int
+    seen: Seen
+    is_stored: bool
+
+
+class OffloadTier:
+    """The CPU tier. ``use`` loads what follows the GPU's hit and stores what is offered; a store that does not fit is dropped whole.
+
+    The tier's eviction policy provides the order (``offload_order``), its placement policy the table of offers
+    (``offer_table``); both raise ValueError if they have none.
+    """
+
+    def __init__(self, tier: Tier, counts: OffloadCounts) -> None:
+        assert tier.placement is not None
+        self.tier = tier
+        self.counts = counts
+        self.order: OffloadOrder = tier.eviction.offload_order(tier.pool.capacity)
+        self.offers: OfferTable = tier.placement.offer_table()
+
+    def use(self, runs: tuple[Run, ...], hit_pages: int, usable_pages: int) -> OffloadUse:
+        """Serve an admitted prompt. Its first ``hit_pages`` pages are on the GPU, and ``usable_pages`` at most may be reused.
+
+        Loads end at the first page that is not here. With a load, the pages after it are offered; without one, all are.
+        """
+        head, offered = split_runs(runs, hit_pages)
+        pieces = self.order.find(offered)
+        loaded_pages = 0
+        for (_, pages), here in pieces:
+            if not here:
+                break
+            loaded_pages += pages
+        loaded_pages = min(loaded_pages, usable_pages - hit_pages)
+        if loaded_pages:
+            offered = split_runs(offered, loaded_pages)[1]
+        else:
+            pieces, offered = self.order.find(head) + pieces, runs
+        self.counts.loaded_pages += loaded_pages
+        seen = self._admit(pieces)
+        self.offers.count(offered)
+        return OffloadUse(loaded_pages, seen, self._store(seen))
+
+    def finish(self, use: OffloadUse) -> None:
+        """A request has finished: what it used becomes the most recent."""
+        self.order.finish(use.seen, use.is_stored)
+
+    def _admit(self, pieces: Seen) -> Seen:
+        """The pieces without what is missing and has not been offered often enough."""
+        if self.offers.threshold < 2:
+            return pieces
+        seen: Seen = []
+        for run, here in pieces:
+            if here:
+                seen.append((run, True))
+                continue
+            admitted = self.offers.admitted(run)
+            seen += [(part, False) for part in admitted]
+            self.counts.below_threshold_pages += run[1] - count_pages(admitted)
+        return seen
+
+    def _store(self, seen: Seen) -> bool:
+        """Make room for all missing pages and store them. False, and nothing is stored, if there is not enough to evict."""
+        order, tier, pool = self.order, self.tier, self.tier.pool
+        order.offer(seen)
+        keep = [run for run, was_here in seen if was_here]
+        pages = sum([run[1] for run, was_here in seen if not was_here])
+        missing = pages - pool.free
+        if missing > order.pages - count_pages(keep):
+            self.counts.no_room_pages += pages
+            return False
+        if missing > 0:
+            order.evict(missing, keep)
+            pool.give(missing)
+            tier.evicted_pages += missing
+        pool.take(pages)
+        order.store(seen)
+        tier.inserted_pages += pages
+        self.counts.written_pages += pages
+        return True
