@@ -39,11 +39,12 @@ def replay(
     """
     check_bypass(plan, "replay")
     tiers = build_tiers(plan, requests, SlotPool if inspect else Pool)
-    cache = (
-        _bypass_tier(plan, tiers, requests)
-        or plan.rules.serving_cache(tiers, plan.page_tokens)
-        or InstantCache(tiers, plan.rules, plan.page_tokens)
-    )
+    try:
+        cache = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, plan.page_tokens)
+    except ValueError as error:
+        raise UsageError(f"rules: {error}") from error
+    if cache is None:
+        cache = InstantCache(tiers, plan.rules, plan.page_tokens)
     return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
 
 

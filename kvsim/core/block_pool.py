@@ -32,8 +32,8 @@ class BlockPool(Residency):
     finish   the path is unpinned and becomes the most recent, its tail before its head; slots without a key are free at once
 
     A page that a request computes although it is there (the last one of a prompt that is cached whole) takes a second slot.
-    The older one is found. Both age by themselves: the younger is a leaf outside the tree, and comes in when the older has
-    left. By then nothing hangs below the older one, since whoever used what is below it used it too, and finished with it.
+    The older one is found. Both age by themselves: the younger is a leaf outside the tree that takes the place of the older
+    one when that leaves. Nothing hangs below either then: only leaves leave, and whoever goes on goes on from the older one.
     """
 
     def __init__(self, gpu: Tier) -> None:
@@ -51,7 +51,7 @@ class BlockPool(Residency):
         return path
 
     def admit(self, request: Request, path: list[Node], pages: int, now: float) -> HeldBlocks | None:
-        """Let a request run that takes ``pages`` pages in all, those of ``path`` shared. None, and nothing changed, without room."""
+        """Let a request run that takes ``pages`` pages, those of ``path`` included. None, and nothing changed, without room."""
         gpu, pool = self.gpu, self.gpu.pool
         node = path[-1] if path else self.tree.root
         hit_pages = node.depth + node.pages

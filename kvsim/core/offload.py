@@ -47,29 +47,29 @@ class OffloadOrder(ABC):
 
 
 class LruOffload(OffloadOrder):
-    """Least recently used first. A request's pages become the most recent when it comes and when it finishes, tail before head."""
+    """LRU. A request's pages become the most recent when it comes and again when it finishes, its tail before its head."""
 
     def __init__(self) -> None:
-        self._order = RunOrder()
+        self.order = RunOrder()
 
     @property
     def pages(self) -> int:
-        return self._order.pages
+        return self.order.pages
 
     def find(self, runs: Iterable[Run]) -> Seen:
-        return [(run, here is not None) for run, here in self._order.pieces(runs)]
+        return [(run, here is not None) for run, here in self.order.pieces(runs)]
 
     def offer(self, seen: Seen) -> None:
-        self._order.touch([run for run, was_here in seen if was_here])
+        self.order.touch([run for run, was_here in seen if was_here])
 
     def evict(self, pages: int, keep: list[Run]) -> None:
-        self._order.pop_oldest(pages)  # what is kept is the most recent, by ``offer``
+        self.order.pop_oldest(pages)  # what is kept is the most recent, by ``offer``
 
     def store(self, seen: Seen) -> None:
-        self._order.append([run for run, _ in seen])
+        self.order.append([run for run, _ in seen])
 
     def finish(self, seen: Seen, is_stored: bool) -> None:
-        self._order.touch([run for run, _ in seen])
+        self.order.touch([run for run, _ in seen])
 
 
 class ArcOffload(OffloadOrder):
@@ -86,52 +86,52 @@ class ArcOffload(OffloadOrder):
     def __init__(self, capacity_pages: int) -> None:
         self.target = 0.0
         self._capacity = capacity_pages
-        self._once, self._again = RunOrder(), RunOrder()
-        self._once_ghosts, self._again_ghosts = RunOrder(), RunOrder()
+        self.once, self.again = RunOrder(), RunOrder()
+        self.once_ghosts, self.again_ghosts = RunOrder(), RunOrder()
 
     @property
     def pages(self) -> int:
-        return self._once.pages + self._again.pages
+        return self.once.pages + self.again.pages
 
     def find(self, runs: Iterable[Run]) -> Seen:
-        return [(run, here is not None) for run, here, _ in _pieces_of_two(self._once, self._again, runs)]
+        return [(run, here is not None) for run, here, _ in _pieces_of_two(self.once, self.again, runs)]
 
     def offer(self, seen: Seen) -> None:
         wanted = [run for run, was_here in seen if not was_here]
-        once, again = self._once_ghosts.pages, self._again_ghosts.pages
-        for (_, pages), ghost, is_once in reversed(_pieces_of_two(self._once_ghosts, self._again_ghosts, wanted)):
+        once, again = self.once_ghosts.pages, self.again_ghosts.pages
+        for (_, pages), ghost, is_once in reversed(_pieces_of_two(self.once_ghosts, self.again_ghosts, wanted)):
             if ghost and is_once:
                 self.target = add_repeatedly(self.target, max(1.0, again / once), pages, most=self._capacity)
             elif ghost:
                 self.target = add_repeatedly(self.target, -max(1.0, once / again), pages, most=self._capacity)
-        self._once_ghosts.touch(wanted)
-        self._again_ghosts.touch(wanted)
+        self.once_ghosts.touch(wanted)
+        self.again_ghosts.touch(wanted)
 
     def evict(self, pages: int, keep: list[Run]) -> None:
-        once, again = self._once, self._again
+        once, again = self.once, self.again
         surplus = max(0, once.pages - int(self.target) + 1)
         from_once = min(pages, surplus, once.pages - once.count(keep))
         from_again = min(pages - from_once, again.pages - again.count(keep))
-        once.move_oldest(pages - from_again, self._once_ghosts, keep=keep)
-        again.move_oldest(from_again, self._again_ghosts, keep=keep)
-        for ghosts in (self._once_ghosts, self._again_ghosts):
+        once.move_oldest(pages - from_again, self.once_ghosts, keep=keep)
+        again.move_oldest(from_again, self.again_ghosts, keep=keep)
+        for ghosts in (self.once_ghosts, self.again_ghosts):
             ghosts.pop_oldest(ghosts.pages - self._capacity)
 
     def store(self, seen: Seen) -> None:
         stored = [run for run, was_here in seen if not was_here]
-        self._once.append(stored, tail_first=False)
-        self._once_ghosts.remove(stored)
-        self._again_ghosts.remove(stored)
+        self.once.append(stored, tail_first=False)
+        self.once_ghosts.remove(stored)
+        self.again_ghosts.remove(stored)
 
     def finish(self, seen: Seen, is_stored: bool) -> None:
         for run, was_here in reversed(seen):
             if was_here:
                 still_here = [part for part, here in self.find((run,)) if here]
-                self._once.remove(still_here)
-                self._again.append(still_here)
+                self.once.remove(still_here)
+                self.again.append(still_here)
             elif is_stored:
-                self._once.touch((run,))
-                self._again.touch((run,))
+                self.once.touch((run,))
+                self.again.touch((run,))
 
 
 def _pieces_of_two(one: RunOrder, other: RunOrder, runs: Iterable[Run]) -> list[tuple[Run, object, bool]]:
@@ -223,7 +223,7 @@ class OffloadUse(NamedTuple):
 
 
 class OffloadTier:
-    """The CPU tier. ``use`` loads what follows the GPU's hit and stores what is offered; a store that does not fit is dropped whole.
+    """The CPU tier: loads what follows the GPU's hit and stores what is offered. A store that does not fit is dropped whole.
 
     The tier's eviction policy provides the order (``offload_order``), its placement policy the table of offers
     (``offer_table``); both raise ValueError if they have none.

@@ -10,9 +10,11 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 
+OWN = "or say rules=default, kvsim's own rules for the same policies"
+
 
 @dataclass(frozen=True, kw_only=True)
-class VllmRules(Rules):
+class VLLMRules(Rules):
     """As vLLM 0.33 plays a sequence of requests, request by request.
 
     gpu   pages are found from admission on; recency is that of the request that finished last; a page computed twice is
@@ -22,15 +24,15 @@ class VllmRules(Rules):
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command != "replay":
-            raise ValueError(f"vLLM's are for kvsim replay, not {command}: say rules=default")
-        for tier in tiers[2:]:
-            raise ValueError(f"vLLM's have no {tier} tier: set tiers.{tier}.capacity=0 or say rules=default")
+            raise ValueError(f"vLLM's rules have no clock: say kvsim replay instead of kvsim {command}, {OWN}")
+        if "disk" in tiers:
+            raise ValueError(f"vLLM's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
 
-    def serving_cache(self, tiers: list[Tier], page_tokens: int) -> "VllmCache":
-        return VllmCache(tiers, self, page_tokens)
+    def serving_cache(self, tiers: list[Tier], page_tokens: int) -> "VLLMCache":
+        return VLLMCache(tiers, self, page_tokens)
 
 
-class VllmCache:
+class VLLMCache:
     """Serves requests from a GPU block pool and, if there is a second tier, from CPU memory."""
 
     def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
@@ -42,7 +44,7 @@ class VllmCache:
         self._recompute_last_token = rules.recompute_last_token
 
     def serve(self, request: Request, pages: int, now: float) -> HeldBlocks | None:
-        """Match, admit with room for ``pages`` pages in all, load and store. None, and nothing changed but a cut, without room."""
+        """Match, admit with room for ``pages`` pages in all, load, store. None, and nothing changed but a cut, without room."""
         runs, usable = request.runs, request.prompt_pages
         if self._recompute_last_token and (most := (request.prompt_tokens - 1) // self.page_tokens) < usable:
             usable = most

@@ -5,7 +5,6 @@ from typing import Any, Protocol
 from kvsim.core.alone import AloneOnGpu
 from kvsim.core.cache import Lease, TieredCache
 from kvsim.core.instant import InstantCache
-from kvsim.core.movement import Counts
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
@@ -41,7 +40,8 @@ class ServingCache(Server, Protocol):
     """A cache that is its own server, by the rules of one engine."""
 
     tiers: list[Tier]
-    counts: Counts
+    counts: Any
+    """A dataclass of numbers: what became of pages that were moved."""
     page_tokens: int
 
 
