@@ -161,10 +161,12 @@ def add_repeatedly(value: float, step: float, times: int, *, most: float) -> flo
             continue
         top, spacing = ldexp(1.0, frexp(value)[1]), ulp(value)
         room = top - value if length > 0 else value - top / 2
-        leap = min(times, int(room / spacing - 1) // int(abs(length) / spacing))
+        leap = min(times, max(0, int(room / spacing) - 1) // int(abs(length) / spacing))
         value += leap * length
         times -= leap
-    return value if times <= 0 else min(max(value + step, 0.0), most)
+    if times > 0:
+        value += step
+    return min(max(value, 0.0), most)
 
 
 class OfferTable:

@@ -41,8 +41,9 @@ def paths(draw: st.DrawFn) -> list[Run]:
 @given(st.data())
 def test_it_is_an_ordered_dict_of_pages(data: st.DataObject) -> None:
     runs, plain = RunOrder(), OrderedDict[int, int]()
+    others, plain_others = RunOrder(), OrderedDict[int, int]()
     for step in range(1, data.draw(st.integers(1, 25)) + 1):
-        action = data.draw(st.sampled_from(["append", "touch", "remove", "pop"]))
+        action = data.draw(st.sampled_from(["append", "touch", "remove", "pop", "move"]))
         path = data.draw(paths())
         tail_first = data.draw(st.booleans())
         pages = singly(path)[::-1] if tail_first else singly(path)
@@ -58,6 +59,14 @@ def test_it_is_an_ordered_dict_of_pages(data: st.DataObject) -> None:
                 plain.move_to_end(page)
         elif action == "remove":
             assert runs.remove(path) == len([plain.pop(page) for page in pages if page in plain])
+        elif action == "move":
+            count = data.draw(st.integers(0, PAGES))
+            oldest = [page for page in plain if page not in pages][:count]
+            runs.move_oldest(count, others, keep=path)
+            for page in oldest:
+                plain_others.pop(page, None)
+                plain_others[page] = plain.pop(page)
+            assert order_of(others) == list(plain_others.items())
         else:
             count = data.draw(st.integers(0, PAGES))
             oldest = [plain.popitem(last=False)[0] for _ in range(min(count, len(plain)))]

@@ -49,9 +49,9 @@ class SlowOffload:
         if surplus <= len(others):
             for _ in range(surplus):
                 self.evict_one(running.path)
+            self.trim()
             running.stored = running.wanted
             self.insert(running)
-        self.trim()
 
     def admit(self, offered: list[int]) -> list[int]:
         if self.threshold < 2:
@@ -173,7 +173,9 @@ class SlowBlocks:
             self.blocks.append(block)
         running, loaded = Running(hit + taken), 0
         if self.offload is not None:
-            while len(hit) + loaded < usable and len(hit) + loaded < len(pages) and pages[len(hit) + loaded] in self.offload.pages():
+            for page in pages[len(hit) : usable]:
+                if page not in self.offload.pages():
+                    break
                 loaded += 1
             after = pages[len(hit) :]
             self.offload.use(after[:loaded], after[loaded:] if loaded else pages, running)

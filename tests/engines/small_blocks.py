@@ -1,0 +1,201 @@
+"""vLLM's caches small enough to follow by hand. A prompt is a word, a page of four tokens for each letter; equal beginnings of
+two words are the same pages."""
+
+import gzip
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.core.block_pool import BlockPool, HeldBlocks
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.tier import Tier
+from kvsim.core.tree import READY, Node
+from kvsim.core.vllm import VLLMCache, VLLMRules
+from kvsim.engine.outcome import REJECTED
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.store_threshold import StoreThreshold
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from tests.core.small import runs_of
+
+PAGE_TOKENS = 4
+TRACE = "mooncake_conversation_trace.jsonl.gz"
+Row = tuple[int, int]
+"""Pages hit on the GPU and in CPU memory; (-1, 0) for a request that can never fit."""
+
+
+def make_cache(
+    gpu: int | None,
+    cpu: int = 0,
+    *,
+    eviction: Callable[[], EvictionPolicy] = LRU,
+    cpu_eviction: Callable[[], EvictionPolicy] = LRU,
+    k: int = 0,
+    tracker_pages: int = 64_000,
+    page_tokens: int = PAGE_TOKENS,
+    requests: list[Request] | None = None,
+) -> VLLMCache:
+    tiers = []
+    for index, (capacity, make) in enumerate(((gpu, eviction), (cpu, cpu_eviction))):
+        if capacity == 0:
+            continue
+        policy = make()
+        context = PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, requests=requests or ())
+        policy.bind(context)
+        placement = StoreThreshold(k=k, tracker_pages=tracker_pages) if index else None
+        tiers.append(Tier(("gpu", "cpu")[index], index, Pool(capacity), policy, placement))
+    return VLLMCache(tiers, VLLMRules(), page_tokens)
+
+
+class Small:
+    """A cache that takes words. A prompt has ``tokens`` tokens after its last whole page: with 0 of them, it is aligned."""
+
+    def __init__(self, gpu: int | None, cpu: int = 0, **settings: Any) -> None:
+        self.cache = make_cache(gpu, cpu, **settings)
+        self.ids: dict[str, int] = {}
+
+    def pages(self, word: str) -> list[int]:
+        return [self.ids.setdefault(word[:end], len(self.ids)) for end in range(1, len(word) + 1)]
+
+    def start(self, word: str, *, tokens: int = 0, output: int = 0) -> HeldBlocks | None:
+        """Admit a request, which then runs; None without room."""
+        pages = self.pages(word)
+        prompt = len(pages) * PAGE_TOKENS + tokens
+        request = Request(
+            index=0, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output, runs=runs_of(pages), prompt_pages=len(pages)
+        )
+        held = self.cache.serve(request, -(-(prompt + output) // PAGE_TOKENS), 0.0)
+        check(self.cache, [held] if held else [], complete=False)
+        return held
+
+    def finish(self, *running: HeldBlocks | None) -> None:
+        for held in running:
+            assert held is not None
+            self.cache.finish_request(held)
+
+    def serve(self, *words: str, tokens: int = 0, output: int = 0) -> Row:
+        """Serve requests one after another. Returns the hits of the last one."""
+        for word in words:
+            held = self.start(word, tokens=tokens, output=output)
+            self.finish(held)
+        assert held is not None
+        return held.hits[:2]
+
+    def on_gpu(self, word: str) -> int:
+        """How many pages of the word are found on the GPU."""
+        return sum(node.pages for node in self.cache.pool.match(runs_of(self.pages(word))))
+
+    def on_cpu(self, word: str) -> str:
+        """The letters of the word whose pages are in CPU memory."""
+        assert self.cache.offload is not None
+        pieces = self.cache.offload.order.find([(page, 1) for page in self.pages(word)])
+        return "".join(letter for letter, (_, here) in zip(word, pieces, strict=True) if here)
+
+
+def check(cache: VLLMCache, running: list[HeldBlocks], *, complete: bool = True) -> None:
+    """Recount everything. ``running`` are all requests that run if ``complete``."""
+    pool: BlockPool = cache.pool
+    gpu, copies = pool.gpu, [node for nodes in pool._younger.values() for node in nodes]
+    linked = list(pool.tree.root.descendants())
+    nodes = linked + copies
+    for node in copies:
+        assert node.parent is not None and node.pages == 1 and not node.children and node not in linked
+        assert node.parent.children[node.runs[0][0]].pages == 1
+        assert all(node in linked for node in path_of(node.parent))
+    for node in nodes:
+        assert node.state[0] == READY and node.slots[0] == node.pages
+        assert node.kids[0] == sum(child.parent is node for child in nodes)
+        if complete:
+            assert node.pins[0] == sum(node in path_of(held.node) for held in running)
+    assert gpu.evictable_pages == sum(node.pages for node in nodes if not node.pins[0])
+    assert gpu.pool.free + sum(node.pages for node in nodes) + sum(held.slots for held in running) <= gpu.pool.capacity
+    if complete:
+        assert gpu.pool.free + sum(node.pages for node in nodes) + sum(held.slots for held in running) == gpu.pool.capacity
+    if cache.offload is not None:
+        cpu = cache.offload.tier
+        assert cpu.pool.capacity - cpu.pool.free == cache.offload.order.pages == cpu.inserted_pages - cpu.evicted_pages
+
+
+def path_of(node: Node) -> list[Node]:
+    path = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path
+
+
+def random_requests(seed: int, requests: int = 80) -> list[Request]:
+    """Short prompts over two letters that branch off one another everywhere; most fill their last page, many come again."""
+    rng = np.random.default_rng(seed)
+    ids: dict[str, int] = {}
+    words, made = ["a"], []
+    for index in range(requests):
+        word = words[rng.integers(len(words))]
+        if rng.random() < 0.6:
+            word = (word[: rng.integers(len(word) + 1)] + "".join(rng.choice(["a", "b"], size=rng.integers(5))))[:9] or "b"
+        words.append(word)
+        pages = [ids.setdefault(word[:end], len(ids)) for end in range(1, len(word) + 1)]
+        made.append(
+            Request(
+                index=index,
+                arrival_s=float(index // 3),
+                prompt_tokens=len(pages) * PAGE_TOKENS + (0 if rng.random() < 0.6 else int(rng.integers(1, PAGE_TOKENS))),
+                output_tokens=int(rng.integers(9)) if rng.random() < 0.5 else 0,
+                runs=runs_of(pages),
+                prompt_pages=len(pages),
+            )
+        )
+    return made
+
+
+def play(cache: VLLMCache, requests: list[Request], in_flight: int = 1) -> list[Row]:
+    """The hits of each request in a replay."""
+    replay = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight))
+    outcome = replay.run(requests)
+    check(cache, [])
+    rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
+    return [(-1, 0) if status == REJECTED else (gpu, cpu) for status, (gpu, cpu, _) in rows]
+
+
+def golden_rows(shared: Path, name: str, requests: int) -> list[Row]:
+    """The engine's own hits of the first requests. Skips the test where they are not there."""
+    path = shared / "golden" / f"conv.{name}.txt.gz"
+    if not path.is_file():
+        pytest.skip(f"the recorded hits are not part of the repository: put them into ../shared/golden/{path.name}")
+    with gzip.open(path, "rt") as lines:
+        rows = [line.split() for line in lines if not line.startswith("#")][:requests]
+    return [(int(gpu), int(cpu)) for _, _, gpu, cpu, _ in rows]
+
+
+def reference(shared: Path) -> ModuleType:
+    """Another slow model of the engine. Skips the test where it is not there."""
+    path = shared / "reference" / "vllm_model.py"
+    if not path.is_file():
+        pytest.skip("the reference model is not part of the repository: put it into ../shared/reference to run this test")
+    spec = spec_from_file_location("vllm_model", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_records(requests: list[Request]) -> list[dict[str, Any]]:
+    """Requests as lines of a trace, with an id for each page."""
+    return [
+        {
+            "input_length": request.prompt_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": [start + at for start, length in request.runs for at in range(length)],
+        }
+        for request in requests
+    ]

@@ -1,0 +1,230 @@
+"""vLLM's GPU block pool: a test for each rule, then random and real traces against slow models and the engine's recorded hits."""
+
+from pathlib import Path
+
+import hydra
+import pytest
+
+from kvsim.build import build_run, construct
+from kvsim.core.request import Request
+from kvsim.errors import UsageError
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.trace.mooncake import Mooncake
+from tests.engines.slow_blocks import SlowBlocks, play_slowly
+from tests.engines.small_blocks import (
+    PAGE_TOKENS,
+    TRACE,
+    Small,
+    as_records,
+    check,
+    golden_rows,
+    make_cache,
+    play,
+    random_requests,
+    reference,
+)
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def test_pages_are_found_from_admission_on() -> None:
+    cache = Small(20)
+    first = cache.start("abc", tokens=1)
+    second = cache.start("abcd", tokens=1)
+    assert first is not None and second is not None
+    assert (first.hits, second.hits) == ((0, 0, 0), (3, 0, 0))
+    check(cache.cache, [first, second])
+
+
+def test_an_aligned_prompt_that_is_cached_whole_loses_its_last_page() -> None:
+    cache = Small(20)
+    assert cache.serve("abc", "abc") == (2, 0)
+    assert cache.serve("abc", tokens=1) == (3, 0)
+
+
+def test_a_request_is_as_recent_as_its_end() -> None:
+    cache = Small(4)
+    first, second = cache.start("ab"), cache.start("cd")
+    cache.finish(second, first)
+    cache.serve("xy")
+    assert (cache.on_gpu("ab"), cache.on_gpu("cd")) == (2, 0)
+
+
+def test_a_shared_page_is_as_recent_as_the_end_of_its_last_user() -> None:
+    cache = Small(5)
+    first, second = cache.start("ab"), cache.start("ac")
+    cache.finish(first)
+    cache.serve("d")
+    cache.finish(second)
+    cache.serve("wxy")  # one page is free; b and d are older than the end of ac
+    assert (cache.on_gpu("ab"), cache.on_gpu("ac"), cache.on_gpu("d")) == (1, 2, 0)
+
+
+def test_tail_pages_leave_before_head_pages_and_one_by_one() -> None:
+    cache = Small(4)
+    cache.serve("abcd", "xyz")
+    assert (cache.on_gpu("abcd"), cache.on_gpu("xyz")) == (1, 3)
+
+
+def test_pages_without_a_key_are_used_again_first() -> None:
+    cache = Small(6)
+    cache.serve("ab", tokens=1, output=12)  # two pages with a key, four without
+    cache.serve("cdef")
+    assert (cache.on_gpu("ab"), cache.on_gpu("cdef")) == (2, 4)
+    assert cache.cache.tiers[0].evicted_pages == 0
+
+
+def test_the_answer_and_the_partial_tail_take_room_while_the_request_runs() -> None:
+    cache = Small(4)
+    running = cache.start("ab", tokens=1, output=4)
+    assert cache.start("c") is None
+    cache.finish(running)
+    assert cache.serve("cd") == (0, 0)
+    assert cache.on_gpu("ab") == 2
+
+
+def test_all_of_the_capacity_is_used() -> None:
+    assert Small(3).start("abc") is not None
+    assert Small(2).start("abc") is None
+
+
+def test_a_page_computed_twice_is_there_twice() -> None:
+    cache = Small(6)
+    cache.serve("abc", "abc")
+    assert cache.cache.tiers[0].pool.free == 2
+    assert cache.cache.tiers[0].inserted_pages == 4
+
+
+def test_the_older_copy_is_found_and_the_younger_leaves_first_when_only_the_older_is_used() -> None:
+    cache = Small(6)
+    cache.serve("abc", "abc", "abcd")  # in the order of leaving: the younger c, d, the older c, b, a
+    cache.serve("xy")
+    assert cache.on_gpu("abcd") == 4
+    cache.serve("xyz")
+    assert cache.on_gpu("abcd") == 3
+
+
+def test_the_younger_copy_is_found_when_the_older_has_left() -> None:
+    cache = Small(6)
+    cache.serve("abc", "abc")  # in the order of leaving: the older c, the younger c, b, a
+    cache.serve("xyz")
+    assert cache.on_gpu("abc") == 3
+    cache.serve("v")
+    assert cache.on_gpu("abc") == 2
+
+
+def test_a_copy_keeps_its_own_place_in_the_order() -> None:
+    cache = Small(7)
+    cache.serve("abc", "x", "abc", "y")  # the older c, x, the younger c, b, a, y; one page is free
+    cache.serve("vw")
+    assert (cache.on_gpu("abc"), cache.on_gpu("x")) == (3, 1)
+    cache.serve("t")
+    assert (cache.on_gpu("abc"), cache.on_gpu("x")) == (3, 0)
+    cache.serve("s")
+    assert cache.on_gpu("abc") == 2
+
+
+def test_requests_that_run_side_by_side_may_hold_a_copy_each() -> None:
+    cache = Small(8)
+    running = [cache.start("ab") for _ in range(4)]
+    assert [held.hits[0] for held in running if held] == [0, 1, 1, 1]
+    assert cache.cache.tiers[0].pool.free == 3
+    cache.finish(*running)
+    cache.serve("wxyz")  # the first of four copies of b leaves
+    assert cache.on_gpu("ab") == 2
+    cache.serve("wxyzst")
+    assert cache.on_gpu("ab") == 2
+    cache.serve("wxyzstu")
+    assert cache.on_gpu("ab") == 1
+
+
+def test_matched_pages_stay_from_admission_to_the_end() -> None:
+    cache = Small(5)
+    cache.serve("ab")
+    running = cache.start("abc")
+    assert cache.start("xyz") is None
+    cache.serve("xy")
+    assert cache.on_gpu("abc") == 3
+    cache.finish(running)
+    assert cache.serve("xyz") == (2, 0)
+
+
+def test_pages_that_a_request_shares_do_not_make_room_for_its_own() -> None:
+    cache = Small(3)
+    cache.serve("abc")
+    assert cache.start("abxy") is None
+    assert cache.start("abx") is not None
+
+
+def test_a_request_that_can_never_fit_changes_nothing() -> None:
+    cache = Small(4)
+    cache.serve("ab", "cd")
+    assert cache.start("abxyz") is None
+    cache.serve("xy")
+    assert (cache.on_gpu("ab"), cache.on_gpu("cd")) == (0, 2)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_traces_hit_what_the_slow_models_hit(seed: int) -> None:
+    requests = random_requests(seed)
+    for capacity, in_flight in ((9, 1), (12, 2), (16, 3), (24, 4), (7, 4)):
+        rows = play(make_cache(capacity), requests, in_flight)
+        assert rows == play_slowly(SlowBlocks(capacity), requests, in_flight)
+
+
+def test_random_traces_hit_what_the_reference_hits(shared: Path) -> None:
+    model = reference(shared)
+    for seed in range(1_000, 1_150):
+        requests = random_requests(seed)
+        for capacity, in_flight in ((8, 1), (11, 2), (15, 3), (20, 4)):
+            expected = model.play(as_records(requests), capacity, in_flight, page_tokens=PAGE_TOKENS)
+            assert play(make_cache(capacity), requests, in_flight) == [row[2:4] for row in expected]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "eviction").glob("*.yaml")))
+def test_any_eviction_policy_keeps_the_pool_right(name: str) -> None:
+    requests = random_requests(7)
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        node = dict(hydra.compose("config", overrides=[f"eviction={name}"]).eviction)
+    for capacity, in_flight in ((12, 1), (16, 3)):
+        cache = make_cache(capacity, eviction=lambda: construct(EvictionPolicy, node, "eviction"), requests=requests)
+        rows = play(cache, requests, in_flight)
+        assert cache.tiers[0].evicted_pages > 0
+        assert 0 < sum(gpu for gpu, _ in rows) <= sum(gpu for gpu, _ in play(make_cache(None), requests))
+
+
+@pytest.fixture(scope="module")
+def conversation(shared: Path) -> list[Request]:
+    return Mooncake(path=str(shared / "traces" / TRACE), limit=2_000).load(512).requests
+
+
+@pytest.mark.parametrize(("name", "gpu", "in_flight"), [("6000", 6_000, 1), ("30000", 30_000, 1), ("6000_inflight4", 6_000, 4)])
+def test_the_engine_s_own_hits_on_conversation(
+    shared: Path, conversation: list[Request], name: str, gpu: int, in_flight: int
+) -> None:
+    rows = play(make_cache(gpu, page_tokens=512), conversation, in_flight)
+    assert rows == golden_rows(shared, f"vllm_{name}", 2_000)
+
+
+@pytest.mark.parametrize(("capacity", "in_flight"), [(600, 1), (600, 4), (2_000, 2)])
+def test_the_reference_s_hits_on_conversation(shared: Path, conversation: list[Request], capacity: int, in_flight: int) -> None:
+    expected = reference(shared).play(as_records(conversation), capacity, in_flight)
+    assert play(make_cache(capacity, page_tokens=512), conversation, in_flight) == [row[2:4] for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("command", "override", "message"),
+    [
+        ("simulate", "preset=vllm", "vLLM's rules have no clock"),
+        ("replay", "tiers.disk.capacity=10GiB", "vLLM's rules have no disk tier"),
+    ],
+)
+def test_what_the_rules_do_not_know_ends_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, override: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = ["preset=vllm_offload" if "disk" in override else "preset=vllm", override]
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        cfg = hydra.compose("config", overrides=list(dict.fromkeys(overrides)))
+    with pytest.raises(UsageError, match=f"^rules: {message}.*, or say rules=default"):
+        build_run(cfg, command=command)

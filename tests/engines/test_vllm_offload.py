@@ -1,0 +1,485 @@
+"""vLLM's CPU tier: a test for each rule, then random and real traces against slow models and the engine's recorded hits."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.build import build_run
+from kvsim.core.offload import ArcOffload, OffloadCounts, OffloadTier, OffloadUse, add_repeatedly
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.tier import Tier
+from kvsim.errors import UsageError
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.store_threshold import StoreThreshold
+from kvsim.run import replay
+from kvsim.trace.mooncake import Mooncake
+from tests.core.small import runs_of
+from tests.engines.slow_blocks import SlowArc, SlowBlocks, SlowOffload, play_slowly
+from tests.engines.small_blocks import (
+    PAGE_TOKENS,
+    TRACE,
+    Small,
+    as_records,
+    golden_rows,
+    make_cache,
+    play,
+    random_requests,
+    reference,
+)
+
+class ARC(LRU):
+    """Orders the single pages of the CPU tier by ARC."""
+
+    def offload_order(self, capacity_pages: int) -> ArcOffload:  # type: ignore[override]
+        return ArcOffload(capacity_pages)
+
+
+POLICIES: dict[str, tuple[Callable[[], EvictionPolicy], type[SlowOffload]]] = {"lru": (LRU, SlowOffload), "arc": (ARC, SlowArc)}
+
+
+class SmallTier:
+    """The CPU tier alone, for prompts that are words. ``hit`` pages are on the GPU; all but the last ``spare`` may be reused."""
+
+    def __init__(self, capacity: int, eviction: type[EvictionPolicy] = LRU, *, k: int = 0, tracker_pages: int = 64_000) -> None:
+        self.counts = OffloadCounts()
+        placement = StoreThreshold(k=k, tracker_pages=tracker_pages)
+        self.tier = OffloadTier(Tier("cpu", 1, Pool(capacity), eviction(), placement), self.counts)
+        self.ids: dict[str, int] = {}
+
+    def pages(self, word: str) -> list[int]:
+        return [self.ids.setdefault(word[:end], len(self.ids)) for end in range(1, len(word) + 1)]
+
+    def start(self, word: str, *, hit: int = 0, spare: int = 0) -> OffloadUse:
+        use = self.tier.use(runs_of(self.pages(word)), hit, len(word) - spare)
+        assert self.tier.order.pages == self.tier.tier.pool.capacity - self.tier.tier.pool.free
+        return use
+
+    def serve(self, *words: str, hit: int = 0) -> int:
+        """Serve requests one after another. Returns the pages that the last one loaded."""
+        for word in words:
+            use = self.start(word, hit=hit)
+            self.tier.finish(use)
+        return use.loaded_pages
+
+    def here(self, word: str) -> str:
+        """The letters of the word whose pages are in the tier."""
+        pieces = self.tier.order.find([(page, 1) for page in self.pages(word)])
+        return "".join(letter for letter, (_, here) in zip(word, pieces, strict=True) if here)
+
+    @property
+    def arc(self) -> ArcOffload:
+        assert isinstance(self.tier.order, ArcOffload)
+        return self.tier.order
+
+
+def with_gap() -> SmallTier:
+    """A tier of four pages that has a, c and d of abcd, and x."""
+    tier = SmallTier(4)
+    tier.serve("abcd")
+    tier.serve("abcd", hit=2)  # loads c and d only: b and a are the oldest
+    tier.serve("x")
+    assert tier.here("abcd") == "acd"
+    return tier
+
+
+# --- look-up and load ----------------------------------------------------------------------------------------------------
+
+
+def test_a_look_up_starts_after_the_gpu_s_hit_and_ends_at_the_first_miss() -> None:
+    assert with_gap().start("abcd", hit=0).loaded_pages == 1
+    assert with_gap().start("abcd", hit=1).loaded_pages == 0
+    assert with_gap().start("abcd", hit=2).loaded_pages == 2
+
+
+def test_the_page_of_the_last_token_is_not_loaded() -> None:
+    tier = SmallTier(4)
+    tier.serve("abc")
+    assert tier.start("abc", hit=1, spare=1).loaded_pages == 1
+    assert tier.start("abc", hit=2, spare=1).loaded_pages == 0
+
+
+def test_loaded_pages_become_the_most_recent() -> None:
+    tier = SmallTier(3)
+    tier.serve("ab", "x")
+    tier.serve("ab", hit=1)  # loads b
+    tier.serve("y")
+    assert (tier.here("ab"), tier.here("x")) == ("b", "x")
+
+
+def test_with_a_load_the_pages_after_it_are_offered() -> None:
+    tier = SmallTier(4)
+    tier.serve("abc")
+    tier.serve("abc", hit=1)  # a is the oldest
+    tier.serve("xy")
+    assert tier.here("abc") == "bc"
+    assert tier.serve("abcd", hit=1) == 2
+    assert tier.here("abcd") == "bcd"
+
+
+def test_without_a_load_the_whole_prompt_is_offered() -> None:
+    tier = SmallTier(4)
+    assert tier.serve("abc", hit=2) == 0
+    assert tier.here("abc") == "abc"
+
+
+def test_offered_pages_that_are_there_are_used_again() -> None:
+    tier = SmallTier(3)
+    tier.serve("ab", "x")
+    assert tier.serve("ab", hit=2) == 0
+    tier.serve("y")
+    assert (tier.here("ab"), tier.here("x")) == ("ab", "")
+
+
+# --- store_threshold ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "offers"), [(0, 1), (1, 1), (2, 2), (3, 3)])
+def test_a_page_is_stored_at_its_kth_offer(k: int, offers: int) -> None:
+    tier = SmallTier(4, k=k)
+    for _ in range(offers - 1):
+        tier.serve("ab")
+        assert tier.here("ab") == ""
+    tier.serve("abc")
+    assert tier.here("abc") == ("abc" if k < 2 else "ab")
+
+
+def test_pages_below_the_threshold_are_counted() -> None:
+    tier = SmallTier(4, k=2)
+    tier.serve("ab", "abc")
+    assert (tier.counts.below_threshold_pages, tier.counts.written_pages) == (3, 2)
+
+
+def test_pages_that_are_there_are_used_again_even_if_their_offers_are_forgotten() -> None:
+    tier = SmallTier(2, k=2, tracker_pages=2)
+    tier.serve("a", "a", "x", "x", "y", "z")
+    assert tier.tier.offers.admitted((tier.pages("a")[0], 1)) == []
+    tier.serve("a", "q", "q")
+    assert (tier.here("a"), tier.here("x")) == ("a", "")
+
+
+def test_offers_of_pages_that_are_there_count() -> None:
+    tier = SmallTier(1, k=2, tracker_pages=3)
+    tier.serve("a", "a", "x", "y")
+    tier.serve("a", hit=1)  # not loaded, so offered: a stays in the table of three
+    tier.serve("z", "z")
+    assert (tier.here("a"), tier.here("z")) == ("", "z")
+    tier.serve("a")
+    assert tier.here("a") == "a"
+
+
+def test_offers_of_stores_that_are_dropped_count() -> None:
+    tier = SmallTier(1, k=2)
+    tier.serve("ab", "ab")
+    assert tier.here("ab") == ""
+    tier.serve("a")
+    assert tier.here("a") == "a"
+
+
+def test_known_pages_of_an_offer_become_the_most_recent_and_then_the_new_ones() -> None:
+    offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
+    a, b, c, d, e, f = ((page, 1) for page in range(0, 12, 2))
+    for run in (a, b, c):
+        offers.count((run,))
+    offers.count((d, a))  # b leaves; then c, a, d
+    assert [bool(offers.admitted(run)) for run in (a, b, c, d)] == [True, False, True, True]
+    offers.count((e,))
+    assert [bool(offers.admitted(run)) for run in (a, c, d)] == [True, False, True]
+    offers.count((f,))
+    assert [bool(offers.admitted(run)) for run in (a, d)] == [False, True]
+
+
+def test_within_an_offer_the_head_is_forgotten_first() -> None:
+    offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
+    offers.count(((0, 3),))
+    offers.count(((10, 1),))
+    assert offers.admitted((0, 3)) == [(1, 2)]
+
+
+def test_new_pages_that_exceed_the_table_are_not_counted() -> None:
+    offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
+    offers.count(((0, 5),))
+    assert offers.admitted((0, 5)) == [(0, 3)]
+    offers.count(((1, 2), (10, 4)))  # two are known, so one is new
+    assert offers.admitted((0, 5)) == [(1, 2)]
+    assert offers.admitted((10, 4)) == [(10, 1)]
+
+
+# --- what leaves ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_tail_leaves_before_the_head() -> None:
+    tier = SmallTier(3)
+    tier.serve("abc", "x")
+    assert tier.here("abc") == "ab"
+
+
+def test_a_request_is_as_recent_as_its_end() -> None:
+    tier = SmallTier(2)
+    first, second = tier.start("a"), tier.start("b")
+    tier.tier.finish(second)
+    tier.tier.finish(first)
+    tier.serve("x")
+    assert (tier.here("a"), tier.here("b")) == ("a", "")
+
+
+def test_until_its_end_it_is_as_recent_as_its_admission() -> None:
+    tier = SmallTier(2)
+    tier.serve("a", "b")
+    tier.start("a", hit=1)
+    tier.serve("x")
+    assert (tier.here("a"), tier.here("b")) == ("a", "")
+
+
+@pytest.mark.parametrize("eviction", [LRU, ARC])
+def test_offered_and_loaded_pages_do_not_make_room_and_the_store_is_dropped_whole(eviction: type[EvictionPolicy]) -> None:
+    tier = SmallTier(3, eviction)
+    tier.serve("ab", "x")
+    tier.serve("abcd")  # loads a and b; c and d would need two pages, and x is one
+    assert (tier.here("abcd"), tier.here("x")) == ("ab", "x")
+    assert (tier.counts.no_room_pages, tier.tier.tier.evicted_pages) == (2, 0)
+    tier.serve("abc", hit=2)
+    assert (tier.here("abc"), tier.here("x")) == ("abc", "")
+
+
+def test_a_request_with_a_dropped_store_is_recent_from_its_admission_on() -> None:
+    tier = SmallTier(3)
+    tier.serve("ab", "x")
+    tier.start("abcd")
+    tier.serve("y")
+    assert (tier.here("ab"), tier.here("x")) == ("ab", "")
+
+
+def test_at_its_end_what_another_has_stored_of_its_dropped_store_becomes_recent() -> None:
+    tier = SmallTier(3)
+    running = tier.start("abcd")
+    tier.serve("ab", "x")
+    tier.tier.finish(running)
+    tier.serve("y")
+    assert (tier.here("ab"), tier.here("x")) == ("ab", "")
+
+
+def test_a_finish_does_not_bring_back_what_has_left() -> None:
+    tier = SmallTier(1)
+    running = tier.start("a")
+    tier.serve("x")
+    tier.tier.finish(running)
+    assert (tier.here("a"), tier.here("x"), tier.tier.order.pages) == ("", "x", 1)
+
+
+# --- ARC ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_is_used_again_only_by_a_later_request_and_at_its_end() -> None:
+    tier = SmallTier(4, ARC)
+    tier.serve("ab")
+    assert (tier.arc.once.pages, tier.arc.again.pages) == (2, 0)
+    running = tier.start("a")
+    assert (tier.arc.once.pages, tier.arc.again.pages) == (2, 0)
+    tier.tier.finish(running)
+    assert (tier.arc.once.pages, tier.arc.again.pages) == (1, 1)
+
+
+def test_pages_used_once_leave_first_and_become_ghosts() -> None:
+    tier = SmallTier(3, ARC)
+    tier.serve("a", "a", "b", "c", "d")
+    assert (tier.here("a"), tier.here("b"), tier.here("c"), tier.here("d")) == ("a", "", "c", "d")
+    assert tier.arc.once_ghosts.count([(tier.pages("b")[0], 1)]) == 1
+
+
+def test_stored_pages_enter_head_to_tail_and_turn_at_the_end() -> None:
+    tier = SmallTier(3, ARC)
+    running = tier.start("abc")
+    tier.serve("x")
+    assert tier.here("abc") == "bc"
+    tier.tier.finish(running)  # x, c, b
+    tier.serve("yz")
+    assert (tier.here("abc"), tier.here("x")) == ("b", "")
+
+
+def test_a_ghost_of_once_raises_the_target_and_is_no_ghost_when_it_is_stored() -> None:
+    tier = SmallTier(2, ARC)
+    tier.serve("a", "b", "c")
+    assert tier.arc.target == 0.0
+    tier.serve("a")
+    assert tier.arc.target == 1.0
+    assert (tier.arc.once_ghosts.count([(tier.pages("a")[0], 1)]), tier.arc.once_ghosts.pages) == (0, 1)
+
+
+def test_a_ghost_of_again_lowers_the_target() -> None:
+    tier = SmallTier(2, ARC)
+    tier.serve("a", "a", "b", "b", "c")  # once is empty: a leaves again
+    assert tier.arc.again_ghosts.pages == 1
+    tier.arc.target = 1.5
+    tier.start("a")
+    assert tier.arc.target == 0.5
+
+
+def test_a_ghost_counts_for_more_if_there_are_more_of_the_other_kind() -> None:
+    tier = SmallTier(4, ARC)
+    tier.arc.once_ghosts.append([(100, 2)])
+    tier.arc.again_ghosts.append([(200, 3)])
+    tier.ids = {"a": 101}
+    tier.start("a")
+    assert tier.arc.target == 1.5
+
+
+def test_ghosts_count_even_if_the_store_is_dropped_and_stay_ghosts() -> None:
+    tier = SmallTier(2, ARC)
+    tier.serve("a", "b", "c")  # the ghost is a
+    tier.serve("axy")
+    assert (tier.here("axy"), tier.arc.target, tier.arc.once_ghosts.pages) == ("", 1.0, 1)
+
+
+def test_ghosts_below_the_threshold_do_not_count() -> None:
+    tier = SmallTier(4, ARC, k=2)
+    tier.arc.once_ghosts.append([(100, 2)])
+    tier.ids = {"a": 100}
+    tier.serve("a")
+    assert tier.arc.target == 0.0
+    tier.serve("a")
+    assert tier.arc.target == 1.0
+
+
+def test_the_target_stays_between_nothing_and_the_capacity() -> None:
+    tier = SmallTier(3, ARC)
+    tier.arc.once_ghosts.append([(100, 6)])
+    tier.ids = {"abcdef"[:end]: 99 + end for end in range(1, 7)}
+    tier.start("abcdef")
+    assert tier.arc.target == 3
+    tier.arc.once_ghosts.remove([(100, 6)])
+    tier.arc.again_ghosts.append([(100, 6)])
+    tier.start("abcdef")
+    assert tier.arc.target == 0
+
+
+def test_once_gives_pages_while_it_has_as_many_as_the_target_says() -> None:
+    tier = SmallTier(4, ARC)
+    tier.serve("a", "a", "b", "c", "d")
+    tier.arc.target = 2.9  # its whole part counts: once, with three pages, gives two
+    tier.serve("xyz")
+    assert [tier.here(word) for word in ("a", "b", "c", "d")] == ["", "", "", "d"]
+
+
+def test_the_other_gives_where_only_offered_pages_are_left() -> None:
+    tier = SmallTier(3, ARC)
+    tier.serve("a", "a", "bc")
+    tier.serve("bcd")  # b and c, all of once, are offered
+    assert (tier.here("a"), tier.here("bcd")) == ("", "bcd")
+
+
+def test_each_list_of_ghosts_has_as_many_pages_as_the_tier_at_most() -> None:
+    tier = SmallTier(2, ARC)
+    tier.serve(*"abcdefg")
+    assert tier.arc.once_ghosts.pages == 2
+    assert tier.arc.once_ghosts.count([(page, 1) for word in "de" for page in tier.pages(word)]) == 2
+
+
+@given(
+    value=st.floats(0, 5_000),
+    step=st.one_of(st.floats(1, 60), st.sampled_from([1.0, 7 / 3, 1.1, 2.5])),
+    times=st.integers(0, 4_000),
+    most=st.sampled_from([1, 300, 12_000, 1 << 60]),
+    rises=st.booleans(),
+)
+def test_many_sums_at_once_are_those_of_a_loop(value: float, step: float, times: int, most: int, rises: bool) -> None:
+    value = start = min(value, most)
+    for _ in range(times):
+        value = min(value + step, most) if rises else max(value - step, 0)
+    assert add_repeatedly(start, step if rises else -step, times, most=most) == value
+
+
+# --- against slower models ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(20))
+def test_random_traces_hit_what_the_slow_models_hit(policy: str, seed: int) -> None:
+    requests = random_requests(seed)
+    ours, slow = POLICIES[policy]
+    cases = ((9, 12, 1, 0, 99), (12, 7, 2, 2, 99), (16, 12, 3, 3, 6), (24, 20, 4, 2, 11), (10, 40, 4, 1, 99), (10, 4, 2, 0, 99))
+    for gpu, cpu, in_flight, k, tracker_pages in cases:
+        cache = make_cache(gpu, cpu, cpu_eviction=ours, k=k, tracker_pages=tracker_pages)
+        expected = play_slowly(SlowBlocks(gpu, slow(cpu, k, tracker_pages)), requests, in_flight)
+        assert play(cache, requests, in_flight) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_random_traces_hit_what_the_reference_hits(shared: Path, policy: str) -> None:
+    model = reference(shared)
+    loaded = 0
+    for seed in range(2_000, 2_080):
+        requests = random_requests(seed)
+        for gpu, cpu, in_flight, k, tracked in ((8, 10, 1, 0, 99), (11, 14, 2, 2, 9), (15, 6, 3, 3, 20), (20, 25, 4, 1, 99)):
+            model.TRACKED_OFFERS = tracked
+            expected = model.play(as_records(requests), gpu, in_flight, cpu, k, policy, PAGE_TOKENS)
+            cache = make_cache(gpu, cpu, cpu_eviction=POLICIES[policy][0], k=k, tracker_pages=tracked)
+            assert play(cache, requests, in_flight) == [row[2:4] for row in expected]
+            loaded += cache.counts.loaded_pages
+    assert loaded > 1_000
+
+
+@pytest.fixture(scope="module")
+def conversation(shared: Path) -> list[Request]:
+    return Mooncake(path=str(shared / "traces" / TRACE), limit=2_000).load(512).requests
+
+
+@pytest.mark.parametrize(("policy", "k"), [("lru", 0), ("lru", 2), ("arc", 0)])
+def test_the_engine_s_own_hits_on_conversation(shared: Path, conversation: list[Request], policy: str, k: int) -> None:
+    cache = make_cache(6_000, 12_000, cpu_eviction=POLICIES[policy][0], k=k, page_tokens=512)
+    assert play(cache, conversation) == golden_rows(shared, f"vllm_6000_cpu12000_{policy}_thr{k}", 2_000)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("gpu", "cpu", "in_flight", "k"), [(600, 900, 1, 0), (600, 400, 4, 2), (2_000, 1_500, 2, 3)])
+def test_the_reference_s_hits_on_conversation(
+    shared: Path, conversation: list[Request], policy: str, gpu: int, cpu: int, in_flight: int, k: int
+) -> None:
+    expected = reference(shared).play(as_records(conversation), gpu, in_flight, cpu, k, policy)
+    cache = make_cache(gpu, cpu, cpu_eviction=POLICIES[policy][0], k=k, page_tokens=512)
+    assert play(cache, conversation, in_flight) == [row[2:4] for row in expected]
+
+
+# --- both tiers, and the configuration ------------------------------------------------------------------------------------
+
+
+def test_what_left_the_gpu_is_loaded_from_cpu_memory() -> None:
+    cache = Small(3, 9)
+    assert cache.serve("abc", "xyz", "abc") == (0, 2)
+    assert cache.on_cpu("abc") == "abc"
+
+
+def test_what_is_found_on_the_gpu_is_not_loaded() -> None:
+    cache = Small(6, 9)
+    cache.serve("abc", "xyzv")
+    assert cache.on_gpu("abc") == 2
+    assert cache.serve("abc", tokens=1) == (2, 1)
+
+
+def test_a_request_without_room_leaves_cpu_memory_alone() -> None:
+    cache = Small(3, 9)
+    assert cache.start("abcd") is None
+    assert cache.on_cpu("abcd") == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("eviction@tiers.cpu.eviction=fifo", "FIFO does not order .*: choose lru or arc"),
+        ("placement=write_through", "WriteThrough does not say .*: choose placement=store_threshold"),
+    ],
+)
+def test_policies_that_the_tier_cannot_follow_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = ["preset=vllm_offload", override]
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        plan = build_run(hydra.compose("config", overrides=overrides), command="replay", overrides=overrides)
+    with pytest.raises(UsageError, match=f"^rules: {message}"):
+        replay(plan, [])
