@@ -123,6 +123,7 @@ def _context(plan: Plan, requests: Sequence[Request], index: int) -> PolicyConte
     return PolicyContext(
         tier=index,
         tier_name=tier.name,
+        lower_tier_name=plan.tiers[index + 1].name if index + 1 < len(plan.tiers) else None,
         capacity_pages=tier.capacity_pages,
         page_tokens=plan.page_tokens,
         model=plan.model,

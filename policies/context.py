@@ -19,6 +19,8 @@ class PolicyContext:
     tier: int = 0
     """Position of the policy's tier, from the top: index into a node's ``copies``, ``pins`` and ``kids``."""
     tier_name: str = "gpu"
+    lower_tier_name: str | None = None
+    """The tier below, from which what is evicted may be loaded again; None if there is none."""
     capacity_pages: int | None = None
     """Of the policy's tier; None if unlimited."""
     page_tokens: int = 16
@@ -28,6 +30,28 @@ class PolicyContext:
     """All requests of the run. A deployable policy looks at them only to see that the trace has what it needs (``require``)."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """Seeded; the only source of chance."""
+
+    def saved_flops(self, start_tokens: int, tokens: int) -> float:
+        """FLOPs that a prompt saves whose tokens ``start_tokens ... tokens - 1`` are cached as well as those before them."""
+        if self.model is None:
+            raise ValueError("needs a model")
+        return self.model.prefill_flops(tokens, 0) - self.model.prefill_flops(start_tokens, 0)
+
+    def recompute_s(self, start_tokens: int, tokens: int) -> float:
+        """Seconds to compute tokens ``start_tokens ... tokens - 1`` of a prompt again, those before them being cached."""
+        if self.hardware is None:
+            raise ValueError("needs a machine")
+        return self.saved_flops(start_tokens, tokens) / self.hardware.effective_flops_per_s
+
+    def reload_s(self, tokens: int) -> float:
+        """Seconds to get so many tokens back that this tier has lost: from the tier below, or computed if there is none."""
+        if self.lower_tier_name is None:
+            return self.recompute_s(0, tokens)
+        if self.model is None or self.hardware is None:
+            raise ValueError("needs a model and a machine")
+        disk = self.lower_tier_name == "disk"
+        rate = self.hardware.disk_read_bytes_per_s if disk else self.hardware.total_host_to_device_bytes_per_s
+        return tokens * self.model.kv_bytes_per_token / rate
 
     def require(self, attribute: str, meaning: str) -> None:
         """Raise ValueError if no request of the trace says anything of its ``attribute``."""

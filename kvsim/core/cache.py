@@ -256,11 +256,11 @@ class TieredCache(Movement):
             self._promise(lease, pages)
         return self.flush()
 
-    def finish_request(self, lease: Lease) -> None:
-        """The request has its answer: as ``release``, and the policies hear of it."""
+    def finish_request(self, lease: Lease, now: float = -inf) -> None:
+        """The request has its answer: as ``release``, and the policies hear of it. Without a clock that is when it began."""
         if self.finished and lease.epoch == self.epoch:
             for finish in self.finished:
-                finish(lease.request, lease.node, self.now)
+                finish(lease.request, lease.node, max(now, self.now))
         self.release(lease)
 
     def release(self, lease: Lease) -> None:

@@ -26,6 +26,8 @@ class Residency:
             upper.lower = lower
         self.tree = RadixTree(len(tiers))
         self.listeners = [tier for tier in tiers if tier.on_hit]
+        self.awaited = [tier.on_arrival for tier in tiers if tier.on_arrival]
+        """What hears of an arrival, where requests wait to be admitted."""
         self.announced = [tier.on_request for tier in tiers if tier.on_request]
         """What hears of a request before its hits and inserts; ``finished`` hears of its end."""
         self.finished = [tier.on_finish for tier in tiers if tier.on_finish]

@@ -30,13 +30,13 @@ class Sinking:
         """By tier, the states of a node that has a copy there only."""
         self._levels: list[tuple[Any, ...]] = [
             (
-                tier.eviction.heap,  # type: ignore[attr-defined]
-                tier.eviction.line,  # type: ignore[attr-defined]
-                tier.eviction.rank,  # type: ignore[attr-defined]
+                tier.eviction.heap,
+                tier.eviction.line,
+                tier.eviction.rank,
                 tier.on_evictable,
                 tier.pool,
                 self._alone[tier.index],
-                tier.lower and tier.lower.placement.after_eviction,  # type: ignore[union-attr]
+                tier.lower and tier.lower.placement.after_eviction,
             )
             for tier in tiers
         ]
@@ -44,10 +44,10 @@ class Sinking:
 
     @staticmethod
     def suits(tiers: list[Tier]) -> bool:
-        """Whether every tier only counts its slots and has a policy that keeps a heap and a line, and hears of no cut, insert or removal."""
+        """Whether every tier only counts its slots, and its policy keeps a heap and hears of no cut, insert or removal."""
         return len(tiers) > 1 and all(
             type(tier.pool) is Pool
-            and hasattr(tier.eviction, "line_up")
+            and getattr(tier.eviction, "plain_heap", None) is not None
             and not (tier.on_insert or tier.on_split or tier.on_merge or tier.on_remove)
             for tier in tiers
         )
@@ -107,7 +107,7 @@ class Sinking:
                 state[index] = LEAVING
                 moving.append(node)
                 sunk += size
-                parent.kids[below] += 1  # type: ignore[union-attr]
+                parent.kids[below] += 1
             elif is_alone and not children:
                 if size > missing:
                     self._trim(node, index, size - missing)
@@ -116,7 +116,7 @@ class Sinking:
                     break
                 state[index] = ABSENT
                 dropped += size
-                del parent.children[node.runs[0][0]]  # type: ignore[union-attr]
+                del parent.children[node.runs[0][0]]
             elif is_alone or size > missing:
                 gone = cache.drop(node, tier, missing) if is_alone else cache.evict_copy(node, tier, missing)
                 missing -= gone
@@ -126,9 +126,9 @@ class Sinking:
                 state[index] = ABSENT
             line.popleft() if stands else heappop(heap)
             missing -= size
-            kids = parent.kids  # type: ignore[union-attr]
+            kids = parent.kids
             left = kids[index] = kids[index] - 1
-            if not left and parent.state[index] == READY and not parent.pins[index]:  # type: ignore[union-attr]
+            if not left and parent.state[index] == READY and not parent.pins[index]:
                 on_evictable(parent)  # type: ignore[arg-type]
             if children and not is_alone and len(children) == 1 and not cache.is_offering:
                 (child,) = children.values()
@@ -219,11 +219,11 @@ class Sinking:
         node.kids[below] = 1
         node.pages = node.slots[index] = kept
         self._count_arrived(lower, pages, pages)
-        lower.eviction.line_up(leaf)  # type: ignore[attr-defined]
+        lower.eviction.line_up(leaf)
 
     def _arrive(self, nodes: list[Node], index: int, lower: Tier) -> None:
         """Nodes that have left a tier are ready in the one below, and become one with a child that nothing distinguishes."""
-        below, line_up = lower.index, lower.eviction.line_up  # type: ignore[attr-defined]
+        below, line_up = lower.index, lower.eviction.line_up
         pages = evictable = 0
         for node in nodes:
             state, size, children = node.state, node.pages, node.children

@@ -44,6 +44,7 @@ class Tier:
         """Slots promised to somebody who will take them when they are free."""
         self.inserted_pages = 0
         self.evicted_pages = 0
+        self.on_arrival = overridden(eviction, "on_arrival")
         self.on_request = overridden(eviction, "on_request")
         self.on_finish = overridden(eviction, "on_finish")
         self.on_insert = overridden(eviction, "on_insert")

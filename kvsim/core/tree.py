@@ -21,7 +21,7 @@ class Node:
 
     __slots__ = (
         "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "kids", "transfers", "created", "last_used",
-        "hits",
+        "hits", "notes",
     )  # fmt: skip
 
     def __init__(self, runs: tuple[Run, ...], pages: int, depth: int, parent: "Node | None", tiers: int, now: float) -> None:
@@ -35,10 +35,13 @@ class Node:
         self.slots: list[Any]
         self.pins: list[int]
         self.kids: list[int]
+        self.notes: list[Any]
+        """What the eviction policy of each tier remembers of the pages' uses; both parts of a cut keep it."""
         if tiers == 1:  # displays are faster than products, and replay spends much of its time here
-            self.state, self.slots, self.pins, self.kids = [ABSENT], [None], [0], [0]
+            self.state, self.slots, self.pins, self.kids, self.notes = [ABSENT], [None], [0], [0], [None]
         else:
             self.state, self.slots, self.pins, self.kids = [ABSENT] * tiers, [None] * tiers, [0] * tiers, [0] * tiers
+            self.notes = [None] * tiers
         self.transfers: tuple[Transfer, ...] = ()
         """Transfers that carry this node now."""
         self.created = self.last_used = now
@@ -183,6 +186,7 @@ class RadixTree:
         upper = Node(before, pages, depth, parent, self.tiers, node.created)
         upper.last_used, upper.hits = node.last_used, node.hits
         upper.pins = node.pins.copy()
+        upper.notes = node.notes.copy()
         parent.children[start] = upper
         upper.children = {middle: node}
         node.parent = upper

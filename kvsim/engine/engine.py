@@ -119,6 +119,8 @@ class Engine:
         """A request that could not run even if it were alone is rejected."""
         job = Job(request, self.env.now)
         self._arrival_s[request.index] = self.env.now
+        for await_request in self.cache.awaited:
+            await_request(request, self.env.now)
         if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
             self._status[request.index] = REJECTED
             self._end(request)
@@ -363,7 +365,7 @@ class Engine:
     def _finish(self, job: Job) -> None:
         request, now = job.request, self.env.now
         assert job.lease is not None
-        self.cache.finish_request(job.lease)
+        self.cache.finish_request(job.lease, now)
         job.lease = None
         self._is_full = False
         index = request.index

@@ -31,8 +31,15 @@ class EvictionPolicy(ABC):
         self.tier = context.tier
 
     @optional
+    def on_arrival(self, request: Request, now: float) -> None:
+        """The request has arrived and waits to be admitted. Only where time passes: a replay has no queue and says nothing."""
+
+    @optional
     def on_request(self, request: Request, now: float) -> None:
-        """The request is about to use nodes, or to insert some: the next ``on_hit`` and ``on_insert`` are its own."""
+        """The request is about to use nodes, or to insert some: the next ``on_hit`` and ``on_insert`` are its own.
+
+        A request is announced for each of the two, and once more if it was retracted.
+        """
 
     @optional
     def on_finish(self, request: Request, node: Node, now: float) -> None:
@@ -61,6 +68,18 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def on_evictable(self, node: Node) -> None:
         """The node has become evictable: unpinned, or without its last child in the tier."""
+
+    def note_path(self, node: Node, note: Any) -> None:
+        """Note the same of a node and of all above it, when the request that used them finishes.
+
+        On the GPU they are still pinned. In lower tiers they may be evictable already, and are announced anew.
+        """
+        tier = self.tier
+        while node.parent is not None:
+            node.notes[tier] = note
+            if tier and node.is_evictable(tier):
+                self.on_evictable(node)
+            node = node.parent
 
     @abstractmethod
     def victims(self, now: float) -> Iterator[Node]:
@@ -112,11 +131,16 @@ class RankedEviction(EvictionPolicy):
 
     def __init__(self) -> None:
         self.heap: list[tuple[Any, int, Node]] = []
-        """(rank, number of the entry, node). ``single.py`` takes victims from here by itself, as ``victims`` does."""
+        """(rank, number of the entry, node). ``single.py`` takes victims from here by itself, where ``plain_heap`` lets it."""
         self.line: deque[tuple[Any, int, Node]] = deque()
         """More entries, in ascending order. ``sinking.py`` takes victims from here and from the heap, whichever is first."""
         self._entries = 0
         self._compact_at = self._compact_line_at = 1024
+
+    @property
+    def plain_heap(self) -> list[tuple[Any, int, Node]] | None:
+        """The heap, if ``victims`` is as it is here: then ``single.py`` takes them from the heap by itself."""
+        return self.heap if type(self).victims is RankedEviction.victims else None
 
     @abstractmethod
     def rank(self, node: Node) -> Any:
@@ -155,12 +179,12 @@ class RankedEviction(EvictionPolicy):
         heap, tier, rank = self.heap, self.tier, self.rank
         while self.line:
             heappush(heap, self.line.popleft())
-        refused: list[tuple[Any, int, Node]] = []
+        refused: dict[Node, tuple[Any, int, Node]] = {}
         try:
             while heap:
                 entry = heap[0]
                 node = entry[2]
-                if node.state[tier] != READY or node.pins[tier] or node.kids[tier]:
+                if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in refused:
                     heappop(heap)
                 elif (now_rank := rank(node)) != entry[0]:
                     heapreplace(heap, (now_rank, entry[1], node))
@@ -169,7 +193,7 @@ class RankedEviction(EvictionPolicy):
                     if heap and heap[0] is entry:
                         heappop(heap)
                         if node.state[tier] == READY and node.is_evictable(tier):
-                            refused.append(entry)
+                            refused[node] = entry
         finally:
-            for entry in refused:
+            for entry in refused.values():
                 heappush(heap, entry)

@@ -12,11 +12,25 @@ from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import LEAVING, READY, Node
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
 
 NAMES = ("gpu", "cpu", "disk")
+MODEL = ModelSpec(layers=1, hidden_size=8, vocabulary=16, heads=2, kv_heads=1, head_dim=4, mlp_width=16)
+"""16 bytes of KV and 1,152 linear FLOPs a token, 32 FLOPs for each pair of a query and a key."""
+MACHINE = HardwareSpec(
+    flops_per_s=1e6,
+    memory_bytes=10**6,
+    memory_bytes_per_s=1e6,
+    host_to_device_bytes_per_s=1e3,
+    device_to_host_bytes_per_s=1e3,
+    both_directions_bytes_per_s=1e3,
+    disk_read_bytes_per_s=1e2,
+    disk_write_bytes_per_s=1e2,
+)
 Hits = tuple[int, int, int]
 
 
@@ -55,7 +69,9 @@ def make_tiers(
     tiers = []
     for index, (name, capacity, eviction) in enumerate(zip(NAMES, capacities, evictions, strict=False)):
         placement = placements[index - 1] if index else None
-        context = PolicyContext(tier=index, tier_name=name, capacity_pages=capacity, page_tokens=page_tokens)
+        context = PolicyContext(
+            tier=index, tier_name=name, capacity_pages=capacity, page_tokens=page_tokens, model=MODEL, hardware=MACHINE
+        )
         for policy in filter(None, (eviction, placement)):
             policy.bind(context)
         pool = SlotPool(capacity) if slots and capacity is not None else Pool(capacity)
