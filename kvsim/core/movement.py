@@ -74,7 +74,7 @@ class Movement(Residency):
 
     def _can_trim(self, node: Node, tier: Tier) -> bool:
         """Whether part of an evictable node can go without being a node of its own: it goes nowhere, and nobody needs to know."""
-        if tier.lower is not None or tier.on_split or tier.on_remove:
+        if tier.lower is not None or tier.on_remove:
             return False
         return self._single or not node.children and not node.transfers and node.state.count(ABSENT) == len(self.tiers) - 1
 

@@ -45,7 +45,7 @@ class SingleTier:
         self.cache = cache
         self.tier = tier = cache.gpu
         self._recompute_last_token = cache.rules.recompute_last_token
-        self._can_trim = tier.on_split is None and tier.on_remove is None
+        self._can_trim = tier.on_remove is None
         self._heap: Any = getattr(tier.eviction, "plain_heap", None)
         self._rank: Any = getattr(tier.eviction, "rank", None)
         self._uses_heap = self._heap is not None and self._can_trim and type(tier.pool) is Pool

@@ -119,12 +119,12 @@ class Engine:
         """A request that could not run even if it were alone is rejected."""
         job = Job(request, self.env.now)
         self._arrival_s[request.index] = self.env.now
-        for await_request in self.cache.awaited:
-            await_request(request, self.env.now)
         if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
             self._status[request.index] = REJECTED
             self._end(request)
             return
+        for await_request in self.cache.awaited:
+            await_request(request, self.env.now)
         if self._has_disk:
             self._prefetch(job)
         if job.fetch is None:

@@ -31,5 +31,6 @@ class GDSF(AgingEviction):
         size = context.model.page_bytes(tokens)
         self._s_per_byte = cache(lambda pages: context.recompute_s((pages - 1) * tokens, pages * tokens) / size)
 
-    def worth(self, node: Node) -> float:
-        return node.hits * self._s_per_byte(node.depth + node.pages)
+    def rank(self, node: Node) -> tuple[float, float]:
+        worth = node.hits * self._s_per_byte(node.depth + node.pages)
+        return node.notes[self.tier] + worth, node.last_used

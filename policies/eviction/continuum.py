@@ -1,0 +1,144 @@
+"""What ``ttl_s: learned`` learns of sessions: how long they pause, whether their past tells their future, how long they queue.
+
+The rules are those of Continuum (arXiv:2511.02230, 2025); ttl.py says them.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict, defaultdict, deque
+from itertools import pairwise
+from math import inf, sqrt
+
+from kvsim.core.request import Request
+
+ENOUGH_PAUSES = 100
+FIRST_TTL_S = 2.0
+QUEUEING_WINDOW = 100
+
+
+class Pauses:
+    """Observed pauses, and the time to live that pays best.
+
+    Sorting them anew for each one would cost too much: a choice considers all pauses but at most the latest tenth.
+    """
+
+    def __init__(self) -> None:
+        self._pauses_s: list[float] = []
+        self._considered = 0
+        self._taus_s = [0.0]
+        self._prices_s: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._pauses_s)
+
+    def add(self, pause_s: float) -> None:
+        self._pauses_s.append(pause_s)
+
+    def best_s(self, gain_s: float) -> float:
+        """The tau among 0 and the pauses with the highest ``P(pause <= tau) * gain_s - tau``; the least of several."""
+        if len(self) > 1.1 * self._considered:
+            self._consider()
+        return self._taus_s[bisect_left(self._prices_s, gain_s)]
+
+    def _consider(self) -> None:
+        """Keep the taus that are best for some gain, the upper hull of the distribution, and the gain from which each is."""
+        self._pauses_s.sort()
+        self._considered = count = len(self)
+        hull = [(0.0, 0)]
+        for rank, pause_s in enumerate(self._pauses_s, 1):
+            while len(hull) > 1 and _price(hull[-2], hull[-1]) >= _price(hull[-1], (pause_s, rank)):
+                hull.pop()
+            hull.append((pause_s, rank))
+        self._taus_s = [tau_s for tau_s, _ in hull]
+        self._prices_s = [count * _price(left, right) for left, right in pairwise(hull)]
+
+
+def _price(left: tuple[float, int], right: tuple[float, int]) -> float:
+    """Seconds of waiting for one more pause that ends in time."""
+    return (right[0] - left[0]) / (right[1] - left[1])
+
+
+class Memory:
+    """Whether sessions that have lasted long are near their end: correlates turns done and turns left over ended sessions."""
+
+    def __init__(self) -> None:
+        self._pairs = self._done = self._left = self._done_squares = self._left_squares = self._products = 0
+
+    def add(self, turns: int) -> None:
+        """A session has ended after so many turns: the pairs (1, turns - 1) ... (turns, 0)."""
+        done, done_squares = turns * (turns + 1) // 2, turns * (turns + 1) * (2 * turns + 1) // 6
+        self._pairs += turns
+        self._done += done
+        self._left += done - turns
+        self._done_squares += done_squares
+        self._left_squares += done_squares - turns * turns
+        self._products += turns * done - done_squares
+
+    @property
+    def eta(self) -> float:
+        """The negative correlation, -1 to 1; 1 as long as there is none."""
+        pairs = self._pairs
+        spread = pairs * self._done_squares - self._done**2, pairs * self._left_squares - self._left**2
+        if not all(spread):
+            return 1.0
+        together = pairs * self._products - self._done * self._left
+        return min(1.0, max(-1.0, -together / sqrt(spread[0]) / sqrt(spread[1])))
+
+
+class Continuum:
+    """Watches the requests of sessions, and says how long to keep what one has used."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self._tools: defaultdict[str, Pauses] = defaultdict(Pauses)
+        self._all = Pauses()
+        self._longest_pause_s = 0.0
+        self._delays_s: deque[float] = deque(maxlen=QUEUEING_WINDOW)
+        self._arrived_s: dict[int, float] = {}
+        """Of requests that wait, by index."""
+        self._running: set[int] = set()
+        self._turns: dict[int, int] = {}
+        self._idle: OrderedDict[int, tuple[float, str]] = OrderedDict()
+        """Sessions that pause, the one that finished longest ago first: when, and the kind of its last request."""
+
+    def observe_arrival(self, request: Request, now: float) -> None:
+        """The request waits from now on."""
+        self._arrived_s[request.index] = now
+        self._note_return(request, now)
+
+    def observe_admission(self, request: Request, now: float) -> None:
+        """The request is used now; one that did not wait arrives, too. Saying it again changes nothing."""
+        if request.index in self._arrived_s:
+            self._delays_s.append(now - self._arrived_s.pop(request.index))
+        elif request.index not in self._running:
+            self._note_return(request, now)
+
+    def observe_finish(self, request: Request, now: float) -> None:
+        """The request has its answer. Sessions that have been silent for too long have ended."""
+        session, idle = request.session, self._idle
+        self._running.discard(request.index)
+        self._turns[session] = self._turns.get(session, 0) + 1
+        idle[session] = now, request.kind
+        idle.move_to_end(session)
+        while len(self._all) > ENOUGH_PAUSES and now - next(iter(idle.values()))[0] > self._longest_pause_s:
+            ended, _ = idle.popitem(last=False)
+            self.memory.add(self._turns.pop(ended))
+
+    def ttl_s(self, kind: str, reload_s: float) -> float:
+        """How long to keep what would take ``reload_s`` to get back, after a request of this kind."""
+        pauses = self._tools[kind]
+        if len(pauses) <= ENOUGH_PAUSES:
+            pauses = self._all
+        if len(pauses) <= ENOUGH_PAUSES:
+            return FIRST_TTL_S
+        queueing_s = sum(self._delays_s) / len(self._delays_s) if self._delays_s else 0.0
+        return pauses.best_s(self.memory.eta * queueing_s + reload_s)
+
+    def _note_return(self, request: Request, now: float) -> None:
+        """A session that comes back shows how long it has paused."""
+        self._running.add(request.index)
+        finished_s, kind = self._idle.pop(request.session, (inf, ""))
+        if finished_s <= now:
+            pause_s = now - finished_s
+            self._tools[kind].add(pause_s)
+            self._all.add(pause_s)
+            self._longest_pause_s = max(self._longest_pause_s, pause_s)

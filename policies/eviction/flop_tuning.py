@@ -1,0 +1,110 @@
+"""How ``flop_aware`` finds its alpha: by replaying a part of the run with each one (Marconi, MLSys 2025)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvsim.core.cache import TieredCache
+from kvsim.core.pages import Run
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.single import SingleTier
+from kvsim.core.tier import Tier
+from kvsim.core.tree import INCOMING, READY, Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
+
+ALPHAS = tuple(tenth / 10 for tenth in range(21))
+COLLECTED = 5
+"""Times as many requests are collected as came until the first eviction."""
+
+
+class Piece(NamedTuple):
+    """A node of a snapshot."""
+
+    parent: int
+    """Its position; -1 at the root."""
+    runs: tuple[Run, ...]
+    pages: int
+    created: float
+    last_used: float
+    hits: int
+
+
+class Tuning:
+    """Collects requests from the first eviction on, and then says which alpha would have saved most FLOPs.
+
+    The trial is a replay on the tier alone, one request after another, with room for each one's answer. A request that needs more
+    than the whole tier is left out.
+    """
+
+    def __init__(self, context: PolicyContext, policy_of: Callable[[float], EvictionPolicy]) -> None:
+        self._context = replace(context, tier=0)
+        self._tier = context.tier
+        self._policy_of = policy_of
+        self._requests = 0
+        self._snapshot: list[Piece] | None = None
+        self._collected: dict[int, tuple[Request, float]] = {}
+
+    def begin(self, victim: Node) -> None:
+        """A node is about to be evicted: the first time, take a snapshot of its tree."""
+        if self._snapshot is None:
+            root = victim
+            while root.parent is not None:
+                root = root.parent
+            self._snapshot = snapshot(root, self._tier)
+
+    def observe(self, request: Request, now: float) -> float | None:
+        """A request is admitted; the alpha to use from now on, when enough have been."""
+        if self._snapshot is None:
+            self._requests = max(self._requests, request.index + 1)
+            return None
+        if request.index >= self._requests:
+            self._collected.setdefault(request.index, (request, now))
+        if len(self._collected) < COLLECTED * self._requests:
+            return None
+        return max(ALPHAS, key=self.saved_flops)
+
+    def saved_flops(self, alpha: float) -> float:
+        """FLOPs that the collected requests save, in all, if they are replayed from the snapshot with this alpha."""
+        context, tokens = self._context, self._context.page_tokens
+        policy = self._policy_of(alpha)
+        policy.bind(context)
+        cache = SingleTier(restore(self._snapshot or [], policy, context))
+        saved = 0.0
+        for request, now in self._collected.values():
+            pages = max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // tokens))
+            held = cache.serve(request, pages, now)
+            if held is not None:
+                saved += context.saved_flops(0, held.hit_pages * tokens)
+                cache.finish_request(held)
+        return saved
+
+
+def snapshot(root: Node, tier: int) -> list[Piece]:
+    """What a tier holds below ``root``, parents first; without what the tier cannot reach from there by itself."""
+    places = {root: -1}
+    pieces: list[Piece] = []
+    for node in root.descendants():
+        parent = node.parent
+        if node.state[tier] == READY and parent in places:
+            places[node] = len(pieces)
+            pieces.append(Piece(places[parent], node.runs, node.pages, node.created, node.last_used, node.hits))
+    return pieces
+
+
+def restore(pieces: list[Piece], policy: EvictionPolicy, context: PolicyContext) -> TieredCache:
+    """A cache of one tier that holds the snapshot."""
+    tier = Tier("gpu", 0, Pool(context.capacity_pages), policy)
+    cache = TieredCache([tier], Rules(), context.page_tokens)
+    nodes: list[Node] = []
+    for piece in pieces:
+        parent = cache.tree.root if piece.parent < 0 else nodes[piece.parent]
+        node = cache.tree.add(parent, piece.runs, piece.pages, piece.created)
+        node.last_used, node.hits = piece.last_used, piece.hits
+        cache.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
+        nodes.append(node)
+    for node in nodes:
+        cache.set_ready(node, tier, node.last_used)
+    return cache

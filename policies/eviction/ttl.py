@@ -1,0 +1,92 @@
+"""Time to live per session (Continuum: Efficient and robust multi-turn LLM agent scheduling with KV cache time-to-live,
+arXiv:2511.02230, 2025)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from kvsim.core.request import Request
+from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import RankedEviction
+from kvsim.policies.eviction.continuum import Continuum
+
+LEARNED = "learned"
+
+
+@dataclass(kw_only=True, eq=False)
+class TimeToLive(RankedEviction):
+    """Keeps what a session has used until it should have come back: for agents, whose tools return soon or not at all.
+
+    last finished request is longer ago than its ttl, or has no session   leave first, least recently used first
+    the others                                                            leave after them, least recently used first
+
+    ``ttl_s`` for all (then the order is LRU's wherever every request has a session), or ``learned``, for each request the
+    tau among 0 and the observed pauses with the highest ``P(pause <= tau) * (eta * Tq + C) - tau``:
+
+    P     pauses after requests of the same kind if more than 100 were observed, else after all; until there are 100, tau is 2 s
+    eta   -corr(turns done, turns left), 1 at first; a session has ended when it is silent for longer than any pause so far
+    Tq    mean queueing delay of the last 100 requests, from arrival to admission; 0 in a replay, which has no queue
+    C     seconds to load the prompt from the tier below, or to compute it if there is none
+
+    In a replay answers take no time, so a pause is the time from one arrival to the next. Nothing is pinned: when only
+    protected pages are left they leave, too. Needs requests with a ``session``; ``kind`` stands for the tool.
+    """
+
+    ttl_s: int | float | str = 300
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        if self.ttl_s != LEARNED and (isinstance(self.ttl_s, str) or not self.ttl_s > 0):
+            raise ValueError(f"ttl_s must be positive, or {LEARNED}, not {self.ttl_s}")
+        self._now = -inf
+        self._expiring: list[tuple[float, int, Node]] = []
+        self._continuum = Continuum() if self.ttl_s == LEARNED else None
+
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        context.require("session", "the session of each request")
+        self._reload_s = context.reload_s
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        if self._continuum is not None and request.session >= 0:
+            self._continuum.observe_arrival(request, now)
+
+    def on_request(self, request: Request, now: float) -> None:
+        if self._continuum is not None and request.session >= 0:
+            self._continuum.observe_admission(request, now)
+
+    def on_finish(self, request: Request, node: Node, now: float) -> None:
+        if request.session < 0:
+            ttl_s = -inf
+        elif self._continuum is None:
+            ttl_s = float(self.ttl_s)
+        else:
+            self._continuum.observe_finish(request, now)
+            ttl_s = self._continuum.ttl_s(request.kind, self._reload_s(request.prompt_tokens))
+        self.note_path(node, now + ttl_s)
+
+    def rank(self, node: Node) -> tuple[bool, float]:
+        expiry_s = node.notes[self.tier]
+        return expiry_s is None or expiry_s > self._now, node.last_used
+
+    def on_evictable(self, node: Node) -> None:
+        super().on_evictable(node)
+        expiry_s = node.notes[self.tier]
+        if expiry_s is not None and expiry_s > self._now:
+            heappush(self._expiring, (expiry_s, self._entries, node))
+
+    def victims(self, now: float) -> Iterator[Node]:
+        self._now, expiring, tier = now, self._expiring, self.tier
+        while expiring and expiring[0][0] <= now:
+            node = heappop(expiring)[2]
+            if node.is_evictable(tier):
+                super().on_evictable(node)
+        return super().victims(now)
+
+    def _compact(self) -> None:
+        super()._compact()
+        tier = self.tier
+        self._expiring[:] = [entry for entry in self._expiring if entry[2].is_evictable(tier) and entry[2].notes[tier] == entry[0]]
+        heapify(self._expiring)

@@ -1,0 +1,189 @@
+"""Workload-aware eviction (Wang et al.: KVCache cache in the wild, USENIX ATC 2025)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from math import exp, inf
+
+from kvsim.core.request import Request
+from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
+
+HORIZONS_PER_WINDOW = 32
+"""How often all bounds are renewed: the sooner, the tighter they are."""
+
+
+class RequestClass:
+    """Requests of one type and turn: how often and how soon they are continued, and the leaves that they were the last to use."""
+
+    def __init__(self, tier: int) -> None:
+        self.tier = tier
+        self.requests = self.continued = 0
+        self.reuse_s = 0.0
+        """Sum over the continued ones of the time until then."""
+        self.heap: list[tuple[float, int, int, Node]] = []
+        """(last use, minus the end in pages, number of the entry, node); looked at when an entry comes to the top."""
+        self._compact_at = 64
+        self.head_used_s = inf
+        """When the head was used last, when the class was looked at."""
+        self.version = 0
+        """Of the class's place among others: earlier ones do not count."""
+
+    def add(self, node: Node, number: int) -> None:
+        """Enter a leaf; now and then forget entries that do not count any more."""
+        heap, tier = self.heap, self.tier
+        heappush(heap, (node.last_used, -(node.depth + node.pages), number, node))
+        if len(heap) > self._compact_at:
+            entries = {entry[3]: entry for entry in sorted(heap) if entry[3].is_evictable(tier) and entry[3].notes[tier] is self}
+            heap[:] = entries.values()
+            heapify(heap)
+            self._compact_at = max(64, 2 * len(heap))
+
+    def head(self) -> Node | None:
+        """The least recently used leaf; of several, the one that ends last."""
+        heap, tier = self.heap, self.tier
+        while heap:
+            last_used, end, number, node = heap[0]
+            if not node.is_evictable(tier) or node.notes[tier] is not self:
+                heappop(heap)
+            elif (node.last_used, -(node.depth + node.pages)) != (last_used, end):
+                heapreplace(heap, (node.last_used, -(node.depth + node.pages), number, node))
+            else:
+                return node
+        return None
+
+    def reuse_probability(self, age_s: float, window_s: float) -> float:
+        """Chance that a leaf without a use for ``age_s`` has one in the next ``window_s``; falls with age.
+
+        1 for a class without requests: that of nodes whose first request has not finished.
+        """
+        if not self.requests:
+            return 1.0
+        rate = (self.continued + 1) / (self.reuse_s + window_s)
+        p = (self.continued + 1) / (self.requests + 2)
+        still = exp(-rate * age_s)
+        return p * (still - still * exp(-rate * window_s)) / (1 - p + p * still)
+
+
+Place = tuple[float, int, int, int, RequestClass]
+"""A class among others: P or a bound below it, minus the end of its head, number of the entry, version, the class."""
+
+
+@dataclass(kw_only=True, eq=False)
+class WorkloadAware(EvictionPolicy):
+    """Keeps what its kind of request tends to reuse soon: a search is rarely continued, the fifth turn of a chat often.
+
+    class     type and turn of the last finished request that used a node
+    P         p (e^-at - e^-a(t+W)) / (1 - p + p e^-at): chance of a use within W = ``window_s`` after an age t without one
+    victim    the least P among the least recently used leaves of the classes; if equal, what ends later in its prompt
+
+    A request is continued by the next one of its session, with chance p = (continued + 1) / (requests + 2) and after an
+    exponential time of rate a = (continued + 1) / (sum of times + W), counted for each class since the run began. Needs
+    requests with a ``session``, a ``turn`` and a ``kind``.
+
+    P falls with age, so the P that a class's head will have at the end of a horizon is a bound until then: only classes whose
+    bound is not above the least P known are looked at, and the victim is that of comparing all.
+    """
+
+    window_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.window_s > 0:
+            raise ValueError(f"window_s must be positive, not {self.window_s}")
+        self._classes: dict[tuple[str, int], RequestClass] = {}
+        self._latest: dict[int, tuple[int, RequestClass | None, float]] = {}
+        """Of each session: index and class of its latest request, and when it was admitted."""
+        self._bounds: list[Place] = []
+        self._changed: dict[RequestClass, None] = {}
+        """Classes that need a new bound."""
+        self._horizon_s = -inf
+        self._entries = 0
+
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        context.require("session", "the session of each request")
+        context.require("turn", "the turn of each request in its session")
+        context.require("kind", "the type of each request")
+        self._unfinished = RequestClass(self.tier)
+
+    def on_request(self, request: Request, now: float) -> None:
+        index, previous, then = self._latest.get(request.session, (-1, None, now))
+        if request.session < 0 or request.index <= index:
+            return
+        own = self._class_of(request)
+        self._latest[request.session] = request.index, own, now
+        own.requests += 1
+        self._changed[own] = None
+        if previous is not None:
+            previous.continued += 1
+            previous.reuse_s += now - then
+            self._changed[previous] = None
+
+    def on_finish(self, request: Request, node: Node, now: float) -> None:
+        own = self._class_of(request)
+        if request.session < 0:
+            own.requests += 1
+            self._changed[own] = None
+        self.note_path(node, own)
+
+    def on_evictable(self, node: Node) -> None:
+        own = node.notes[self.tier]
+        if own is None:
+            own = node.notes[self.tier] = self._unfinished
+        self._entries += 1
+        own.add(node, self._entries)
+        if node.last_used <= own.head_used_s:
+            self._changed[own] = None
+
+    def victims(self, now: float) -> Iterator[Node]:
+        if now >= self._horizon_s:
+            self._horizon_s = now + self.window_s / HORIZONS_PER_WINDOW
+            self._bounds.clear()
+            self._changed = dict.fromkeys((self._unfinished, *self._classes.values()))
+        known: list[Place] = []
+        looked_at: list[RequestClass] = []
+        offered: list[Node] = []
+        try:
+            while (own := self._next_class(known, looked_at, now)) is not None:
+                node = heappop(own.heap)[3]
+                offered.append(node)
+                yield node
+                self._enter(known, own, now)
+        finally:
+            for node in offered:
+                if node.is_evictable(self.tier):
+                    self.on_evictable(node)
+            self._changed.update(dict.fromkeys(looked_at))
+
+    def _next_class(self, known: list[Place], looked_at: list[RequestClass], now: float) -> RequestClass | None:
+        """The class whose head has the least P. ``known`` are classes by P, those with a bound below that move there."""
+        bounds = self._bounds
+        for own in self._changed:
+            self._enter(bounds, own, self._horizon_s)
+        self._changed.clear()
+        while True:
+            while known and known[0][3] != known[0][4].version:
+                heappop(known)
+            if not bounds or known and known[0][0] < bounds[0][0]:
+                return heappop(known)[4] if known else None
+            _, _, _, version, own = heappop(bounds)
+            if version == own.version:
+                looked_at.append(own)
+                self._enter(known, own, now)
+
+    def _enter(self, places: list[Place], own: RequestClass, now: float) -> None:
+        """Give the class a new place, by the P that its head has at ``now``; none if it has no leaf."""
+        own.version += 1
+        head = own.head()
+        own.head_used_s = inf if head is None else head.last_used
+        if head is not None:
+            p = own.reuse_probability(now - head.last_used, self.window_s)
+            self._entries += 1
+            heappush(places, (p, -(head.depth + head.pages), self._entries, own.version, own))
+
+    def _class_of(self, request: Request) -> RequestClass:
+        key = request.kind, request.turn
+        if key not in self._classes:
+            self._classes[key] = RequestClass(self.tier)
+        return self._classes[key]
