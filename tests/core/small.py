@@ -43,7 +43,13 @@ def runs_of(pages: Iterable[int]) -> tuple[Run, ...]:
 
 
 def make_request(
-    pages: Sequence[int], *, index: int = 0, prompt_tokens: int | None = None, output_tokens: int = 0, arrival_s: float = 0.0
+    pages: Sequence[int],
+    *,
+    index: int = 0,
+    prompt_tokens: int | None = None,
+    output_tokens: int = 0,
+    arrival_s: float = 0.0,
+    **about: Any,
 ) -> Request:
     """A request whose prompt has these page ids; without ``prompt_tokens``, pages are of one token."""
     return Request(
@@ -53,6 +59,7 @@ def make_request(
         output_tokens=output_tokens,
         runs=runs_of(pages),
         prompt_pages=len(pages),
+        **about,
     )
 
 
@@ -97,13 +104,13 @@ class SmallCache(TieredCache):
         settings.setdefault("prompt_tokens", len(word) * self.page_tokens)
         return make_request([self._ids[word[:end]] for end in range(1, len(word) + 1)], **settings)
 
-    def look(self, word: str) -> Lease:
-        """What could be reused of ``word`` now."""
-        return self.match(self.request(word))
+    def look(self, word: str, **about: Any) -> Lease:
+        """What could be reused of ``word`` now, by a request with these settings."""
+        return self.match(self.request(word, **about))
 
-    def admitted(self, word: str, *, pages: int | None = None, load: int | None = None) -> Lease:
+    def admitted(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Lease:
         """A request with all its slots, before its loads; it loads everything unless ``load`` says how many pages."""
-        lease = self.look(word)
+        lease = self.look(word, **about)
         load_pages = lease.lower_pages if load is None else load
         assert self.admit(lease, len(word) if pages is None else pages, next(self.clock), load_pages)
         self.move(lease.waits)
@@ -112,17 +119,17 @@ class SmallCache(TieredCache):
         assert waits == [] and not lease.owed_pages
         return lease
 
-    def run(self, word: str, *, pages: int | None = None, load: int | None = None) -> Lease:
+    def run(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Lease:
         """A request whose prompt has been computed, everything moved."""
-        lease = self.admitted(word, pages=pages, load=load)
+        lease = self.admitted(word, pages=pages, load=load, **about)
         self.move(self.load(lease, next(self.clock)))
         self.move(self.insert(lease, next(self.clock)))
         self.check()
         return lease
 
-    def use(self, word: str, *, pages: int | None = None, load: int | None = None) -> Hits:
+    def use(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Hits:
         """A request from its beginning to its end; returns its hits by tier."""
-        lease = self.run(word, pages=pages, load=load)
+        lease = self.run(word, pages=pages, load=load, **about)
         self.finish_request(lease)
         self.check()
         return lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages, lease.loaded_disk_pages

@@ -1,0 +1,114 @@
+"""Workload-aware eviction."""
+
+from math import exp
+from random import Random
+
+import pytest
+
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.workload_aware import RequestClass, WorkloadAware
+from tests.core.small import SmallCache, make_request, small_cache
+
+
+def class_of(requests: int, continued: int, reuse_s: float) -> RequestClass:
+    made = RequestClass(0)
+    made.requests, made.continued, made.reuse_s = requests, continued, reuse_s
+    return made
+
+
+def test_the_chance_of_reuse_is_that_of_the_paper() -> None:
+    """p = 6 / 12, a = 6 / (20 + 10) = .2; at age 5: .5 (e^-1 - e^-3) / (.5 + .5 e^-1)."""
+    made = class_of(10, 5, 20.0)
+    assert made.reuse_probability(5.0, 10.0) == pytest.approx((exp(-1) - exp(-3)) / (1 + exp(-1)))
+    assert made.reuse_probability(0.0, 10.0) == pytest.approx(0.5 * (1 - exp(-2)))
+    assert class_of(0, 0, 0.0).reuse_probability(5.0, 10.0) == 1
+
+
+def test_it_falls_with_age() -> None:
+    for made in (class_of(10, 5, 20.0), class_of(50, 49, 1.0), class_of(3, 0, 0.0)):
+        chances = [made.reuse_probability(age_s / 4, 7.0) for age_s in range(200)]
+        assert chances == sorted(chances, reverse=True)
+
+
+def filled(*uses: tuple[str, int, str, int], gpu: int = 40, window_s: float = 60.0) -> SmallCache:
+    """Words, each used by a request of (session, type, turn)."""
+    cache = small_cache(gpu=gpu, eviction=lambda: WorkloadAware(window_s=window_s))
+    for index, (word, session, kind, turn) in enumerate(uses):
+        cache.use(word, index=index, session=session, kind=kind, turn=turn)
+    return cache
+
+
+CHATS_GO_ON = [(word, session, "chat", turn) for session, word in enumerate("abc") for turn in range(3)]
+
+
+def test_types_that_are_continued_stay() -> None:
+    """A search is used last, but none was ever continued; a chat was used before it."""
+    searches = [(word, 10 + session, "search", 0) for session, word in enumerate("stu")]
+    cache = filled(*CHATS_GO_ON, *searches, ("x", 20, "chat", 0), ("v", 21, "search", 0))
+    order = cache.leaving_order()
+    assert order.index("v") < order.index("x")
+    assert order.index("s") < order.index("t") < order.index("u") < order.index("v")
+
+
+def test_counts_are_those_of_the_requests() -> None:
+    policy = filled(*CHATS_GO_ON).gpu.eviction
+    counts = {key: (made.requests, made.continued, made.reuse_s) for key, made in policy._classes.items()}
+    assert counts == {("chat", 0): (3, 3, 12.0), ("chat", 1): (3, 3, 12.0), ("chat", 2): (3, 0, 0.0)}, "four ticks a turn"
+
+
+def test_requests_without_a_session_are_never_continued() -> None:
+    policy = filled(("a", -1, "chat", 0), ("b", -1, "chat", 0)).gpu.eviction
+    assert [(made.requests, made.continued) for made in policy._classes.values()] == [(2, 0)]
+
+
+def test_among_equals_the_later_offset_leaves_first() -> None:
+    """Long after their uses all chances are 0."""
+    cache = filled(("abc", 0, "chat", 0), ("xyzuvw", 1, "search", 0), ("mn", 2, "file", 0), window_s=1e-3)
+    assert [node.pages for node in cache.gpu.eviction.victims(1e9)] == [6, 3, 2]
+
+
+def least(cache: SmallCache, now: float) -> tuple[float, int]:
+    """P and the end of the node that leaves first, by looking at all."""
+    window_s = cache.gpu.eviction.window_s
+    leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
+    return min((node.notes[0].reuse_probability(now - node.last_used, window_s), -node.depth - node.pages) for node in leaves)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_victim_is_that_of_comparing_all_leaves(seed: int) -> None:
+    random = Random(seed)
+    cache = small_cache(gpu=14, eviction=lambda: WorkloadAware(window_s=random.choice([3.0, 30.0, 300.0])))
+    turns = [0] * 6
+    running = []
+    for index in range(150):
+        session = random.randrange(6)
+        word = "".join(random.choice("ab") for _ in range(random.randint(1, 4)))
+        about = {"index": index, "session": session, "kind": "xy"[session % 2], "turn": turns[session]}
+        turns[session] += 1
+        running.append(cache.run(f"{session % 3}{word}", **about))
+        if len(running) > random.randint(0, 1):
+            cache.finish_request(running.pop(0))
+        now = float(next(cache.clock))
+        if any(node.is_evictable(0) for node in cache.tree.root.descendants()):
+            victim = next(cache.gpu.eviction.victims(now))
+            chance = victim.notes[0].reuse_probability(now - victim.last_used, cache.gpu.eviction.window_s)
+            assert (chance, -victim.depth - victim.pages) == least(cache, now)
+
+
+def test_old_entries_are_forgotten() -> None:
+    cache = filled(*[("abc"[index % 3], index % 3, "chat", 0) for index in range(2000)])
+    assert sum(len(made.heap) for made in cache.gpu.eviction._classes.values()) <= 65
+
+
+def test_a_window_is_positive() -> None:
+    with pytest.raises(ValueError, match="window_s must be positive, not 0"):
+        WorkloadAware(window_s=0)
+
+
+@pytest.mark.parametrize(
+    ("about", "missing"),
+    [({}, "the session"), ({"session": 1}, "the turn"), ({"session": 1, "turn": 1}, "the type")],
+)
+def test_a_trace_without_what_it_needs_is_refused(about: dict[str, int], missing: str) -> None:
+    with pytest.raises(ValueError, match=f"needs {missing} of each request"):
+        WorkloadAware().bind(PolicyContext(requests=[make_request([0], **about)]))
