@@ -40,11 +40,10 @@ def replay(
     check_bypass(plan, "replay")
     tiers = build_tiers(plan, requests, SlotPool if inspect else Pool)
     try:
-        cache = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, plan.page_tokens)
+        own = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, plan.page_tokens)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
-    if cache is None:
-        cache = InstantCache(tiers, plan.rules, plan.page_tokens)
+    cache = own or InstantCache(tiers, plan.rules, plan.page_tokens)
     return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
 
 

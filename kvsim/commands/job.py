@@ -30,7 +30,9 @@ def run_command(command: str, cfg: DictConfig) -> None:
         run.check_capacity(plan, trace.requests)
         warmup_requests(plan.warmup, len(trace.requests))
         trees: list[Tree] = []
-        inspect = [lambda cache: trees.append(draw_tree(cache, plan.trace.page_names(plan.page_tokens)))] if plan.print_tree else []
+        inspect = (
+            [lambda cache: trees.append(draw_tree(cache, plan.trace.page_names(plan.page_tokens)))] if plan.print_tree else []
+        )
         with progress(len(trace.requests), command) as meter:
             outcome = EXECUTE[command](plan, trace.requests, meter.advance, *inspect)
     result = summarize(

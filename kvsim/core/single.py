@@ -136,9 +136,10 @@ class SingleTier:
         pool = tier.pool
         if not self._in_one_pass or pages > pool.capacity or not runs:
             held = self.serve(request, pages, now)
-            if held is not None:
-                self.finish_request(held)
-            return held and held.hits
+            if held is None:
+                return None
+            self.finish_request(held)
+            return held.hits
         if now <= cache.now:
             now = nextafter(cache.now, INFINITY)
         cache.now = now

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from kvsim.core.instant import InstantCache
 
 
+def as_heap(tier: Tier) -> Any:
+    """The tier's policy, which keeps a heap."""
+    return tier.eviction
+
+
 class Sinking:
     """Moves what leaves a tier to the one below, or drops it."""
 
@@ -30,13 +35,13 @@ class Sinking:
         """By tier, the states of a node that has a copy there only."""
         self._levels: list[tuple[Any, ...]] = [
             (
-                tier.eviction.heap,
-                tier.eviction.line,
-                tier.eviction.rank,
+                as_heap(tier).heap,
+                as_heap(tier).line,
+                as_heap(tier).rank,
                 tier.on_evictable,
                 tier.pool,
                 self._alone[tier.index],
-                tier.lower and tier.lower.placement.after_eviction,
+                tier.lower and tier.lower.placement and tier.lower.placement.after_eviction,
             )
             for tier in tiers
         ]
@@ -129,7 +134,7 @@ class Sinking:
             kids = parent.kids
             left = kids[index] = kids[index] - 1
             if not left and parent.state[index] == READY and not parent.pins[index]:
-                on_evictable(parent)  # type: ignore[arg-type]
+                on_evictable(parent)
             if children and not is_alone and len(children) == 1 and not cache.is_offering:
                 (child,) = children.values()
                 if child.last_used == node.last_used and not any(node.pins):
@@ -219,11 +224,11 @@ class Sinking:
         node.kids[below] = 1
         node.pages = node.slots[index] = kept
         self._count_arrived(lower, pages, pages)
-        lower.eviction.line_up(leaf)
+        as_heap(lower).line_up(leaf)
 
     def _arrive(self, nodes: list[Node], index: int, lower: Tier) -> None:
         """Nodes that have left a tier are ready in the one below, and become one with a child that nothing distinguishes."""
-        below, line_up = lower.index, lower.eviction.line_up
+        below, line_up = lower.index, as_heap(lower).line_up
         pages = evictable = 0
         for node in nodes:
             state, size, children = node.state, node.pages, node.children

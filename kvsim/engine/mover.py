@@ -56,7 +56,7 @@ class Mover:
             transfer = line[0]
             if transfer.after and (unfinished := [earlier for earlier in transfer.after if not earlier.done]):
                 line.popleft()
-                self.end_of(unfinished[0]).callbacks.append(lambda _, late=transfer: self._rejoin(late))
+                self._rejoin_after(unfinished[0], transfer)
                 continue
             waits = self.cache.begin(transfer, self.env.now)
             if waits:
@@ -64,6 +64,9 @@ class Mover:
                 return
             line.popleft()
             self._copy(transfer)
+
+    def _rejoin_after(self, earlier: Transfer, transfer: Transfer) -> None:
+        self.end_of(earlier).callbacks.append(lambda _: self._rejoin(transfer))
 
     def _rejoin(self, transfer: Transfer) -> None:
         """What a transfer reads has arrived: it goes on."""

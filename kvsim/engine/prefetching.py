@@ -48,7 +48,7 @@ class Prefetching:
             return None
         if not pages:
             return None
-        transfers = self.cache.fetch(lease, pages, now)
+        transfers: list[Transfer] = self.cache.fetch(lease, pages, now)
         if transfers:
             self.in_flight_pages += transfers[-1].pages
         else:

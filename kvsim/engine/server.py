@@ -76,11 +76,12 @@ class TieredServer:
 
     def serve_alone(self, request: Request, pages: int, now: float) -> Hits | None:
         """As ``serve`` and at once ``finish_request``, while no other request runs. Returns the hit pages; None without room."""
-        match = None
+        match: Lease | None = None
         if self._alone is not None:
-            match = self._alone.serve(request, pages, now)
-            if isinstance(match, int):
-                return match, 0, 0
+            served = self._alone.serve(request, pages, now)
+            if isinstance(served, int):
+                return served, 0, 0
+            match = served
         lease = self.serve(request, pages, now, match)
         if lease is None:
             return None

@@ -77,7 +77,7 @@ class Tuning:
             pages = max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // tokens))
             held = cache.serve(request, pages, now)
             if held is not None:
-                saved += context.saved_flops(0, held.hit_pages * tokens)
+                saved += context.saved_flops(0, held.hits[0] * tokens)
                 cache.finish_request(held)
         return saved
 

@@ -88,5 +88,7 @@ class TimeToLive(RankedEviction):
     def _compact(self) -> None:
         super()._compact()
         tier = self.tier
-        self._expiring[:] = [entry for entry in self._expiring if entry[2].is_evictable(tier) and entry[2].notes[tier] == entry[0]]
+        self._expiring[:] = [
+            entry for entry in self._expiring if entry[2].is_evictable(tier) and entry[2].notes[tier] == entry[0]
+        ]
         heapify(self._expiring)

@@ -78,7 +78,9 @@ def make_cache(
     for index, (capacity, eviction) in enumerate(zip(capacities, evictions, strict=False)):
         policy = eviction()
         policy.bind(PolicyContext(tier=index))
-        tiers.append(Tier(("gpu", "cpu", "disk")[index], index, pool(capacity), policy, placements[index - 1]() if index else None))
+        tiers.append(
+            Tier(("gpu", "cpu", "disk")[index], index, pool(capacity), policy, placements[index - 1]() if index else None)
+        )
     return InstantCache(tiers, rules, page_tokens=4)
 
 

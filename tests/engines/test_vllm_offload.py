@@ -33,6 +33,7 @@ from tests.engines.small_blocks import (
     reference,
 )
 
+
 class ARC(LRU):
     """Orders the single pages of the CPU tier by ARC."""
 

@@ -113,7 +113,5 @@ def test_a_session_has_ended_when_it_is_silent_for_longer_than_any_pause() -> No
 
 def test_what_a_context_costs_to_get_back() -> None:
     """16 bytes a token at 1,000 and 100 bytes a second; 3 tokens cost 3 x 1,152 + 6 x 32 FLOPs at 1e6 a second."""
-    seconds = [
-        PolicyContext(model=MODEL, hardware=MACHINE, lower_tier_name=lower).reload_s(3) for lower in ("cpu", "disk", None)
-    ]
+    seconds = [PolicyContext(model=MODEL, hardware=MACHINE, lower_tier_name=lower).reload_s(3) for lower in ("cpu", "disk", None)]
     assert seconds == pytest.approx([0.048, 0.48, 0.003648])
