@@ -37,7 +37,7 @@ def play(requests: list[Request], capacity: int | None, *, recompute: bool = Fal
     plan = Plan(
         trace=None, page_tokens=4, prefetch=None, checkpoint=None, model=None, hardware=None, engine=None,
         tiers=[TierPlan(name=name, capacity_pages=capacity, eviction=LRU(), placement=None) for name in names],
-        rules=Rules(recompute_last_token=recompute), replay=ReplaySettings(hold_output=False), warmup=0.0, seed=0,
+        rules=Rules(recompute_last_token=recompute), replay=ReplaySettings(hold_output=False), warmup=0.0, seed=0, print_tree=False,
         output=Path(), config={},
     )  # type: ignore[arg-type]  # fmt: skip
     return upper_bound(plan, requests)
