@@ -250,10 +250,17 @@ class TieredCache(Movement):
 
     def grow_all(self, needs: list[tuple[Lease, int]], now: float) -> list[Transfer] | None:
         """As ``grow``, for several requests at once: all get what they need, or none."""
-        if not self.make_room(self.gpu, sum([pages for _, pages in needs]), now):
+        gpu = self.gpu
+        wanted = sum([pages for _, pages in needs])
+        if not self.make_room(gpu, wanted, now):
             return None
-        for lease, pages in needs:
-            self._promise(lease, pages)
+        if gpu.pool.free - gpu.owed_pages >= wanted:
+            take, join = gpu.pool.take, gpu.pool.join
+            for lease, pages in needs:
+                lease.slots = join(lease.slots, take(pages))
+        else:
+            for lease, pages in needs:
+                self._promise(lease, pages)
         return self.flush()
 
     def finish_request(self, lease: Lease, now: float = -inf) -> None:

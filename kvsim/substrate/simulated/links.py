@@ -78,7 +78,7 @@ class Channel:
 
     def cancel(self, flow: Flow) -> None:
         """Stop a flow: its event happens now, with the bytes that have left so far."""
-        if flow.event.triggered or flow.is_cancelled:
+        if flow.event.processed or flow.is_cancelled:
             return
         flow.is_cancelled = True
         if flow in self._queue:
@@ -88,7 +88,7 @@ class Channel:
         self._advance()
         entry = next((entry for entry in self._active if entry[2] is flow), None)
         if entry is None:
-            _end(flow, flow.bytes)
+            _end_now(flow)
             return
         self._active.remove(entry)
         self._active.sort()
@@ -133,10 +133,7 @@ class Channel:
         target, _, flow = heappop(self._active)
         self._served = target
         self._leave(flow, flow.bytes)
-        if self.latency_s:
-            self.env.timeout(self.latency_s, flow).callbacks.append(_arrive)
-        else:
-            _end(flow, flow.bytes)
+        _end(flow, flow.bytes, self.latency_s)
 
     def _leave(self, flow: Flow, n_bytes: float) -> None:
         """A flow is out: book it, and serve the next one."""
@@ -161,12 +158,20 @@ class Channel:
         return self.use
 
 
-def _arrive(event: Event) -> None:
-    flow: Any = event.value
-    if not flow.event.triggered:
-        _end(flow, flow.bytes)
+def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:
+    """Let the flow's event happen after some seconds, with the bytes or whole units that have arrived."""
+    event = flow.event
+    flow.ended_s = event.env.now + delay_s
+    event._ok, event._value = True, n_bytes if flow.unit_bytes is None else int((n_bytes + 0.5) // flow.unit_bytes)
+    event.env.schedule(event, delay=delay_s)
 
 
-def _end(flow: Flow, n_bytes: float) -> None:
-    flow.ended_s = flow.event.env.now
-    flow.event.succeed(n_bytes if flow.unit_bytes is None else int((n_bytes + 0.5) // flow.unit_bytes))
+def _end_now(flow: Flow) -> None:
+    """What is to happen when the flow's last byte lands happens at once."""
+    late, env = flow.event, flow.event.env
+    if flow.ended_s <= env.now:
+        return
+    flow.event = env.event()
+    flow.event.callbacks, late.callbacks = late.callbacks, []
+    flow.ended_s = env.now
+    flow.event.succeed(late.value)

@@ -50,11 +50,11 @@ class SimulatedSubstrate:
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         done = self.env.event()
-        flows = [self.flows[load] for load in loads if load in self.flows]
+        flows = [self.flows[load] for load in loads if load in self.flows] if loads else []
         if flows:
             self._compute_behind(work, flows, done)
         elif work.max_steps == 1:
-            self._end_after(self.roofline.leap_s(work, 1), done, 1)
+            return self.env.timeout(self.roofline.leap_s(work, 1), 1)
         else:
             self._leap(work, done)
         return done
