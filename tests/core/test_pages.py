@@ -8,9 +8,29 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.core.pages import ChainIndex, PageHasher, PageIndex, Run, append_run, count_pages, split_runs
+from kvsim.core.pages import (
+    ChainIndex,
+    PageHasher,
+    PageIndex,
+    Run,
+    append_run,
+    count_pages,
+    drop_last_pages,
+    join_runs,
+    split_runs,
+)
 
 # --- runs ---
+
+
+@pytest.mark.parametrize(("dropped", "left"), [(0, ((1, 2), (8, 3))), (1, ((1, 2), (8, 2))), (3, ((1, 2),)), (4, ((1, 1),))])
+def test_the_last_pages_of_a_path_are_dropped(dropped: int, left: tuple[Run, ...]):
+    assert drop_last_pages(((1, 2), (8, 3)), dropped) == left
+
+
+def test_paths_are_joined_in_normal_form():
+    assert join_runs(((1, 2), (8, 3)), ((11, 4), (20, 1))) == ((1, 2), (8, 7), (20, 1))
+    assert join_runs(((1, 2),), ((8, 3),)) == ((1, 2), (8, 3))
 
 
 def test_a_run_that_continues_the_last_one_joins_it():

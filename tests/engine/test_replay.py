@@ -1,6 +1,8 @@
 """Replay: exact numbers on the real trace, and the same hits whichever way requests go through the core."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,3 +190,41 @@ def test_the_answer_takes_room_only_if_held() -> None:
         play(Replay, make_cache(TieredCache, (2,), page_tokens=4), [long_answer], hold_output=hold) for hold in (True, False)
     )
     assert (held.status[0], free.status[0]) == (REJECTED, 0)
+
+
+@pytest.mark.parametrize(("eviction", "nodes"), [(LRU, 1), (FIFO, 3), (LFU, 3)])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_turns_are_one_node_to_a_policy_that_reads_last_used_only(eviction: type, nodes: int, in_flight: int) -> None:
+    turns = [
+        Request(index=turn, arrival_s=turn, prompt_tokens=8 * turn, output_tokens=0, runs=((0, 2 * turn),), prompt_pages=2 * turn)
+        for turn in (1, 2, 3)
+    ]
+    cache = make_cache(TieredCache, (10,), eviction=eviction, page_tokens=4)
+    outcome = play(Replay, cache, turns, in_flight=in_flight)
+    assert outcome.hit_pages[:, 0].tolist() == [0, 2, 4]
+    assert len(list(cache.tree.root.descendants())) == (nodes if in_flight == 1 else 3)
+
+
+def test_a_server_of_any_kind_is_played_and_asked_again_after_a_finish() -> None:
+    class OneAtATime:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+            self.running = 0
+
+        def serve(self, request: Request, pages: int, now: float) -> Any:
+            if self.running:
+                self.told.append(f"refused {request.index}")
+                return None
+            self.running = 1
+            self.told.append(f"served {request.index}")
+            return SimpleNamespace(hits=(pages, 0, 0))
+
+        def finish_request(self, held: Any) -> None:
+            self.running = 0
+            self.told.append("finished")
+
+    requests = [Request(index=i, arrival_s=i, prompt_tokens=4, output_tokens=0, runs=((i, 1),), prompt_pages=1) for i in range(2)]
+    cache, server = make_cache(TieredCache, (3,), page_tokens=4), OneAtATime()
+    outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=2), server).run(requests)
+    assert server.told == ["served 0", "refused 1", "finished", "served 1", "finished"]
+    assert outcome.hit_pages[:, 0].tolist() == [1, 1]

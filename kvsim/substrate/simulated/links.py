@@ -2,7 +2,6 @@
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import Any
 
 import numpy as np
 from simpy import Environment, Event
