@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kvsim.core.pages import Run, split_runs
+from kvsim.core.pages import Run, join_runs, split_runs
 from kvsim.core.transfer import Transfer
 
 ABSENT, INCOMING, READY, LEAVING, DOOMED = range(5)
@@ -99,17 +99,6 @@ def runs_after(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
         return ()
     start, pages = runs[at]
     return ((start + pages - left, left), *runs[at + 1 :])
-
-
-def join_runs(upper: tuple[Run, ...], lower: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The runs of a node and of its child as those of one node."""
-    start, pages = upper[-1]
-    following, more = lower[0]
-    if start + pages != following:
-        return upper + lower
-    if len(upper) == len(lower) == 1:
-        return ((start, pages + more),)
-    return (*upper[:-1], (start, pages + more), *lower[1:])
 
 
 class RadixTree:
