@@ -25,8 +25,8 @@ usage: kvsim trace info FILE [KEY=VALUE ...]
 Reads a trace, guesses its format unless trace=NAME says it, and shows its statistics beside those of
 published traces. Settings as for a run: page_tokens=512, trace.tail=all, trace.limit=1000."""
 
-FORMATS = {"input_length": "mooncake", "requests": "weka", "token_ids": "tokens"}
-"""The field by which a format is known, and its choice of the group ``trace``."""
+FORMATS = {"chat_id": "bailian", "input_length": "mooncake", "requests": "weka", "token_ids": "tokens"}
+"""The field by which a format is known, and its choice of the group ``trace``; the first one that a record has decides."""
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -33,3 +33,4 @@ class Request:
     kind: str = ""
     """The trace's own request type (chat, agent, subagent, ...), for policies that use it."""
     priority: int = 0
+    """Higher is more important; for policies that use it."""

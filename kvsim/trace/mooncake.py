@@ -19,7 +19,7 @@ class Mooncake(TraceSource):
 
     A line holds its whole prompt, also in a session. The last block id may stand for a partial block, or be absent with
     ``tail=full``. Ids that do not name what precedes them are re-keyed. ``session_id`` and ``delay`` are optional, see
-    Timetable. ``limit`` counts lines.
+    Timetable; so is ``priority``, an integer, 0 if absent. ``limit`` counts lines.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Mooncake(TraceSource):
     def _request(self, record: Record, times: Timetable, pages: BlockPages) -> Request:
         place = times.place(record)
         prompt_tokens = record.integer("input_length", minimum=1)
-        blocks = self._blocks(record, prompt_tokens)
+        blocks = read_blocks(record, prompt_tokens, self.block_tokens, self.tail)
         runs, prompt_pages = pages.lookup(runs_of(blocks), min(prompt_tokens, len(blocks) * self.block_tokens))
         return Request(
             index=0,
@@ -54,17 +54,19 @@ class Mooncake(TraceSource):
             output_tokens=record.integer("output_length"),
             runs=runs,
             prompt_pages=prompt_pages,
+            priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
             **place._asdict(),
         )
 
-    def _blocks(self, record: Record, prompt_tokens: int) -> list[int]:
-        """The block ids, neither fewer nor more than the prompt needs."""
-        blocks = record.integers("hash_ids")
-        most = -(-prompt_tokens // self.block_tokens)
-        least = prompt_tokens // self.block_tokens if self.tail == "full" else most
-        if not least <= len(blocks) <= most:
-            raise record.error(
-                f"hash_ids has {len(blocks)} ids, but input_length {prompt_tokens} is {most} blocks of "
-                f"{self.block_tokens} tokens; see block_tokens and tail"
-            )
-        return blocks
+
+def read_blocks(record: Record, prompt_tokens: int, block_tokens: int, tail: str) -> list[int]:
+    """The ``hash_ids`` of a prompt, neither fewer nor more than it needs."""
+    blocks = record.integers("hash_ids")
+    most = -(-prompt_tokens // block_tokens)
+    least = prompt_tokens // block_tokens if tail == "full" else most
+    if not least <= len(blocks) <= most:
+        raise record.error(
+            f"hash_ids has {len(blocks)} ids, but input_length {prompt_tokens} is {most} blocks of "
+            f"{block_tokens} tokens; see block_tokens and tail"
+        )
+    return blocks

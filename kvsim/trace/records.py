@@ -32,12 +32,12 @@ class Record:
         """Whether the field is there and not null."""
         return self.fields.get(key) is not None
 
-    def integer(self, key: str, minimum: int = 0) -> int:
-        """A field that must be an integer of at least ``minimum``."""
+    def integer(self, key: str, minimum: int | None = 0) -> int:
+        """A field that must be an integer of at least ``minimum``, or of any size."""
         value = self.fields.get(key)
-        if type(value) is int and value >= minimum:
+        if type(value) is int and (minimum is None or value >= minimum):
             return value
-        raise self._wrong(key, f"an integer of at least {minimum}")
+        raise self._wrong(key, "an integer" if minimum is None else f"an integer of at least {minimum}")
 
     def number(self, key: str) -> float:
         """A field that must be a number, finite and not negative."""

@@ -15,6 +15,7 @@ class Tokens(TraceSource):
     """Reads ``{"token_ids": [...], "output_length"}`` with these optional fields, plain or gzipped.
 
         timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0
+        priority                        an integer; 0 if absent
         tenant, lora                    a string or an integer; prompts that differ in one share no page
         multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash,
                                         a string or an integer, which enters the key of every page they touch
@@ -59,6 +60,7 @@ class Tokens(TraceSource):
             output_tokens=record.integer("output_length"),
             runs=index.lookup(keys),
             prompt_pages=len(keys),
+            priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
             **place._asdict(),
         )
 

@@ -18,7 +18,9 @@ class EvictionPolicy(ABC):
 
     The core owns the tree, pins and slots. Only evictable nodes leave: ready in the tier, unpinned, without a child there
     (``node.is_evictable(tier)``). Where fewer pages are wanted than a victim has, the core cuts it (``on_split``) and evicts
-    the lower part (``on_remove``); if nobody listens to the latter it may shorten the node instead. What a policy reads of a node changes only while the node is pinned, or with ``on_hit``.
+    the lower part (``on_remove``); if nobody listens to the latter it may shorten the node instead. What a policy reads of a
+    node changes only while the node is pinned, or with ``on_hit``; its extent also with a cut, a merge or an eviction.
+    ``node.notes[tier]`` is the policy's own: what it wants to remember of the uses of these pages.
     """
 
     tier: int = 0

@@ -32,7 +32,7 @@ class FlopAware(EvictionPolicy):
     F is linear in tokens plus attention in pairs of them, so eff grows with p + S alone, that is with 2 depth + pages, and its
     scale cancels. Leaves of one such value stand in one bin, least recently used first, and only the heads of bins compete. The
     victim is that of comparing all leaves while no path exceeds 512 pages; for each doubling beyond, a bin takes in twice as
-    many values, and eff is exact to one part in 512 of its greatest value.
+    many values, which then count as equal: at most 1 / 512 of the greatest.
     """
 
     alpha: int | float | str = TUNED
@@ -105,7 +105,8 @@ class FlopAware(EvictionPolicy):
         self._newest = [entry for entry in self._newest if entry[2].is_evictable(tier) and -entry[0] == entry[2].last_used]
         heapify(self._newest)
         self._compact_at = max(1024, 2 * len(self._newest))
-        self._fill([[entry for entry in heap if entry[2].is_evictable(tier)] for heap in self._heaps])
+        latest = ({entry[2]: entry for entry in sorted(heap) if entry[2].is_evictable(tier)} for heap in self._heaps)
+        self._fill([list(entries.values()) for entries in latest])
 
     def _fill(self, heaps: list[list[tuple[float, int, Node]]]) -> None:
         """Put the entries into the first bins; the rest is empty."""
@@ -159,12 +160,10 @@ class FlopAware(EvictionPolicy):
                 if not is_current(oldest) or low != oldest and not is_current(low) or high != oldest and not is_current(high):
                     continue
                 utilities = self._efficiencies[low : high + 1] * (self._alpha / (high - low) if high > low else 1.0)
-                newest_age_s, oldest_age_s = now - self._newest_use_s(), now - used_s[oldest]
-                if oldest_age_s > max(newest_age_s, LEAST_AGE_S):
+                newest_age_s, oldest_age_s = max(now - self._newest_use_s(), LEAST_AGE_S), now - used_s[oldest]
+                if oldest_age_s > newest_age_s:
                     ages_s = now - heads_s
-                    if newest_age_s < LEAST_AGE_S:
-                        newest_age_s = LEAST_AGE_S
-                        np.maximum(ages_s, LEAST_AGE_S, out=ages_s)
+                    np.maximum(ages_s, LEAST_AGE_S, out=ages_s)
                     utilities += 1 / (1 / newest_age_s - 1 / oldest_age_s) / ages_s
                 place = low + int(utilities.argmin())
             if place == oldest and self._alpha or is_current(place):

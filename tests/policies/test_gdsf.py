@@ -1,4 +1,4 @@
-"""GreedyDual-Size with frequency. Pages are of one token, 16 bytes; page e of a prompt costs 1,152 + 32 e FLOPs at 1e6 a second."""
+"""GreedyDual-Size with frequency. A page is one token of 16 bytes; the e-th of a prompt costs 1,152 + 32 e FLOPs."""
 
 import pytest
 

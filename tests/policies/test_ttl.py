@@ -79,7 +79,7 @@ def test_a_learned_time_covers_the_pauses_that_are_worth_it() -> None:
         request = make_request([0], index=turn, session=0)
         policy.on_request(request, 3.0 * turn)
         policy.on_finish(request, cache.tree.root, 3.0 * turn)
-    for index, (session, pages) in enumerate(((1, range(0, 1000)), (2, range(2000, 2001))), 500):
+    for index, (session, pages) in enumerate(((1, range(1000)), (2, range(2000, 2001))), 500):
         lease = cache.match(make_request(pages, index=index, session=session))
         assert cache.admit(lease, len(pages), 1000.0)
         cache.insert(lease, 1000.0)

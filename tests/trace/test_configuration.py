@@ -26,4 +26,4 @@ def test_the_yaml_shows_every_setting_at_its_default(name):
 
 
 def test_there_is_a_yaml_for_every_reader_and_generator():
-    assert {path.stem for path in FOLDER.glob("*.yaml")} >= {"mooncake", "weka", "tokens", "synthetic"}
+    assert {path.stem for path in FOLDER.glob("*.yaml")} >= {"bailian", "mooncake", "weka", "tokens", "synthetic"}

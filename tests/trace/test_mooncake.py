@@ -82,6 +82,11 @@ def test_turns_with_a_delay_wait_for_the_turn_before_them_and_are_sorted_in(writ
     ]
 
 
+def test_a_line_may_have_a_priority(write):
+    path = write(line(4, [0], priority=3), line(4, [0]), line(4, [0], priority=-1))
+    assert [request.priority for request in Mooncake(path=path, block_tokens=4).load(4).requests] == [3, 0, -1]
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -95,6 +100,7 @@ def test_turns_with_a_delay_wait_for_the_turn_before_them_and_are_sorted_in(writ
         (line(4, [-1]), "hash_ids must be a list of integers of at least 0"),
         (line(12, [0, 1]), "hash_ids has 2 ids, but input_length 12 is 3 blocks of 4 tokens"),
         (line(4, [0, 1]), "hash_ids has 2 ids, but input_length 4 is 1 blocks of 4 tokens"),
+        (line(4, [0], priority="high"), 'priority must be an integer, not "high"'),
         (line(4, [0], timestamp=-1), "timestamp must be a number of at least 0, not -1"),
     ],
 )

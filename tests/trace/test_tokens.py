@@ -53,6 +53,11 @@ def test_placeholders_of_different_images_share_nothing(write):
     assert runs(write, *lines) == [((0, 3),), ((0, 1), (3, 2)), ((0, 3),)]
 
 
+def test_a_line_may_have_a_priority(write):
+    requests = Tokens(path=write(line([1], priority=2), line([2]))).load(2).requests
+    assert [request.priority for request in requests] == [2, 0]
+
+
 def test_a_limit_reads_the_first_lines(write):
     assert len(runs(write, line([1]), line([2]), "no JSON", limit=2)) == 2
 
@@ -66,6 +71,7 @@ def test_a_limit_reads_the_first_lines(write):
         (line([1.5]), "token_ids must be a list of integers of at least 0"),
         (line([1 << 70]), "tokens must lie in 0 ... 2**63 - 1"),
         (line([1], output_length=-1), "output_length must be an integer of at least 0"),
+        (line([1], priority=1.5), "priority must be an integer, not 1.5"),
         (line([1], tenant=1.5), "tenant must be a string or an integer"),
         (line([1], multimodal=[[0, 1]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 1, None]]), "multimodal must be a list of [start, stop, hash]"),

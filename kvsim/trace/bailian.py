@@ -1,0 +1,69 @@
+"""Traces in the format of Qwen-Bailian: one request a line, linked to the turn before it.
+
+Wang et al., KVCache Cache in the Wild (USENIX ATC 2025), and the traces released with it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvsim.core.request import Request
+from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival
+from kvsim.trace.blocks import BlockPages
+from kvsim.trace.mooncake import read_blocks
+from kvsim.trace.records import Record, read_records, runs_of
+
+
+@dataclass(kw_only=True)
+class Bailian(TraceSource):
+    """Reads ``{"chat_id", "parent_chat_id", "timestamp": s, "type", "turn", "input_length", "output_length", "hash_ids"}``.
+
+    A line belongs to the session of the earlier line whose ``chat_id`` is its ``parent_chat_id``, and begins one if that is -1 or
+    not in the file. ``type`` becomes the request's kind; its turn is the file's ``turn``, which counts from 1, less one.
+    The first timestamp is time 0; lines need not be sorted by it. The last block id may stand for a partial block, or be absent
+    with ``tail=full``. ``limit`` counts lines. Plain or gzipped.
+    """
+
+    path: str
+    tail: str = "full"
+    block_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("tail", self.tail, TAILS)
+        if self.block_tokens < 1:
+            raise ValueError(f"block_tokens must be at least 1, not {self.block_tokens}")
+
+    def load(self, page_tokens: int) -> Trace:
+        pages = BlockPages(self.block_tokens, page_tokens, partial_tail=self.tail == "all")
+        sessions: dict[str | int, int] = {}
+        requests = [self._request(record, sessions, pages) for record in read_records(self.path, self.limit)]
+        begin_s = min(request.arrival_s for request in requests)
+        for request in requests:
+            request.arrival_s = (request.arrival_s - begin_s) / self.rate
+        return Trace(
+            name=Path(self.path).name,
+            requests=in_order_of_arrival(requests),
+            page_tokens=page_tokens,
+            block_tokens=self.block_tokens,
+        )
+
+    def _request(self, record: Record, sessions: dict[str | int, int], pages: BlockPages) -> Request:
+        """A line; ``sessions`` are those of the lines before it, by their ``chat_id``."""
+        chat, parent = record.name("chat_id"), record.name("parent_chat_id")
+        if chat in sessions:
+            raise record.error(f"chat_id {chat} names an earlier line, too")
+        session = sessions[chat] = sessions.get(parent, len(sessions))
+        prompt_tokens = record.integer("input_length", minimum=1)
+        blocks = read_blocks(record, prompt_tokens, self.block_tokens, self.tail)
+        runs, prompt_pages = pages.lookup(runs_of(blocks), min(prompt_tokens, len(blocks) * self.block_tokens))
+        return Request(
+            index=0,
+            arrival_s=record.number("timestamp"),
+            prompt_tokens=prompt_tokens,
+            output_tokens=record.integer("output_length"),
+            runs=runs,
+            prompt_pages=prompt_pages,
+            session=session,
+            turn=record.integer("turn", minimum=1) - 1,
+            kind=str(record.name("type")),
+        )

@@ -1,0 +1,184 @@
+"""FLOP-aware eviction. Pages are of one token and 16 bytes; tokens p ... S - 1 cost 1,152 + 16 (p + S + 1) FLOPs each."""
+
+from random import Random
+
+import pytest
+
+from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction import flop_aware
+from kvsim.policies.eviction.flop_aware import FlopAware
+from kvsim.policies.eviction.flop_tuning import ALPHAS, Piece, Tuning, restore, snapshot
+from kvsim.policies.eviction.lru import LRU
+from tests.core.small import MACHINE, MODEL, SmallCache, make_request, small_cache
+
+CONTEXT = PolicyContext(model=MODEL, hardware=MACHINE, page_tokens=1)
+
+
+def filled(alpha: float, *words: str, gpu: int = 12) -> SmallCache:
+    cache = small_cache(gpu=gpu, eviction=lambda: FlopAware(alpha=alpha))
+    for word in words:
+        cache.use(word)
+    return cache
+
+
+def efficiency(node: Node) -> float:
+    return CONTEXT.saved_flops(node.depth, node.depth + node.pages) / (node.pages * MODEL.kv_bytes_per_token)
+
+
+def utilities(nodes: list[Node], alpha: float, now: float) -> dict[Node, float]:
+    """Of each leaf, by looking at all."""
+
+    def minmax(values: list[float]) -> list[float]:
+        spread = max(values) - min(values)
+        return [(value - min(values)) / spread if spread else 0.0 for value in values]
+
+    efficiencies = minmax([efficiency(node) for node in nodes])
+    recencies = minmax([1 / max(now - node.last_used, 1e-3) for node in nodes])
+    return {node: alpha * e + r for node, e, r in zip(nodes, efficiencies, recencies, strict=True)}
+
+
+def test_efficiency_is_that_of_the_last_bytes() -> None:
+    """Nodes ab and cdef: 1,152 + 16 x 3 and 1,152 + 16 x 9 FLOPs for 16 bytes."""
+    cache = filled(1.0, "ab", "abcdef")
+    assert efficiency(cache.node("ab")) == pytest.approx(1200 / 16)
+    assert efficiency(cache.node("abcdef")) == pytest.approx(1296 / 16)
+
+
+def test_alpha_weighs_depth_against_recency() -> None:
+    """Of the two leaves, cdef has all the efficiency and x all the recency."""
+    assert filled(0.9, "abcdef", "ab", "x").leaving_order()[0] == "f"
+    assert filled(1.1, "abcdef", "ab", "x").leaving_order()[0] == "x"
+
+
+@pytest.mark.parametrize("words", [("a", "b", "a", "c"), ("abc", "abd", "x", "ab", "abc"), ("abcd", "xyz", "ab", "x")])
+def test_alpha_0_is_lru(words: tuple[str, ...]) -> None:
+    cache = small_cache(gpu=12, eviction=LRU)
+    for word in words:
+        cache.use(word)
+    assert filled(0, *words).leaving_order() == cache.leaving_order()
+
+
+@pytest.mark.parametrize("bins", [1024, 8, 4])
+@pytest.mark.parametrize("alpha", [0, 0.1, 0.7, 2.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_victim_is_that_of_comparing_all_leaves(seed: int, alpha: float, bins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few bins, efficiencies that share one count as equal."""
+    monkeypatch.setattr(flop_aware, "BINS", bins)
+    random = Random(seed)
+    cache = small_cache(gpu=20, eviction=lambda: FlopAware(alpha=alpha))
+    running = []
+    for _ in range(120):
+        running.append(cache.run("".join(random.choice("aaab") for _ in range(random.randint(1, 6)))))
+        if len(running) > random.randint(0, 2):
+            cache.finish_request(running.pop(0))
+        now = float(next(cache.clock))
+        leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
+        if leaves:
+            known = utilities(leaves, alpha, now)
+            victims = list(cache.gpu.eviction.victims(now))
+            assert sorted(map(id, victims)) == sorted(map(id, leaves))
+            keys = [2 * node.depth + node.pages for node in leaves]
+            width = cache.gpu.eviction._width
+            tolerance = 4 * alpha * width / max(max(keys) - min(keys), 1) if width > 1 else 1e-9
+            assert known[victims[0]] <= min(known.values()) + tolerance
+
+
+def test_long_paths_join_bins_and_forget_no_leaf() -> None:
+    cache = filled(1.0, gpu=10_000)
+    words = [[0, 1, 2], range(10, 3000), range(4000, 4600), range(5000, 10_000)]
+    for index, pages in enumerate(words):
+        lease = cache.match(make_request(pages, index=index))
+        assert cache.admit(lease, len(pages), float(index))
+        cache.insert(lease, float(index))
+        cache.finish_request(lease)
+    assert [node.pages for node in cache.gpu.eviction.victims(9.0)] == [3, 600, 2990, 5000]
+    assert cache.gpu.eviction._width == 8
+
+
+def test_the_end_of_a_node_that_leaves_makes_the_rest_less_efficient() -> None:
+    """The first to leave is the younger but shallow mn; xyz then competes with one page less."""
+    cache = filled(5.0, "xyz", "ab", "mn", gpu=7)
+    order = cache.leaving_order()
+    assert order.index("b") < order.index("z")
+    assert sorted(order) == sorted("xyzabmn")
+
+
+def test_joined_nodes_are_entered_as_a_whole() -> None:
+    cache = filled(1.0, "abcd")
+    upper, lower = cache.cut(cache.node("abcd"), 2), cache.node("abcd")
+    cache.merge(upper)
+    assert (lower.depth, lower.pages) == (0, 4)
+    assert list(cache.gpu.eviction.victims(99.0)) == [lower]
+
+
+def test_old_entries_are_forgotten() -> None:
+    cache = filled(1.0, *("abc"[number % 3] for number in range(3000)))
+    assert len(cache.gpu.eviction._newest) <= 1025
+    assert sum(map(len, cache.gpu.eviction._heaps)) <= 1025
+
+
+# --- alpha: tuned ---
+
+SHALLOW = 60
+
+
+def workload() -> list[tuple[str, str]]:
+    """A long prompt that comes back after ten short ones of their own."""
+    return [("long", "abcdefghij") if number % 11 == 0 else ("short", chr(SHALLOW + 256 + number)) for number in range(200)]
+
+
+def described(pieces: list[Piece]) -> set[tuple[object, ...]]:
+    """Pieces with their parents' runs instead of their positions."""
+    return {(pieces[piece.parent].runs if piece.parent >= 0 else (), *piece[1:]) for piece in pieces}
+
+
+def test_a_snapshot_is_restored() -> None:
+    cache = filled(0, "abc", "abd", "xy", "ab", gpu=7)
+    cache.use("q")
+    pieces = snapshot(cache.tree.root, 0)
+    again = restore(pieces, LRU(), CONTEXT)
+    again.check()
+    assert described(snapshot(again.tree.root, 0)) == described(pieces)
+    assert sum(piece.pages for piece in pieces) == len(cache.on("gpu")) == 7
+
+
+def test_alpha_is_0_until_five_times_the_requests_before_the_first_eviction() -> None:
+    """Twelve pages are full after the long prompt and two short ones: the fourth request evicts, 20 more are collected."""
+    cache = small_cache(gpu=12, eviction=FlopAware)
+    policy, alphas = cache.gpu.eviction, []
+    for index, (_, word) in enumerate(workload()):
+        cache.use(word, index=index)
+        alphas.append(policy._alpha)
+    changed = next(index for index, alpha in enumerate(alphas) if alpha)
+    assert changed == 3 + 20
+    assert set(alphas[changed:]) == {alphas[-1]}
+    hits = {alpha: play(alpha) for alpha in (0, alphas[-1])}
+    assert hits[alphas[-1]] > hits[0]
+
+
+def play(alpha: float) -> int:
+    cache = small_cache(gpu=12, eviction=lambda: FlopAware(alpha=alpha))
+    return sum(cache.use(word)[0] for _, word in workload())
+
+
+def test_the_alpha_is_the_least_of_those_that_save_most() -> None:
+    tuning = Tuning(PolicyContext(model=MODEL, page_tokens=1, capacity_pages=12), lambda alpha: FlopAware(alpha=alpha))
+    cache = filled(0, "abcdefghij", "x", "y")
+    for index in range(3):
+        assert tuning.observe(make_request([0], index=index), float(index)) is None
+    tuning.begin(cache.node("x"))
+    found = None
+    for index, (_, word) in enumerate(workload()[:15], 3):
+        assert found is None
+        found = tuning.observe(cache.request(word, index=index), 10.0 + index)
+    saved = {alpha: tuning.saved_flops(alpha) for alpha in ALPHAS}
+    assert saved[found] == max(saved.values()) > saved[0.0]
+    assert found == min(alpha for alpha in ALPHAS if saved[alpha] == saved[found])
+    assert max(saved.values()) == 2 * CONTEXT.saved_flops(0, 9), "twice all but the last token of the long prompt"
+
+
+@pytest.mark.parametrize("alpha", [-1, -0.5, "high", float("inf")])
+def test_alpha_is_a_number_or_tuned(alpha: float | str) -> None:
+    with pytest.raises(ValueError, match=f"alpha must be 0 or more, or tuned, not {alpha}"):
+        FlopAware(alpha=alpha)
