@@ -1,6 +1,6 @@
 """Hit rate against the capacity of one tier: LRU at every capacity from one pass, other policies by replays."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any, cast
@@ -18,7 +18,7 @@ from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.replay import ReplaySettings
 from kvsim.errors import UsageError
-from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.report.result import hit_tokens, ratio, warmup_requests
 from kvsim.suggest import closest
@@ -142,8 +142,8 @@ class Curves:
             scaled = {capacity: size for capacity, size in scaled.items() if size >= self.part.largest_pages}
             points += [self._point_of(self.part, size, "lru", capacity, sampled=True) for capacity, size in scaled.items()]
         for number, (name, make) in enumerate(self.policies.items()):
-            for place, (capacity, size) in enumerate(scaled.items()):
-                points.append(self._replay(name, make(), capacity, size))
+            for place, point in enumerate(self._replays(name, make, scaled)):
+                points.append(point)
                 if advance:
                     advance((number * len(scaled) + place + 1) * len(self.played))
         whole = self.whole
@@ -186,6 +186,18 @@ class Curves:
             rejected=0,
             sampled=sampled,
         )
+
+    def _replays(self, name: str, make: Callable[[], EvictionPolicy], scaled: dict[int, int]) -> Iterator[Point]:
+        """A policy at all capacities, rising. A bound that has reached what an unlimited tier hits stays there."""
+        most_pages = int((self.part if self.settings.fraction < 1 else self.whole).hit_pages(self.whole.unique_pages))
+        policy, point = make(), None
+        for capacity, size in scaled.items():
+            is_bound = isinstance(policy, BypassEviction)
+            if is_bound and point and point.hit_pages == most_pages and not point.rejected:
+                point = replace(point, capacity_pages=capacity)
+            else:
+                point = self._replay(name, policy if is_bound else make(), capacity, size)
+            yield point
 
     def _replay(self, name: str, policy: EvictionPolicy, capacity: int, size: int) -> Point:
         """A policy on one tier of ``size`` pages, which stands for ``capacity``."""

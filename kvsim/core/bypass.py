@@ -18,8 +18,8 @@ class ServedPages:
 
     __slots__ = ("hits",)
 
-    def __init__(self, hit_pages: int) -> None:
-        self.hits = hit_pages, 0, 0
+    def __init__(self, hits: tuple[int, int, int]) -> None:
+        self.hits = hits
 
 
 class BypassTier:
@@ -48,21 +48,27 @@ class BypassTier:
 
     def serve(self, request: Request, pages: int, now: float) -> ServedPages | None:
         """Hit what is kept of the request, and let the policy say what stays. None if it takes too many pages."""
+        hits = self.serve_alone(request, pages, now)
+        return None if hits is None else ServedPages(hits)
+
+    def serve_alone(self, request: Request, pages: int, now: float) -> tuple[int, int, int] | None:
+        """As ``serve``, and the request is over. Returns its hit pages."""
         if pages > self._largest_pages:
             return None
         tier = self.tiers[0]
         pool = tier.pool
         before = pool.capacity - pool.free
         hit_pages, kept = self._policy.use(request)
-        dropped = before + request.prompt_pages - hit_pages - kept
-        tier.inserted_pages += request.prompt_pages - hit_pages
+        computed = request.prompt_pages - hit_pages
+        dropped = before + computed - kept
+        tier.inserted_pages += computed
         tier.evicted_pages += dropped
         self.counts.dropped_pages += dropped
         if kept > before:
             pool.take(kept - before)
         else:
             pool.give(before - kept)
-        return ServedPages(hit_pages)
+        return hit_pages, 0, 0
 
     def finish_request(self, held: ServedPages) -> None:
         """Nothing is held."""

@@ -99,9 +99,11 @@ class EvictionPolicy(ABC):
 class BypassEviction(EvictionPolicy):
     """Says after each request which pages stay, of the tier's and of the request's own: a request may leave nothing behind.
 
-    Running requests take no room and pin nothing, so this is a bound on what a tier of some size can do, and no tier. A
-    policy of this kind keeps account of its pages by itself: ``core/bypass.py`` plays it, in a replay of one tier only.
-    Rejected are the requests that would be rejected under any other policy.
+    Running requests take no room and pin nothing, so this is a bound on what a tier of some size can do, and no tier. With
+    more room it hits no less. Rejected are the requests that would be rejected under any other policy.
+
+    A policy of this kind keeps account of its pages by itself: ``core/bypass.py`` plays it, in a replay of one tier only. The
+    same object may play again.
     """
 
     def on_evictable(self, node: Node) -> None:
@@ -113,7 +115,7 @@ class BypassEviction(EvictionPolicy):
 
     @abstractmethod
     def prepare(self, requests: Sequence[Request], usable_pages: Sequence[int]) -> None:
-        """Called once, after ``bind``: the requests that will be served, and how many leading pages of each may be hits."""
+        """Called before each run, after ``bind``: the requests to be served, and how many leading pages of each may be hits."""
 
     @abstractmethod
     def use(self, request: Request) -> tuple[int, int]:

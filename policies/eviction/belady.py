@@ -27,20 +27,31 @@ class Belady(BypassEviction):
     All pages weigh the same. Where partial pages count with fewer tokens, this is the optimum in pages and not in tokens.
     """
 
+    def __post_init__(self) -> None:
+        self._future: tuple[Sequence[Request], Sequence[int]] = (), ()
+        self._first: list[int] = [0]
+        self._uses: list[tuple[int, int]] = []
+
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self._capacity = context.capacity_pages
 
     def prepare(self, requests: Sequence[Request], usable_pages: Sequence[int]) -> None:
+        if self._future != (requests, usable_pages):
+            self._look_ahead(requests, usable_pages)
+        self._kept = [0] * len(requests)  # pages by their next use
+        self._pages = 0
+        self._number = 0
+        self._farthest: list[int] = []  # a heap of the next uses, negative
+
+    def _look_ahead(self, requests: Sequence[Request], usable_pages: Sequence[int]) -> None:
+        """For each request, from ``_first`` on, when its pages are hit next and how many at once."""
         request, user, begin, end = next_uses([request.runs for request in requests])
         end = np.minimum(end, np.array(usable_pages, dtype=np.int64)[user])
         hit = begin < end
         self._first = np.searchsorted(request[hit], np.arange(len(requests) + 1)).tolist()
         self._uses = list(zip(user[hit].tolist(), (end - begin)[hit].tolist(), strict=True))
-        self._kept = [0] * len(requests)  # pages by their next use
-        self._pages = 0
-        self._number = 0
-        self._farthest: list[int] = []  # a heap of the next uses, negative
+        self._future = requests, usable_pages
 
     def use(self, request: Request) -> tuple[int, int]:
         number, kept = self._number, self._kept

@@ -15,7 +15,7 @@ MISTAKES = [
     (["evicton=lru"], "evicton: there is no such setting; did you mean eviction?"),
     (["eviction=slru", "eviction.protected_hit=1"], "eviction.protected_hit: there is no such setting; did you mean eviction.p"),
     (["tiers.gpu.size=1"], "tiers.gpu.size: there is no such setting; tiers.gpu has capacity"),
-    (["eviction=sllru"], "eviction=sllru: there is no such choice; did you mean slru? choose from belady, fifo, "),
+    (["eviction=sllru"], "eviction=sllru: there is no such choice; did you mean slru? choose from "),
     (["trace=nope"], "trace=nope: there is no such choice; choose from mooncake, "),
     (["eviction=null"], "Config group override must be a string"),
     (["tiers.cpu.eviction=slru"], "tiers.cpu.eviction: say eviction@tiers.cpu.eviction=NAME"),

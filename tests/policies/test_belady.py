@@ -1,21 +1,22 @@
 """Belady's MIN with bypass: by hand, against a slow model page by page, and against all that could be kept."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
 
+import hydra
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.api import load_trace, replay, simulate
-from kvsim.build import Plan, TierPlan
+from kvsim.build import Plan, TierPlan, build_run
 from kvsim.core.lru_curve import usable_pages
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED, Outcome
-from kvsim.engine.replay import ReplaySettings
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.eviction.lru import LRU
@@ -31,16 +32,18 @@ def requests_of(words: list[str]) -> list[Request]:
     ]
 
 
+@cache
+def plan() -> Plan:
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        cfg = hydra.compose("config", overrides=["page_tokens=4", "replay.hold_output=false"])
+    return build_run(cfg, command="replay")
+
+
 def play(requests: list[Request], capacity: int | None, *, recompute: bool = False, tiers: int = 1) -> Outcome:
     """Belady on ``tiers`` tiers of this capacity each, by ``upper_bound``."""
     names = ("gpu", "cpu", "disk")[:tiers]
-    plan = Plan(
-        trace=None, page_tokens=4, prefetch=None, checkpoint=None, model=None, hardware=None, engine=None,
-        tiers=[TierPlan(name=name, capacity_pages=capacity, eviction=LRU(), placement=None) for name in names],
-        rules=Rules(recompute_last_token=recompute), replay=ReplaySettings(hold_output=False), warmup=0.0, seed=0, print_tree=False,
-        output=Path(), config={},
-    )  # type: ignore[arg-type]  # fmt: skip
-    return upper_bound(plan, requests)
+    plans = [TierPlan(name=name, capacity_pages=capacity, eviction=LRU(), placement=None) for name in names]
+    return upper_bound(replace(plan(), tiers=plans, rules=Rules(recompute_last_token=recompute)), requests)
 
 
 def hits(words: list[str], capacity: int | None, **settings: bool) -> list[int]:
