@@ -93,7 +93,10 @@ def compare(trace: Trace, path: Path) -> Agreement:
     name = path.name.removesuffix(".txt.gz")
     overrides = overrides_of(name.partition(".")[2])
     theirs = recorded(path)
-    ours = replayed(trace, overrides, len(theirs[0]))
+    try:
+        ours = replayed(trace, overrides, len(theirs[0]))
+    except UsageError as error:
+        return Agreement(name, overrides, len(theirs), len(theirs), f"not played: {error}")
     differing = [(row, other) for row, other in zip(theirs, ours, strict=False) if row != other]
     first = f"recorded {differing[0][0]}, replayed {differing[0][1]}" if differing else ""
     return Agreement(name, overrides, len(theirs), len(differing) + abs(len(theirs) - len(ours)), first)
