@@ -12,6 +12,7 @@ from kvsim.core.cache import TieredCache
 from kvsim.core.instant import InstantCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
+from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
@@ -35,7 +36,7 @@ def replay(
 ) -> Outcome:
     """Play the requests one after another, without a clock.
 
-    ``inspect`` is shown the cache, its slots numbered, while the last requests are still unfinished.
+    ``inspect`` is shown the cache, its slots numbered, while the last requests are still unfinished. Raises UsageError.
     """
     check_bypass(plan, "replay")
     tiers = build_tiers(plan, requests, SlotPool if inspect else Pool)
@@ -44,6 +45,8 @@ def replay(
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     cache = own or InstantCache(tiers, plan.rules, plan.page_tokens)
+    if inspect and not isinstance(cache, Residency):
+        raise UsageError("print_tree: there is no radix tree under these rules, or with this eviction policy: leave it out")
     return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
 
 

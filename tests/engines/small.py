@@ -63,12 +63,12 @@ def random_requests(seed: int, *, requests: int = 60, page_tokens: int = 4, max_
 
 
 def make_cache(gpu: int, cpu: int = 0, *, eviction: Callable[[], Any], placement: Any = None, page_tokens: int = 1,
-               load_min_tokens: int = 0) -> WholeNodeCache:  # fmt: skip
-    """A cache by SGLang's rules; slots are numbered, so that none can have two owners."""
+               load_min_tokens: int = 0, **context: Any) -> WholeNodeCache:  # fmt: skip
+    """A cache by SGLang's rules; slots are numbered, so that none can have two owners. ``context`` is for policies."""
     tiers = []
     for index, capacity in enumerate([gpu, cpu] if cpu else [gpu]):
         policy = eviction()
-        policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens))
+        policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, **context))
         tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy, placement if index else None))
     cache = SGLangRules(load_min_tokens=load_min_tokens).serving_cache(tiers, page_tokens)
     assert isinstance(cache, WholeNodeCache)

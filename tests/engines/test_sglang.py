@@ -5,35 +5,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.utils import get_class
+from omegaconf import OmegaConf
 
 from kvsim.core.request import Request
 from kvsim.core.whole_nodes import HeldNodes
-from kvsim.policies.eviction.base import RankedEviction
+from kvsim.hardware import HardwareSpec
+from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.filo import FILO
 from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lru import LRU
-from kvsim.policies.eviction.random import Random
+from kvsim.policies.eviction.mru import MRU
+from kvsim.policies.eviction.priority import Priority
 from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.weka import Weka
 from tests.core.small import runs_of
+from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_radix import SlowNode, SlowRadix, play_slowly
 from tests.engines.small import Words, as_records, check, golden_rows, make_cache, play, random_requests, reference
 
+EVICTION = Path(__file__).resolve().parent.parent.parent / "conf" / "eviction"
 CONVERSATION = "traces/mooncake_conversation_trace.jsonl.gz"
 WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
-
-
-class MostRecentFirst(RankedEviction):
-    """Ranks that fall when a node is used."""
-
-    def rank(self, node: Any) -> float:
-        return -float(node.last_used)
-
-
-class YoungestFirst(RankedEviction):
-    def rank(self, node: Any) -> float:
-        return -float(node.created)
 
 
 ORDERS: dict[str, tuple[Callable[[], Any], Callable[[SlowNode], Any]]] = {
@@ -41,8 +38,8 @@ ORDERS: dict[str, tuple[Callable[[], Any], Callable[[SlowNode], Any]]] = {
     "lfu": (LFU, lambda node: (node.hits, node.used)),
     "slru": (SegmentedLRU, lambda node: (node.hits >= 2, node.used)),
     "fifo": (FIFO, lambda node: node.created),
-    "mru": (MostRecentFirst, lambda node: -node.used),
-    "filo": (YoungestFirst, lambda node: -node.created),
+    "mru": (MRU, lambda node: -node.used),
+    "filo": (FILO, lambda node: -node.created),
 }
 
 
@@ -204,6 +201,18 @@ def test_lfu_takes_the_least_used_then_the_oldest() -> None:
     assert cache.nodes() == ["ab", "ef", "xyz"]
 
 
+def test_priority_takes_what_only_unimportant_requests_have_used() -> None:
+    cache = Small(7, Priority)
+    for word, priority in (("ab", 5), ("cd", 1), ("ef", 1)):
+        request = cache.words.request(word, tail=1)
+        request.priority = priority
+        held = cache.cache.serve(request, 3, 0.0)
+        assert held is not None
+        cache.cache.finish_request(held)
+    cache.use("xyz", tail=0)
+    assert cache.nodes() == ["ab", "ef", "xyz"]
+
+
 def test_an_aligned_page_that_is_known_already_is_given_back() -> None:
     cache = Small(20)
     cache.use("abcd")
@@ -236,7 +245,7 @@ def test_a_request_that_does_not_fit_evicts_nothing() -> None:
     assert cache.cache.gpu.evicted_pages == 0
 
 
-@pytest.mark.parametrize(("eviction", "stays"), [(LRU, ["ab", "pqr"]), (MostRecentFirst, ["cd", "pqr"])])
+@pytest.mark.parametrize(("eviction", "stays"), [(LRU, ["ab", "pqr"]), (MRU, ["cd", "pqr"])])
 def test_a_request_that_does_not_fit_was_looked_up_all_the_same(eviction: Callable[[], Any], stays: list[str]) -> None:
     cache = Small(6, eviction)
     cache.use("ab", "cd")
@@ -261,12 +270,22 @@ def test_a_refused_request_waits_for_the_oldest_to_finish() -> None:
     assert play(cache, [*requests, requests[1]], in_flight=4) == [(0, 0), (0, 0), (0, 0), (3, 0)]
 
 
-def test_any_policy_is_asked_by_the_contract_alone() -> None:
+@pytest.mark.parametrize("name", sorted(path.stem for path in EVICTION.glob("*.yaml")))
+def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
+    settings = OmegaConf.load(EVICTION / f"{name}.yaml")
+    kind = get_class(settings.pop("_target_"))
+    if issubclass(kind, BypassEviction):
+        pytest.skip("a bound has no nodes and keeps account by itself, whatever the rules")
     requests = random_requests(1, requests=200)
-    cache = make_cache(14, eviction=Random, page_tokens=4)
-    rows = play(cache, requests, in_flight=2)
-    assert cache.gpu.evicted_pages > 100
-    assert sum(hits for hits, _ in rows) > 100
+    for request in requests:
+        request.turn, request.session = divmod(request.index, 7)
+        request.priority, request.kind = request.index % 3, "chat"
+    for placement, cpu in ((None, 0), (WriteThrough(), 30), (WriteBack(), 30)):
+        known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE)}
+        cache = make_cache(14, cpu, eviction=lambda: kind(**settings), placement=placement, page_tokens=4, **known)
+        rows = play(cache, requests, in_flight=2)
+        assert cache.gpu.evicted_pages > 100
+        assert sum(hits for hits, _ in rows) > 100
 
 
 # --- slower models, real traces, recorded hits -----------------------------------------------------------------------------
