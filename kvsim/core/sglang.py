@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.core.hosted_nodes import HostedNodeCache
 from kvsim.core.rules import Rules
@@ -12,6 +12,7 @@ from kvsim.core.whole_nodes import WholeNodeCache
 if TYPE_CHECKING:
     from kvsim.engine.server import ServingCache
 
+OTHER = "choose write_through, write_through_selective or write_back, or say rules=default"
 OWN = "or say rules=default, kvsim's own rules for the same policies"
 
 
@@ -41,6 +42,16 @@ class SGLangRules(Rules):
     def serving_cache(self, tiers: list[Tier], page_tokens: int) -> "ServingCache":
         if len(tiers) == 1:
             return WholeNodeCache(tiers, page_tokens, recompute_last_token=self.recompute_last_token)
+        _check_placement(tiers[1].placement)
         return HostedNodeCache(
             tiers, page_tokens, recompute_last_token=self.recompute_last_token, load_min_tokens=self.load_min_tokens
         )
+
+
+def _check_placement(placement: Any) -> None:
+    """Raise ValueError for a policy that decides about more than single nodes, after their uses and at their eviction."""
+    by_prompt = getattr(placement, "wanted_pages", None)
+    if by_prompt is not None and not getattr(by_prompt, "is_optional", False):
+        raise ValueError(f"SGLang's rules copy node by node, but {type(placement).__name__} decides for whole prompts: {OTHER}")
+    if getattr(placement, "watermark", 0):
+        raise ValueError(f"SGLang's rules write nothing back before it is evicted: set the watermark to 0, {OWN}")
