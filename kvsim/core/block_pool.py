@@ -6,7 +6,7 @@ from kvsim.core.pages import Run, count_pages, split_runs
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, READY, Node
+from kvsim.core.tree import ABSENT, READY, Node, RadixTree
 
 
 class HeldBlocks:
@@ -36,8 +36,10 @@ class BlockPool(Residency):
     one when that leaves. Nothing hangs below either then: only leaves leave, and whoever goes on goes on from the older one.
     """
 
-    def __init__(self, gpu: Tier) -> None:
+    def __init__(self, gpu: Tier, tiers: int = 1) -> None:
+        """``tiers`` is how many a node has room to speak of."""
         super().__init__([gpu])
+        self.tree = RadixTree(tiers)
         self.gpu = gpu
         self._younger: dict[int, list[Node]] = {}
         """Further copies of a page that is a node of its own, by page id, the oldest first."""
@@ -114,7 +116,7 @@ class BlockPool(Residency):
         else:
             if older.pages > pages:
                 self.cut(older, pages)
-            leaf = Node(rest, pages, parent.depth + parent.pages, parent, 1, now)
+            leaf = Node(rest, pages, parent.depth + parent.pages, parent, self.tree.tiers, now)
             self._younger.setdefault(page, []).append(leaf)
         leaf.slots[0], held.slots = gpu.pool.split(held.slots, pages)
         leaf.state[0] = READY

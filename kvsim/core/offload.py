@@ -172,34 +172,35 @@ def add_repeatedly(value: float, step: float, times: int, *, most: float) -> flo
 class OfferTable:
     """How often pages have been offered: a table of limited size whose least recently offered pages go first.
 
-    threshold  a page is admitted from its ``threshold``-th offer on; 0 and 1 admit all pages, and nothing is counted
+    threshold  a page is admitted from its ``threshold``-th offer on; 0 and 1 admit all pages, and none is counted
     capacity   new pages of an offer that exceed it, less the known ones of the offer, are not counted
     """
 
     def __init__(self, threshold: int, capacity_pages: int) -> None:
         self.threshold = threshold
         self.capacity = capacity_pages
-        self._offers = RunOrder()
-
-    def admitted(self, run: Run) -> list[Run]:
-        """The pages of the run that the offer at hand, not counted yet, brings to the threshold."""
-        if self.threshold < 2:
-            return [run]
-        return [part for part, offers in self._offers.pieces((run,)) if offers is not None and offers + 1 >= self.threshold]
+        self.known = RunOrder()
+        """Pages with the number of their offers, the threshold at most."""
 
     def count(self, runs: tuple[Run, ...]) -> None:
         """Count an offer. Its known pages become the most recent, and then the new ones; counts end at the threshold."""
         if self.threshold < 2:
             return
-        pieces = self._offers.pieces(runs)
+        pieces = self.known.pieces(runs)
         known_pages = 0
         for run, offers in pieces:
             if offers is not None:
                 known_pages += run[1]
-                self._offers.append((run,), tail_first=False, value=min(offers + 1, self.threshold))
+                self.known.append((run,), tail_first=False, value=min(offers + 1, self.threshold))
         new = tuple([run for run, offers in pieces if offers is None])
-        self._offers.append(split_runs(new, self.capacity - known_pages)[0], tail_first=False, value=1)
-        self._offers.pop_oldest(self._offers.pages - self.capacity)
+        self.known.append(split_runs(new, self.capacity - known_pages)[0], tail_first=False, value=1)
+        self.known.pop_oldest(self.known.pages - self.capacity)
+
+    def pieces(self, runs: Iterable[Run]) -> list[tuple[Run, bool]]:
+        """A path that has been counted, cut into pieces that have been offered often enough or not."""
+        if self.threshold < 2:
+            return [(run, True) for run in runs]
+        return [(run, offers == self.threshold) for run, offers in self.known.pieces(runs)]
 
 
 @dataclass(slots=True)
@@ -237,6 +238,8 @@ class OffloadTier:
         self.counts = counts
         self.order: OffloadOrder = tier.eviction.offload_order(tier.pool.capacity)
         self.offers: OfferTable = tier.placement.offer_table()
+        self._slots = tier.pool.take(0)
+        """Of all pages together."""
 
     def use(self, runs: tuple[Run, ...], hit_pages: int, usable_pages: int) -> OffloadUse:
         """Serve an admitted prompt. Its first ``hit_pages`` pages are on the GPU, and ``usable_pages`` at most may be reused.
@@ -256,8 +259,8 @@ class OffloadTier:
         else:
             pieces, offered = self.order.find(head) + pieces, runs
         self.counts.loaded_pages += loaded_pages
-        seen = self._admit(pieces)
         self.offers.count(offered)
+        seen = self._admit(pieces)
         return OffloadUse(loaded_pages, seen, self._store(seen))
 
     def finish(self, use: OffloadUse) -> None:
@@ -273,7 +276,7 @@ class OffloadTier:
             if here:
                 seen.append((run, True))
                 continue
-            admitted = self.offers.admitted(run)
+            admitted = [part for part, is_admitted in self.offers.pieces((run,)) if is_admitted]
             seen += [(part, False) for part in admitted]
             self.counts.below_threshold_pages += run[1] - count_pages(admitted)
         return seen
@@ -290,9 +293,10 @@ class OffloadTier:
             return False
         if missing > 0:
             order.evict(missing, keep)
-            pool.give(missing)
+            freed, self._slots = pool.split(self._slots, missing)
+            pool.give(freed)
             tier.evicted_pages += missing
-        pool.take(pages)
+        self._slots = pool.join(self._slots, pool.take(pages))
         order.store(seen)
         tier.inserted_pages += pages
         self.counts.written_pages += pages

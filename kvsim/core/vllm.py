@@ -38,7 +38,8 @@ class VLLMCache:
     def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
         self.tiers = tiers
         self.page_tokens = page_tokens
-        self.pool = BlockPool(tiers[0])
+        self.pool = BlockPool(tiers[0], len(tiers))
+        self.tree = self.pool.tree
         self.counts = OffloadCounts()
         self.offload = OffloadTier(tiers[1], self.counts) if len(tiers) > 1 else None
         self._recompute_last_token = rules.recompute_last_token

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.core.offload import LruOffload
+from kvsim.core.offload import LruOffload, OffloadOrder
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 
@@ -23,5 +23,5 @@ class LRU(RankedEviction):
     def rank(self, node: Node) -> float:
         return node.last_used
 
-    def offload_order(self, capacity_pages: int) -> LruOffload:
+    def offload_order(self, capacity_pages: int) -> OffloadOrder:
         return LruOffload()

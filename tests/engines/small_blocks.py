@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.core.block_pool import BlockPool, HeldBlocks
-from kvsim.core.pool import Pool
+from kvsim.core.block_pool import HeldBlocks
+from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
@@ -43,6 +43,7 @@ def make_cache(
     k: int = 0,
     tracker_pages: int = 64_000,
     page_tokens: int = PAGE_TOKENS,
+    pool: type[Pool] = Pool,
     requests: list[Request] | None = None,
 ) -> VLLMCache:
     tiers = []
@@ -53,7 +54,7 @@ def make_cache(
         context = PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, requests=requests or ())
         policy.bind(context)
         placement = StoreThreshold(k=k, tracker_pages=tracker_pages) if index else None
-        tiers.append(Tier(("gpu", "cpu")[index], index, Pool(capacity), policy, placement))
+        tiers.append(Tier(("gpu", "cpu")[index], index, pool(capacity), policy, placement))
     return VLLMCache(tiers, VLLMRules(), page_tokens)
 
 
@@ -63,6 +64,7 @@ class Small:
     def __init__(self, gpu: int | None, cpu: int = 0, **settings: Any) -> None:
         self.cache = make_cache(gpu, cpu, **settings)
         self.ids: dict[str, int] = {}
+        self.running: list[HeldBlocks] = []
 
     def pages(self, word: str) -> list[int]:
         return [self.ids.setdefault(word[:end], len(self.ids)) for end in range(1, len(word) + 1)]
@@ -75,13 +77,16 @@ class Small:
             index=0, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output, runs=runs_of(pages), prompt_pages=len(pages)
         )
         held = self.cache.serve(request, -(-(prompt + output) // PAGE_TOKENS), 0.0)
-        check(self.cache, [held] if held else [], complete=False)
+        self.running += [held] if held else []
+        check(self.cache, self.running)
         return held
 
     def finish(self, *running: HeldBlocks | None) -> None:
         for held in running:
             assert held is not None
             self.cache.finish_request(held)
+            self.running.remove(held)
+            check(self.cache, self.running)
 
     def serve(self, *words: str, tokens: int = 0, output: int = 0) -> Row:
         """Serve requests one after another. Returns the hits of the last one."""
@@ -102,25 +107,24 @@ class Small:
         return "".join(letter for letter, (_, here) in zip(word, pieces, strict=True) if here)
 
 
-def check(cache: VLLMCache, running: list[HeldBlocks], *, complete: bool = True) -> None:
-    """Recount everything. ``running`` are all requests that run if ``complete``."""
-    pool: BlockPool = cache.pool
-    gpu, copies = pool.gpu, [node for nodes in pool._younger.values() for node in nodes]
-    linked = list(pool.tree.root.descendants())
+def check(cache: VLLMCache, running: list[HeldBlocks]) -> None:
+    """Recount everything, while these requests run."""
+    gpu, copies = cache.tiers[0], [node for nodes in cache.pool._younger.values() for node in nodes]
+    linked = list(cache.tree.root.descendants())
     nodes = linked + copies
     for node in copies:
         assert node.parent is not None and node.pages == 1 and not node.children and node not in linked
         assert node.parent.children[node.runs[0][0]].pages == 1
         assert all(node in linked for node in path_of(node.parent))
     for node in nodes:
-        assert node.state[0] == READY and node.slots[0] == node.pages
+        assert node.state[0] == READY and gpu.pool.count(node.slots[0]) == node.pages
         assert node.kids[0] == sum(child.parent is node for child in nodes)
-        if complete:
-            assert node.pins[0] == sum(node in path_of(held.node) for held in running)
+        assert node.pins[0] == sum(node in path_of(held.node) for held in running)
     assert gpu.evictable_pages == sum(node.pages for node in nodes if not node.pins[0])
-    assert gpu.pool.free + sum(node.pages for node in nodes) + sum(held.slots for held in running) <= gpu.pool.capacity
-    if complete:
-        assert gpu.pool.free + sum(node.pages for node in nodes) + sum(held.slots for held in running) == gpu.pool.capacity
+    slots = [node.slots[0] for node in nodes] + [held.slots for held in running]
+    assert gpu.pool.free + sum(map(gpu.pool.count, slots)) == gpu.pool.capacity
+    if isinstance(gpu.pool, SlotPool):
+        assert len({slot for some in (*slots, gpu.pool.free_slots()) for slot in some.tolist()}) == gpu.pool.capacity
     if cache.offload is not None:
         cpu = cache.offload.tier
         assert cpu.pool.capacity - cpu.pool.free == cache.offload.order.pages == cpu.inserted_pages - cpu.evicted_pages

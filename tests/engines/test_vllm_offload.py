@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvsim.build import build_run
 from kvsim.core.offload import ArcOffload, OffloadCounts, OffloadTier, OffloadUse, add_repeatedly
-from kvsim.core.pool import Pool
+from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.errors import UsageError
@@ -159,7 +159,7 @@ def test_pages_below_the_threshold_are_counted() -> None:
 def test_pages_that_are_there_are_used_again_even_if_their_offers_are_forgotten() -> None:
     tier = SmallTier(2, k=2, tracker_pages=2)
     tier.serve("a", "a", "x", "x", "y", "z")
-    assert tier.tier.offers.admitted((tier.pages("a")[0], 1)) == []
+    assert tier.tier.offers.known.count([(tier.pages("a")[0], 1)]) == 0
     tier.serve("a", "q", "q")
     assert (tier.here("a"), tier.here("x")) == ("a", "")
 
@@ -188,27 +188,27 @@ def test_known_pages_of_an_offer_become_the_most_recent_and_then_the_new_ones() 
     for run in (a, b, c):
         offers.count((run,))
     offers.count((d, a))  # b leaves; then c, a, d
-    assert [bool(offers.admitted(run)) for run in (a, b, c, d)] == [True, False, True, True]
+    assert [offers.known.count([run]) for run in (a, b, c, d)] == [1, 0, 1, 1]
     offers.count((e,))
-    assert [bool(offers.admitted(run)) for run in (a, c, d)] == [True, False, True]
+    assert [offers.known.count([run]) for run in (a, c, d)] == [1, 0, 1]
     offers.count((f,))
-    assert [bool(offers.admitted(run)) for run in (a, d)] == [False, True]
+    assert [offers.known.count([run]) for run in (a, d)] == [0, 1]
 
 
 def test_within_an_offer_the_head_is_forgotten_first() -> None:
     offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
     offers.count(((0, 3),))
     offers.count(((10, 1),))
-    assert offers.admitted((0, 3)) == [(1, 2)]
+    assert offers.known.pieces([(0, 3)]) == [((0, 1), None), ((1, 2), 1)]
 
 
 def test_new_pages_that_exceed_the_table_are_not_counted() -> None:
     offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
     offers.count(((0, 5),))
-    assert offers.admitted((0, 5)) == [(0, 3)]
+    assert offers.known.pieces([(0, 5)]) == [((0, 3), 1), ((3, 2), None)]
     offers.count(((1, 2), (10, 4)))  # two are known, so one is new
-    assert offers.admitted((0, 5)) == [(1, 2)]
-    assert offers.admitted((10, 4)) == [(10, 1)]
+    assert offers.pieces([(0, 5)]) == [((0, 1), False), ((1, 2), True), ((3, 2), False)]
+    assert offers.known.pieces([(10, 4)]) == [((10, 1), 1), ((11, 3), None)]
 
 
 # --- what leaves ----------------------------------------------------------------------------------------------------------
@@ -444,6 +444,14 @@ def test_the_reference_s_hits_on_conversation(
     expected = reference(shared).play(as_records(conversation), gpu, in_flight, cpu, k, policy)
     cache = make_cache(gpu, cpu, cpu_eviction=POLICIES[policy][0], k=k, page_tokens=512)
     assert play(cache, conversation, in_flight) == [row[2:4] for row in expected]
+
+
+def test_slots_may_be_numbered() -> None:
+    for seed in range(10):
+        requests = random_requests(seed)
+        numbered = make_cache(12, 9, pool=SlotPool)
+        assert play(numbered, requests, 2) == play(make_cache(12, 9), requests, 2)
+        assert len(set(numbered.tiers[1].pool.free_slots().tolist()) | set(numbered.offload._slots.tolist())) == 9
 
 
 # --- both tiers, and the configuration ------------------------------------------------------------------------------------
