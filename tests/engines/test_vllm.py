@@ -138,6 +138,15 @@ def test_requests_that_run_side_by_side_may_hold_a_copy_each() -> None:
     assert cache.on_gpu("ab") == 1
 
 
+def test_of_several_younger_copies_the_one_computed_first_comes_in() -> None:
+    cache = Small(4)
+    first, second, third, other = cache.start("a"), cache.start("a"), cache.start("a"), cache.start("x")
+    cache.finish(first, third, other, second)
+    cache.serve("y")  # the first copy leaves; then the third, x, the second, y
+    assert cache.serve("a", tokens=1) == (1, 0)  # shares the second and takes the slot of the third
+    assert cache.on_gpu("x") == 1
+
+
 def test_matched_pages_stay_from_admission_to_the_end() -> None:
     cache = Small(5)
     cache.serve("ab")

@@ -174,6 +174,12 @@ def test_offers_of_pages_that_are_there_count() -> None:
     assert tier.here("a") == "a"
 
 
+def test_loaded_pages_are_not_offered() -> None:
+    tier = SmallTier(4, k=2, tracker_pages=2)
+    tier.serve("ab", "ab", "abc")
+    assert tier.tier.offers.known.pieces([(page, 1) for page in tier.pages("abc")]) == [((0, 1), None), ((1, 1), 2), ((2, 1), 1)]
+
+
 def test_offers_of_stores_that_are_dropped_count() -> None:
     tier = SmallTier(1, k=2)
     tier.serve("ab", "ab")
@@ -337,6 +343,13 @@ def test_ghosts_count_even_if_the_store_is_dropped_and_stay_ghosts() -> None:
     assert (tier.here("axy"), tier.arc.target, tier.arc.once_ghosts.pages) == ("", 1.0, 1)
 
 
+def test_a_ghost_that_is_wanted_becomes_the_most_recent_ghost() -> None:
+    tier = SmallTier(2, ARC)
+    tier.serve("a", "b", "c", "d", "axy", "e")  # ghosts a and b; then, the store dropped, b and a; then a and c
+    ghosts = [tier.arc.once_ghosts.count([(tier.pages(word)[0], 1)]) for word in "abc"]
+    assert ghosts == [1, 0, 1]
+
+
 def test_ghosts_below_the_threshold_do_not_count() -> None:
     tier = SmallTier(4, ARC, k=2)
     tier.arc.once_ghosts.append([(100, 2)])
@@ -363,8 +376,25 @@ def test_once_gives_pages_while_it_has_as_many_as_the_target_says() -> None:
     tier = SmallTier(4, ARC)
     tier.serve("a", "a", "b", "c", "d")
     tier.arc.target = 2.9  # its whole part counts: once, with three pages, gives two
-    tier.serve("xyz")
-    assert [tier.here(word) for word in ("a", "b", "c", "d")] == ["", "", "", "d"]
+    tier.serve("xy")
+    assert [tier.here(word) for word in ("a", "b", "c", "d")] == ["a", "", "", "d"]
+    tier.arc.target = 4.0
+    tier.serve("v")
+    assert [tier.here(word) for word in ("a", "d", "xy")] == ["", "d", "xy"]
+
+
+def test_offered_pages_are_passed_over() -> None:
+    tier = SmallTier(2, ARC)
+    tier.serve("b", "c", "bd")
+    assert (tier.here("bd"), tier.here("c")) == ("bd", "")
+
+
+def test_pages_that_are_used_again_age_tail_first() -> None:
+    tier = SmallTier(3, ARC)
+    tier.serve("ab", "ac", "ac")
+    tier.arc.target = 3.0
+    tier.serve("x")
+    assert (tier.here("ab"), tier.here("ac")) == ("ab", "a")
 
 
 def test_the_other_gives_where_only_offered_pages_are_left() -> None:
