@@ -39,7 +39,7 @@ PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("ev
 GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree"),
-    "replay": ("engine", "hardware", "substrate", "curve"),
+    "replay": ("engine", "substrate", "curve"),
     "curve": (
         "engine", "hardware", "substrate", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
         "print_tree",
@@ -132,7 +132,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         output=Path(run.output),
         config={key: value for key, value in config.items() if key != "output"},
     )
-    _check_combination(plan, command)
+    _check_combination(plan, command, keys)
+    _check_hardware(plan, command, keys)
     check_output(plan.output)
     return plan
 
@@ -239,13 +240,24 @@ def _check_tier_policies(config: Config, present: list[str], keys: set[str]) -> 
             raise UsageError(f"{key} has no effect, as every tier has its own {family}: leave it out")
 
 
-def _check_combination(plan: Plan, command: str) -> None:
+def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for a machine that the user chose for a replay, where no policy decides by its rates."""
+    policies = [plan.prefetch, *(tier.eviction for tier in plan.tiers), *(tier.placement for tier in plan.tiers)]
+    is_read = command != "replay" or any(getattr(policy, "reads_hardware", False) for policy in policies)
+    if (key := _given(keys, "hardware")) and not is_read:
+        raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+
+
+def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
+    """A preset's prefetch stands for an engine, with a disk or without; one that the user chose needs a disk."""
     try:
         plan.rules.check(command, [tier.name for tier in plan.tiers])
     except ValueError as error:
         raise UsageError(_with_key("rules", str(error), plan.config["rules"])) from error
     check_bypass(plan, command)
-    if not isinstance(plan.prefetch, NoPrefetch) and plan.tiers[-1].name != "disk":
+    if plan.rules.cache_output and command == "replay" and not plan.replay.hold_output:
+        raise UsageError("rules.cache_output needs replay.hold_output=true: an answer that takes no room cannot be cached")
+    if _given(keys, "prefetch") and not isinstance(plan.prefetch, NoPrefetch) and plan.tiers[-1].name != "disk":
         raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")
     if plan.print_tree:
         check_numbered(plan.tiers)

@@ -38,6 +38,7 @@ def replay(
 
     ``inspect`` is shown the cache, its slots numbered, while the last requests are still unfinished. Raises UsageError.
     """
+    check_answers(plan, requests)
     check_bypass(plan, "replay")
     tiers = build_tiers(plan, requests, SlotPool if inspect else Pool)
     try:
@@ -53,6 +54,7 @@ def replay(
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time."""
     check_bypass(plan, "simulate")
+    check_answers(plan, requests)
     cache = TieredCache(build_tiers(plan, requests), plan.rules, plan.page_tokens)
     substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
     return Engine(substrate, cache, _prefetching(plan, requests, cache), plan.engine).run(requests, advance)
@@ -73,6 +75,19 @@ def upper_bound(plan: Plan, requests: list[Request]) -> Outcome:
     cache = _bypass_tier(one, build_tiers(one, requests), requests, gpu.capacity_pages)
     assert cache is not None
     return Replay(cache, _prefetching(one, requests, cache), settings).run(requests)
+
+
+def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
+    """Raise UsageError if the rules ask for what the trace does not say of its answers."""
+    if not plan.rules.cache_output:
+        return
+    if any(request.output_runs is None for request in requests):
+        raise UsageError(
+            "rules.cache_output: the trace does not know the tokens of its answers: choose one that does (tokens with "
+            "output_token_ids, synthetic), or say rules.cache_output=false"
+        )
+    if any(request.prompt_pages * plan.page_tokens > request.prompt_tokens for request in requests):
+        raise UsageError("rules.cache_output: prompts with a partial page at their end cannot go on: say trace.tail=full")
 
 
 def check_capacity(plan: Plan, requests: list[Request]) -> None:
@@ -127,6 +142,7 @@ def _context(plan: Plan, requests: Sequence[Request], index: int) -> PolicyConte
         tier_name=tier.name,
         lower_tier_name=plan.tiers[index + 1].name if index + 1 < len(plan.tiers) else None,
         capacity_pages=tier.capacity_pages,
+        capacities=[tier.capacity_pages for tier in plan.tiers],
         page_tokens=plan.page_tokens,
         model=plan.model,
         hardware=plan.hardware,

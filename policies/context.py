@@ -17,12 +17,14 @@ class PolicyContext:
     """Handed to ``bind`` before a run."""
 
     tier: int = 0
-    """Position of the policy's tier, from the top: index into a node's ``copies``, ``pins`` and ``kids``."""
+    """Position of the policy's tier, from the top: index into a node's ``state``, ``pins`` and ``kids``."""
     tier_name: str = "gpu"
     lower_tier_name: str | None = None
     """The tier below, from which what is evicted may be loaded again; None if there is none."""
     capacity_pages: int | None = None
     """Of the policy's tier; None if unlimited."""
+    capacities: "Sequence[int | None]" = ()
+    """Of all tiers of the run, from the top, in pages."""
     page_tokens: int = 16
     model: "ModelSpec | None" = None
     hardware: "HardwareSpec | None" = None
@@ -58,3 +60,15 @@ class PolicyContext:
         unsaid = type(self.requests[0]).__dataclass_fields__[attribute].default if self.requests else None
         if self.requests and all(getattr(request, attribute) == unsaid for request in self.requests):
             raise ValueError(f"needs {meaning}, which this trace does not have: choose another trace or policy")
+
+    def host_load_s(self, pages: int) -> float:
+        """Seconds to bring pages from host memory to the GPU over an idle link."""
+        assert self.model is not None and self.hardware is not None
+        n_bytes = pages * self.model.page_bytes(self.page_tokens)
+        return self.hardware.host_latency_s + n_bytes / self.hardware.total_host_to_device_bytes_per_s
+
+    def disk_read_s(self, pages: int) -> float:
+        """Seconds to bring pages from an idle disk to host memory."""
+        assert self.model is not None and self.hardware is not None
+        n_bytes = pages * self.model.page_bytes(self.page_tokens)
+        return self.hardware.disk_latency_s + n_bytes / self.hardware.disk_read_bytes_per_s

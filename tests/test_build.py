@@ -115,6 +115,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["page_tokens=0"], "page_tokens must be at least 1, not 0"),
         (["warmup=1"], "warmup must be at least 0 and below 1"),
         (["seed=-1"], "seed must be 0 or more, not -1"),
+        (["rules.cache_output=true", "replay.hold_output=false"], "rules.cache_output needs replay.hold_output=true"),
         (["output=${nowhere}"], "output: Interpolation key 'nowhere' not found"),
     ],
 )
@@ -126,6 +127,11 @@ def test_what_cannot_work_ends_with_its_key(overrides: list[str], expected: str)
 
 def test_settings_of_a_replay_have_no_effect_on_a_simulation() -> None:
     assert problem("replay.in_flight=2", command="simulate") == "replay.in_flight has no effect on kvsim simulate: leave it out"
+
+
+def test_a_machine_matters_to_a_replay_whose_policies_read_its_rates() -> None:
+    built = plan("hardware=h100", "prefetch=break_even", *THREE_TIERS)
+    assert built.hardware == plan("hardware=h100", command="simulate").hardware
 
 
 def test_the_substrate_is_one_that_there_is() -> None:

@@ -25,8 +25,10 @@ class AloneOnGpu:
 
     @staticmethod
     def suits(cache: InstantCache) -> bool:
-        """Whether eviction goes through ``Sinking`` and nobody has to be told of requests and hits."""
-        return Sinking.suits(cache.tiers) and not (cache.announced or cache.finished or cache.listeners)
+        """Whether eviction goes through ``Sinking`` and nothing else happens for requests, hits, prompts and answers."""
+        hears = cache.announced or cache.finished or cache.listeners or cache.offering
+        by_prompt = any(tier.wanted_pages for tier in cache.tiers)
+        return Sinking.suits(cache.tiers) and not (hears or by_prompt or cache.early or cache.rules.cache_output)
 
     def serve(self, request: Request, pages: int, now: float) -> int | Lease:
         """Serve and finish a request that takes ``pages`` pages in all, while no other runs. Returns its hit pages.

@@ -27,6 +27,7 @@ class Lease:
     __slots__ = (
         "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "leading_cpu_pages", "rest", "node", "slots",
         "owed_pages", "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch", "hits",
+        "is_finishing",
     )  # fmt: skip
     node: Node
     """The deepest node of the pinned path, after admission."""
@@ -48,6 +49,8 @@ class Lease:
         self.owed_pages = self.loaded_pages = self.loaded_disk_pages = 0
         self.loading: Node | None = None
         """The last node to be loaded, until the load is made."""
+        self.is_finishing = False
+        """The answer is there: what is inserted now is no prompt."""
         self.waits = NO_TRANSFERS
         """Write-downs that make room for this request."""
 
@@ -68,6 +71,8 @@ class TieredCache(Movement):
         self.epoch = 0
         self.rules = rules
         self._recompute_last_token = rules.recompute_last_token
+        self.persistent: dict[Node, None] = {}
+        """Ends of paths that never leave the GPU."""
 
     # --- match and admit ---------------------------------------------------------------------------------------------
 
@@ -263,12 +268,30 @@ class TieredCache(Movement):
                 self._promise(lease, pages)
         return self.flush()
 
-    def finish_request(self, lease: Lease, now: float = -inf) -> None:
-        """The request has its answer: as ``release``, and the policies hear of it. Without a clock that is when it began."""
+    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+        """The request has its answer: as ``release``, and the policies hear of it. Without a clock that is when it began.
+
+        Returns the write-downs that follow.
+        """
+        transfers = NO_TRANSFERS
+        if self.rules.cache_output and lease.request.output_runs:
+            lease.is_finishing = True
+            lease.rest = lease.request.output_runs
+            transfers = self.insert(lease, max(now, self.now))
         if self.finished and lease.epoch == self.epoch:
             for finish in self.finished:
                 finish(lease.request, lease.node, max(now, self.now))
         self.release(lease)
+        if not self.early:
+            return transfers
+        self.write_early(self.now)
+        return transfers + self.flush()
+
+    def persist(self, node: Node) -> None:
+        """The node and all before it, which are on the GPU, do not leave it any more until ``reset``."""
+        if node not in self.persistent:
+            self.persistent[node] = None
+            self.pin(node, GPU)
 
     def release(self, lease: Lease) -> None:
         """The request is over, or retracted: its path is unpinned, its slots and what it was promised are given back."""
@@ -426,11 +449,19 @@ class TieredCache(Movement):
             if rest:
                 self.add_leaf(lease, rest, now)
             lease.rest = ()
+        if lease.request.persistent:
+            self.persist(lease.node)
         if self._single:
             return NO_TRANSFERS
+        for offer in self.offering if not lease.is_finishing else ():
+            offer(lease.request, now)
+        prompt = None if lease.is_finishing else lease.request
         for tier in self.tiers[:-1]:
-            self.offer_path(lease.node, tier, now)
-        return self.flush()
+            self.offer_path(lease.node, tier, now, prompt)
+        transfers = self.flush()
+        for transfer in transfers:
+            transfer.request = prompt
+        return transfers
 
     def add_leaf(self, lease: Lease, runs: tuple[Run, ...], now: float) -> None:
         gpu, parent = self.gpu, lease.node
@@ -493,6 +524,9 @@ class TieredCache(Movement):
     def reset(self) -> None:
         super().reset()
         self.epoch += 1
+        for node in self.persistent:
+            self.unpin(node, GPU)
+        self.persistent.clear()
 
     def check(self) -> None:
         """Recount everything; raises AssertionError where a count or an invariant does not hold."""

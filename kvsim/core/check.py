@@ -46,6 +46,7 @@ def _check_node(cache: "TieredCache", node: Node) -> None:
 def _count_pins(cache: "TieredCache") -> dict[tuple[Node, int], int]:
     """Pins that requests and transfers should have, by node and tier."""
     held = [(lease.node, 0) for lease in cache.leases]
+    held += [(node, 0) for node in cache.persistent]
     for lease in cache.leases:
         if lease.loading is not None:
             held += [(lease.loading, tier.index) for tier in cache.tiers[1:]]

@@ -6,6 +6,7 @@ from math import inf, nextafter
 from kvsim.core.cache import NO_TRANSFERS, Lease, TieredCache
 from kvsim.core.movement import CPU, DISK, GPU
 from kvsim.core.pages import split_runs
+from kvsim.core.request import Request
 from kvsim.core.residency import is_same_history
 from kvsim.core.rules import Rules
 from kvsim.core.sinking import Sinking
@@ -25,6 +26,8 @@ class InstantCache(TieredCache):
         super().__init__(tiers, rules, page_tokens)
         self._hears_cuts = any(tier.on_insert or tier.on_split or tier.on_merge or tier.on_remove for tier in tiers)
         self._others = len(tiers) - 1
+        self._prompt: Request | None = None
+        """Whose prompt has just been computed and is being copied down."""
         self.moving: list[list[Node]] = [[] for _ in tiers]
         """What has left a tier in the pass under way, and arrives in the one below at its end."""
         if Sinking.suits(tiers):
@@ -84,7 +87,16 @@ class InstantCache(TieredCache):
             if rest:
                 self.add_leaf(lease, rest, now)
             lease.rest = ()
+        if lease.request.persistent:
+            self.persist(lease.node)
+        if lease.is_finishing:
+            self.offer(lease.node, now)
+            return NO_TRANSFERS
+        for announce in self.offering:
+            announce(lease.request, now)
+        self._prompt = lease.request
         self.offer(lease.node, now)
+        self._prompt = None
         return NO_TRANSFERS
 
     def offer(self, node: Node, now: float) -> None:
@@ -92,7 +104,9 @@ class InstantCache(TieredCache):
         decided = []
         for tier in self.tiers[:-1]:
             lower = tier.lower
-            if lower is not None and lower.after_use and (path := self._path_without_copy(node, lower.index)):
+            if lower is not None and lower.wanted_pages:
+                decided.append((lower, self._decide_prompt(node, tier, lower, now)))
+            elif lower is not None and lower.after_use and (path := self._path_without_copy(node, lower.index)):
                 decided.append((lower, self._decide_offers(path, tier, lower, now)))
         for lower, nodes in reversed(decided):
             if nodes:
@@ -272,7 +286,10 @@ class InstantCache(TieredCache):
         lower = tier.lower
         if lower is not None and lower.after_use:
             self.is_offering = True
-            written = self._decide_offers(nodes, tier, lower, now)
+            if lower.wanted_pages:
+                written = self._decide_prompt(nodes[-1], tier, lower, now)
+            else:
+                written = self._decide_offers(nodes, tier, lower, now)
             self.is_offering = False
             if written:
                 self._arrive_all(written, lower, now)
@@ -367,13 +384,53 @@ class InstantCache(TieredCache):
             if not lower.after_use(node, now):
                 continue
             if self.make_room(lower, node.pages, now, written):
-                node.state[index] = INCOMING
-                node.slots[index] = lower.pool.take(node.pages)
-                parent.kids[index] += 1
+                self._take_slots(node, lower)
                 written.append(node)
             else:
                 self.counts.no_room_pages += node.pages
         return written
+
+    def _decide_prompt(self, node: Node, tier: Tier, lower: Tier, now: float) -> list[Node]:
+        """Give slots below to all that the policy wants there of the prompt at hand, which ends with ``node``, or to nothing."""
+        if self._prompt is None:
+            return []
+        nodes = self.wanted_nodes(node, self._prompt, tier, lower, now)
+        pages = sum([node.pages for node in nodes])
+        if not self.make_room(lower, pages, now, nodes):
+            self.counts.no_room_pages += pages
+            return []
+        for node in nodes:
+            self._take_slots(node, lower)
+        return nodes
+
+    @staticmethod
+    def _take_slots(node: Node, tier: Tier) -> None:
+        """There is room for a copy that is about to arrive."""
+        assert node.parent is not None
+        node.state[tier.index] = INCOMING
+        node.slots[tier.index] = tier.pool.take(node.pages)
+        node.parent.kids[tier.index] += 1
+
+    def write_early(self, now: float) -> None:
+        decided = []
+        for tier in self.early:
+            written: list[Node] = []
+            lower = tier.lower
+            assert lower is not None
+            self.is_offering = True
+            for node in self.early_victims(tier, now):
+                if node.state[tier.index] != READY:
+                    continue
+                if not self.make_room(lower, node.pages, now, [*written, node]):
+                    self.counts.no_room_pages += node.pages
+                    break
+                self._take_slots(node, lower)
+                written.append(node)
+            self.is_offering = False
+            decided.append((lower, written))
+        for lower, written in reversed(decided):
+            if written:
+                self._arrive_all(written, lower, now)
 
     # --- reads from below --------------------------------------------------------------------------------------------
 

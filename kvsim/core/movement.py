@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
@@ -42,6 +43,8 @@ class Movement(Residency):
         """Write-downs in flight, by source."""
         self._open: list[Transfer | None] = [None] * len(tiers)
         self._single = len(tiers) == 1
+        self.early = [tier for tier in tiers if tier.lower is not None and tier.lower.placement.watermark > 0]  # type: ignore[union-attr]
+        """Tiers from which pages are copied down before they have to leave."""
         self.is_offering = False
         """Nodes that nothing pins are being offered to a tier: they must not grow by a merge meanwhile."""
 
@@ -124,10 +127,17 @@ class Movement(Residency):
 
     # --- copies to the tier below ------------------------------------------------------------------------------------
 
-    def offer_path(self, node: Node, tier: Tier, now: float) -> None:
-        """Offer the nodes from the root down to ``node``, which a request has just used, to the tier below."""
+    def offer_path(self, node: Node, tier: Tier, now: float, prompt: Request | None = None) -> None:
+        """Offer the nodes from the root down to ``node``, which a request has just used, to the tier below.
+
+        Policies that decide about whole prompts are asked if it is the end of one.
+        """
         lower = tier.lower
         if lower is None or lower.after_use is None:
+            return
+        if lower.wanted_pages:
+            if prompt is not None:
+                self._offer_prompt(node, prompt, tier, lower, now)
             return
         index, path = lower.index, []
         while node.parent is not None:
@@ -148,6 +158,81 @@ class Movement(Residency):
                 self._write_down(node, tier, lower)
             else:
                 self.counts.no_room_pages += node.pages
+
+    def _offer_prompt(self, node: Node, prompt: Request, tier: Tier, lower: Tier, now: float) -> None:
+        """Copy what the policy wants of a prompt, which ends with ``node``, to the tier below: all of it or nothing."""
+        if not (nodes := self.wanted_nodes(node, prompt, tier, lower, now)):
+            return
+        pages, above = sum([node.pages for node in nodes]), nodes[-1].parent
+        assert above is not None
+        self.pin(above, lower.index)
+        if self.make_room(lower, pages, now):
+            for node in nodes:
+                self._write_down(node, tier, lower)
+        else:
+            self.counts.no_room_pages += pages
+        self.unpin(above, lower.index)
+
+    def wanted_nodes(self, node: Node, prompt: Request, tier: Tier, lower: Tier, now: float) -> list[Node]:
+        """The nodes of a prompt that the policy wants below and that are not there; the last one is cut if need be."""
+        path: list[Node] = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        assert lower.wanted_pages is not None
+        wanted = lower.wanted_pages(prompt, path, now)
+        nodes = []
+        for node in path:
+            if node.depth >= wanted or node.state[tier.index] != READY and not node.state[lower.index]:
+                break
+            if not node.state[lower.index]:
+                nodes.append(node if node.depth + node.pages <= wanted else self.cut(node, wanted - node.depth))
+        return nodes
+
+    def write_early(self, now: float) -> None:
+        """Copy pages down before they have to leave, where a policy's watermark says so."""
+        for tier in self.early:
+            nodes, lower = self.early_victims(tier, now), tier.lower
+            self.is_offering = True
+            for node in nodes:
+                above = node.parent
+                assert above is not None and lower is not None
+                if node.state[tier.index] != READY:
+                    continue  # the room for another one cost what is above it
+                self.pin(above, lower.index)
+                fits = self.make_room(lower, node.pages, now)
+                if fits:
+                    self._write_down(node, tier, lower)
+                self.unpin(above, lower.index)
+                if not fits:
+                    self.counts.no_room_pages += node.pages
+                    break
+            self.is_offering = False
+
+    def early_victims(self, tier: Tier, now: float) -> list[Node]:
+        """The leaves to copy down now so that the pages above the watermark are free, or free at once when they leave.
+
+        Looking at all leaves that are copied already is worth it only now and then: when half of those pages are new.
+        """
+        lower = tier.lower
+        assert lower is not None and lower.placement is not None
+        wanted, ready = (1 - lower.placement.watermark) * tier.pool.capacity, tier.spare_pages
+        if ready >= wanted or tier.inserted_pages - tier.early_mark < wanted / 2:
+            return []
+        tier.early_mark = tier.inserted_pages
+        nodes: list[Node] = []
+        seen: set[Node] = set()
+        for node in tier.eviction.victims(now):
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.state.count(ABSENT) == len(self.tiers) - 1 and lower.placement.after_eviction(node, now):
+                nodes.append(node)
+            ready += node.pages
+            if ready >= wanted:
+                break
+        return nodes
 
     def _write_down(self, node: Node, tier: Tier, lower: Tier) -> None:
         """Add the node to the open transfer between two tiers; room for it below is there, or made at the end of the pass."""
@@ -274,11 +359,16 @@ class Movement(Residency):
             self.unpin(node, tier)
         if target.index < source.index:
             if not source.placement.keeps_loaded:  # type: ignore[union-attr]
-                self._drop_sources(transfer)
-        elif target.lower is not None and target.lower.after_use:
+                self._drop_copies(transfer, source)
+        elif not target.placement.keeps_loaded:  # type: ignore[union-attr]
+            self._drop_copies(transfer, target)
+        if target.index > source.index and target.lower is not None and target.lower.after_use:
             self.is_offering = True
-            for node in transfer.nodes:
-                self._offer(node, target, target.lower, now)
+            if not target.lower.wanted_pages:
+                for node in transfer.nodes:
+                    self._offer(node, target, target.lower, now)
+            elif transfer.request is not None and transfer.nodes:
+                self._offer_prompt(transfer.nodes[-1], transfer.request, target, target.lower, now)
             self.is_offering = False
         for node in transfer.nodes:
             self.merge(node)
@@ -304,12 +394,12 @@ class Movement(Residency):
         if node.state[transfer.source.index] == LEAVING:
             self.drop_copy(node, transfer.source)
 
-    def _drop_sources(self, transfer: Transfer) -> None:
-        """Pages that moved up leave their old tier, unless another transfer or request needs them there."""
-        index = transfer.source.index
+    def _drop_copies(self, transfer: Transfer, lower: Tier) -> None:
+        """Pages that moved up, or were used again before they had moved down, leave the lower tier if nothing needs them."""
+        index, upper = lower.index, lower.index - 1
         for node in reversed(transfer.nodes):
-            if node.state[index] == READY and not node.pins[index]:
-                self.free(node, transfer.source)
+            if node.state[upper] == READY and node.state[index] == READY and not node.pins[index]:
+                self.free(node, lower)
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
         """Only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``; the rest is given up."""

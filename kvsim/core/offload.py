@@ -182,6 +182,17 @@ class OfferTable:
         self.known = RunOrder()
         """Pages with the number of their offers, the threshold at most."""
 
+    def proven_pages(self, runs: tuple[Run, ...]) -> int:
+        """How many pages from the first on the offers that are counted have brought to the threshold."""
+        if self.threshold < 2:
+            return count_pages(runs)
+        proven = 0
+        for (_, pages), offers in self._offers.pieces(runs):
+            if offers is None or offers < self.threshold:
+                break
+            proven += pages
+        return proven
+
     def count(self, runs: tuple[Run, ...]) -> None:
         """Count an offer. Its known pages become the most recent, and then the new ones; counts end at the threshold."""
         if self.threshold < 2:

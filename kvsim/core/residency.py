@@ -31,6 +31,8 @@ class Residency:
         self.announced = [tier.on_request for tier in tiers if tier.on_request]
         """What hears of a request before its hits and inserts; ``finished`` hears of its end."""
         self.finished = [tier.on_finish for tier in tiers if tier.on_finish]
+        self.offering = [tier.on_prompt for tier in tiers if tier.on_prompt]
+        """What hears of a computed prompt before its nodes are offered to the tiers below."""
         self.doomed: set[Node] = set()
         """Nodes of a tree that was given up, kept until nobody uses their slots."""
         self.now = -inf

@@ -16,6 +16,10 @@ class Rules:
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached, aligned prompt loses its last page."""
 
+    cache_output: bool = False
+    """A finished request's answer is cached too: the full pages of prompt and answer without its last token, whose KV is never
+    computed. Needs a trace that knows the tokens of its answers."""
+
     def check(self, command: str, tiers: Sequence[str]) -> None:
         """Raise ValueError if ``command``, or one of the tiers with these names, cannot keep to the rules."""
 

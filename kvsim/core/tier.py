@@ -53,7 +53,12 @@ class Tier:
         self.on_merge = overridden(eviction, "on_merge")
         self.on_remove = overridden(eviction, "on_remove")
         self.on_evictable = eviction.on_evictable
-        self.after_use = overridden(placement, "after_use") if placement else None
+        self.early_mark = 0
+        """``inserted_pages`` when pages were last copied down early."""
+        self.on_prompt = overridden(placement, "on_request") if placement else None
+        self.wanted_pages = overridden(placement, "wanted_pages") if placement else None
+        self.after_use = (self.wanted_pages or overridden(placement, "after_use")) if placement else None
+        """Not None if anything is copied here after a use; with ``wanted_pages``, by whole prompts."""
 
     @property
     def spare_pages(self) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsim.core.request import Request
     from kvsim.core.tier import Tier
     from kvsim.core.tree import Node
 
@@ -22,6 +23,8 @@ class Transfer:
     """What is copied, in the order in which it arrives."""
     after: list["Transfer"] = field(default_factory=list)
     """Transfers that must have ended before this one can begin: they bring what this one reads."""
+    request: "Request | None" = None
+    """Whose prompt is copied down, if it was offered after a use."""
     begun: bool = False
     done: bool = False
     pins: list[tuple["Node", int]] = field(default_factory=list)

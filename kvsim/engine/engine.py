@@ -57,6 +57,7 @@ class Engine:
         self.substrate = substrate
         self.cache = cache
         self.prefetching = prefetching
+        prefetching.queued_s = lambda: substrate.queued_s("disk-cpu")
         self.settings = settings
         self.mover = Mover(substrate, cache, self._landed)
         self.queue: list[tuple[int, Job]] = []
@@ -120,8 +121,7 @@ class Engine:
         job = Job(request, self.env.now)
         self._arrival_s[request.index] = self.env.now
         if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
-            self._status[request.index] = REJECTED
-            self._end(request)
+            self._reject(request)
             return
         for await_request in self.cache.awaited:
             await_request(request, self.env.now)
@@ -129,6 +129,11 @@ class Engine:
             self._prefetch(job)
         if job.fetch is None:
             self._enqueue(job)
+
+    def _reject(self, request: Request) -> None:
+        """It could not run even if it were alone."""
+        self._status[request.index] = REJECTED
+        self._end(request)
 
     def _end(self, request: Request) -> None:
         """The request is finished or rejected: those that waited for it arrive after their delay."""
@@ -151,9 +156,10 @@ class Engine:
         if not transfers:
             return
         job.fetch, job.fetch_pages = transfers[-1], transfers[-1].pages
+        job.fetch_first_page = lease.gpu_pages + lease.leading_cpu_pages
         self.mover.submit(transfers)
         self.mover.end_of(job.fetch).callbacks.append(lambda _: self._fetched(job))
-        wait_s = self.prefetching.policy.wait_s(job.request.prompt_tokens)
+        wait_s = self.prefetching.policy.wait_s(job.fetch_pages * self.cache.page_tokens)
         if wait_s < float("inf"):
             self.env.timeout(wait_s).callbacks.append(lambda _: self._enqueue(job))
 
@@ -216,7 +222,11 @@ class Engine:
                 load_pages = self.prefetching.pages_to_load(lease)
             pages = max(request.prompt_pages, self._pages(job.target_tokens))
             if not cache.admit(lease, pages, self.env.now, load_pages):
-                return
+                if self.admitted or self.decoding or cache.transfers:
+                    return
+                heappop(queue)
+                self._reject(request)
+                continue
             heappop(queue)
             self._start(job, lease)
             if job.lease is None:
@@ -271,7 +281,7 @@ class Engine:
         if job.admissions == 1:
             disk_pages = lease.loaded_disk_pages
             if job.fetched_pages:
-                disk_pages += self.prefetching.settle(lease, job.fetched_pages)
+                disk_pages += self.prefetching.settle(lease, job.fetch_first_page, job.fetched_pages)
             self._hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)
@@ -365,7 +375,7 @@ class Engine:
     def _finish(self, job: Job) -> None:
         request, now = job.request, self.env.now
         assert job.lease is not None
-        self.cache.finish_request(job.lease, now)
+        self.mover.submit(self.cache.finish_request(job.lease, now))
         job.lease = None
         self._is_full = False
         index = request.index

@@ -9,8 +9,8 @@ class Job:
     """Where a request stands: it waits, is admitted, is prefilled, decodes, and may begin again after a retraction."""
 
     __slots__ = (
-        "request", "arrival_s", "fetch", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads", "is_claimed", "computed",
-        "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions",
+        "request", "arrival_s", "fetch", "fetch_first_page", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads",
+        "is_claimed", "computed", "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -18,7 +18,7 @@ class Job:
         self.arrival_s = arrival_s
         self.fetch: Transfer | None = None
         """The prefetch under way."""
-        self.fetch_pages = self.fetched_pages = 0
+        self.fetch_first_page = self.fetch_pages = self.fetched_pages = 0
         self.is_queued = False
         self.lease: Lease | None = None
         self.loads: list[Transfer] = []

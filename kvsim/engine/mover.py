@@ -1,7 +1,7 @@
 """Carries the core's transfers to the substrate and tells the core when they have ended."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from simpy import Event
@@ -76,8 +76,8 @@ class Mover:
 
     def _copy(self, transfer: Transfer) -> None:
         def landed(event: Event) -> None:
-            arrived: Any = event.value
-            self._land(transfer, arrived)
+            answer: Any = event.value
+            self._land(transfer, min(answer) if isinstance(answer, Sequence) else answer)
 
         self.substrate.copy(transfer).callbacks.append(landed)
 

@@ -1,5 +1,6 @@
 """Reads from disk ahead of need: asks the prefetch policy, starts what it wants and counts what became of it."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PrefetchCounts:
-    """In pages. What was fetched was used by the request that it was fetched for, or wasted."""
+    """In pages. What was fetched was used by the request that it was fetched for, or wasted: one or the other, once it ran.
+
+    What a policy wanted less of than there was, for want of memory, counts as refused for the part that it left out.
+    """
 
     fetched_pages: int = 0
     used_pages: int = 0
@@ -30,6 +34,8 @@ class Prefetching:
         self.policy = policy
         self.counts = PrefetchCounts()
         self.in_flight_pages = 0
+        self.queued_s: Callable[[], float] = lambda: 0.0
+        """How long the disk is busy with reads that it was asked for before; the engine knows better."""
         self._offer = offer
 
     def start(self, lease: Lease, now: float) -> list[Transfer] | None:
@@ -37,22 +43,25 @@ class Prefetching:
 
         [] if there is no room for it, None if the policy wants none: then nothing has changed.
         """
+        stored = lease.disk_pages
         offer = self._offer(
-            stored_pages=lease.disk_pages,
+            request=lease.request,
+            first_page=lease.gpu_pages + lease.leading_cpu_pages,
+            stored_pages=stored,
             in_flight_pages=self.in_flight_pages,
             available_pages=max(0, self.cache.tiers[1].available_pages),
+            queued_s=self.queued_s(),
         )
         pages = self.policy.fetch(offer)
         if not isinstance(pages, int):
-            self._refuse(pages.value, lease.disk_pages)
+            self._refuse(pages.value, stored)
             return None
         if not pages:
             return None
         transfers: list[Transfer] = self.cache.fetch(lease, pages, now)
-        if transfers:
-            self.in_flight_pages += transfers[-1].pages
-        else:
-            self.counts.refused_by_memory_pages += lease.disk_pages
+        started = transfers[-1].pages if transfers else 0
+        self.in_flight_pages += started
+        self.counts.refused_by_memory_pages += stored - started
         return transfers
 
     def _refuse(self, reason: str, pages: int) -> None:
@@ -61,19 +70,28 @@ class Prefetching:
 
     def pages_to_load(self, lease: Lease) -> int:
         """How many of the pages below the GPU the policy wants for a request that is about to be admitted."""
-        return self.policy.load(lease.leading_cpu_pages, lease.lower_pages - lease.leading_cpu_pages)
+        cpu_pages = lease.leading_cpu_pages
+        return self.policy.load(lease.request, lease.gpu_pages, cpu_pages, lease.lower_pages - cpu_pages)
 
     def end(self, started_pages: int, arrived_pages: int) -> None:
         """A fetch has ended, whole or in part."""
         self.in_flight_pages -= started_pages
         self.counts.fetched_pages += arrived_pages
 
-    def settle(self, lease: Lease, fetched_pages: int) -> int:
-        """Count what an admitted request uses of its own prefetch, and return it: these pages came from disk."""
-        used = min(fetched_pages, lease.loaded_pages - lease.loaded_disk_pages)
+    def settle(self, lease: Lease, first_page: int, fetched_pages: int) -> int:
+        """Count what an admitted request loads of its own prefetch, and return it: these pages came from disk.
+
+        ``first_page`` is the place in the prompt of the first page that was fetched.
+        """
+        begin, loaded = lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages
+        used = max(0, min(first_page + fetched_pages, begin + loaded) - max(first_page, begin))
         self.counts.used_pages += used
         self.counts.wasted_pages += fetched_pages - used
         return used
+
+    def waste(self, fetched_pages: int) -> None:
+        """Count what was fetched for a request that never ran."""
+        self.counts.wasted_pages += fetched_pages
 
     def result(self) -> dict[str, int]:
         """All counts by name."""

@@ -60,7 +60,8 @@ class Replay:
     def _own_server(self, cache: TieredCache | ServingCache) -> Server:
         if not isinstance(cache, TieredCache):
             return cache
-        return SingleTier(cache) if len(cache.tiers) == 1 else TieredServer(cache, self.prefetching)
+        is_single = len(cache.tiers) == 1 and not cache.rules.cache_output
+        return SingleTier(cache) if is_single else TieredServer(cache, self.prefetching)
 
     def run(
         self,
@@ -72,6 +73,8 @@ class Replay:
 
         ``inspect`` is shown the cache at the end, while the last requests are still unfinished.
         """
+        if isinstance(self.cache, TieredCache) and any(request.persistent for request in requests):
+            self.server = TieredServer(self.cache, self.prefetching, in_one_pass=False)
         began = perf_counter()
         rows: list[Hits | None] = []
         with without_garbage_collector():

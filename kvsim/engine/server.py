@@ -48,30 +48,32 @@ class ServingCache(Server, Protocol):
 class TieredServer:
     """Serves requests from a cache by the calls that the engine makes; every transfer ends at once."""
 
-    def __init__(self, cache: TieredCache, prefetching: Prefetching) -> None:
+    def __init__(self, cache: TieredCache, prefetching: Prefetching, *, in_one_pass: bool = True) -> None:
         self.cache = cache
         self.prefetching = prefetching
-        self.finish_request = cache.finish_request
-        self._alone = AloneOnGpu(cache) if isinstance(cache, InstantCache) and AloneOnGpu.suits(cache) else None
-        self._waiting: tuple[Request | None, Lease | None, int, int] = None, None, 0, 0
+        self._alone = AloneOnGpu(cache) if in_one_pass and isinstance(cache, InstantCache) and AloneOnGpu.suits(cache) else None
+        self._waiting: tuple[Request | None, int, int] = None, 0, 0
+        """A request without room, where the fetch for it began, and how many pages that brought."""
 
     def serve(self, request: Request, pages: int, now: float, match: Lease | None = None) -> Lease | None:
-        cache = self.cache
-        waiting, lease, fetched_pages, load_pages = self._waiting
-        if waiting is not request or lease is None:
-            fetched_pages = load_pages = 0
-            lease = match or cache.match(request)
-            if lease.disk_pages:
-                transfers = self.prefetching.start(lease, now)
-                if transfers is not None:
-                    fetched_pages = self._prefetch(transfers, now)
-                    lease = cache.match(request)
-            if lease.cpu_pages or lease.disk_pages:
-                load_pages = self.prefetching.pages_to_load(lease)
+        cache, load_pages = self.cache, 0
+        lease = match or cache.match(request)
+        waiting, first_page, fetched_pages = self._waiting
+        if waiting is request:
+            self.prefetching.waste(-fetched_pages)
+        else:
+            fetched_pages = 0
+            if lease.disk_pages and (transfers := self.prefetching.start(lease, now)) is not None:
+                first_page = lease.gpu_pages + lease.leading_cpu_pages
+                fetched_pages = self._prefetch(transfers, now)
+                lease = cache.match(request)
+        if lease.cpu_pages or lease.disk_pages:
+            load_pages = self.prefetching.pages_to_load(lease)
         if not cache.admit(lease, pages, now, load_pages):
-            self._waiting = request, lease, fetched_pages, load_pages
+            self.prefetching.waste(fetched_pages)
+            self._waiting = request, first_page, fetched_pages
             return None
-        lease.hits = self._run(lease, fetched_pages, now)
+        lease.hits = self._run(lease, first_page, fetched_pages, now)
         return lease
 
     def serve_alone(self, request: Request, pages: int, now: float) -> Hits | None:
@@ -88,15 +90,20 @@ class TieredServer:
         self.finish_request(lease)
         return lease.hits
 
+    def finish_request(self, lease: Lease) -> None:
+        if transfers := self.cache.finish_request(lease):
+            self._move(transfers, self.cache.now)
+
     def _prefetch(self, transfers: list[Transfer], now: float) -> int:
         if not transfers:
             return 0
+        started = transfers[-1].pages
         self._move(transfers, now)
         arrived = transfers[-1].arrived_pages
-        self.prefetching.end(arrived, arrived)
+        self.prefetching.end(started, arrived)
         return arrived
 
-    def _run(self, lease: Lease, fetched_pages: int, now: float) -> Hits:
+    def _run(self, lease: Lease, first_page: int, fetched_pages: int, now: float) -> Hits:
         """From admission to the last computed page; the request keeps its lease until it is retired."""
         cache = self.cache
         if lease.waits or lease.owed_pages:
@@ -107,7 +114,7 @@ class TieredServer:
             self._move(cache.load(lease, now), now)
         disk_pages = lease.loaded_disk_pages
         if fetched_pages:
-            disk_pages += self.prefetching.settle(lease, fetched_pages)
+            disk_pages += self.prefetching.settle(lease, first_page, fetched_pages)
         if transfers := cache.insert(lease, now):
             self._move(transfers, now)
         return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages

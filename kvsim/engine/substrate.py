@@ -33,10 +33,16 @@ class Substrate(Protocol):
     env: Environment
 
     def copy(self, transfer: Transfer) -> Event:
-        """Move a transfer's pages; the event's value is the number of pages that arrived."""
+        """Move a transfer's pages; the event's value is the number of pages that arrived.
+
+        Several ranks, each of which moves its part of every page, answer with a number each; the least counts.
+        """
 
     def cancel(self, transfer: Transfer) -> None:
         """End a copy early: its event happens soon, with the whole pages that have arrived by then."""
+
+    def queued_s(self, link: str) -> float:
+        """Seconds until a link (``disk-cpu``) has carried all that it was given so far."""
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         """Run a step or a leap; layer l starts when layer l of the loads has landed. The event's value is the steps done."""

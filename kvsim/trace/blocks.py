@@ -24,7 +24,7 @@ class BlockPages:
                 f"choose a divisor or a multiple of {block_tokens}"
             )
         self._block_tokens = block_tokens
-        self._page_tokens = page_tokens
+        self.page_tokens = page_tokens
         self._partial_tail = partial_tail
         self._blocks = ChainIndex()
         self._pages = ChainIndex()
@@ -34,16 +34,16 @@ class BlockPages:
 
         ``blocks`` are runs of raw block ids that cover at least ``tokens``, the tokens of the prompt that have an id.
         """
-        pages = (tokens + self._partial_tail * (self._page_tokens - 1)) // self._page_tokens
-        needed = -(-min(tokens, pages * self._page_tokens) // self._block_tokens)
+        pages = (tokens + self._partial_tail * (self.page_tokens - 1)) // self.page_tokens
+        needed = -(-min(tokens, pages * self.page_tokens) // self._block_tokens)
         chained = self._blocks.lookup(split_runs(tuple(blocks), needed)[0], scope)
-        if self._page_tokens == self._block_tokens:
+        if self.page_tokens == self._block_tokens:
             return chained, pages
-        if self._page_tokens < self._block_tokens:
-            share = self._block_tokens // self._page_tokens
+        if self.page_tokens < self._block_tokens:
+            share = self._block_tokens // self.page_tokens
             finer = tuple((start * share, length * share) for start, length in chained)
             return split_runs(finer, pages)[0], pages
-        last_blocks = every_last(chained, self._page_tokens // self._block_tokens)
+        last_blocks = every_last(chained, self.page_tokens // self._block_tokens)
         return self._pages.lookup(last_blocks, scope), pages
 
 

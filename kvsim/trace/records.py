@@ -53,6 +53,13 @@ class Record:
             return value
         raise self._wrong(key, "a string or an integer")
 
+    def flag(self, key: str) -> bool:
+        """A field that must be true or false; false if it is not there."""
+        value = self.fields.get(key)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        raise self._wrong(key, "true or false")
+
     def items(self, key: str) -> list[Any]:
         """A field that must be a list."""
         value = self.fields.get(key)

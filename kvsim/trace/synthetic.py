@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.core.pages import Run, append_run, count_pages
+from kvsim.core.pages import Run, append_run, count_pages, split_runs
 from kvsim.core.request import Request
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
@@ -62,11 +62,15 @@ def default_mix() -> dict[str, Kind]:
 
 
 class Turn(NamedTuple):
-    """One request: its tokens as runs of token names, the length of the answer, and the pause after the answer."""
+    """One request: its tokens and those of the answer as runs of token names, and the pause after the answer."""
 
     prompt: tuple[Run, ...]
-    answer_tokens: int
+    answer: Run
     pause_s: float
+
+    @property
+    def answer_tokens(self) -> int:
+        return self.answer[1]
 
 
 @dataclass(kw_only=True)
@@ -149,11 +153,21 @@ class Synthetic(TraceSource):
                     session=session,
                     turn=number,
                     kind=kind,
+                    output_runs=self._output_runs(pages, turn, prompt_tokens),
                 )
             )
             delay_s = turn.pause_s
             between_s = turn.answer_tokens * self.answer_s_per_token + turn.pause_s
             arrival_s += between_s if closed else between_s / self.rate
+
+    @staticmethod
+    def _output_runs(pages: BlockPages, turn: Turn, prompt_tokens: int) -> tuple[Run, ...]:
+        """The pages that the answer completes; its last token has no KV."""
+        whole = list(turn.prompt)
+        append_run(whole, *turn.answer)
+        page_tokens = pages.page_tokens
+        full_tokens = (prompt_tokens + turn.answer_tokens - 1) // page_tokens * page_tokens
+        return split_runs(pages.lookup(whole, full_tokens)[0], prompt_tokens // page_tokens)[1]
 
 
 class Author:
@@ -187,7 +201,7 @@ class Author:
             opening = list(prompt)
             append_run(prompt, *self._text(kind.message_tokens, most - count_pages(prompt)))
             answer = self._text(kind.answer_tokens, most)
-            yield Turn(tuple(prompt), answer[1], float(self._random.exponential(kind.pause_s)))
+            yield Turn(tuple(prompt), answer, float(self._random.exponential(kind.pause_s)))
             append_run(prompt, *answer)
             prompt = prompt if kind.remembers else opening
             if count_pages(prompt) >= most:

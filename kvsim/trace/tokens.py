@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvsim.core.pages import PageHasher, PageIndex, Span
+from kvsim.core.pages import PageHasher, PageIndex, Run, Span, split_runs
 from kvsim.core.request import Request
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival, name_pages
 from kvsim.trace.records import Record, read_records
@@ -17,6 +17,8 @@ class Tokens(TraceSource):
         timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0
         priority                        an integer; 0 if absent
         tenant, lora                    a string or an integer; prompts that differ in one share no page
+        output_token_ids                the tokens of the answer, ``output_length`` of them
+        persistent                      true: the prompt's pages never leave the GPU
         multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash,
                                         a string or an integer, which enters the key of every page they touch
 
@@ -53,25 +55,40 @@ class Tokens(TraceSource):
         tokens = record.integers("token_ids")
         if not tokens:
             raise record.error("token_ids is empty: a request needs a prompt")
+        output_tokens = record.integer("output_length")
         keys = self._keys(record, tokens, hasher)
         return Request(
             index=0,
             prompt_tokens=len(tokens),
-            output_tokens=record.integer("output_length"),
+            output_tokens=output_tokens,
             runs=index.lookup(keys),
             prompt_pages=len(keys),
             priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
+            output_runs=self._output_runs(record, tokens, output_tokens, hasher, index),
+            persistent=record.flag("persistent"),
             **place._asdict(),
         )
 
-    def _keys(self, record: Record, tokens: list[int], hasher: PageHasher) -> list[int]:
+    def _output_runs(
+        self, record: Record, tokens: list[int], output_tokens: int, hasher: PageHasher, index: PageIndex
+    ) -> tuple[Run, ...] | None:
+        """The pages that the answer completes, if the file has it. The last token of an answer has no KV."""
+        if not record.has("output_token_ids"):
+            return None
+        answer = record.integers("output_token_ids")
+        if len(answer) != output_tokens:
+            raise record.error(f"output_token_ids has {len(answer)} tokens, but output_length is {output_tokens}")
+        keys = self._keys(record, tokens + answer[:-1], hasher, tail="full")
+        return split_runs(index.lookup(keys), len(tokens) // hasher.page_tokens)[1]
+
+    def _keys(self, record: Record, tokens: list[int], hasher: PageHasher, tail: str | None = None) -> list[int]:
         try:
             return hasher.keys(
                 tokens,
                 spans=_spans(record),
                 lora=record.name("lora") if record.has("lora") else None,
                 tenant=record.name("tenant") if record.has("tenant") else None,
-                partial_tail=self.tail == "all",
+                partial_tail=(tail or self.tail) == "all",
             )
         except ValueError as error:
             raise record.error(str(error)) from None

@@ -1,8 +1,10 @@
 """The contract of placement policies."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from kvsim.core.offload import OfferTable
+from kvsim.core.request import Request
 from kvsim.core.tier import optional
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
@@ -12,14 +14,23 @@ class PlacementPolicy(ABC):
     """Says when a tier gets copies from the tier above it. One instance serves one such edge.
 
     The core owns slots, pins and transfers and does what can be done: a copy that finds no room after the tier's own
-    evictions is not made, and the refusal is counted. Nodes are written only below a parent that is written.
+    evictions is not made, and the refusal is counted. A policy decides about what was used node by node (``after_use``) or
+    for a prompt as a whole (``wanted_pages``). Nodes are written then only below a parent that is written.
     """
 
     keeps_loaded: bool = True
-    """Whether this tier keeps its copy of pages that are loaded to the tier above."""
+    """Whether this tier keeps its copy of pages that are loaded to the tier above, or that stay there after all."""
+    watermark: float = 0.0
+    """Fill of the tier above from which pages are written before they have to leave; 0: never."""
+    reads_hardware: bool = False
+    """Whether decisions depend on the machine's rates, also in a replay."""
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run. The context's tier is the lower one."""
+
+    @optional
+    def on_request(self, request: Request, now: float) -> None:
+        """The request's prompt is computed; what it used is about to be offered."""
 
     @optional
     def after_use(self, node: Node, now: float) -> bool:
@@ -29,9 +40,21 @@ class PlacementPolicy(ABC):
         """
         return False
 
+    @optional
+    def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
+        """How many pages of a computed prompt, from the first on, the lower tier should have.
+
+        ``path`` leads from the root to the prompt's last node. All that the lower tier lacks of them is written or, if there
+        is no room for all of it, nothing. Asked again when pages of this prompt have arrived in the upper tier from above.
+        """
+        return 0
+
     @abstractmethod
     def after_eviction(self, node: Node, now: float) -> bool:
-        """Whether to write down a node that leaves the upper tier and has no other copy."""
+        """Whether to write down a node that leaves the upper tier, or is about to, and has no other copy.
+
+        Of a node that is cut the last part leaves first: the answer may depend on where the node ends, not on its length.
+        """
 
     def offer_table(self) -> OfferTable:
         """Says which of the pages that are offered to vLLM's CPU tier it stores. Raises ValueError if the policy does not."""

@@ -1,20 +1,27 @@
-"""vLLM's store threshold."""
+"""Stores at the k-th offer, as vLLM's CPU offloading does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvsim.core.offload import OfferTable
+from kvsim.core.request import Request
 from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 
 
 @dataclass(kw_only=True, eq=False)
 class StoreThreshold(PlacementPolicy):
-    """Writes a page down once enough requests have brought it, so that pages used once cost no link time and no room below.
+    """Stores pages that requests keep asking for, so that a tier that is small for its traffic is not filled with the rest.
 
-    after use        copy down from the ``k``-th use on, parent first; at 0 and 1 at once
+    Every request offers its prompt's pages, whether the tier below has them or not. With k of 2 or more, offers are counted in
+    a table of the ``tracker_pages`` pages that were offered last.
+
+    offer            pages in the table are counted and become its most recent ones, then the others are added
+    after use        copy down the pages up to the first that is neither there nor offered k times: all of them or none
     after eviction   nothing: what was not copied is dropped
 
-    Under vLLM's rules uses are counted in a table of ``tracker_pages`` pages, and go on when the page has left.
+    Under vLLM's rules its own CPU tier uses such a table for what it is offered.
     """
 
     k: int = 0
@@ -25,9 +32,19 @@ class StoreThreshold(PlacementPolicy):
             raise ValueError(f"k must be 0 or more, not {self.k}")
         if self.tracker_pages < 1:
             raise ValueError(f"tracker_pages must be at least 1, not {self.tracker_pages}")
+        self._table = self.offer_table()
 
-    def after_use(self, node: Node, now: float) -> bool:
-        return node.hits >= self.k
+    def bind(self, context: PolicyContext) -> None:
+        self._tier = context.tier
+
+    def on_request(self, request: Request, now: float) -> None:
+        self._table.count(request.runs)
+
+    def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
+        for node in path:
+            if not node.state[self._tier] and (proven := self._table.proven_pages(node.runs)) < node.pages:
+                return node.depth + proven
+        return request.prompt_pages
 
     def after_eviction(self, node: Node, now: float) -> bool:
         return False

@@ -12,7 +12,15 @@ class WriteBack(PlacementPolicy):
 
     after use        nothing
     after eviction   copy down, unless another tier has the page
+    watermark > 0    when a request ends: copy leaves down, first to leave first, until 1 - watermark of the tier above is
+                     free or frees at once; again when half as much has been inserted since
     """
+
+    watermark: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark must be at least 0 and below 1, not {self.watermark}")
 
     def after_eviction(self, node: Node, now: float) -> bool:
         return True

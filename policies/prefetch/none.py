@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.request import Request
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy, Refusal
 
 
@@ -16,5 +17,5 @@ class NoPrefetch(PrefetchPolicy):
     def fetch(self, offer: Offer) -> int | Refusal:
         return 0
 
-    def load(self, cpu_pages: int, disk_pages: int) -> int:
+    def load(self, request: Request, gpu_pages: int, cpu_pages: int, disk_pages: int) -> int:
         return cpu_pages + disk_pages

@@ -63,6 +63,16 @@ def make_request(
     )
 
 
+def make_requests(words: Sequence[str], *, output_tokens: int = 0) -> list[Request]:
+    """Requests of one-token pages, a page for each letter: equal beginnings of two words are the same pages."""
+    ids: dict[str, int] = {}
+    requests = []
+    for index, word in enumerate(words):
+        pages = [ids.setdefault(word[:end], len(ids)) for end in range(1, len(word) + 1)]
+        requests.append(make_request(pages, index=index, output_tokens=output_tokens, arrival_s=float(index)))
+    return requests
+
+
 def make_tiers(
     capacities: Sequence[int | None],
     evictions: Sequence[Any],
@@ -77,7 +87,13 @@ def make_tiers(
     for index, (name, capacity, eviction) in enumerate(zip(NAMES, capacities, evictions, strict=False)):
         placement = placements[index - 1] if index else None
         context = PolicyContext(
-            tier=index, tier_name=name, capacity_pages=capacity, page_tokens=page_tokens, model=MODEL, hardware=MACHINE
+            tier=index,
+            tier_name=name,
+            capacity_pages=capacity,
+            capacities=capacities,
+            page_tokens=page_tokens,
+            model=MODEL,
+            hardware=MACHINE,
         )
         for policy in filter(None, (eviction, placement)):
             policy.bind(context)
@@ -130,7 +146,7 @@ class SmallCache(TieredCache):
     def use(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Hits:
         """A request from its beginning to its end; returns its hits by tier."""
         lease = self.run(word, pages=pages, load=load, **about)
-        self.finish_request(lease)
+        self.move(self.finish_request(lease))
         self.check()
         return lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages, lease.loaded_disk_pages
 

@@ -1,7 +1,10 @@
 """An instant cache decides exactly what a cache decides whose transfers are settled one at a time, as soon as they are made."""
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,24 +17,36 @@ from kvsim.core.pages import append_run
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import Tier
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
-from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.placement.cost_aware import CostAware
 from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.trace.mooncake import Mooncake
+from tests.core.small import make_tiers
 
-PLACEMENTS = (WriteBack, WriteThrough, WriteThroughSelective, Exclusive)
+PLACEMENTS: tuple[Callable[[], Any], ...] = (
+    WriteBack,
+    partial(WriteBack, watermark=0.6),
+    WriteThrough,
+    WriteThroughSelective,
+    Exclusive,
+    StoreThreshold,
+    partial(StoreThreshold, k=2, tracker_pages=25),
+    partial(ByLength, min_tokens=9, disk_min_tokens=17),
+    partial(CostAware, margin=0.1),
+)
 EVICTIONS = (LRU, FIFO, LFU, SegmentedLRU)
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
 CHECK_EVERY = 500
@@ -52,18 +67,17 @@ def play(
     requests: list[Request],
     capacities: tuple[int, ...],
     *,
-    placement: type,
+    placement: Callable[[], Any],
     eviction: type,
+    below: Callable[[], Any] | None = None,
     pool: type[Pool] = Pool,
     in_flight: int = 1,
     page_tokens: int = 512,
+    cache_output: bool = False,
 ) -> tuple[Outcome, dict[str, int]]:
-    tiers = []
-    for index, capacity in enumerate(capacities):
-        policy = eviction()
-        policy.bind(PolicyContext(tier=index))
-        tiers.append(Tier(("gpu", "cpu", "disk")[index], index, pool(capacity), policy, placement() if index else None))
-    cache = kind(tiers, Rules(recompute_last_token=False), page_tokens)
+    placements = [placement() if index == 1 else (below or placement)() for index in range(1, len(capacities))]
+    tiers = make_tiers(capacities, [eviction() for _ in capacities], placements, slots=pool is SlotPool, page_tokens=page_tokens)
+    cache = kind(tiers, Rules(recompute_last_token=False, cache_output=cache_output), page_tokens)
     replay = Watched(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight))
     outcome = replay.run(requests)
     cache.check()
@@ -81,7 +95,7 @@ def assert_alike(requests: list[Request], capacities: tuple[int, ...], **setting
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("eviction", EVICTIONS)
-def test_instant_and_settled_are_alike_on_conversation(shared: Path, placement: type, eviction: type) -> None:
+def test_instant_and_settled_are_alike_on_conversation(shared: Path, placement: Callable[[], Any], eviction: type) -> None:
     requests = Mooncake(path=str(shared / "traces" / CONVERSATION), tail="all", limit=3_000).load(512).requests
     assert_alike(requests, (600, 1_500, 6_000), placement=placement, eviction=eviction)
 
@@ -110,10 +124,64 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Request]:
+    """Requests whose answers are known, some of which later prompts go on with; some prompts stay for good."""
+    ids: dict[tuple[int, ...], int] = {}
+    said: list[tuple[int, ...]] = [()]
+    requests = []
+    for index in range(draw(st.integers(1, 40))):
+        before = draw(st.sampled_from(said))[:6]
+        word = (*before, *draw(st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=3)))
+        answer = tuple(draw(st.lists(st.sampled_from([0, 1]), max_size=3)))
+        said.append(word + answer)
+        whole = word + answer
+        runs: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []
+        for end in range(1, len(whole) + 1):
+            append_run(runs[end > len(word)], ids.setdefault(whole[:end], len(ids)), 1)
+        requests.append(
+            Request(
+                index=index,
+                arrival_s=float(index),
+                prompt_tokens=4 * len(word),
+                output_tokens=4 * len(answer) + draw(st.integers(1, 4)),
+                runs=tuple(runs[0]),
+                prompt_pages=len(word),
+                output_runs=tuple(runs[1]),
+                persistent=draw(st.integers(0, 19)) == 0,
+            )
+        )
+    return requests
+
+
+@given(
+    requests=conversations(),
+    capacities=st.tuples(st.integers(9, 24), st.integers(20, 40), st.integers(20, 60)),
+    tiers=st.integers(1, 3),
+    placement=st.sampled_from(PLACEMENTS),
+    eviction=st.sampled_from(EVICTIONS),
+    pool=st.sampled_from((Pool, SlotPool)),
+    in_flight=st.integers(1, 2),
+)
+@settings(max_examples=150, deadline=None)
+def test_instant_and_settled_are_alike_where_answers_are_cached_and_prompts_stay(
+    requests: list[Request],
+    capacities: tuple[int, int, int],
+    tiers: int,
+    placement: Callable[[], Any],
+    eviction: type,
+    pool: type[Pool],
+    in_flight: int,
+) -> None:
+    given_ = {"placement": placement, "eviction": eviction, "pool": pool, "in_flight": in_flight}
+    assert_alike(requests, capacities[:tiers], page_tokens=4, cache_output=True, **given_)
+
+
 @given(
     requests=workloads(),
     capacities=st.tuples(st.integers(9, 20), st.integers(20, 40), st.integers(20, 60)),
     placement=st.sampled_from(PLACEMENTS),
+    below=st.sampled_from(PLACEMENTS),
     eviction=st.sampled_from(EVICTIONS),
     pool=st.sampled_from((Pool, SlotPool)),
     in_flight=st.integers(1, 2),
@@ -122,10 +190,11 @@ def workloads(draw: st.DrawFn) -> list[Request]:
 def test_instant_and_settled_are_alike(
     requests: list[Request],
     capacities: tuple[int, int, int],
-    placement: type,
+    placement: Callable[[], Any],
+    below: Callable[[], Any],
     eviction: type,
     pool: type[Pool],
     in_flight: int,
 ) -> None:
-    given_ = {"placement": placement, "eviction": eviction, "pool": pool, "in_flight": in_flight, "page_tokens": 4}
-    assert_alike(requests, capacities, **given_)
+    given_ = {"placement": placement, "below": below, "eviction": eviction, "pool": pool, "in_flight": in_flight}
+    assert_alike(requests, capacities, page_tokens=4, **given_)

@@ -7,6 +7,7 @@ lies in the slots of every usable page with the page's id. KVSIM_MACHINE_STEPS=2
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,26 @@ from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.random import Random
 from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.placement.cost_aware import CostAware
 from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from tests.core.small import SmallCache, make_request, make_tiers
 
 EVICTIONS: list[Callable[[], Any]] = [LRU, FIFO, LFU, SegmentedLRU, Random]
-PLACEMENTS: list[Callable[[], Any]] = [WriteThrough, WriteThroughSelective, WriteBack, Exclusive]
+PLACEMENTS: list[Callable[[], Any]] = [
+    WriteThrough,
+    WriteThroughSelective,
+    WriteBack,
+    Exclusive,
+    partial(WriteBack, watermark=0.5),
+    partial(StoreThreshold, k=2, tracker_pages=9),
+    partial(ByLength, min_tokens=3, disk_min_tokens=5),
+    partial(CostAware, margin=0.1),
+]
 STEPS_AT_ONCE = 100
 DEFAULT_STEPS = 3_000
 STEPS = int(os.environ.get("KVSIM_MACHINE_STEPS", DEFAULT_STEPS))
@@ -284,7 +297,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     def drop(self, running: Running) -> None:
         self.requests.remove(running)
-        self.cache.release(running.lease)
+        if running.stage == COMPUTED:
+            self.learn(self.cache.finish_request(running.lease))
+        else:
+            self.cache.release(running.lease)
 
     @rule(pick=PICK)
     @precondition(lambda self: self.only_on_disk())

@@ -125,6 +125,7 @@ def small_engine(
     prefetch: PrefetchPolicy | None = None,
     page_tokens: int = PAGE_TOKENS,
     recompute_last_token: bool = True,
+    cache_output: bool = False,
     hardware: dict[str, Any] | None = None,
     **settings: Any,
 ) -> SmallEngine:
@@ -132,12 +133,17 @@ def small_engine(
     capacities = [capacity for capacity in (gpu, cpu, disk) if capacity != 0]
     placements = [make() for make in (placement if isinstance(placement, Sequence) else [placement] * 2)]
     tiers = make_tiers(capacities, [LRU(), LRU(), LRU()], placements, slots=False, page_tokens=page_tokens)
-    cache = TieredCache(tiers, Rules(recompute_last_token=recompute_last_token), page_tokens)
+    cache = TieredCache(tiers, Rules(recompute_last_token=recompute_last_token, cache_output=cache_output), page_tokens)
     policy = prefetch or NoPrefetch()
+    machine = HardwareSpec(**(HARDWARE | (hardware or {})))
     if len(tiers) > 1:
-        policy.bind(PolicyContext(tier=1, tier_name="cpu", capacity_pages=capacities[1], page_tokens=page_tokens))
+        policy.bind(
+            PolicyContext(
+                tier=1, tier_name="cpu", capacity_pages=capacities[1], page_tokens=page_tokens, model=MODEL, hardware=machine
+            )
+        )
     engine = EngineSettings(**settings)
-    substrate = SimulatedSubstrate(MODEL, HardwareSpec(**(HARDWARE | (hardware or {}))), page_tokens, links=engine.links)
+    substrate = SimulatedSubstrate(MODEL, machine, page_tokens, links=engine.links)
     return SmallEngine(substrate, cache, Prefetching(cache, policy, Offer), engine)
 
 

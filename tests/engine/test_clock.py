@@ -1,5 +1,7 @@
 """The clock means something: every time here follows from one line of arithmetic. See small.py for the round numbers."""
 
+from functools import partial
+
 import pytest
 
 from kvsim.engine.outcome import Outcome
@@ -7,6 +9,7 @@ from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
+from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
 from tests.engine.small import PAGE_BYTES, STEP_READS, Ask, ask, eager, hits, seconds, small_engine
 
 A, B, C = "abcd", "efgh", "ijkl"
@@ -178,6 +181,12 @@ def test_with_write_through_eviction_frees_at_once() -> None:
     assert ttft(*A_IS_BELOW, gpu=5, cpu=20, placement=WriteThrough) == seconds([17, 17])
 
 
+def test_what_write_back_wrote_early_does_not_have_to_be_waited_for() -> None:
+    early = partial(WriteBack, watermark=0.2)
+    assert ttft(*A_IS_BELOW, gpu=5, cpu=20, placement=early) == seconds([17, 17])
+    assert ttft(ask(A), ask(B, 18), gpu=5, cpu=20, placement=early)[1] == seconds((4 - 1) + 17)
+
+
 def test_only_what_is_evicted_is_waited_for() -> None:
     assert ttft(ask(A), ask("efgh", 100), gpu=8, cpu=20, placement=WriteBack)[1] == seconds(1 + 17)
 
@@ -246,8 +255,8 @@ def test_a_prefetch_that_times_out_keeps_the_whole_pages_that_have_arrived() -> 
     assert outcome.prefetch["fetched_pages"] == outcome.prefetch["used_pages"] == 2
 
 
-def test_the_timeout_grows_with_the_prompt() -> None:
-    per_token = eager(stop="timeout", base_s=1.0, per_1024_tokens_s=1024 * 3 / 17)
+def test_the_timeout_grows_with_what_is_fetched() -> None:
+    per_token = eager(stop="timeout", base_s=1.0, per_1024_tokens_s=1024 * 3 / 16)
     assert ttft(*A_IS_BELOW, ask(A, 200), **ON_DISK, prefetch=per_token)[2] == seconds((1 + 3) + 2 + (4 - 2) * 4 + 1)
 
 
@@ -290,6 +299,46 @@ def test_an_adaptive_prefetch_reads_what_the_cpu_tier_can_hold() -> None:
     outcome = served(*CPU_IN_USE, **ON_DISK | {"cpu": 5}, prefetch=policy)
     assert hits(outcome, 4) == (0, 0, 1)
     assert outcome.ttft_s[4] == seconds((305 - 301) + 1 + 3 * 4 + 1)
+
+
+def test_what_memory_leaves_out_of_a_prefetch_is_counted() -> None:
+    policy = AdaptivePrefetch(min_tokens=1, in_flight_fraction=1.0, load_min_tokens=0, stop="wait_complete")
+    counts = served(*CPU_IN_USE, **ON_DISK | {"cpu": 5}, prefetch=policy).prefetch
+    assert (counts["fetched_pages"], counts["used_pages"], counts["refused_by_memory_pages"]) == (1, 1, 3)
+
+
+TWO_WAIT = ask(A), ask(B, 50), ask("wxyz", 100), ask("pqrs", 150), BUSY, ask(A, 205), ask(B, 206)
+"""The CPU tier has room for 8 pages; A and B are on disk when they come back, one second after the other."""
+
+
+def test_prefetches_under_way_share_the_fraction_of_the_cpu_tier() -> None:
+    half = eager(in_flight_fraction=0.5)
+    counts = served(*TWO_WAIT, **ONE_AT_A_TIME | {"gpu": 10}, prefetch=half).prefetch
+    assert (counts["fetched_pages"], counts["refused_by_rate_limit_pages"]) == (4, 4)
+    all_of_it = served(*TWO_WAIT, **ONE_AT_A_TIME | {"gpu": 10}, prefetch=eager()).prefetch
+    assert (all_of_it["fetched_pages"], all_of_it["refused_by_rate_limit_pages"]) == (8, 0)
+
+
+def test_what_was_fetched_and_is_on_the_gpu_before_its_request_runs_is_wasted() -> None:
+    asks = *ONLY_DISK_HAS_A, ask("pqrs", 150), ask(A, 300), ask(A, 300)
+    counts = served(*asks, **ON_DISK | {"gpu": 10, "cpu": 8}, prefetch=eager(stop="timeout", base_s=5.0)).prefetch
+    # The second one computes A from 300 to 317, while the first one waits for its fetch, which ends at 308.
+    assert (counts["fetched_pages"], counts["used_pages"], counts["wasted_pages"]) == (4, 0, 4)
+
+
+def test_break_even_fetches_unless_the_disk_is_too_busy() -> None:
+    policy = BreakEvenPrefetch(stop="wait_complete")
+    outcome = served(*TWO_WAIT, **ONE_AT_A_TIME | {"gpu": 10}, prefetch=policy)
+    # A is read from 205 to 213 and loaded in 4 s, sooner than 16 s of computing. At 206 B would wait 7 s for the disk: 19 s.
+    assert hits(outcome, 5) == (0, 0, 4) and outcome.prefetch["fetched_pages"] == 4
+    assert outcome.prefetch["refused_by_threshold_pages"] == 4
+
+
+def test_break_even_leaves_alone_what_is_computed_sooner() -> None:
+    slow = {"disk_read_bytes_per_s": PAGE_BYTES / 3.1}
+    outcome = served(*A_IS_BELOW, ask(A, 200), **ON_DISK, hardware=slow, prefetch=BreakEvenPrefetch())
+    assert hits(outcome, 2) == (0, 0, 0) and outcome.ttft_s[2] == seconds(17)
+    assert outcome.prefetch["refused_by_threshold_pages"] == 4
 
 
 def test_a_prefetch_waits_until_the_cpu_tier_has_written_back_what_it_evicts() -> None:

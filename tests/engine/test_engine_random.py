@@ -5,13 +5,17 @@ KVSIM_ENGINE_RUNS=5000 makes as many runs, with new seeds.
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from kvsim.engine.outcome import FINISHED, Outcome
+from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.placement.cost_aware import CostAware
 from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
@@ -27,7 +31,18 @@ SETTINGS = settings(
     max_examples=RUNS, deadline=None, derandomize=RUNS == DEFAULT_RUNS, database=None, suppress_health_check=list(HealthCheck)
 )
 
-PLACEMENTS = st.sampled_from([WriteThrough, WriteThroughSelective, WriteBack, Exclusive])
+PLACEMENTS = st.sampled_from(
+    [
+        WriteThrough,
+        WriteThroughSelective,
+        WriteBack,
+        Exclusive,
+        partial(WriteBack, watermark=0.5),
+        partial(StoreThreshold, k=2, tracker_pages=9),
+        partial(ByLength, min_tokens=9, disk_min_tokens=14),
+        partial(CostAware, margin=0.1),
+    ]
+)
 WORDS = st.text("ab", max_size=6) | st.sampled_from(["aaaaaa", "aaabbb", "abab"])
 SPEEDS = st.sampled_from([0.1, 1.0, 10.0])
 RATES = [name for name in HARDWARE if name.startswith(("host_", "device_", "disk_")) and name.endswith("per_s")]

@@ -140,3 +140,21 @@ def test_a_kind_has_at_least_one_of_everything(name):
 def test_nothing_about_a_kind_is_negative(name):
     with pytest.raises(ValueError, match=f"mix.chat.{name} must be at least 0, not -1"):
         Synthetic(mix={"chat": kind(**{name: -1})})
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16])
+def test_an_answer_is_where_the_next_turn_goes_on(page_tokens):
+    def ids(runs):
+        return [start + at for start, pages in runs for at in range(pages)]
+
+    requests = Synthetic(sessions=25, max_prompt_tokens=20_000).load(page_tokens).requests
+    follow_ups = 0
+    for request in requests:
+        whole = ids(request.runs) + ids(request.output_runs)
+        assert len(whole) == (request.prompt_tokens + request.output_tokens - 1) // page_tokens
+        for other in requests:
+            if other.session == request.session and other.turn == request.turn + 1 and other.kind != "document":
+                follow_ups += 1
+                shared = min(len(whole), other.prompt_pages)
+                assert ids(other.runs)[:shared] == whole[:shared]
+    assert follow_ups > 10

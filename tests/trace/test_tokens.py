@@ -89,3 +89,24 @@ def test_a_bad_line_is_named(write, bad, message):
 def test_a_page_has_at_least_one_token(write):
     with pytest.raises(UsageError, match="page_tokens must be at least 1, not 0"):
         Tokens(path=write(line([1]))).load(0)
+
+
+def test_the_pages_of_an_answer_go_on_with_the_prompts_without_its_last_token(write):
+    first = line([1, 2, 3], output_token_ids=[4, 5, 6])
+    follow_up = line([1, 2, 3, 4, 5, 6, 7, 8], output_token_ids=[9, 9, 9])
+    one, other = Tokens(path=write(first, follow_up)).load(2).requests
+    assert (one.runs, one.output_runs) == (((0, 1),), ((1, 1),))  # [1 2] and [3 4]; 5 stands alone, 6 has no KV
+    assert (other.runs, other.output_runs) == (((0, 4),), ((4, 1),))
+    assert Tokens(path=write(line([1, 2, 3]))).load(2).requests[0].output_runs is None
+
+
+def test_an_answer_has_as_many_tokens_as_it_says(write):
+    with pytest.raises(TraceError, match="output_token_ids has 1 tokens, but output_length is 3"):
+        Tokens(path=write(line([1], output_token_ids=[2]))).load(2)
+
+
+def test_prompts_may_be_persistent(write):
+    requests = Tokens(path=write(line([1], persistent=True), line([2]), line([3], persistent=False))).load(2).requests
+    assert [request.persistent for request in requests] == [True, False, False]
+    with pytest.raises(TraceError, match="persistent must be true or false, not 1"):
+        Tokens(path=write(line([1], persistent=1))).load(2)

@@ -50,6 +50,9 @@ class Channel:
         self._rate = 0.0
         self._at = 0.0
         self._flows = 0
+        self._targets = 0.0
+        """Sum over the active flows of what ``_served`` will be at their end."""
+        self._queued_bytes = 0.0
         self._timers = 0
         self._busy_since = 0.0
         self._intervals: list[tuple[float, float, float]] = []
@@ -70,6 +73,7 @@ class Channel:
         flow = Flow(n_bytes, self.env.event(), unit_bytes)
         if self._active and not self.is_shared:
             self._queue.append(flow)
+            self._queued_bytes += n_bytes
         else:
             self._advance()
             self._activate(flow)
@@ -82,6 +86,7 @@ class Channel:
         flow.is_cancelled = True
         if flow in self._queue:
             self._queue.remove(flow)
+            self._queued_bytes -= flow.bytes
             _end(flow, 0.0)
             return
         self._advance()
@@ -95,6 +100,13 @@ class Channel:
         self._leave(flow, n_bytes)
         _end(flow, n_bytes)
 
+    def queued_s(self) -> float:
+        """Seconds until everything that was sent so far is out, at the present rate."""
+        if not self._active:
+            return 0.0
+        self._advance()
+        return (self._targets - len(self._active) * self._served + self._queued_bytes) / self._rate
+
     def _advance(self) -> None:
         """Bring ``_served`` up to now."""
         now = self.env.now
@@ -106,6 +118,7 @@ class Channel:
         was_idle = not self._active
         flow.started_s, flow.joined_at = self.env.now, self._served
         self._flows += 1
+        self._targets += self._served + flow.bytes
         heappush(self._active, (self._served + flow.bytes, self._flows, flow))
         if was_idle:
             self._busy_since = self.env.now
@@ -137,10 +150,12 @@ class Channel:
     def _leave(self, flow: Flow, n_bytes: float) -> None:
         """A flow is out: book it, and serve the next one."""
         now, use = self.env.now, self.use
+        self._targets = self._targets - flow.joined_at - flow.bytes if self._active else 0.0
         use.bytes += round(n_bytes)
         use.transfers += 1
         self._intervals.append((flow.started_s, now, n_bytes))
         if self._queue and not self._active:
+            self._queued_bytes -= self._queue[0].bytes
             self._activate(self._queue.popleft())
             use.busy_s += now - flow.started_s
             self._busy_since = now

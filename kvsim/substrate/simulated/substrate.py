@@ -48,6 +48,9 @@ class SimulatedSubstrate:
         if transfer in self.flows:
             self.channels[transfer.name].cancel(self.flows[transfer])
 
+    def queued_s(self, link: str) -> float:
+        return self.channels[link].queued_s()
+
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         done = self.env.event()
         flows = [self.flows[load] for load in loads if load in self.flows] if loads else []

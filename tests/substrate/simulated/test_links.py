@@ -301,3 +301,19 @@ def covered(intervals: np.ndarray) -> float:
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_channel_knows_how_long_it_takes_to_carry_what_it_was_given(is_shared: bool) -> None:
+    bench = Bench(is_shared=is_shared, latency_s=1.0)
+    bench.send("a", 0, 50)
+    bench.send("b", 1, 30)
+    bench.send("c", 2, 40)
+    bench.cancel("c", 3)
+    left: dict[float, float] = {}
+    for at in (0.0, 0.5, 1.5, 2.5, 7.0, 20.0):
+        bench.env.timeout(at + 1e-9).callbacks.append(lambda _, at=at: left.update({at: bench.channels[0].queued_s()}))
+    bench.run()
+    # 12 s of bytes are given, of which c takes back 4 s (fifo) or, shared, what its third of the second from 2 to 3 left of it.
+    after = 8.0 if not is_shared else 8.0 + 1 / 3
+    assert left == seconds({0.0: 5.0, 0.5: 4.5, 1.5: 6.5, 2.5: 9.5, 7.0: after - 7.0, 20.0: 0.0})

@@ -1,0 +1,73 @@
+"""Placement by the length of the prompt, as in LightLLM's multi-level cache."""
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+
+from kvsim.core.request import Request
+from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.placement.base import PlacementPolicy
+
+LEARNED_PROMPTS = 512
+"""The boundary is learned from so many prompts, the last ones."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ByLength(PlacementPolicy):
+    """Keeps short prompts on the GPU only, where they are soon recomputed, and gives long ones a copy in the tiers below.
+
+    prompt >= boundary   copy down its pages, all or none; of the prompt only, without the page of its last token
+    shorter prompts      nothing
+    after eviction       nothing: what was not copied is dropped
+
+    The boundary is ``min_tokens`` for the CPU tier and ``disk_min_tokens`` for the disk. With ``adaptive`` these hold until 512
+    prompts have been seen. Then, of the last 512, the shortest are below the boundary: so many that their share of all tokens
+    is the share that the tiers above have of the capacity.
+    """
+
+    min_tokens: int = 256
+    disk_min_tokens: int = 2_048
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("min_tokens", "disk_min_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        self._prompts: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def bind(self, context: PolicyContext) -> None:
+        self.boundary: float = self.min_tokens if context.tier == 1 else self.disk_min_tokens
+        self._page_tokens = context.page_tokens
+        self._share_above = _share_above([inf if pages is None else pages for pages in context.capacities], context.tier)
+
+    def on_request(self, request: Request, now: float) -> None:
+        if not self.adaptive:
+            return
+        prompts, ordered = self._prompts, self._sorted
+        prompts.append(request.prompt_tokens)
+        insort(ordered, request.prompt_tokens)
+        if len(prompts) > LEARNED_PROMPTS:
+            del ordered[bisect_right(ordered, prompts.popleft()) - 1]
+        if len(prompts) == LEARNED_PROMPTS:
+            tokens = list(accumulate(ordered))
+            short = bisect_right(tokens, self._share_above * tokens[-1])
+            self.boundary = ordered[short] if short < len(ordered) else inf
+
+    def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
+        return (request.prompt_tokens - 1) // self._page_tokens if request.prompt_tokens >= self.boundary else 0
+
+    def after_eviction(self, node: Node, now: float) -> bool:
+        return False
+
+
+def _share_above(capacities: Sequence[float], tier: int) -> float:
+    """The part that the tiers above ``tier`` have of the capacity down to it; 0 if it is unlimited, 1 if they are."""
+    above = sum(capacities[:tier])
+    if above == inf:
+        return 1.0
+    return above / (above + capacities[tier]) if tier < len(capacities) else 1.0

@@ -1,0 +1,46 @@
+"""Copies only what is loaded sooner than it is recomputed."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.placement.base import PlacementPolicy
+
+LONGEST_PROMPT_PAGES = 1 << 24
+"""More than any prompt has."""
+
+
+@dataclass(kw_only=True, eq=False)
+class CostAware(PlacementPolicy):
+    """Spares the link and the tier below where reading a page takes longer than computing it.
+
+    Matrices cost the same for every page, attention more for later ones: from some depth on, loading wins.
+
+    after use        nothing
+    after eviction   copy down if the node's last page is loaded ``margin`` times sooner than it is recomputed, or if the tier
+                     has something after the node, which would be lost with it; otherwise drop
+
+    A disk's pages come over its own link and the host's. Latencies, paid once for a whole transfer, are left out.
+    """
+
+    margin: float = 1.0
+    reads_hardware = True
+
+    def __post_init__(self) -> None:
+        if not self.margin > 0:
+            raise ValueError(f"margin must be positive, not {self.margin}")
+
+    def bind(self, context: PolicyContext) -> None:
+        self._tier = context.tier
+        load_s = context.host_load_s(1) - context.host_load_s(0)
+        if context.tier > 1:
+            load_s += context.disk_read_s(1) - context.disk_read_s(0)
+        pages, tokens = range(LONGEST_PROMPT_PAGES), context.page_tokens
+        self.first_page = bisect_left(
+            pages, True, key=lambda page: context.recompute_s(page * tokens, (page + 1) * tokens) >= self.margin * load_s
+        )
+        """Pages that so many others precede, and all later ones, are worth a copy."""
+
+    def after_eviction(self, node: Node, now: float) -> bool:
+        return node.depth + node.pages > self.first_page or node.kids[self._tier] > 0

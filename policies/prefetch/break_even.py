@@ -1,0 +1,55 @@
+"""Prefetch of what is read sooner than it is computed."""
+
+from dataclasses import dataclass
+
+from kvsim.core.request import Request
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
+
+
+@dataclass(kw_only=True, eq=False)
+class BreakEvenPrefetch(StoppedPrefetch):
+    """Fetches what arrives on the GPU sooner than it would be recomputed there, by the model's FLOPs and the links' rates.
+
+    The longer a continuation is, the more of its time goes into attention, while reading it takes a fixed time and as much for
+    each page: what pays for a part of it pays more for all of it.
+
+    margin * (disk queue + disk + host link) > recompute    nothing (threshold)
+    no room in the CPU tier                                 the first part, if that pays; otherwise nothing (memory)
+    otherwise                                               all that is stored
+    at admission                                            what the CPU has, with what the disk has or without: whichever
+                                                            saves more time than recomputing, or nothing
+    """
+
+    margin: float = 1.0
+    reads_hardware = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.margin > 0:
+            raise ValueError(f"margin must be positive, not {self.margin}")
+
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self._context = context
+
+    def fetch(self, offer: Offer) -> int | Refusal:
+        pages = min(offer.stored_pages, offer.available_pages)
+        if pages and self._saved_s(offer.first_page, 0, pages, offer.queued_s) >= 0:
+            return pages
+        whole_s = self._saved_s(offer.first_page, 0, offer.stored_pages, offer.queued_s)
+        return Refusal.MEMORY if whole_s >= 0 else Refusal.THRESHOLD
+
+    def load(self, request: Request, gpu_pages: int, cpu_pages: int, disk_pages: int) -> int:
+        choices = {0: 0.0, cpu_pages: self._saved_s(gpu_pages, cpu_pages, 0, 0.0)} if cpu_pages else {0: 0.0}
+        if disk_pages:
+            choices[cpu_pages + disk_pages] = self._saved_s(gpu_pages, cpu_pages, disk_pages, 0.0)
+        return max(choices, key=lambda pages: choices[pages])
+
+    def _saved_s(self, first_page: int, cpu_pages: int, disk_pages: int, queued_s: float) -> float:
+        """Seconds by which loading pages that follow the first ones beats recomputing them; below 0 if it does not."""
+        context = self._context
+        read_s = queued_s + context.disk_read_s(disk_pages) if disk_pages else 0.0
+        read_s += context.host_load_s(cpu_pages + disk_pages)
+        tokens, pages = context.page_tokens, cpu_pages + disk_pages
+        return context.recompute_s(first_page * tokens, (first_page + pages) * tokens) - self.margin * read_s

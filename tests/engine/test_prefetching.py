@@ -1,0 +1,80 @@
+"""What becomes of prefetched pages, in a replay: every one is used or wasted, and what is refused says why."""
+
+from kvsim.core.instant import InstantCache
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
+from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
+from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from tests.core.small import make_requests, make_tiers
+
+
+def play(words: list[str], policy: PrefetchPolicy, capacities: tuple[int, int, int], *, in_flight: int = 1) -> Outcome:
+    """Replay prompts of one-token pages, a page for each letter, over write-back tiers."""
+    tiers = make_tiers(capacities, [LRU(), LRU(), LRU()], [WriteBack(), WriteBack()], slots=True, page_tokens=1)
+    cache = InstantCache(tiers, Rules(recompute_last_token=False), 1)
+    policy.bind(PolicyContext(tier=1, capacity_pages=capacities[1], page_tokens=1))
+    requests: list[Request] = make_requests(words)
+    outcome = Replay(cache, Prefetching(cache, policy, Offer), ReplaySettings(in_flight=in_flight)).run(requests)
+    cache.check()
+    counts = outcome.prefetch
+    assert counts["fetched_pages"] == counts["used_pages"] + counts["wasted_pages"]
+    return outcome
+
+
+def eager(**settings: float) -> ThresholdPrefetch:
+    return ThresholdPrefetch(**{"min_tokens": 1, "in_flight_fraction": 1.0, "load_min_tokens": 0} | settings)  # type: ignore[arg-type]
+
+
+def counted(outcome: Outcome) -> dict[str, int]:
+    return {name.removesuffix("_pages"): pages for name, pages in outcome.prefetch.items() if pages}
+
+
+ABCD_ON_DISK = ["abcd", "efgh", "ijkl"]
+"""With 4 pages on the GPU and 4 in the CPU tier, the disk has a to d now."""
+
+
+def test_what_is_fetched_and_loaded_is_used_and_came_from_disk() -> None:
+    outcome = play([*ABCD_ON_DISK, "abcd"], eager(), (4, 4, 20))
+    assert outcome.hit_pages[-1].tolist() == [0, 0, 4]
+    assert counted(outcome) == {"fetched": 4, "used": 4}
+
+
+def test_a_short_continuation_is_refused_by_the_threshold() -> None:
+    outcome = play([*ABCD_ON_DISK, "abcd"], eager(min_tokens=5), (4, 4, 20))
+    assert outcome.hit_pages[-1].tolist() == [0, 0, 0]
+    assert counted(outcome) == {"refused_by_threshold": 4}
+
+
+def test_a_long_one_is_refused_by_the_rate_limit() -> None:
+    outcome = play([*ABCD_ON_DISK, "abcd"], eager(in_flight_fraction=0.5), (4, 4, 20))
+    assert counted(outcome) == {"refused_by_rate_limit": 4}
+
+
+def test_what_the_load_bound_leaves_in_the_cpu_tier_is_wasted() -> None:
+    outcome = play([*ABCD_ON_DISK, "abcd"], eager(load_min_tokens=5), (4, 4, 20))
+    assert outcome.hit_pages[-1].tolist() == [0, 0, 0]
+    assert counted(outcome) == {"fetched": 4, "wasted": 4}
+
+
+def test_what_is_fetched_for_a_request_that_never_runs_is_wasted() -> None:
+    outcome = play([*ABCD_ON_DISK, "abcdx"], eager(), (4, 4, 20))
+    assert outcome.status[-1] == REJECTED
+    assert counted(outcome) == {"fetched": 4, "wasted": 4}
+
+
+def test_a_request_that_first_has_to_wait_for_another_counts_once() -> None:
+    outcome = play([*ABCD_ON_DISK, "abcd"], eager(), (4, 4, 20), in_flight=2)
+    assert outcome.hit_pages[-1].tolist() == [0, 0, 4]
+    assert counted(outcome) == {"fetched": 4, "used": 4}
+
+
+def test_an_adaptive_prefetch_takes_all_of_it_where_there_is_room() -> None:
+    policy = AdaptivePrefetch(min_tokens=3, in_flight_fraction=1.0, load_min_tokens=0)
+    assert counted(play([*ABCD_ON_DISK, "abcd"], policy, (4, 4, 20))) == {"fetched": 4, "used": 4}

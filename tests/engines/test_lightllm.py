@@ -1,0 +1,178 @@
+"""LightLLM's multi-level cache, behaviour by behaviour, on the core with the choices of ``preset=lightllm``."""
+
+from functools import partial
+
+import hydra
+import numpy as np
+import xxhash
+
+from kvsim.build import Plan, build_run
+from kvsim.core.instant import InstantCache
+from kvsim.core.pages import PageHasher
+from kvsim.core.request import Request
+from kvsim.core.tree import ABSENT, INCOMING, READY
+from kvsim.engine.outcome import Outcome
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.prefetch.base import Offer, Refusal
+from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from tests.core.small import make_request, make_tiers, small_cache
+
+PAGE = 256
+
+
+def preset(*overrides: str) -> Plan:
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        return build_run(hydra.compose("config", overrides=["preset=lightllm", *overrides]), command="replay")
+
+
+def play(prompts: list[tuple[int, int]], capacities: tuple[int, int, int]) -> tuple[InstantCache, Outcome]:
+    """Replay prompts, given as (number of the text, tokens), with the preset's policies and tiers of so many pages."""
+    plan = preset()
+    tiers = make_tiers(
+        capacities,
+        [tier.eviction for tier in plan.tiers],
+        [tier.placement for tier in plan.tiers[1:]],
+        slots=True,
+        page_tokens=plan.page_tokens,
+    )
+    cache = InstantCache(tiers, plan.rules, plan.page_tokens)
+    plan.prefetch.bind(PolicyContext(tier=1, capacity_pages=capacities[1], page_tokens=plan.page_tokens))
+    requests: list[Request] = []
+    for index, (text, tokens) in enumerate(prompts):
+        pages = [100 * text + at for at in range(tokens // plan.page_tokens)]
+        requests.append(make_request(pages, index=index, prompt_tokens=tokens, arrival_s=float(index)))
+    outcome = Replay(cache, Prefetching(cache, plan.prefetch, Offer), plan.replay).run(requests)
+    cache.check()
+    return cache, outcome
+
+
+def on(cache: InstantCache, tier: int) -> dict[int, int]:
+    """Pages of each text in a tier."""
+    pages: dict[int, int] = {}
+    for node in cache.tree.root.descendants():
+        if node.state[tier] == READY:
+            pages[node.runs[0][0] // 100] = pages.get(node.runs[0][0] // 100, 0) + node.pages
+    return pages
+
+
+def test_keys_are_xxh3_128_over_the_prompt_up_to_the_end_of_each_page() -> None:
+    tokens = np.arange(1_000, 1_700, dtype=np.int64)
+    stream, expected = xxhash.xxh3_128(), []
+    for page in range(2):
+        stream.update(tokens[page * PAGE : (page + 1) * PAGE].tobytes())
+        expected.append(stream.intdigest())
+    assert PageHasher(PAGE).keys(tokens) == expected
+    assert expected[1] == xxhash.xxh3_128_intdigest(tokens[: 2 * PAGE].tobytes())
+
+
+def test_the_page_of_the_last_token_has_no_key() -> None:
+    cache, outcome = play([(1, 4 * PAGE), (1, 4 * PAGE), (1, 4 * PAGE + 1)], (20, 40, 80))
+    # (4 * PAGE - 1) // PAGE = 3 pages are looked up, and stored; the GPU's tree has the fourth for a longer prompt.
+    assert outcome.hit_pages.tolist() == [[0, 0, 0], [3, 0, 0], [4, 0, 0]]
+    assert on(cache, 1) == {1: 4}
+    cache, _ = play([(1, 4 * PAGE)], (20, 40, 80))
+    assert (on(cache, 0), on(cache, 1)) == ({1: 4}, {1: 3})
+
+
+def test_only_prompts_are_stored_below_the_gpu() -> None:
+    plan = preset("rules.cache_output=true", "trace.limit=200", "tiers.gpu.capacity=unlimited", "tiers.cpu.capacity=unlimited")
+    requests = plan.trace.load(plan.page_tokens).requests
+    tiers = make_tiers(
+        [None, None, None],
+        [tier.eviction for tier in plan.tiers],
+        [tier.placement for tier in plan.tiers[1:]],
+        slots=False,
+        page_tokens=plan.page_tokens,
+    )
+    cache = InstantCache(tiers, plan.rules, plan.page_tokens)
+    plan.prefetch.bind(PolicyContext(tier=1, page_tokens=plan.page_tokens))
+    Replay(cache, Prefetching(cache, plan.prefetch, Offer), plan.replay).run(requests)
+    cache.check()
+    prompts: set[int] = set()
+    answers: set[int] = set()
+    for request in requests:
+        stored = (request.prompt_tokens - 1) // plan.page_tokens
+        prompts.update([start + at for start, pages in request.runs for at in range(pages)][:stored])
+        answers.update(start + at for start, pages in request.output_runs or () for at in range(pages))
+    below = _pages(cache, 1)
+    assert below == prompts and answers - prompts and (answers - prompts).isdisjoint(below)
+    assert answers <= _pages(cache, 0)
+
+
+def _pages(cache: InstantCache, tier: int) -> set[int]:
+    nodes = [node for node in cache.tree.root.descendants() if node.state[tier] == READY]
+    return {start + at for node in nodes for start, pages in node.runs for at in range(pages)}
+
+
+def test_loads_need_128_missing_tokens_and_a_prompt_of_256() -> None:
+    policy = preset().prefetch
+    assert isinstance(policy, ThresholdPrefetch)
+    for page_tokens, pages, prompt, loaded in ((64, 1, 999, 0), (64, 2, 999, 2), (64, 2, 255, 0), (64, 2, 256, 2)):
+        policy.bind(PolicyContext(tier=1, page_tokens=page_tokens))
+        assert policy.load(make_request([], prompt_tokens=prompt), 5, pages, 0) == loaded
+
+
+def test_disk_only_for_prompts_of_2048_tokens_on() -> None:
+    cache, _ = play([(1, 2_047), (2, 2_048), (3, 255), (4, 256)], (40, 60, 80))
+    assert on(cache, 1) == {1: 7, 2: 7}
+    assert on(cache, 2) == {2: 7}
+    policy = preset().prefetch
+    policy.bind(PolicyContext(tier=1, capacity_pages=60, page_tokens=PAGE))
+    offers = [
+        Offer(
+            request=make_request([], prompt_tokens=tokens),
+            first_page=0,
+            stored_pages=1,
+            in_flight_pages=0,
+            available_pages=60,
+            queued_s=0.0,
+        )
+        for tokens in (2_047, 2_048)
+    ]
+    assert [policy.fetch(offer) for offer in offers] == [Refusal.THRESHOLD, 1]
+
+
+def test_what_the_disk_has_is_read_before_the_request_is_scheduled_and_loaded_with_what_the_cpu_has() -> None:
+    assert preset().prefetch.wait_s(10**6) == float("inf")
+    fill = [(2, 8 * PAGE + 1), (3, 8 * PAGE + 1), (4, 8 * PAGE + 1)]
+    _, outcome = play([(1, 8 * PAGE + 1), *fill, (1, 8 * PAGE + 1)], (9, 16, 80))
+    assert outcome.hit_pages[-1].tolist() == [0, 0, 8]
+    assert (outcome.prefetch["fetched_pages"], outcome.prefetch["used_pages"]) == (8, 8)
+
+
+def test_page_states_empty_loading_ready_offloading_recyclable() -> None:
+    """The states of a page of the CPU cache, and what they are here."""
+    cache = small_cache(gpu=8, cpu=8, disk=20, placement=partial(ByLength, min_tokens=1, disk_min_tokens=1))
+    cpu = cache.tiers[1]
+    lease = cache.admitted("abcd")
+    node_states = []
+    (store,) = cache.insert(lease, 100.0)
+    node = cache.node("abc")
+    node_states.append(("empty", node.state[1] == INCOMING and node.slots[1] is None))
+    assert cache.begin(store, 101.0) == []
+    node_states.append(("loading", node.state[1] == INCOMING and len(node.slots[1]) == 3))
+    (offload,) = cache.finish(store, 102.0)
+    node_states.append(("ready", node.state[1] == READY and cache.look("abcd").gpu_pages == 4))
+    node_states.append(("offloading", node.pins[1] == 1 and not cpu.evictable_pages and node.state[2] == INCOMING))
+    cache.move([offload])
+    node_states.append(("recyclable", not node.pins[1] and cpu.evictable_pages == 3 and node.state[2] == READY))
+    assert [name for name, holds in node_states if not holds] == []
+    cache.release(lease)
+    cache.use("pqrstuvw")
+    cache.use("PQRSTUVW")
+    assert node.state[1] == ABSENT and "abc" in cache.on("disk")
+
+
+def test_short_prompts_stay_on_the_gpu_and_long_ones_also_go_below() -> None:
+    cache, _ = play([(1, 255), (2, 600), (3, 5_000)], (40, 60, 80))
+    assert on(cache, 0) == {2: 2, 3: 19}
+    assert on(cache, 1) == {2: 2, 3: 19}
+    assert on(cache, 2) == {3: 19}
+
+
+def test_the_adaptive_boundary_is_a_setting_of_the_preset() -> None:
+    placements = [tier.placement for tier in preset("placement.adaptive=true").tiers[1:]]
+    assert all(isinstance(placement, ByLength) and placement.adaptive for placement in placements)
