@@ -187,7 +187,7 @@ class OfferTable:
         if self.threshold < 2:
             return count_pages(runs)
         proven = 0
-        for (_, pages), offers in self._offers.pieces(runs):
+        for (_, pages), offers in self.known.pieces(runs):
             if offers is None or offers < self.threshold:
                 break
             proven += pages

@@ -320,7 +320,7 @@ def test_the_boundary_follows_the_last_512_prompts() -> None:
 
 
 def cost_aware(tier: int, **settings: float) -> CostAware:
-    """Of 4-token pages, the one that p others precede takes 4,928 + 512 p us to compute, 64,000 to load, 640,000 more from disk."""
+    """Of 4-token pages, the one after p others takes 4,928 + 512 p us to compute, 64,000 to load, 640,000 more from disk."""
     policy = CostAware(**settings)
     policy.bind(PolicyContext(tier=tier, page_tokens=4, model=MODEL, hardware=MACHINE))
     return policy
