@@ -35,21 +35,26 @@ class Node:
         self.slots: list[Any]
         self.pins: list[int]
         self.kids: list[int]
-        self.notes: list[Any]
-        """What the eviction policy of each tier remembers of the pages' uses; both parts of a cut keep it."""
         if tiers == 1:  # displays are faster than products, and replay spends much of its time here
-            self.state, self.slots, self.pins, self.kids, self.notes = [ABSENT], [None], [0], [0], [None]
+            self.state, self.slots, self.pins, self.kids = [ABSENT], [None], [0], [0]
         else:
             self.state, self.slots, self.pins, self.kids = [ABSENT] * tiers, [None] * tiers, [0] * tiers, [0] * tiers
-            self.notes = [None] * tiers
         self.transfers: tuple[Transfer, ...] = ()
         """Transfers that carry this node now."""
+        self.notes: Any = NO_NOTES
+        """What the eviction policy of each tier remembers of the pages' uses (``note``); both parts of a cut keep it."""
         self.created = self.last_used = now
         self.hits = 1
         """Requests that have used these pages, the one that computed them included."""
 
     def __repr__(self) -> str:
         return f"Node({self.runs}, depth={self.depth}, hits={self.hits}, state={self.state})"
+
+    def note(self, tier: int, value: Any) -> None:
+        """Let the tier's eviction policy remember a value with these pages."""
+        if self.notes is NO_NOTES:
+            self.notes = list(NO_NOTES)
+        self.notes[tier] = value
 
     def is_evictable(self, tier: int) -> bool:
         """Whether this is an unpinned leaf of the tier: ready there, with no child there."""
@@ -63,6 +68,9 @@ class Node:
             yield node
             stack.extend(node.children.values())
 
+
+NO_NOTES = (None, None, None)
+"""The notes of a node whose pages no policy has anything to remember of: shared, one entry a tier."""
 
 NO_CHILDREN: dict[int, Node] = {}
 """The children of every leaf: shared, and never changed."""
@@ -175,7 +183,8 @@ class RadixTree:
         upper = Node(before, pages, depth, parent, self.tiers, node.created)
         upper.last_used, upper.hits = node.last_used, node.hits
         upper.pins = node.pins.copy()
-        upper.notes = node.notes.copy()
+        if node.notes is not NO_NOTES:
+            upper.notes = node.notes.copy()
         parent.children[start] = upper
         upper.children = {middle: node}
         node.parent = upper

@@ -20,7 +20,7 @@ class AgingEviction(RankedEviction):
         """The node's H: what it has noted and its worth. Then its last use, to decide among equals."""
 
     def on_insert(self, node: Node, now: float) -> None:
-        node.notes[self.tier] = self.level
+        node.note(self.tier, self.level)
 
     on_hit = on_insert
 

@@ -78,7 +78,7 @@ class EvictionPolicy(ABC):
         """
         tier = self.tier
         while node.parent is not None:
-            node.notes[tier] = note
+            node.note(tier, note)
             if tier and node.is_evictable(tier):
                 self.on_evictable(node)
             node = node.parent

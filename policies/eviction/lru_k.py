@@ -26,7 +26,7 @@ class LRUK(RankedEviction):
             raise ValueError(f"k must be at least 1, not {self.k}")
 
     def on_insert(self, node: Node, now: float) -> None:
-        node.notes[self.tier] = (node.last_used,)
+        node.note(self.tier, (node.last_used,))
 
     def on_hit(self, node: Node, now: float) -> None:
         notes, tier = node.notes, self.tier

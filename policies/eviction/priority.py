@@ -31,7 +31,7 @@ class Priority(RankedEviction):
         while node.parent is not None:
             noted = node.notes[tier]
             if noted is None or noted < priority:
-                node.notes[tier] = priority
+                node.note(tier, priority)
                 if node.is_evictable(tier):
                     self.on_evictable(node)
             node = node.parent

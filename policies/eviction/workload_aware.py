@@ -130,7 +130,8 @@ class WorkloadAware(EvictionPolicy):
     def on_evictable(self, node: Node) -> None:
         own = node.notes[self.tier]
         if own is None:
-            own = node.notes[self.tier] = self._unfinished
+            own = self._unfinished
+            node.note(self.tier, own)
         self._entries += 1
         own.add(node, self._entries)
         if node.last_used <= own.head_used_s:
