@@ -275,6 +275,8 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise UsageError(f"eviction: {name} is a bound, for kvsim replay with one tier: choose another policy")
         if plan.replay.in_flight > 1:
             raise UsageError(f"replay.in_flight has no effect on {name}, for which running requests take no room: leave it out")
+        if plan.print_tree:
+            raise UsageError(f"print_tree has no effect on {name}, which keeps no tree: leave it out")
 
 
 def check_numbered(tiers: list[TierPlan]) -> None:
