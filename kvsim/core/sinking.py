@@ -217,7 +217,7 @@ class Sinking:
         else:
             node.runs, tail = split_runs(runs, kept)
         leaf = Node(tail, pages, node.depth + kept, node, tree.tiers, node.created)
-        leaf.last_used, leaf.hits = node.last_used, node.hits
+        leaf.last_used, leaf.hits, leaf.notes = node.last_used, node.hits, node.notes.copy()
         leaf.state[below] = READY
         leaf.slots[below] = pages
         node.children = {tail[0][0]: leaf}

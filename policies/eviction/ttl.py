@@ -44,6 +44,11 @@ class TimeToLive(RankedEviction):
         self._expiring: list[tuple[float, int, Node]] = []
         self._continuum = Continuum() if self.ttl_s == LEARNED else None
 
+    @property
+    def reads_hardware(self) -> bool:
+        """Whether what is kept depends on the machine's rates."""
+        return self._continuum is not None
+
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         context.require("session", "the session of each request")

@@ -121,6 +121,7 @@ def small_engine(
     gpu: int | None,
     cpu: int | None = 0,
     disk: int | None = 0,
+    eviction: Callable[[], Any] = LRU,
     placement: Callable[[], Any] | Sequence[Callable[[], Any]] = WriteThrough,
     prefetch: PrefetchPolicy | None = None,
     page_tokens: int = PAGE_TOKENS,
@@ -129,10 +130,10 @@ def small_engine(
     hardware: dict[str, Any] | None = None,
     **settings: Any,
 ) -> SmallEngine:
-    """An engine over one to three LRU tiers; ``hardware`` changes the round numbers, ``settings`` are the engine's."""
+    """An engine over one to three tiers; ``hardware`` changes the round numbers, ``settings`` are the engine's."""
     capacities = [capacity for capacity in (gpu, cpu, disk) if capacity != 0]
     placements = [make() for make in (placement if isinstance(placement, Sequence) else [placement] * 2)]
-    tiers = make_tiers(capacities, [LRU(), LRU(), LRU()], placements, slots=False, page_tokens=page_tokens)
+    tiers = make_tiers(capacities, [eviction() for _ in range(3)], placements, slots=False, page_tokens=page_tokens)
     cache = TieredCache(tiers, Rules(recompute_last_token=recompute_last_token, cache_output=cache_output), page_tokens)
     policy = prefetch or NoPrefetch()
     machine = HardwareSpec(**(HARDWARE | (hardware or {})))

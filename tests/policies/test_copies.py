@@ -1,0 +1,86 @@
+"""What policies remember of a node survives cuts, merges and moves between tiers."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from kvsim.core.cache import TieredCache
+from kvsim.core.instant import InstantCache
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.tier import Tier
+from kvsim.core.tree import READY
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.filo import FILO
+from kvsim.policies.eviction.lfu_da import LFUDynamicAging
+from kvsim.policies.eviction.lru_k import LRUK
+from kvsim.policies.eviction.priority import Priority
+from kvsim.policies.eviction.tail_latency import TailLatency
+from kvsim.policies.eviction.ttl import TimeToLive
+from kvsim.policies.eviction.workload_aware import WorkloadAware
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.trace.synthetic import Synthetic
+from tests.core.small import MACHINE, MODEL, NAMES
+
+PAGE_TOKENS = 64
+POLICIES: dict[str, Any] = {
+    "filo": FILO,
+    "lfu_da": LFUDynamicAging,
+    "lru_k": LRUK,
+    "priority": Priority,
+    "ttl": partial(TimeToLive, ttl_s=40),
+    "learned": partial(TimeToLive, ttl_s="learned"),
+    "tail_latency": partial(TailLatency, threshold=4096),
+    "workload_aware": WorkloadAware,
+}
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    made = Synthetic(sessions=250, arrivals="open_loop").load(PAGE_TOKENS).requests
+    for request in made:
+        request.priority = request.session % 3
+    return made
+
+
+def play(kind: type[TieredCache], requests: list[Request], policy: Any, placement: Any) -> tuple[list[list[int]], TieredCache]:
+    tiers = []
+    for index, capacity in enumerate((1100, 2500, 5000)):
+        eviction = policy()
+        lower = NAMES[index + 1] if index < 2 else None
+        eviction.bind(
+            PolicyContext(
+                tier=index, lower_tier_name=lower, capacity_pages=capacity, page_tokens=PAGE_TOKENS, model=MODEL,
+                hardware=MACHINE, requests=requests,
+            )
+        )  # fmt: skip
+        tiers.append(Tier(NAMES[index], index, Pool(capacity), eviction, placement() if index else None))
+    cache = kind(tiers, Rules(), PAGE_TOKENS)
+    outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings()).run(requests)
+    cache.check()
+    return outcome.hit_pages.tolist(), cache
+
+
+@pytest.mark.parametrize("placement", [WriteBack, WriteThrough, Exclusive])
+@pytest.mark.parametrize("name", ["filo", "lfu_da", "tail_latency", "learned", "ttl", "workload_aware"])
+def test_moves_at_once_and_one_by_one_are_alike(requests: list[Request], name: str, placement: Any) -> None:
+    instant, settled = (play(kind, requests, POLICIES[name], placement)[0] for kind in (InstantCache, TieredCache))
+    assert instant == settled
+    assert all(sum(hits) > 100 for hits in zip(*instant, strict=True))
+
+
+@pytest.mark.parametrize("placement", [WriteBack, WriteThrough, Exclusive])
+@pytest.mark.parametrize("kind", [InstantCache, TieredCache])
+@pytest.mark.parametrize("name", ["lfu_da", "lru_k", "priority", "tail_latency", "ttl"])
+def test_every_copy_keeps_its_note(requests: list[Request], name: str, kind: type[TieredCache], placement: Any) -> None:
+    _, cache = play(kind, requests, POLICIES[name], placement)
+    notes = [node.notes[at] for node in cache.tree.root.descendants() for at in range(3) if node.state[at] == READY]
+    assert len(notes) > 100 and None not in notes
