@@ -29,7 +29,7 @@ class Diary(LRU):
 def test_a_request_that_waits_for_room_shows_its_queueing_delay() -> None:
     """The second request arrives at 1 s and needs the pages of the first, which takes 17 s and 3 more of decoding."""
     diary = Diary()
-    engine = small_engine(gpu=5, eviction=lambda: diary)
+    engine = small_engine(gpu=6, eviction=lambda: diary)
     outcome = engine.serve(ask("abcd", output=4), ask("efgh", 1))
     assert [diary.told["arrival", index] for index in (0, 1)] == [0, 1]
     assert [diary.told["finish", index] for index in (0, 1)] == seconds([20, 20 + 17])
