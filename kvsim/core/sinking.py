@@ -13,7 +13,7 @@ from kvsim.core.movement import CPU, GPU
 from kvsim.core.pages import Run, split_runs
 from kvsim.core.pool import Pool
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, LEAVING, READY, Node
+from kvsim.core.tree import ABSENT, LEAVING, NO_NOTES, READY, Node
 
 if TYPE_CHECKING:
     from kvsim.core.instant import InstantCache
@@ -217,7 +217,9 @@ class Sinking:
         else:
             node.runs, tail = split_runs(runs, kept)
         leaf = Node(tail, pages, node.depth + kept, node, tree.tiers, node.created)
-        leaf.last_used, leaf.hits, leaf.notes = node.last_used, node.hits, node.notes.copy()
+        leaf.last_used, leaf.hits = node.last_used, node.hits
+        if node.notes is not NO_NOTES:
+            leaf.notes = node.notes.copy()
         leaf.state[below] = READY
         leaf.slots[below] = pages
         node.children = {tail[0][0]: leaf}

@@ -16,7 +16,7 @@ MISTAKES = [
     (["eviction=slru", "eviction.protected_hit=1"], "eviction.protected_hit: there is no such setting; did you mean eviction.p"),
     (["tiers.gpu.size=1"], "tiers.gpu.size: there is no such setting; tiers.gpu has capacity"),
     (["eviction=sllru"], "eviction=sllru: there is no such choice; did you mean slru? choose from "),
-    (["trace=nope"], "trace=nope: there is no such choice; choose from mooncake, "),
+    (["trace=nope"], "trace=nope: there is no such choice; choose from bailian, mooncake, "),
     (["eviction=null"], "Config group override must be a string"),
     (["tiers.cpu.eviction=slru"], "tiers.cpu.eviction: say eviction@tiers.cpu.eviction=NAME"),
     (["tiers.cpu.eviction.protected_hits=1"], "tiers.cpu.eviction.protected_hits: the tier has no policy of its own"),
