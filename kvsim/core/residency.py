@@ -24,6 +24,8 @@ class Residency:
         self.tiers = tiers
         for upper, lower in pairwise(tiers):
             upper.lower = lower
+        for tier in tiers:
+            tier.eviction.cut = self.cut
         self.tree = RadixTree(len(tiers))
         self.listeners = [tier for tier in tiers if tier.on_hit]
         self.awaited = [tier.on_arrival for tier in tiers if tier.on_arrival]
@@ -75,9 +77,12 @@ class Residency:
         return upper
 
     def merge(self, node: Node) -> None:
-        """Join a node with its only child if nothing distinguishes them any more; the child stays as the whole."""
+        """Join a node with its only child if nothing distinguishes them any more; the child stays as the whole.
+
+        Nothing happens to a node that has been joined to its child before.
+        """
         states = node.state
-        if len(node.children) != 1 or node.parent is None or node.transfers:
+        if len(node.children) != 1 or node.parent is None or node.transfers or not any(states):
             return
         (child,) = node.children.values()
         if child.state != states or child.pins != node.pins or not is_same_history(node, child):

@@ -1,9 +1,8 @@
 """An ordered set of pages, kept as runs: queues, ghost lists and tables of counts at a cost per run, whatever the page size."""
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
-
-from sortedcontainers import SortedDict
 
 from kvsim.core.pages import Run
 
@@ -22,6 +21,46 @@ class _Segment:
         self.newer: _Segment = self
 
 
+class _Starts:
+    """Distinct page ids, sorted, in blocks: an insertion shifts one block only."""
+
+    MOST = 512
+
+    def __init__(self) -> None:
+        self.blocks: list[list[int]] = [[]]
+        self.firsts: list[int] = [-1]
+        """Where each block begins: at its first id, or lower."""
+
+    def add(self, start: int) -> None:
+        at = bisect_right(self.firsts, start) - 1
+        block = self.blocks[at]
+        insort(block, start)
+        if len(block) > self.MOST:
+            self.blocks.insert(at + 1, block[self.MOST // 2 :])
+            self.firsts.insert(at + 1, block[self.MOST // 2])
+            del block[self.MOST // 2 :]
+
+    def remove(self, start: int) -> None:
+        at = bisect_right(self.firsts, start) - 1
+        block = self.blocks[at]
+        del block[bisect_left(block, start)]
+        if not block and at:
+            del self.blocks[at], self.firsts[at]
+
+    def around(self, start: int) -> tuple[int, int]:
+        """The last id up to ``start``, and the first one after it; -1 where there is none."""
+        at = bisect_right(self.firsts, start) - 1
+        block = self.blocks[at]
+        place = bisect_right(block, start)
+        if place < len(block):
+            after = block[place]
+        else:
+            after = self.blocks[at + 1][0] if at + 1 < len(self.blocks) else -1
+        if place:
+            return block[place - 1], after
+        return self.blocks[at - 1][-1] if at and self.blocks[at - 1] else -1, after
+
+
 class RunOrder:
     """Pages from the oldest to the most recent, each once, each with a value: what an ``OrderedDict`` of page ids would hold.
 
@@ -32,7 +71,8 @@ class RunOrder:
     def __init__(self) -> None:
         self.pages = 0
         """How many there are."""
-        self._by_start: Any = SortedDict()
+        self._by_start: dict[int, _Segment] = {}
+        self._starts = _Starts()
         self._end = _Segment(-1, 0, True, None)
         """Stands before the oldest and after the most recent segment."""
 
@@ -80,16 +120,16 @@ class RunOrder:
                 continue
             segment = _Segment(start, pages, tail_first, value)
             self._link(segment, self._end.older)
-            self._by_start[start] = segment
+            self._index(segment)
 
     def _extend(self, last: _Segment, start: int, pages: int, tail_first: bool, value: Any) -> bool:
         """Let the most recent segment take in a run that goes on where it ends, so that a path cut long ago is one again."""
         if last.tail_first != tail_first or last.value != value:
             return False
         if tail_first and start + pages == last.start:
-            del self._by_start[last.start]
+            self._unindex(last)
             last.start = start
-            self._by_start[start] = last
+            self._index(last)
         elif tail_first or last.start + last.pages != start:
             return False
         last.pages += pages
@@ -158,23 +198,26 @@ class RunOrder:
 
     def _overlapping(self, start: int, pages: int) -> _Segment | None:
         """The first segment, by page id, that shares a page with the run."""
-        by_start = self._by_start
-        at = by_start.bisect_right(start)
-        if at:
-            segment: _Segment = by_start.peekitem(at - 1)[1]
-            if segment.start + segment.pages > start:
+        before, after = self._starts.around(start)
+        if before >= 0:
+            segment = self._by_start[before]
+            if before + segment.pages > start:
                 return segment
-        if at < len(by_start):
-            segment = by_start.peekitem(at)[1]
-            if segment.start < start + pages:
-                return segment
-        return None
+        return self._by_start[after] if start < after < start + pages else None
+
+    def _index(self, segment: _Segment) -> None:
+        self._by_start[segment.start] = segment
+        self._starts.add(segment.start)
+
+    def _unindex(self, segment: _Segment) -> None:
+        del self._by_start[segment.start]
+        self._starts.remove(segment.start)
 
     def _cut(self, segment: _Segment, pages: int) -> _Segment:
         """Cut a segment after its first pages. Returns the rest, a new segment beside it in the order."""
         rest = _Segment(segment.start + pages, segment.pages - pages, segment.tail_first, segment.value)
         segment.pages = pages
-        self._by_start[rest.start] = rest
+        self._index(rest)
         self._link(rest, segment.older if segment.tail_first else segment)
         return rest
 
@@ -189,6 +232,6 @@ class RunOrder:
         older.newer = newer.older = segment
 
     def _drop(self, segment: _Segment) -> None:
-        del self._by_start[segment.start]
+        self._unindex(segment)
         segment.older.newer, segment.newer.older = segment.newer, segment.older
         self.pages -= segment.pages

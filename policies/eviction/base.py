@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, ClassVar
 
@@ -27,6 +27,8 @@ class EvictionPolicy(ABC):
     recency_only: ClassVar[bool] = False
     """Whether all that the policy reads of a node is ``last_used``. Pages that one request used last may then be one node,
     whatever used them before."""
+    cut: Callable[[Node, int], Node]
+    """Given by the core: cuts a node after so many pages. For ``victims``, where only the last pages of a node are to leave."""
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""

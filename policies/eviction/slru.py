@@ -1,25 +1,72 @@
 """Segmented LRU (Karedla, Love and Wherry: Caching strategies to improve disk system performance, IEEE Computer 27(3), 1994)."""
 
 from dataclasses import dataclass
+from math import inf
+from typing import Any, Self
 
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
+
+PROBATION, PROTECTED = range(2)
+PROTECTED_FRACTION = 0.8
+SEGMENTS = ("unsized", "sized")
 
 
 @dataclass(kw_only=True, eq=False)
 class SegmentedLRU(RankedEviction):
-    """LRU in two classes, so that pages used once never push out pages used again. SGLang's ``slru``.
+    """LRU in two classes, so that pages used once never push out pages used again.
 
     hits < protected_hits   leave first, least recently used first
     the others              leave after them, least recently used first
+
+    segments=unsized: there may be any number of protected pages. SGLang's ``slru``. segments=sized: ``SizedSegmentedLRU``.
     """
 
     protected_hits: int = 2
+    segments: str = "unsized"
+    protected_fraction: float | None = None
+
+    def __new__(cls, *, segments: str = "unsized", **settings: Any) -> Self:
+        return super().__new__(SizedSegmentedLRU if segments == "sized" else cls)  # type: ignore[return-value]
 
     def __post_init__(self) -> None:
         super().__init__()
         if self.protected_hits < 1:
             raise ValueError(f"protected_hits must be at least 1, not {self.protected_hits}")
+        if self.segments not in SEGMENTS:
+            raise ValueError(f"segments must be {' or '.join(SEGMENTS)}, not {self.segments}")
+        if self.protected_fraction is not None:
+            check_fractions(self, "protected_fraction")
+            if self.segments != "sized":
+                raise ValueError(f"protected_fraction={self.protected_fraction} has no effect without segments=sized")
 
     def rank(self, node: Node) -> tuple[bool, float]:
         return node.hits >= self.protected_hits, node.last_used
+
+
+@dataclass(kw_only=True, eq=False)
+class SizedSegmentedLRU(QueueEviction, SegmentedLRU):
+    """Segmented LRU with a share for each segment, as published: what was used often long ago does not stay for ever.
+
+    probation   LRU. A new page enters here
+    protected   LRU. A page enters with its use number protected_hits, counted since it came to the tier. While room is made
+                and it has more than protected_fraction (0.8) * capacity pages, its first leaf goes back to probation's end
+    victim      the first leaf of probation, else that of protected
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        QueueEviction.__init__(self)
+
+    def enter(self, ghost: None) -> Mark:
+        return PROBATION if self.protected_hits > 1 else PROTECTED, self.clock, 1
+
+    def use(self, mark: Mark) -> Mark:
+        uses = mark[2] + 1
+        return PROTECTED if uses >= self.protected_hits else PROBATION, self.clock, uses
+
+    def choose(self) -> tuple[int, float] | None:
+        fraction = PROTECTED_FRACTION if self.protected_fraction is None else self.protected_fraction
+        self.demote(PROTECTED, PROBATION, fraction * self.capacity_pages)
+        return self.first_of((PROBATION, inf))

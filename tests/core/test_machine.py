@@ -22,11 +22,18 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
+from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.mq import MultiQueue
+from kvsim.policies.eviction.queues import QueueEviction
 from kvsim.policies.eviction.random import Random
+from kvsim.policies.eviction.s3_fifo import S3FIFO
+from kvsim.policies.eviction.sieve import Sieve
 from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.eviction.two_q import TwoQ
+from kvsim.policies.eviction.w_tinylfu import WTinyLFU
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.placement.cost_aware import CostAware
 from kvsim.policies.placement.exclusive import Exclusive
@@ -36,6 +43,15 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from tests.core.small import SmallCache, make_request, make_tiers
 
+QUEUES: list[Callable[[], Any]] = [
+    ARC,
+    TwoQ,
+    S3FIFO,
+    Sieve,
+    lambda: MultiQueue(queues=3, life_time=12),
+    lambda: WTinyLFU(window=0.3),
+    lambda: SegmentedLRU(segments="sized", protected_fraction=0.5),
+]
 EVICTIONS: list[Callable[[], Any]] = [LRU, FIFO, LFU, SegmentedLRU, Random]
 PLACEMENTS: list[Callable[[], Any]] = [
     WriteThrough,
@@ -101,7 +117,7 @@ class CacheMachine(RuleBasedStateMachine):
         draw = data.draw
         capacities = [draw(st.integers(2, 8)) for _ in range(draw(st.sampled_from([1, 2, 3, 3, 3])))]
         self.page_tokens = draw(st.integers(1, 2))
-        evictions = [draw(st.sampled_from(EVICTIONS))() for _ in capacities]
+        evictions = [draw(st.sampled_from(EVICTIONS + QUEUES))() for _ in capacities]
         placements = [draw(st.sampled_from(PLACEMENTS))() for _ in capacities[1:]]
         tiers = make_tiers(capacities, evictions, placements, slots=True, page_tokens=self.page_tokens)
         self.recompute = draw(st.booleans())
@@ -415,6 +431,18 @@ class CacheMachine(RuleBasedStateMachine):
     def counts_add_up(self) -> None:
         self.cache.check()
         assert set(self.cache.transfers) <= set(self.transfers), "a transfer was made, but not handed out"
+
+    @invariant()
+    def queues_hold_what_is_there(self) -> None:
+        for tier in self.cache.tiers:
+            policy = tier.eviction
+            if isinstance(policy, QueueEviction):
+                nodes = [node for node in self.cache.tree.root.descendants() if node.state[tier.index] == READY]
+                assert policy.pages() == {node: node.pages for node in nodes}
+                assert sum(policy.sizes) == sum(node.pages for node in nodes)
+                leaves = {node for node in nodes if node.is_evictable(tier.index)}
+                assert leaves <= {entry[-1] for heap in policy.heaps for entry in heap}
+                assert policy.ghosts.pages <= 10 * policy.capacity_pages
 
     @invariant()
     def usable_pages_hold_their_own_bytes(self) -> None:

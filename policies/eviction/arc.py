@@ -1,0 +1,75 @@
+"""ARC (Megiddo and Modha: ARC: a self-tuning, low overhead replacement cache, FAST 2003)."""
+
+from dataclasses import dataclass
+from math import floor, inf
+
+from kvsim.core.pages import Run
+from kvsim.core.run_order import RunOrder
+from kvsim.core.tree import Node
+from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
+
+ONCE, AGAIN = range(2)
+
+
+@dataclass(kw_only=True, eq=False)
+class ARC(QueueEviction):
+    """Shares the tier between pages used once (T1) and pages used again (T2), and learns how from what it evicted too early.
+
+    T1, T2   LRU each. A page enters T1, or T2 if a ghost list knows it; a hit takes it to T2
+    B1, B2   ghosts of what was evicted from T1 and T2: |T1| + |B1| <= capacity, all four <= 2 capacities
+    p        what T1 should have; 0 at first. A request with m pages in B1 and n in B2 adds ``m max(1, |B2| / |B1|)
+             - n max(1, |B1| / |B2|)``, once, by the sizes when it comes; p stays between 0 and the capacity
+    victim   the first leaf of T1 while T1 has more than p pages, else that of T2
+    """
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.target_pages = 0.0
+        """p."""
+        self.b1 = RunOrder()
+        self.b2 = RunOrder()
+        """Values: whether the ghost has been counted for p, since its page is on its way."""
+
+    def expect(self, runs: tuple[Run, ...]) -> bool:
+        found = [[(run, old) for run, old in ghosts.pieces(runs) if old is not None] for ghosts in (self.b1, self.b2)]
+        if not any(found):
+            return False
+        uncounted = [sum([pages for (_, pages), counted in here if not counted]) for here in found]
+        self._adapt(*uncounted)
+        for ghosts, here in zip((self.b1, self.b2), found, strict=True):
+            ghosts.append([run for run, _ in here], value=True)
+        return True
+
+    def _adapt(self, of_b1: int, of_b2: int) -> None:
+        b1, b2 = self.b1.pages, self.b2.pages
+        more = of_b1 * max(1.0, b2 / b1) if of_b1 else 0.0
+        less = of_b2 * max(1.0, b1 / b2) if of_b2 else 0.0
+        self.target_pages = min(max(self.target_pages + more - less, 0.0), self.capacity_pages)
+
+    def recall(self, runs: tuple[Run, ...]) -> list[tuple[int, bool | None]]:
+        self.expect(runs)
+        parts: list[tuple[int, bool | None]] = []
+        for run, in_b1 in self.b1.pieces(runs):
+            parts += [(pages, ghost) for (_, pages), ghost in (self.b2.pieces((run,)) if in_b1 is None else [(run, in_b1)])]
+        self.b1.remove(runs)
+        self.b2.remove(runs)
+        return parts
+
+    def enter(self, ghost: bool | None) -> Mark:
+        return ONCE if ghost is None else AGAIN, self.clock, None
+
+    def on_insert(self, node: Node, now: float) -> None:
+        super().on_insert(node, now)
+        once, again = self.sizes
+        forget_beyond(self.b1, self.capacity_pages - once)
+        forget_beyond(self.b2, 2 * self.capacity_pages - once - again - self.b1.pages)
+
+    def use(self, mark: Mark) -> Mark:
+        return AGAIN, self.clock, None
+
+    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+        (self.b1 if mark[0] == ONCE else self.b2).append(runs, value=False)
+
+    def choose(self) -> tuple[int, float] | None:
+        surplus = self.sizes[ONCE] + self.left_pages - self.target_pages
+        return self.first_of((ONCE, inf) if surplus > 0 else (AGAIN, floor(-surplus) + 1))

@@ -1,0 +1,57 @@
+"""MQ (Zhou, Philbin and Li: The multi-queue replacement algorithm for second level buffer caches, USENIX 2001)."""
+
+from dataclasses import dataclass
+from math import inf
+
+from kvsim.core.pages import Run
+from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
+
+
+@dataclass(kw_only=True, eq=False)
+class MultiQueue(QueueEviction):
+    """Keeps what is used often, as long as it is used: for tiers below another one, where reuse is far apart.
+
+    queue k   LRU. A page with u uses is in the queue of log2(u), or the last; a hit counts one and puts it there
+    expiry    a leaf that was not used while life_time pages were requested goes to the end of the next lower queue
+    ghosts    uses of what was evicted, the most recent ghost * capacity pages; they count when the page comes back
+    victim    the first leaf of the lowest queue that has one
+    """
+
+    queues: int = 8
+    life_time: int = 10_000
+    ghost: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name in ("queues", "life_time"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.ghost <= 0:
+            raise ValueError(f"ghost must be above 0, not {self.ghost}: it is a multiple of the tier's pages")
+        super().__init__(self.queues)
+
+    def advance(self, pages: int) -> None:
+        """A place is a time in pages, times the number of queues, plus one for each queue that a page has sunk: none is equal."""
+        self.clock += pages * self.queues
+
+    def enter(self, ghost: int | None) -> Mark:
+        return self._mark(1 + (ghost or 0))
+
+    def use(self, mark: Mark) -> Mark:
+        return self._mark(mark[2] + 1)
+
+    def _mark(self, uses: int) -> Mark:
+        return min(uses.bit_length(), self.queues) - 1, self.clock, uses
+
+    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+        self.ghosts.append(runs, value=mark[2])
+        forget_beyond(self.ghosts, self.ghost * self.capacity_pages)
+
+    def choose(self) -> tuple[int, float] | None:
+        life_time = self.life_time * self.queues
+        for queue in range(self.queues - 1, 0, -1):
+            while (leaf := self.first(queue)) is not None:
+                _, place, uses = self.mark(leaf)
+                if place + life_time >= self.clock:
+                    break
+                self.move(leaf, (queue - 1, place + life_time + 1, uses))
+        return self.first_of((0, inf))

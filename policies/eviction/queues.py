@@ -1,0 +1,336 @@
+"""Queues of pages at a cost per node: the base class of the policies that keep several lists."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from math import ceil, floor, inf
+from typing import Any
+
+from kvsim.core.pages import Run, split_runs
+from kvsim.core.request import Request
+from kvsim.core.run_order import RunOrder
+from kvsim.core.tree import READY, Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
+
+Mark = tuple[int, int, Any]
+"""(queue, place in it, a value of the policy's own): what a page is to the policy. The lowest place leaves first."""
+
+Part = tuple[int, Mark]
+"""So many pages that have one mark."""
+
+Entry = tuple[int, float, int, int, Node]
+"""(place, when the leaf was last used, where it ends: the deeper first, number of the entry, leaf)."""
+
+
+def forget_beyond(ghosts: RunOrder, pages: float) -> None:
+    """Keep so many pages of a ghost list, the most recent ones."""
+    if ghosts.pages > pages:
+        ghosts.pop_oldest(ceil(ghosts.pages - pages))
+
+
+def check_fractions(settings: object, *names: str) -> None:
+    """Raise ValueError if one of these settings is not a share of the tier."""
+    for name in names:
+        if not 0 < (value := getattr(settings, name)) < 1:
+            raise ValueError(f"{name} must be above 0 and below 1, not {value}: it is a share of the tier's pages")
+
+
+class QueueEviction(EvictionPolicy):
+    """Keeps each page of a tier in one of several queues. The result does not depend on how paths are cut into nodes.
+
+    mark     all pages of a node have one, as a rule. A node may have several parts, if a ghost list knew some of its pages:
+             then it is cut when the last part is about to leave
+    leaves   only they compete: each queue has a lazy heap of them, by place. Among equals the least recently used leaves
+    moves    a leaf passes to another queue, or place, with all pages above it that have the same mark
+    room     is made for all pages of a request before they enter, so a page that has left counts as one that has entered
+    ghosts   only what the policy chose to evict is remembered. What moves up, or is lost with its prefix, is not
+
+    A subclass says where a page enters (``enter``), what a hit makes of its mark (``use``), which queue gives the next victim
+    (``choose``), and what the ghost list keeps of it (``remember``).
+    """
+
+    def __init__(self, queues: int = 2) -> None:
+        self.sizes = [0] * queues
+        """Pages in each queue."""
+        self.clock = 0
+        """Place of what enters a queue now."""
+        self.left_pages = 0
+        """Pages that have left to make room for the latest request, in the latest pass."""
+        self.ghosts = RunOrder()
+        """What has been evicted and is remembered."""
+        self._running: set[Request] = set()
+        """Requests that have been told of: each counts once."""
+        self._request: Request | None = None
+        """The latest one, until its ghosts have been looked up."""
+        self._hit_pages = 0
+        self._new: tuple[Run, ...] = ()
+        """What the latest request needs, if none of it has a ghost."""
+        self._marks: dict[Node, Mark] = {}
+        """Of each node's last pages, and of all others unless the node is in ``_above``."""
+        self._above: dict[Node, list[Part]] = {}
+        """The parts before the last one, head to tail."""
+        self.heaps: list[list[Entry]] = [[] for _ in range(queues)]
+        """Of each queue. Entries that are not true any more are dropped when they come to the top."""
+        self._entries = 0
+        self._compact_at = 1024
+        self._offered: Node | None = None
+        self._refused: dict[Node, None] = {}
+
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self.capacity_pages: float = inf if context.capacity_pages is None else context.capacity_pages
+
+    def share(self, fraction: float) -> float:
+        """Whole pages of the tier."""
+        pages = fraction * self.capacity_pages
+        return floor(pages + 1e-9) if pages < inf else inf
+
+    # --- what a subclass says ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def enter(self, ghost: Any) -> Mark:
+        """The mark of a page that enters the tier and has this value in the ghost list; None: it is not there."""
+
+    @abstractmethod
+    def use(self, mark: Mark) -> Mark:
+        """What a hit makes of a mark."""
+
+    @abstractmethod
+    def choose(self) -> tuple[int, float] | None:
+        """The queue whose first leaf leaves now, and at most how many of its pages; None if there is no leaf."""
+
+    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+        """These pages have been evicted."""
+
+    def expect(self, runs: tuple[Run, ...]) -> bool:
+        """A request needs these pages, which the tier lacks. Keeps their ghosts. Returns whether there are any."""
+        return self.ghosts.touch(runs) > 0
+
+    def recall(self, runs: tuple[Run, ...]) -> list[tuple[int, Any]]:
+        """Pages enter the tier: take them out of the ghost list. Returns (pages, value), head to tail."""
+        pieces = self.ghosts.pieces(runs)
+        if len(pieces) > 1 or pieces[0][1] is not None:
+            self.ghosts.remove(runs)
+        return [(pages, ghost) for (_, pages), ghost in pieces]
+
+    # --- what the core tells -----------------------------------------------------------------------------------------
+
+    def on_request(self, request: Request, now: float) -> None:
+        if request in self._running:
+            return
+        self._running.add(request)
+        if self._request is not None:
+            self._expect()
+        self.advance(request.prompt_pages)
+        self._request = request
+        self._hit_pages = self.left_pages = 0
+
+    def advance(self, pages: int) -> None:
+        """A request for so many pages comes: time goes on."""
+        self.clock += 1
+
+    def on_finish(self, request: Request, node: Node, now: float) -> None:
+        self._running.discard(request)
+
+    def _expect(self) -> None:
+        """Look up the ghosts of what the latest request did not find here."""
+        request, self._request = self._request, None
+        self._new = ()
+        if request is not None and self._hit_pages < request.prompt_pages:
+            rest = split_runs(request.runs, self._hit_pages)[1] if self._hit_pages else request.runs
+            if not self.expect(rest):
+                self._new = rest
+
+    def on_insert(self, node: Node, now: float) -> None:
+        if self._request is not None:
+            self._expect()
+        if node.runs == self._new:
+            mark = self._marks[node] = self.enter(None)
+            self.sizes[mark[0]] += node.pages
+            return
+        parts = [(pages, self.enter(ghost)) for pages, ghost in self.recall(node.runs)]
+        for pages, mark in parts:
+            self.sizes[mark[0]] += pages
+        self._keep_parts(node, parts)
+
+    def on_hit(self, node: Node, now: float) -> None:
+        self._hit_pages = node.depth + node.pages
+        if node in self._above:
+            self._set_parts(node, [(pages, self.use(mark)) for pages, mark in self.parts(node)])
+        else:
+            old = self._marks[node]
+            self._marks[node] = mark = self.use(old)
+            if mark[0] != old[0]:
+                self.sizes[old[0]] -= node.pages
+                self.sizes[mark[0]] += node.pages
+        if not node.pins[self.tier] and not node.kids[self.tier]:
+            self.on_evictable(node)
+
+    def on_split(self, upper: Node, lower: Node) -> None:
+        if lower not in self._above:
+            self._marks[upper] = self._marks[lower]
+            return
+        before = self._above[lower]
+        last = upper.pages + lower.pages - sum([pages for pages, _ in before])
+        parts, above, left = [*before, (last, self._marks[lower])], [], upper.pages
+        while left:
+            pages, mark = parts.pop(0)
+            above.append((min(pages, left), mark))
+            if pages > left:
+                parts.insert(0, (pages - left, mark))
+            left -= min(pages, left)
+        self._keep_parts(upper, above)
+        self._keep_parts(lower, parts)
+
+    def on_merge(self, upper: Node, lower: Node) -> None:
+        self._keep_parts(lower, self.parts(upper) + self.parts(lower))
+        self._above.pop(upper, None)
+        del self._marks[upper]
+
+    def on_remove(self, node: Node) -> None:
+        if node in self._above:
+            for pages, part in self.parts(node):
+                self.sizes[part[0]] -= pages
+            del self._above[node], self._marks[node]
+            return
+        mark = self._marks.pop(node)
+        self.sizes[mark[0]] -= node.pages
+        if node is self._offered:
+            self.left_pages += node.pages
+            self.remember(node.runs, mark)
+
+    def on_evictable(self, node: Node) -> None:
+        queue, place, _ = self._marks[node]
+        self.push(self.heaps[queue], place, node)
+
+    # --- leaves ------------------------------------------------------------------------------------------------------
+
+    def push(self, heap: list[Entry], place: int, node: Node) -> None:
+        self._entries = entry = self._entries + 1
+        heappush(heap, (place, node.last_used, -node.depth - node.pages, entry, node))
+        if len(heap) > self._compact_at:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Keep one entry, the last, for each leaf in each heap."""
+        for queue, heap in enumerate(self.heaps):
+            leaves = {entry[-1]: entry for entry in sorted(heap) if self.is_true(queue, entry)}
+            heap[:] = leaves.values()
+            heapify(heap)
+        self._compact_at = max(1024, 2 * max(map(len, self.heaps)))
+
+    def is_leaf(self, node: Node) -> bool:
+        """Whether the node can leave now."""
+        tier = self.tier
+        return node.state[tier] == READY and not node.pins[tier] and not node.kids[tier] and node not in self._refused
+
+    def is_true(self, queue: int, entry: Entry) -> bool:
+        """Whether an entry of the queue's heap stands for a leaf that is there."""
+        place, node = entry[0], entry[-1]
+        if not self.is_leaf(node):
+            return False
+        mark = self._marks[node]
+        return mark[1] == place and mark[0] == queue
+
+    def first(self, queue: int) -> Node | None:
+        """The leaf that is the first to leave its queue, if it has one."""
+        heap = self.heaps[queue]
+        while heap:
+            if self.is_true(queue, heap[0]):
+                return heap[0][-1]
+            heappop(heap)
+        return None
+
+    def first_of(self, *queues: tuple[int, float]) -> tuple[int, float] | None:
+        """The first of these (queue, most pages) that has a leaf; else any other queue that has one."""
+        for queue, most in queues:
+            if self.first(queue) is not None:
+                return queue, most
+        others = (queue for queue in range(len(self.heaps)) if self.first(queue) is not None)
+        return next(((queue, inf) for queue in others), None)
+
+    def victims(self, now: float) -> Iterator[Node]:
+        self.left_pages = 0
+        if self._request is not None:
+            self._expect()
+        try:
+            while (chosen := self.choose()) is not None:
+                queue, most = chosen
+                node = heappop(self.heaps[queue])[-1]
+                pages = min(self._last_pages(node), ceil(most) if most < inf else node.pages)
+                if pages < node.pages:
+                    self.cut(node, node.pages - pages)
+                self._offered = node
+                yield node
+                if node.state[self.tier] == READY and node.is_evictable(self.tier):
+                    self._refused[node] = None
+        finally:
+            self._offered = None
+            refused, self._refused = self._refused, {}
+            for node in refused:
+                if node.is_evictable(self.tier):
+                    self.on_evictable(node)
+
+    def pages(self) -> dict[Node, int]:
+        """How many pages of each node are in the queues."""
+        return {node: sum([pages for pages, _ in self.parts(node)]) for node in self._marks}
+
+    # --- marks -------------------------------------------------------------------------------------------------------
+
+    def mark(self, node: Node) -> Mark:
+        """Of the node's last pages."""
+        return self._marks[node]
+
+    def end(self) -> int:
+        """A place after all that are taken, and before those of what comes next."""
+        self.clock += 2
+        return self.clock - 1
+
+    def move(self, leaf: Node, mark: Mark) -> None:
+        """Give the last pages of a leaf another mark, and all pages above them that have the same one."""
+        node: Node | None = leaf
+        old = self._marks[leaf]
+        while node is not None and self._marks.get(node) == old:
+            pages = self._last_pages(node)
+            self.sizes[old[0]] -= pages
+            self.sizes[mark[0]] += pages
+            if node in self._above:
+                self._keep_parts(node, [*self._above[node], (pages, mark)])
+                break
+            self._marks[node] = mark
+            node = node.parent
+        self.on_evictable(leaf)
+
+    def demote(self, upper: int, lower: int, most_pages: float) -> None:
+        """While a queue has more pages than it may, its first leaf goes to the end of a lower one."""
+        while self.sizes[upper] > most_pages and (leaf := self.first(upper)) is not None:
+            self.move(leaf, (lower, self.end(), self._marks[leaf][2]))
+
+    def _last_pages(self, node: Node) -> int:
+        """Pages of the node's last part."""
+        return node.pages - sum([pages for pages, _ in self._above[node]]) if node in self._above else node.pages
+
+    def parts(self, node: Node) -> list[Part]:
+        return [*self._above.get(node, ()), (self._last_pages(node), self._marks[node])]
+
+    def _set_parts(self, node: Node, parts: list[Part]) -> None:
+        """Give every part of a node another mark."""
+        for (pages, old), (_, mark) in zip(self.parts(node), parts, strict=True):
+            self.sizes[old[0]] -= pages
+            self.sizes[mark[0]] += pages
+        self._keep_parts(node, parts)
+
+    def _keep_parts(self, node: Node, parts: Iterable[Part]) -> None:
+        """Note a node's parts; neighbours with equal marks are one."""
+        joined: list[Part] = []
+        for pages, mark in parts:
+            if joined and joined[-1][1] == mark:
+                joined[-1] = joined[-1][0] + pages, mark
+            else:
+                joined.append((pages, mark))
+        self._marks[node] = joined.pop()[1]
+        if joined:
+            self._above[node] = joined
+        else:
+            self._above.pop(node, None)

@@ -1,0 +1,75 @@
+"""S3-FIFO (Yang et al.: FIFO queues are all you need for cache eviction, SOSP 2023)."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from kvsim.core.pages import Run, count_pages
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, forget_beyond
+
+SMALL, MAIN = range(2)
+MOST_USES = 3
+
+
+@dataclass(kw_only=True, eq=False)
+class S3FIFO(QueueEviction):
+    """Lets what is used once pass quickly through a small queue, so that the main one holds what comes back.
+
+    small    FIFO. A new page enters here, with no uses; a hit counts one, up to 3. With fill_main, a page that finds small full
+             before the tier has evicted anything enters main
+    main     FIFO. A page that the ghosts remember enters here, and one of small that had move_threshold hits or more as it
+             was about to leave; both without uses
+    ghosts   of what was evicted from small, the most recent ghost * capacity pages
+    victim   main's first leaf while main has more than (1 - small) * capacity pages, else small's. A leaf of main that has
+             uses goes to its end with one less
+    """
+
+    small: float = 0.1
+    ghost: float = 0.9
+    move_threshold: int = 2
+    fill_main: bool = True
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        check_fractions(self, "small")
+        if self.ghost <= 0:
+            raise ValueError(f"ghost must be above 0, not {self.ghost}: it is a multiple of the tier's pages")
+        if not 1 <= self.move_threshold <= MOST_USES:
+            raise ValueError(f"move_threshold must be 1 to {MOST_USES}, not {self.move_threshold}")
+
+        self._is_filling = self.fill_main
+
+    def expect(self, runs: tuple[Run, ...]) -> bool:
+        return super().expect(runs) or self._is_filling
+
+    def recall(self, runs: tuple[Run, ...]) -> list[tuple[int, Any]]:
+        if not self._is_filling:
+            return super().recall(runs)
+        pages = count_pages(runs)
+        to_small = int(min(pages, max(0, self.share(self.small) - self.sizes[SMALL])))
+        return [(to_small, None), (pages - to_small, True)] if 0 < to_small < pages else [(pages, None if to_small else True)]
+
+    def enter(self, ghost: bool | None) -> Mark:
+        return SMALL if ghost is None else MAIN, self.clock, 0
+
+    def use(self, mark: Mark) -> Mark:
+        queue, place, uses = mark
+        return mark if uses == MOST_USES else (queue, place, uses + 1)
+
+    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+        self._is_filling = False
+        if mark[0] == SMALL:
+            self.ghosts.append(runs)
+            forget_beyond(self.ghosts, self.ghost * self.capacity_pages)
+
+    def choose(self) -> tuple[int, float] | None:
+        while True:
+            surplus = self.sizes[MAIN] + self.share(self.small) - self.capacity_pages
+            chosen = self.first_of((MAIN, surplus) if surplus > 0 else (SMALL, inf))
+            if chosen is None:
+                return None
+            leaf = self.heaps[chosen[0]][0][-1]
+            queue, _, uses = self.mark(leaf)
+            if uses < (self.move_threshold if queue == SMALL else 1):
+                return chosen
+            self.move(leaf, (MAIN, self.end(), 0 if queue == SMALL else uses - 1))

@@ -1,0 +1,59 @@
+"""SIEVE (Zhang et al.: SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches, NSDI 2024)."""
+
+from dataclasses import dataclass
+from math import inf
+
+from kvsim.core.tree import Node
+from kvsim.policies.eviction.queues import Entry, Mark, QueueEviction
+
+AHEAD, BEHIND = range(2)
+
+
+@dataclass(kw_only=True, eq=False)
+class Sieve(QueueEviction):
+    """FIFO with a second chance that leaves pages where they are: new pages do not hide behind old ones that were kept.
+
+    order    by the time of entry. A hit sets the page's visited bit
+    hand     goes over the leaves from the oldest to the latest, and begins anew at the end. A visited leaf loses the bit and
+             stays, as do the pages above that entered with it and were visited; another one is the victim
+    """
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.hand = 0
+        """The place where the hand is: what is there is still ahead, unless the hand has passed it in this lap."""
+        self.lap = 1
+
+    def enter(self, ghost: None) -> Mark:
+        return 0, self.clock, (False, 0)
+
+    def use(self, mark: Mark) -> Mark:
+        return 0, mark[1], (True, mark[2][1])
+
+    def _side(self, mark: Mark) -> int:
+        _, place, (_, lap) = mark
+        return AHEAD if place > self.hand or place == self.hand and lap != self.lap else BEHIND
+
+    def on_evictable(self, node: Node) -> None:
+        mark = self.mark(node)
+        self.push(self.heaps[self._side(mark)], mark[1], node)
+
+    def is_true(self, queue: int, entry: Entry) -> bool:
+        if not self.is_leaf(entry[-1]):
+            return False
+        mark = self.mark(entry[-1])
+        return mark[1] == entry[0] and self._side(mark) == queue
+
+    def choose(self) -> tuple[int, float] | None:
+        while True:
+            leaf = self.first(AHEAD)
+            if leaf is not None:
+                _, self.hand, (visited, _) = self.mark(leaf)
+                if not visited:
+                    return AHEAD, inf
+                self.move(leaf, (0, self.hand, (False, self.lap)))
+            elif self.first(BEHIND) is not None:
+                self.heaps.reverse()
+                self.hand, self.lap = 0, self.lap + 1
+            else:
+                return None

@@ -1,0 +1,44 @@
+"""2Q (Johnson and Shasha: 2Q: a low overhead high performance buffer management replacement algorithm, VLDB 1994)."""
+
+from dataclasses import dataclass
+from math import floor, inf
+
+from kvsim.core.pages import Run
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, forget_beyond
+
+A1IN, AM = range(2)
+
+
+@dataclass(kw_only=True, eq=False)
+class TwoQ(QueueEviction):
+    """Lets pages prove themselves: the main list is for those that are asked for again after they have left. The full version.
+
+    A1in     FIFO. A new page enters here; a hit changes nothing
+    A1out    ghosts of what was evicted from A1in, the most recent kout * capacity pages
+    Am       LRU. A page that A1out remembers enters here
+    victim   the first leaf of A1in while it has more than kin * capacity pages, else that of Am
+    """
+
+    kin: float = 0.25
+    kout: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        check_fractions(self, "kin")
+        if self.kout <= 0:
+            raise ValueError(f"kout must be above 0, not {self.kout}: it is a multiple of the tier's pages")
+
+    def enter(self, ghost: bool | None) -> Mark:
+        return A1IN if ghost is None else AM, self.clock, None
+
+    def use(self, mark: Mark) -> Mark:
+        return mark if mark[0] == A1IN else (AM, self.clock, None)
+
+    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+        if mark[0] == A1IN:
+            self.ghosts.append(runs)
+            forget_beyond(self.ghosts, self.kout * self.capacity_pages)
+
+    def choose(self) -> tuple[int, float] | None:
+        surplus = self.sizes[A1IN] + self.left_pages - self.kin * self.capacity_pages
+        return self.first_of((A1IN, inf) if surplus > 0 else (AM, floor(-surplus) + 1))

@@ -1,0 +1,82 @@
+"""W-TinyLFU (Einziger, Friedman and Manes: TinyLFU: a highly efficient cache admission policy, ACM ToS 13(4), 2017)."""
+
+from dataclasses import dataclass
+from math import floor, inf
+
+from kvsim.core.pages import Run
+from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, forget_beyond
+
+WINDOW, PROBATION, PROTECTED = range(3)
+MOST_USES = 15
+SAMPLE = 10
+"""After so many times the tier's pages have been requested, all counts are halved. As many pages are remembered."""
+PROTECTED_FRACTION = 0.8
+
+
+@dataclass(kw_only=True, eq=False)
+class WTinyLFU(QueueEviction):
+    """Lets new pages into the main part of the tier only if they are used more often than what they would push out.
+
+    window      LRU. A new page enters here. If the last request found room, what is too much for the window goes to main as
+                the next one comes
+    main        segmented LRU: pages enter probation, a hit takes them to protected, whose first leaves go back to probation
+                when it has more than 80 % of main
+    frequency   uses of a page, up to 15, halved after every 10 capacities of pages requested. Counted for each page that is
+                here and for the 10 capacities that left last: exact, where the paper has a sketch of single pages
+    victim      with a full window its first leaf, unless it is used more often than main's: then it goes to main. Without a
+                full window main's first leaf
+    """
+
+    window: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__init__(queues=3)
+        check_fractions(self, "window")
+        self.epoch = 0
+        self._requested_pages = 0
+
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self.window_pages = max(1, self.share(self.window))
+
+    def advance(self, pages: int) -> None:
+        super().advance(pages)
+        if not self.left_pages:
+            self.demote(WINDOW, PROBATION, self.window_pages)
+        self._requested_pages += pages
+        self.epoch = int(self._requested_pages // (SAMPLE * self.capacity_pages))
+
+    def frequency(self, value: tuple[int, int]) -> int:
+        uses, epoch = value
+        return uses >> (self.epoch - epoch)
+
+    def _used(self, value: tuple[int, int]) -> tuple[int, int]:
+        return min(self.frequency(value) + 1, MOST_USES), self.epoch
+
+    def enter(self, ghost: tuple[int, int] | None) -> Mark:
+        return WINDOW, self.clock, self._used(ghost or (0, self.epoch))
+
+    def use(self, mark: Mark) -> Mark:
+        return mark[0] and PROTECTED, self.clock, self._used(mark[2])
+
+    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+        self.ghosts.append(runs, value=mark[2])
+        forget_beyond(self.ghosts, SAMPLE * self.capacity_pages)
+
+    def choose(self) -> tuple[int, float] | None:
+        while True:
+            self.demote(PROTECTED, PROBATION, PROTECTED_FRACTION * (self.capacity_pages - self.window_pages))
+            surplus = self.sizes[WINDOW] + self.left_pages + 1 - self.window_pages
+            main = PROBATION if self.first(PROBATION) is not None else PROTECTED
+            candidate = self.first(WINDOW) if surplus > 0 else None
+            if candidate is None:
+                return self.first_of((main, inf if surplus > 0 else floor(-surplus) + 1))
+            if not self._is_better(candidate, main):
+                return WINDOW, inf
+            self.move(candidate, (PROBATION, self.end(), self.mark(candidate)[2]))
+
+    def _is_better(self, candidate: Node, main: int) -> bool:
+        victim = self.first(main)
+        return victim is not None and self.frequency(self.mark(candidate)[2]) > self.frequency(self.mark(victim)[2])

@@ -1,0 +1,22 @@
+"""Segmented LRU with sized segments, by hand."""
+
+from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
+from tests.policies.test_eviction import filled
+
+
+def test_protected_pages_beyond_the_share_fall_back() -> None:
+    policy = SegmentedLRU(segments="sized", protected_fraction=0.5)
+    assert isinstance(policy, SizedSegmentedLRU)
+    cache = filled(policy, *"aabbccde", gpu=4)
+    assert policy.sizes == [2, 2] and cache.on("gpu") == "abce", "a fell back behind d, which left"
+    assert cache.leaving_order() == "aebc"
+
+
+def test_unsized_segments_keep_all_that_was_used_twice() -> None:
+    assert filled(SegmentedLRU(), *"aabbccde", gpu=4).leaving_order() == "eabc"
+
+
+def test_uses_that_protect_can_be_chosen() -> None:
+    policy = SegmentedLRU(segments="sized", protected_hits=3)
+    filled(policy, *"aabbb", gpu=4)
+    assert policy.sizes == [1, 1]
