@@ -44,15 +44,15 @@ def make_cache(
     tracker_pages: int = 64_000,
     page_tokens: int = PAGE_TOKENS,
     pool: type[Pool] = Pool,
-    requests: list[Request] | None = None,
+    **known: Any,
 ) -> VLLMCache:
+    """A cache of one or two tiers; ``known`` is what else policies may know."""
     tiers = []
     for index, (capacity, make) in enumerate(((gpu, eviction), (cpu, cpu_eviction))):
         if capacity == 0:
             continue
         policy = make()
-        context = PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, requests=requests or ())
-        policy.bind(context)
+        policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, **known))
         placement = StoreThreshold(k=k, tracker_pages=tracker_pages) if index else None
         tiers.append(Tier(("gpu", "cpu")[index], index, pool(capacity), policy, placement))
     return VLLMCache(tiers, VLLMRules(), page_tokens)
