@@ -12,7 +12,6 @@ from kvsim.core.cache import TieredCache
 from kvsim.core.instant import InstantCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
@@ -46,7 +45,7 @@ def replay(
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     cache = own or InstantCache(tiers, plan.rules, plan.page_tokens)
-    if inspect and not isinstance(cache, Residency):
+    if inspect and not hasattr(cache, "tree"):
         raise UsageError("print_tree: there is no radix tree under these rules, or with this eviction policy: leave it out")
     return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
 

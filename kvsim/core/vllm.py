@@ -27,6 +27,8 @@ class VLLMRules(Rules):
             raise ValueError(f"vLLM's rules have no clock: say kvsim replay instead of kvsim {command}, {OWN}")
         if "disk" in tiers:
             raise ValueError(f"vLLM's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
+        if self.cache_output:
+            raise ValueError(f"cache_output is not for vLLM's rules, which cache prompts: say rules.cache_output=false, {OWN}")
 
     def serving_cache(self, tiers: list[Tier], page_tokens: int) -> "VLLMCache":
         return VLLMCache(tiers, self, page_tokens)

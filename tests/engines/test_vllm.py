@@ -6,12 +6,15 @@ import hydra
 import pytest
 from hydra.utils import get_class
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from kvsim.build import build_run
+from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.policies.eviction.base import BypassEviction
+from kvsim.report.tree import draw_tree
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_blocks import SlowBlocks, play_slowly
@@ -231,19 +234,31 @@ def test_the_reference_s_hits_on_conversation(shared: Path, conversation: list[R
     assert play(make_cache(capacity, page_tokens=512), conversation, in_flight) == [row[2:4] for row in expected]
 
 
+def test_the_tree_of_both_tiers_can_be_drawn() -> None:
+    cache = Small(6, 9, pool=SlotPool)
+    cache.serve("ab", "abc", "x")
+    console = Console(width=200)
+    with console.capture() as drawn:
+        console.print(draw_tree(cache.cache, {}))
+    lines = drawn.get().splitlines()
+    assert lines[0] == "radix tree: 3 nodes, gpu 4 of 6 pages in use, cpu 4 of 9 pages in use"
+    assert len(lines) == 4
+
+
 @pytest.mark.parametrize(
     ("command", "override", "message"),
     [
-        ("simulate", "preset=vllm", "vLLM's rules have no clock"),
+        ("simulate", "seed=1", "vLLM's rules have no clock"),
         ("replay", "tiers.disk.capacity=10GiB", "vLLM's rules have no disk tier"),
+        ("replay", "+rules.cache_output=true", "cache_output is not for vLLM's rules"),
     ],
 )
 def test_what_the_rules_do_not_know_ends_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, override: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides = ["preset=vllm_offload" if "disk" in override else "preset=vllm", override]
+    overrides = ["preset=vllm_offload", override]
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
-        cfg = hydra.compose("config", overrides=list(dict.fromkeys(overrides)))
-    with pytest.raises(UsageError, match=f"^rules: {message}.*, or say rules=default"):
+        cfg = hydra.compose("config", overrides=overrides)
+    with pytest.raises(UsageError, match=f"^rules(: |\\.){message}.*, or say rules=default"):
         build_run(cfg, command=command)
