@@ -110,7 +110,7 @@ def markdown(agreements: list[Agreement]) -> str:
         "Requests of the Mooncake conversation trace, in pages of 512 tokens, whose hits differ from those recorded with SGLang",
         "0.5.23 (radix cache), SGLang 0.5.15 (hierarchical cache) and vLLM 0.33.0. Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
-        f" `kvsim replay trace=mooncake trace.path={TRACE} page_tokens=512` with the overrides shown.",
+        f"`kvsim replay trace=mooncake trace.path={TRACE} page_tokens=512` with the overrides shown.",
         "",
         "| sequence | overrides | requests | mismatches |",
         "|---|---|---|---|",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvsim.core.hosted_nodes import HostedNodeCache
 from kvsim.core.rules import Rules
@@ -34,6 +34,8 @@ class SGLangRules(Rules):
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command != "replay":
             raise ValueError(f"SGLang's rules have no clock: say kvsim replay instead of kvsim {command}, {OWN}")
+        if self.cache_output:
+            raise ValueError(f"cache_output is not replayed by SGLang's rules: set it to false, {OWN}")
         if "disk" in tiers:
             raise ValueError(f"SGLang's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
         if "cpu" not in tiers and self.load_min_tokens != SGLangRules.load_min_tokens:
@@ -42,16 +44,16 @@ class SGLangRules(Rules):
     def serving_cache(self, tiers: list[Tier], page_tokens: int) -> "ServingCache":
         if len(tiers) == 1:
             return WholeNodeCache(tiers, page_tokens, recompute_last_token=self.recompute_last_token)
-        _check_placement(tiers[1].placement)
+        _check_placement(tiers[1])
         return HostedNodeCache(
             tiers, page_tokens, recompute_last_token=self.recompute_last_token, load_min_tokens=self.load_min_tokens
         )
 
 
-def _check_placement(placement: Any) -> None:
+def _check_placement(tier: Tier) -> None:
     """Raise ValueError for a policy that decides about more than single nodes, after their uses and at their eviction."""
-    by_prompt = getattr(placement, "wanted_pages", None)
-    if by_prompt is not None and not getattr(by_prompt, "is_optional", False):
-        raise ValueError(f"SGLang's rules copy node by node, but {type(placement).__name__} decides for whole prompts: {OTHER}")
-    if getattr(placement, "watermark", 0):
+    if tier.wanted_pages:
+        kind = type(tier.placement).__name__
+        raise ValueError(f"SGLang's rules copy node by node, but {kind} decides for whole prompts: {OTHER}")
+    if tier.placement is not None and tier.placement.watermark:
         raise ValueError(f"SGLang's rules write nothing back before it is evicted: set the watermark to 0, {OWN}")

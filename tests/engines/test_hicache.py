@@ -147,20 +147,6 @@ def test_write_back_copies_below_a_parent_without_a_copy() -> None:
     assert cache.use("abcd") == (2, 2)
 
 
-def test_a_placement_that_decides_about_more_than_nodes_is_refused() -> None:
-    class ByPrompt(WriteThrough):
-        def wanted_pages(self, *prompt: Any) -> int:
-            return 1
-
-    class Early(WriteBack):
-        watermark = 0.9
-
-    with pytest.raises(ValueError, match="copy node by node, but ByPrompt decides for whole prompts: choose write_through"):
-        make_cache(5, 5, eviction=LRU, placement=ByPrompt())
-    with pytest.raises(ValueError, match="write nothing back before it is evicted: set the watermark to 0"):
-        make_cache(5, 5, eviction=LRU, placement=Early())
-
-
 # --- leaving the GPU ---------------------------------------------------------------------------------------------------------
 
 

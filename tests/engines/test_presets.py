@@ -87,6 +87,29 @@ def test_settings_of_the_rules_are_checked() -> None:
     )
 
 
+def test_answers_are_not_cached() -> None:
+    assert problem("preset=sglang", "+rules.cache_output=true") == (
+        "rules.cache_output is not replayed by SGLang's rules: set it to false, "
+        "or say rules=default, kvsim's own rules for the same policies"
+    )
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        (
+            "placement=by_length",
+            "rules: SGLang's rules copy node by node, but ByLength decides for whole prompts: choose write_through",
+        ),
+        ("placement=write_back", "rules: SGLang's rules write nothing back before it is evicted: set the watermark to 0"),
+    ],
+)
+def test_placements_that_sglang_has_not_are_refused(placement: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    early = ["placement.watermark=0.5"] if "back" in placement else []
+    assert main(["replay", "preset=sglang_hicache", placement, *early, "trace.sessions=3"]) == 2
+    assert capsys.readouterr().err.startswith(f"kvsim: {words}")
+
+
 def test_storage_is_read_ahead_as_in_sglang() -> None:
     built = plan("preset=sglang_storage")
     assert type(built.rules) is Rules
