@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import floor, inf
 
+from kvsim.core.offload import ArcOffload, OffloadOrder
 from kvsim.core.pages import Run
 from kvsim.core.run_order import RunOrder
 from kvsim.core.tree import Node
@@ -73,3 +74,6 @@ class ARC(QueueEviction):
     def choose(self) -> tuple[int, float] | None:
         surplus = self.sizes[ONCE] + self.left_pages - self.target_pages
         return self.first_of((ONCE, inf) if surplus > 0 else (AGAIN, floor(-surplus) + 1))
+
+    def offload_order(self, capacity_pages: int) -> OffloadOrder:
+        return ArcOffload(capacity_pages)

@@ -14,6 +14,7 @@ from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.errors import UsageError
+from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.store_threshold import StoreThreshold
@@ -32,14 +33,6 @@ from tests.engines.small_blocks import (
     random_requests,
     reference,
 )
-
-
-class ARC(LRU):
-    """Orders the single pages of the CPU tier by ARC."""
-
-    def offload_order(self, capacity_pages: int) -> ArcOffload:  # type: ignore[override]
-        return ArcOffload(capacity_pages)
-
 
 POLICIES: dict[str, tuple[Callable[[], EvictionPolicy], type[SlowOffload]]] = {"lru": (LRU, SlowOffload), "arc": (ARC, SlowArc)}
 
