@@ -12,6 +12,7 @@ from kvsim.core.cache import TieredCache
 from kvsim.core.instant import InstantCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
+from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
@@ -77,7 +78,9 @@ def upper_bound(plan: Plan, requests: list[Request]) -> Outcome:
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
-    """Raise UsageError if the rules ask for what the trace does not say of its answers."""
+    """Raise UsageError if the rules ask for what the trace does not say of its answers, or do not know what it asks for."""
+    if type(plan.rules).serving_cache is not Rules.serving_cache and any(request.persistent for request in requests):
+        raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not know: say rules=default")
     if not plan.rules.cache_output:
         return
     if any(request.output_runs is None for request in requests):

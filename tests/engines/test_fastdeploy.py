@@ -167,6 +167,16 @@ def test_the_preset_caches_answers_if_the_trace_knows_them() -> None:
         check_answers(built, requests)
 
 
+def test_rules_of_another_engine_do_not_know_persistent_prompts() -> None:
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        built = build_run(hydra.compose("config", overrides=["rules=sglang"]), command="replay")
+    requests = make_requests(["ab"])
+    check_answers(built, requests)
+    requests[0].persistent = True
+    with pytest.raises(UsageError, match="rules: the trace has persistent prompts"):
+        check_answers(built, requests)
+
+
 @pytest.mark.parametrize("tiers", [1, 2, 3])
 def test_cached_answers_leak_nothing_in_simulated_time(tiers: int) -> None:
     source = preset("trace.limit=150", "page_tokens=16").trace
