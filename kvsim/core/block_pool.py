@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvsim.core.pages import Run, count_pages, split_runs
+from kvsim.core.pages import Run, count_pages
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
@@ -45,15 +45,18 @@ class BlockPool(Residency):
         """Further copies of a page that is a node of its own, by page id, the oldest first."""
         self._can_trim = gpu.on_split is None and gpu.on_remove is None
 
-    def match(self, runs: tuple[Run, ...]) -> list[Node]:
-        """The nodes of the longest prefix that is there."""
-        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs)
+    def match(self, runs: tuple[Run, ...]) -> tuple[list[Node], tuple[Run, ...]]:
+        """The nodes of the longest prefix that is there, and the rest of the path."""
+        path, partial, agreed, rest = self.tree.walk(self.tree.root, runs)
         if partial is not None:
             path.append(self.cut(partial, agreed))
-        return path
+        return path, rest
 
-    def admit(self, request: Request, path: list[Node], pages: int, now: float) -> HeldBlocks | None:
-        """Let a request run that takes ``pages`` pages, those of ``path`` included. None, and nothing changed, without room."""
+    def admit(self, request: Request, path: list[Node], rest: tuple[Run, ...], pages: int, now: float) -> HeldBlocks | None:
+        """Let a request run that takes ``pages`` pages: those of ``path``, which it shares, of ``rest``, and some without a key.
+
+        None, and nothing changed, without room.
+        """
         gpu, pool = self.gpu, self.gpu.pool
         node = path[-1] if path else self.tree.root
         hit_pages = node.depth + node.pages
@@ -69,7 +72,6 @@ class BlockPool(Residency):
         if missing > 0:
             self._make_room(missing, now)
         held = HeldBlocks(request, node, pool.take(pages - hit_pages))
-        rest = request.runs if not hit_pages else split_runs(request.runs, hit_pages)[1]
         if rest:
             self._name(held, rest, now)
         return held

@@ -198,6 +198,9 @@ class RunOrder:
 
     def _overlapping(self, start: int, pages: int) -> _Segment | None:
         """The first segment, by page id, that shares a page with the run."""
+        found: _Segment | None = self._by_start.get(start)
+        if found is not None or not self._by_start:
+            return found
         before, after = self._starts.around(start)
         if before >= 0:
             segment = self._by_start[before]

@@ -52,9 +52,11 @@ class VLLMCache:
         if self._recompute_last_token and (most := (request.prompt_tokens - 1) // self.page_tokens) < usable:
             usable = most
             runs = split_runs(runs, usable)[0]
-        path = self.pool.match(runs)
+        path, rest = self.pool.match(runs)
         hit_pages = path[-1].depth + path[-1].pages if path else 0
-        held = self.pool.admit(request, path, pages, now)
+        if runs is not request.runs:
+            rest = split_runs(request.runs, hit_pages)[1]
+        held = self.pool.admit(request, path, rest, pages, now)
         if held is None:
             return None
         if self.offload is None:

@@ -98,7 +98,7 @@ class Small:
 
     def on_gpu(self, word: str) -> int:
         """How many pages of the word are found on the GPU."""
-        return sum(node.pages for node in self.cache.pool.match(runs_of(self.pages(word))))
+        return sum(node.pages for node in self.cache.pool.match(runs_of(self.pages(word)))[0])
 
     def on_cpu(self, word: str) -> str:
         """The letters of the word whose pages are in CPU memory."""

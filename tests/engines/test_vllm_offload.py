@@ -13,12 +13,13 @@ from kvsim.core.offload import ArcOffload, OffloadCounts, OffloadTier, OffloadUs
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
+from kvsim.core.vllm import VLLMCache
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.store_threshold import StoreThreshold
-from kvsim.run import replay
+from kvsim.run import build_tiers, replay
 from kvsim.trace.mooncake import Mooncake
 from tests.core.small import runs_of
 from tests.engines.slow_blocks import SlowArc, SlowBlocks, SlowOffload, play_slowly
@@ -497,6 +498,17 @@ def test_a_request_without_room_leaves_cpu_memory_alone() -> None:
     cache = Small(3, 9)
     assert cache.start("abcd") is None
     assert cache.on_cpu("abcd") == ""
+
+
+def test_the_preset_s_choices_make_the_tier() -> None:
+    overrides = ["preset=vllm_offload", "eviction@tiers.cpu.eviction=arc", "placement.k=2", "placement.tracker_pages=77"]
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        plan = build_run(hydra.compose("config", overrides=overrides), command="replay", overrides=overrides)
+    tiers = build_tiers(plan)
+    cache = plan.rules.serving_cache(tiers, plan.page_tokens)
+    assert isinstance(cache, VLLMCache) and cache.offload is not None
+    assert isinstance(cache.offload.order, ArcOffload)
+    assert (cache.offload.offers.threshold, cache.offload.offers.capacity) == (2, 77)
 
 
 @pytest.mark.parametrize(
