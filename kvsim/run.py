@@ -46,8 +46,6 @@ def replay(
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     cache = own or InstantCache(tiers, plan.rules, plan.page_tokens)
-    if inspect and not hasattr(cache, "tree"):
-        raise UsageError("print_tree: there is no radix tree under these rules, or with this eviction policy: leave it out")
     return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
 
 

@@ -159,9 +159,7 @@ def test_a_tree_does_not_change_the_hits() -> None:
 
 def test_a_tree_is_printed_only_if_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "eviction=belady", "trace.sessions=3", "tiers.gpu.capacity=9000pages", "print_tree=true"]) == 2
-    assert capsys.readouterr().err == (
-        "kvsim: print_tree: there is no radix tree under these rules, or with this eviction policy: leave it out\n"
-    )
+    assert capsys.readouterr().err == "kvsim: print_tree has no effect on Belady, which keeps no tree: leave it out\n"
 
 
 def test_a_tree_is_printed_by_a_replay_with_numbered_slots() -> None:
