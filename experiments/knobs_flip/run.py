@@ -80,7 +80,8 @@ class Cell:
             return f"eviction={BOUND}", f"tiers.gpu.capacity={self.gpu + self.cpu}pages", "replay.hold_output=false"
         chosen = next(knob for knob in KNOBS if knob.name == self.knob).choices[self.choice]
         written_back = ("placement=write_back",) if self.cpu and self.knob == "eviction" else ()
-        return *chosen, *written_back, f"tiers.gpu.capacity={self.gpu}pages", f"tiers.cpu.capacity={self.cpu}pages"
+        cpu = (f"tiers.cpu.capacity={self.cpu}pages",) if self.cpu else ()
+        return *chosen, *written_back, f"tiers.gpu.capacity={self.gpu}pages", *cpu
 
 
 @dataclass(frozen=True)
