@@ -55,6 +55,11 @@ class Lease:
         """Write-downs that make room for this request."""
 
     @property
+    def has_load(self) -> bool:
+        """Whether something is to be loaded, and has not been started."""
+        return self.loading is not None
+
+    @property
     def lower_pages(self) -> int:
         """Pages that would have to be loaded."""
         return self.cpu_pages + self.disk_pages
@@ -62,6 +67,8 @@ class Lease:
 
 class TieredCache(Movement):
     """Radix tree, tiers and policies behind one face. Methods take ``now``, in seconds, where time matters."""
+
+    lease_type: type[Lease] = Lease
 
     def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
         super().__init__(tiers)
@@ -76,11 +83,15 @@ class TieredCache(Movement):
 
     # --- match and admit ---------------------------------------------------------------------------------------------
 
-    def match(self, request: Request) -> Lease:
+    def match(self, request: Request) -> Any:
         """The longest reusable prefix, by tier. Changes nothing but the cut that it needs."""
         runs = request.runs
         if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // self.page_tokens) < request.prompt_pages:
             runs = split_runs(runs, usable)[0]
+        return self.match_runs(request, runs)
+
+    def match_runs(self, request: Request, runs: tuple[Run, ...]) -> Any:
+        """As ``match``, within ``runs``, with which the prompt begins."""
         path, partial, agreed, rest = self.tree.walk(self.tree.root, runs)
         if partial is not None:
             path.append(self.cut(partial, agreed))
@@ -91,7 +102,7 @@ class TieredCache(Movement):
 
     def lease(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> Lease:
         """A match of which the tree has so many pages, by tier."""
-        lease = Lease(request, path, pages, rest)
+        lease = self.lease_type(request, path, pages, rest)
         if not self._single:
             self._sort_by_tier(lease)
         return lease
@@ -530,6 +541,17 @@ class TieredCache(Movement):
 
     def check(self) -> None:
         """Recount everything; raises AssertionError where a count or an invariant does not hold."""
-        from kvsim.core.check import check
+        from kvsim.core.check import Held, check
 
-        check(self)
+        check(
+            self,
+            Held(pins=self.pinned(), slots=[x.slots for x in self.leases], owed_pages=sum(x.owed_pages for x in self.leases)),
+        )
+
+    def pinned(self) -> list[tuple[Node, int]]:
+        """(node, tier) for everything that running requests keep in place."""
+        pins = [(node, GPU) for node in [*self.persistent, *(lease.node for lease in self.leases)]]
+        for lease in self.leases:
+            if lease.loading is not None:
+                pins += [(lease.loading, tier.index) for tier in self.tiers[CPU:]]
+        return pins

@@ -1,6 +1,7 @@
 """Recounts a cache from scratch and compares with what it believes: the invariants, in code."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,30 +11,41 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 
 if TYPE_CHECKING:
-    from kvsim.core.cache import TieredCache
+    from kvsim.core.movement import Movement
 
 
-def check(cache: "TieredCache") -> None:
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What requests hold of a cache."""
+
+    pins: list[tuple[Node, int]] = field(default_factory=list)
+    """(node, tier): the node, and what is above it, is kept there."""
+    slots: list[Any] = field(default_factory=list)
+    """Of the GPU."""
+    owed_pages: int = 0
+
+
+def check(cache: "Movement", held: Held) -> None:
     """Raise AssertionError, saying which, if an invariant does not hold. Costs a walk over the whole tree."""
     nodes = list(cache.tree.root.descendants())
     for node in nodes:
         _check_node(cache, node)
-    pins = _count_pins(cache)
+    pins = _count_pins(cache, held)
     for node in [*nodes, *cache.doomed]:
         for tier in cache.tiers:
             assert node.pins[tier.index] == pins.get((node, tier.index), 0), f"{node}: pins in {tier.name}"
     for tier in cache.tiers:
-        _check_tier(cache, tier, nodes)
+        _check_tier(cache, tier, nodes, held if tier.index == 0 else Held())
     for transfer in cache.transfers:
         _check_transfer(cache, transfer)
 
 
-def _check_node(cache: "TieredCache", node: Node) -> None:
+def _check_node(cache: "Movement", node: Node) -> None:
     """The tree's own links, and what a node's copies require of its neighbours."""
     parent = node.parent
     assert parent is not None and parent.children[node.runs[0][0]] is node, f"{node}: not where its parent looks for it"
     assert node.pages == count_pages(node.runs) > 0, f"{node}: page count"
-    assert node.depth == parent.depth + parent.pages, f"{node}: depth"
+    assert node.depth == parent.depth + parent.pages or node.runs[0][0] < 0, f"{node}: depth"
     assert any(node.state), f"{node}: on no tier, but in the tree"
     assert not cache.is_doomed(node), f"{node}: doomed, but in the tree"
     for tier in cache.tiers:
@@ -43,17 +55,10 @@ def _check_node(cache: "TieredCache", node: Node) -> None:
         assert parent.state[0] in (READY, INCOMING), f"{node}: on the GPU without its parent"
 
 
-def _count_pins(cache: "TieredCache") -> dict[tuple[Node, int], int]:
+def _count_pins(cache: "Movement", held: Held) -> dict[tuple[Node, int], int]:
     """Pins that requests and transfers should have, by node and tier."""
-    held = [(lease.node, 0) for lease in cache.leases]
-    held += [(node, 0) for node in cache.persistent]
-    for lease in cache.leases:
-        if lease.loading is not None:
-            held += [(lease.loading, tier.index) for tier in cache.tiers[1:]]
-    for transfer in cache.transfers:
-        held += transfer.pins
     pins: dict[tuple[Node, int], int] = {}
-    for held_node, tier in held:
+    for held_node, tier in [*held.pins, *(pin for transfer in cache.transfers for pin in transfer.pins)]:
         node: Node | None = held_node
         while node is not None and node.parent is not None:
             pins[node, tier] = pins.get((node, tier), 0) + 1
@@ -61,18 +66,17 @@ def _count_pins(cache: "TieredCache") -> dict[tuple[Node, int], int]:
     return pins
 
 
-def _check_tier(cache: "TieredCache", tier: Tier, nodes: list[Node]) -> None:
+def _check_tier(cache: "Movement", tier: Tier, nodes: list[Node], held: Held) -> None:
     """Every slot has one owner, every page one state, and the running sums are right."""
     index, pool = tier.index, tier.pool
     present = [node for node in [*nodes, *cache.doomed] if node.state[index]]
     slots = [node.slots[index] for node in present if node.slots[index] is not None]
-    if index == 0:
-        slots += [lease.slots for lease in cache.leases]
+    slots += held.slots
     assert pool.free + sum(pool.count(some) for some in slots) == pool.capacity, f"{tier.name}: slots leaked"
     if isinstance(pool, SlotPool):
         owned = np.concatenate([pool.free_slots(), *slots])
         assert len(np.unique(owned)) == pool.capacity, f"{tier.name}: a slot has two owners"
-    sums = {"evictable": 0, "coming": 0, "owed": 0}
+    sums = {"evictable": 0, "coming": 0, "owed": held.owed_pages}
     for node in present:
         state, some = node.state[index], node.slots[index]
         assert some is None or pool.count(some) == node.pages or state == DOOMED, f"{node}: slots in {tier.name}"
@@ -81,13 +85,11 @@ def _check_tier(cache: "TieredCache", tier: Tier, nodes: list[Node]) -> None:
         sums["owed"] += node.pages * (some is None)
         sums["coming"] += node.pages * (state == LEAVING)
         sums["evictable"] += node.pages * (state == READY and not node.pins[index])
-    if index == 0:
-        sums["owed"] += sum(lease.owed_pages for lease in cache.leases)
     believed = {"evictable": tier.evictable_pages, "coming": tier.coming_pages, "owed": tier.owed_pages}
     assert believed == sums, f"{tier.name}: believes {believed}, has {sums}"
 
 
-def _check_transfer(cache: "TieredCache", transfer: object) -> None:
+def _check_transfer(cache: "Movement", transfer: object) -> None:
     """What is on its way has a target that waits for it and a source that still has it."""
     from kvsim.core.transfer import Transfer
 

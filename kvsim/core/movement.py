@@ -59,7 +59,7 @@ class Movement(Residency):
             return False
         for node in tier.eviction.victims(now):
             surplus = node.pages - missing
-            if surplus > 0:
+            if surplus > 0 and node.runs[0][0] >= 0:
                 if self._can_trim(node, tier):
                     self.trim(node, tier, missing)
                     self.counts.dropped_pages += missing
@@ -68,18 +68,24 @@ class Movement(Residency):
                 self.cut(node, surplus)
             missing -= node.pages
             self._evict(node, tier, now)
-            if not missing:
+            if missing <= 0:
                 break
         if tier.lower is not None:
             self._place(tier, tier.lower, now)
             return tier.pool.free + tier.coming_pages >= tier.owed_pages + pages
-        return not missing
+        return missing <= 0
 
     def _can_trim(self, node: Node, tier: Tier) -> bool:
         """Whether part of an evictable node can go without being a node of its own: it goes nowhere, and nobody needs to know."""
         if tier.lower is not None or tier.on_remove:
             return False
         return self._single or not node.children and not node.transfers and node.state.count(ABSENT) == len(self.tiers) - 1
+
+    def evict(self, node: Node, tier: Tier, now: float) -> None:
+        """Take one evictable node out of a tier, as if it were the next victim."""
+        self._evict(node, tier, now)
+        if tier.lower is not None:
+            self._place(tier, tier.lower, now)
 
     def _evict(self, node: Node, tier: Tier, now: float) -> None:
         """Take an evictable node out of a tier: written to the tier below first, or freed at once with what is below it."""

@@ -272,7 +272,7 @@ class Engine:
     def _claimed(self, job: Job, lease: Lease) -> None:
         """The slots are there: start the loads, and reckon what is left to compute."""
         job.is_claimed = True
-        if lease.loading is not None:
+        if lease.has_load:
             transfers = self.cache.load(lease, self.env.now)
             self.mover.submit(transfers)
             if lease.loaded_pages:

@@ -110,7 +110,7 @@ class TieredServer:
             self._move(lease.waits, now)
             while waits := cache.claim(lease, now):
                 self._move(waits, now)
-        if lease.loading is not None:
+        if lease.has_load:
             self._move(cache.load(lease, now), now)
         disk_pages = lease.loaded_disk_pages
         if fetched_pages:

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.core.request import Request
-from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 
 @dataclass(kw_only=True, eq=False)
 class NoCheckpoint(CheckpointPolicy):
-    """Saves nothing: right for models whose layers are all attention, where the KV cache alone is enough.
+    """Saves nothing: a hybrid model reuses nothing, any other everything.
 
-    any prompt   no state
+    every request   no state
     """
 
-    def save_after(self, request: Request, reused_pages: int) -> Sequence[int]:
+    def __post_init__(self) -> None:
+        if self.detached or self.max_states_per_path is not None or self.detached_states is not None:
+            raise ValueError("none saves no state: leave out its settings")
+
+    def after_prefill(self, prefill: Prefill) -> Sequence[int]:
         return ()

@@ -1,0 +1,318 @@
+"""The cache of a hybrid model: a cached prefix is reused up to the last page after which a recurrent state was saved."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.checkpoints import DetachedStates, StateStore, page_before
+from kvsim.core.movement import CPU, GPU, Movement
+from kvsim.core.pages import Run, split_runs
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import Transfer
+from kvsim.core.tree import LEAVING, READY, Node
+
+if TYPE_CHECKING:
+    from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
+
+
+class HybridLease(Lease):
+    """A lease that ends at a state: ``known_pages`` of the prompt have KV in some tier, but only those up to the state count."""
+
+    __slots__ = ("known_pages", "state", "state_tier", "state_slots", "state_load", "detached", "save_after", "state_pages")
+
+    def __init__(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
+        super().__init__(request, path, pages, rest)
+        self.known_pages = 0
+        self.state: Node | None = None
+        self.state_tier: int | None = None
+        """Where the state is pinned while the request starts from it."""
+        self.state_slots: Any = None
+        """Where it will be loaded to, if states have room of their own."""
+        self.state_load: Transfer | None = None
+        self.detached: int | None = None
+        """The page after which a detached state was found."""
+        self.save_after: list[int] = []
+        """Pages of the prompt after which a state will be saved."""
+        self.state_pages = 0
+        """Of the request's slots, so many are kept for states."""
+
+    @property
+    def has_load(self) -> bool:
+        return self.loading is not None or self.state_tier == CPU
+
+
+class HybridCache(TieredCache):
+    """A tiered cache whose hits end at saved states.
+
+    ``states`` are kept in the KV's own tiers, if its home is this cache, or in tiers of their own. They follow the KV of their
+    page: when it leaves the GPU they leave too, unless the policy keeps detached ones. ``grid_pages``: states exist only after
+    multiples of so many pages.
+    """
+
+    lease_type = HybridLease
+
+    def __init__(
+        self,
+        tiers: list[Tier],
+        rules: Rules,
+        page_tokens: int,
+        *,
+        policy: "CheckpointPolicy",
+        prefill: "type[Prefill]",
+        grid_pages: int,
+        state_pages: int,
+        state_tiers: list[Tier] | None = None,
+    ) -> None:
+        super().__init__(tiers, rules, page_tokens)
+        self.policy = policy
+        self.grid_pages = grid_pages
+        self._prefill = prefill
+        self.shares_room = state_tiers is None
+        self.states = StateStore(self if state_tiers is None else Movement(state_tiers), state_pages)
+        self.detached = DetachedStates(policy.detached_states) if policy.detached else None
+        for tier in tiers:
+            self._follow(tier)
+
+    def _follow(self, tier: Tier) -> None:
+        """Hear of pages that leave the tier, before its policy does."""
+        told = tier.on_remove
+
+        def left(node: Node) -> None:
+            if told:
+                told(node)
+            if node.runs[0][0] >= 0:
+                self._leave_with(node, tier.index)
+
+        tier.on_remove = left
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def match(self, request: Request) -> Any:
+        """The longest prefix whose KV some tier has, cut back to the deepest usable state."""
+        lease: Any = super().match(request)
+        known = lease.gpu_pages + lease.lower_pages
+        lease = self._end_at_state(lease, known)
+        lease.known_pages = known
+        return lease
+
+    def _end_at_state(self, lease: HybridLease, limit: int) -> HybridLease:
+        """A lease of the same request that ends at its deepest state within ``limit`` pages."""
+        request = lease.request
+        found = self.states.deepest(request.runs, limit)
+        detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
+        depth = max(found[0] if found else 0, detached[0] if detached else 0)
+        if depth < lease.gpu_pages + lease.lower_pages:
+            known, lease = lease.known_pages, self.match_runs(request, split_runs(request.runs, depth)[0])
+            lease.known_pages = known
+        if found is not None and found[0] == depth:
+            lease.state = found[1]
+        elif detached is not None:
+            lease.detached = detached[1]
+        return lease
+
+    def admit(self, lease: Any, pages: int, now: float, load_pages: int = 0) -> bool:
+        """As for any cache; room for the states that this request will save, or has to load, is reserved too."""
+        if load_pages < lease.lower_pages:
+            shorter = self._end_at_state(lease, lease.gpu_pages + load_pages)
+            for name in (*Lease.__slots__, *HybridLease.__slots__):
+                if hasattr(shorter, name):
+                    setattr(lease, name, getattr(shorter, name))
+            load_pages = lease.lower_pages
+        lease.save_after = self._plan(lease)
+        state, home = lease.state, self.states.home
+        loads_state = state is not None and state.state[GPU] not in (READY, LEAVING)
+        if self.shares_room:
+            wanted = len(lease.save_after) + (state is not None)
+            spare = max(0, self.gpu.pool.capacity - pages) // self.states.units
+            del lease.save_after[: max(0, wanted - spare)]
+            lease.state_pages = self.states.units * (len(lease.save_after) + loads_state)
+        if state is not None:
+            lease.state_tier = self.states.pin(state, now)
+        if loads_state and not self.shares_room:
+            if not home.make_room(home.gpu, 1, now) or not home.gpu.pool.free:
+                self._end_start(lease)
+                return False
+            lease.state_slots = home.gpu.pool.take(1)
+        if not super().admit(lease, pages + lease.state_pages, now, load_pages):
+            self._end_start(lease)
+            return False
+        if state is not None:
+            self.states.begin_from(state, self.now)
+        elif lease.detached is not None and self.detached is not None:
+            self.detached.touch(lease.detached)
+            self.states.counts.used += 1
+        lost = lease.known_pages - lease.gpu_pages - lease.lower_pages
+        self.states.counts.tokens_lost_to_missing_state += lost * self.page_tokens
+        return True
+
+    def _plan(self, lease: HybridLease) -> list[int]:
+        """Pages after which this prompt's states are saved."""
+        request = lease.request
+        start = lease.gpu_pages + lease.lower_pages
+        full = request.prompt_tokens // self.page_tokens
+        replay = (request.prompt_tokens - 1) // self.page_tokens
+        prefill = self._prefill(start=start, known=min(lease.known_pages, full), full=full, replay=replay)
+        return self._on_grid(self.policy.after_prefill(prefill), start, min(full, request.prompt_pages))
+
+    def _on_grid(self, pages: Iterable[int], start: int, stop: int) -> list[int]:
+        """Ascending, after ``start`` and up to ``stop``, where the kernels have a state."""
+        grid = self.grid_pages
+        return sorted({page // grid * grid for page in pages if start < page // grid * grid <= stop})
+
+    def load(self, lease: Any, now: float) -> list[Transfer]:
+        transfers = []
+        if lease.state_tier == CPU:
+            transfers = self._load_state(lease, now)
+        planned = lease.loaded_pages
+        transfers += super().load(lease, now)
+        if lease.loaded_pages < planned:
+            self._settle_for_less(lease)
+        return transfers
+
+    def _load_state(self, lease: HybridLease, now: float) -> list[Transfer]:
+        """Bring the state to the GPU, unless another request has begun to."""
+        state, home, units = lease.state, self.states.home, self.states.units
+        assert state is not None
+        loads = []
+        if state.state[GPU]:
+            lease.state_load = next((load for load in state.transfers if load.target is home.gpu), None)
+        else:
+            if self.shares_room:
+                slots, lease.slots = home.gpu.pool.split(lease.slots, units)
+            else:
+                slots, lease.state_slots = lease.state_slots, None
+            lease.state_load = self.states.load(state, slots)
+            loads = [lease.state_load]
+        home.pin(state, GPU)
+        home.unpin(state, CPU)
+        lease.state_tier = GPU
+        return loads
+
+    def _settle_for_less(self, lease: HybridLease) -> None:
+        """KV that a load cannot bring makes the state useless: what is left counts up to the state before."""
+        there = lease.gpu_pages + lease.loaded_pages
+        found = self.states.deepest(lease.request.runs, there)
+        usable = found[0] if found else 0
+        lease.loaded_pages = max(0, usable - lease.gpu_pages)
+        lease.gpu_pages = min(lease.gpu_pages, usable)
+
+    def arriving(self, lease: Any) -> list[Transfer]:
+        loads = super().arriving(lease)
+        load = lease.state_load
+        return [*loads, load] if load is not None and not load.done and load not in loads else loads
+
+    def insert(self, lease: Any, now: float) -> list[Transfer]:
+        """As for any cache; and the states that were planned are saved."""
+        transfers = super().insert(lease, now)
+        self._end_start(lease)
+        if lease.epoch == self.epoch:
+            runs = lease.request.runs
+            for depth in lease.save_after:
+                self._save(lease, page_before(runs, depth), depth)
+        lease.save_after = []
+        return transfers + self.flush()
+
+    def _save(self, lease: HybridLease, page: int, depth: int) -> None:
+        """Save a state, in slots of the request where states share room with the KV."""
+        now = self.tick(self.now)
+        if not self.shares_room:
+            self.states.save(page, depth, now)
+        elif self.gpu.pool.count(lease.slots) >= self.states.units:
+            lease.slots = self.states.save(page, depth, now, lease.slots)
+        if (limit := self.policy.max_states_per_path) is not None:
+            self.states.keep_recent(lease.request.runs, depth, limit)
+
+    def finish_request(self, lease: Any) -> None:
+        """As for any cache; if the answer's pages are cached, states after them are saved."""
+        self._save_after_answer(lease)
+        super().finish_request(lease)
+
+    def _save_after_answer(self, lease: HybridLease) -> None:
+        request = lease.request
+        if lease.epoch != self.epoch:
+            return
+        full = request.prompt_tokens // self.page_tokens
+        stop = lease.node.depth + lease.node.pages
+        if stop > full and request.output_runs:
+            runs = (*split_runs(request.runs, full)[0], *request.output_runs)
+            for depth in self._on_grid(self.policy.after_answer(full, stop), full, stop):
+                self._save(lease, page_before(runs, depth), depth)
+
+    def release(self, lease: Any) -> None:
+        self._end_start(lease)
+        super().release(lease)
+
+    def _end_start(self, lease: HybridLease) -> None:
+        """The request has begun: its first state is not needed any more."""
+        home = self.states.home
+        if lease.state is not None and lease.state_tier is not None:
+            home.unpin(lease.state, lease.state_tier)
+            lease.state_tier = None
+        if lease.state_slots is not None:
+            home.gpu.pool.give(lease.state_slots)
+            lease.state_slots = None
+
+    # --- states follow the KV ----------------------------------------------------------------------------------------
+
+    def _leave_with(self, node: Node, tier: int) -> None:
+        """The KV of these pages leaves a tier: so do the states after them, or, from the GPU, they become detached."""
+        home = self.states.home
+        if tier >= len(home.tiers):
+            return
+        for state in self.states.index.along(node.runs):
+            if state.state[tier] != READY or state.pins[tier]:
+                continue
+            if tier == GPU and self.detached is not None:
+                self.detached.insert(self.states.page_of(state))
+                self.states.counts.detached += 1
+                home.free(state, home.tiers[tier])
+            else:
+                home.evict(state, home.tiers[tier], self.now)
+
+    # --- two homes ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> list[Transfer]:
+        transfers = super().flush()
+        return transfers if self.shares_room else transfers + self.states.home.flush()
+
+    def _home_of(self, transfer: Transfer) -> Movement | None:
+        """The other cache that a transfer belongs to, if states have room of their own."""
+        return None if self.shares_room or transfer.target in self.tiers else self.states.home
+
+    def begin(self, transfer: Transfer, now: float) -> list[Transfer]:
+        home = self._home_of(transfer)
+        return super().begin(transfer, now) if home is None else home.begin(transfer, now)
+
+    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
+        home = self._home_of(transfer)
+        return super().finish(transfer, now) if home is None else home.finish(transfer, now)
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        home = self._home_of(transfer)
+        return super().abort(transfer, pages_arrived, now) if home is None else home.abort(transfer, pages_arrived, now)
+
+    def reset(self) -> None:
+        super().reset()
+        if not self.shares_room:
+            self.states.home.reset()
+        self.states.clear()
+        if self.detached is not None:
+            self.detached.clear()
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def pinned(self) -> list[tuple[Node, int]]:
+        return super().pinned() + (self._pinned_states() if self.shares_room else [])
+
+    def _pinned_states(self) -> list[tuple[Node, int]]:
+        return [(lease.state, lease.state_tier) for lease in self.leases if lease.state_tier is not None]
+
+    def check(self) -> None:
+        super().check()
+        if not self.shares_room:
+            from kvsim.core.check import Held, check
+
+            slots = [lease.state_slots for lease in self.leases if lease.state_slots is not None]
+            check(self.states.home, Held(pins=self._pinned_states(), slots=slots))

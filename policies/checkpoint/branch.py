@@ -1,0 +1,21 @@
+"""Checkpoints where prompts part: admission by Marconi (Pan et al., MLSys 2025, section 4.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
+
+
+@dataclass(kw_only=True, eq=False)
+class Branch(CheckpointPolicy):
+    """At most two states a request: a prefix is shared if two prompts have shown it, and a conversation goes on after its answer.
+
+    prompt   after the last page that it has in common with known prompts, if no state is there
+    answer   after the last full page
+    """
+
+    def after_prefill(self, prefill: Prefill) -> Sequence[int]:
+        return (prefill.known,) if prefill.start < prefill.known else ()
+
+    def after_answer(self, prompt_pages: int, pages: int) -> Sequence[int]:
+        return (pages,)

@@ -1,0 +1,30 @@
+"""Retained checkpoints as vLLM keeps them for hybrid models (docs.vllm.ai, automatic prefix caching of Mamba layers)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
+
+
+@dataclass(kw_only=True, eq=False)
+class Retention(CheckpointPolicy):
+    """Keeps the states that a second request is likely to begin from, or one at every interval.
+
+    interval_tokens = 0   where the prompt leaves a known path, and the last page that the same prompt could reuse
+    interval_tokens > 0   after every so many tokens (the last full page before); up to the page size: after every page
+    """
+
+    interval_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.interval_tokens < 0:
+            raise ValueError(f"interval_tokens must be 0 (junctions only) or more, not {self.interval_tokens}")
+
+    def after_prefill(self, prefill: Prefill) -> Sequence[int]:
+        if not self.interval_tokens:
+            return prefill.known, prefill.replay
+        return self.multiples(self.interval_tokens, prefill.start, prefill.full)
+
+    def after_answer(self, prompt_pages: int, pages: int) -> Sequence[int]:
+        return self.multiples(self.interval_tokens, prompt_pages, pages) if self.interval_tokens else ()

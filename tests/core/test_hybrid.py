@@ -1,0 +1,283 @@
+"""Hybrid models by hand: a letter is a page, a word is a prompt, and a prompt is reused up to its last saved state."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from kvsim.core.hybrid import HybridCache
+from kvsim.core.rules import Rules
+from kvsim.core.tree import Node
+from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
+from kvsim.policies.checkpoint.branch import Branch
+from kvsim.policies.checkpoint.every_page import EveryPage
+from kvsim.policies.checkpoint.interval import Interval
+from kvsim.policies.checkpoint.last import Last
+from kvsim.policies.checkpoint.none import NoCheckpoint
+from kvsim.policies.checkpoint.retention import Retention
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from tests.core.small import SmallCache, make_tiers
+
+
+class SmallHybrid(HybridCache, SmallCache):  # type: ignore[misc]
+    """A small cache of a hybrid model."""
+
+    def states_on(self, tier: str) -> set[str]:
+        """The words after which a tier has a usable state."""
+        words = {page: word for word, page in self._ids.items()}
+        index = ("gpu", "cpu").index(tier)
+        return {words[self.states.page_of(node)] for node in self.states.index.values() if node.state[index] == 2}
+
+    def node(self, word: str) -> Node:
+        return SmallCache.node(self, word)
+
+
+def hybrid(
+    policy: CheckpointPolicy,
+    *,
+    gpu: int | None = 20,
+    cpu: int | None = 0,
+    states: int | None = 10,
+    cpu_states: int = 0,
+    shared_pages: int = 0,
+    grid: int = 1,
+    placement: Callable[[], Any] = WriteThrough,
+    recompute_last_token: bool = False,
+) -> SmallHybrid:
+    """A cache with its states in tiers of their own, or, with ``shared_pages``, in the KV's, each as large as so many pages."""
+    policy.bind(PolicyContext(page_tokens=1))
+    capacities = [capacity for capacity in (gpu, cpu) if capacity != 0]
+    tiers = make_tiers(capacities, [LRU(), LRU()], [placement()], slots=True, page_tokens=1)
+    state_tiers = None
+    if not shared_pages:
+        rooms = [room for room in (states, cpu_states) if room != 0]
+        state_tiers = make_tiers(rooms, [LRU(), LRU()], [WriteThrough()], slots=True, page_tokens=1)
+    return SmallHybrid(
+        tiers,
+        Rules(recompute_last_token=recompute_last_token),
+        1,
+        policy=policy,
+        prefill=Prefill,
+        grid_pages=grid,
+        state_pages=shared_pages or 1,
+        state_tiers=state_tiers,
+    )
+
+
+def use(cache: SmallHybrid, *words: str) -> list[int]:
+    """Hit pages of one request after another."""
+    return [sum(cache.use(word)) for word in words]
+
+
+def test_without_states_nothing_is_reused() -> None:
+    assert use(hybrid(NoCheckpoint()), "abc", "abc", "abcd") == [0, 0, 0]
+
+
+def test_a_prompt_is_reused_up_to_the_last_state_on_its_path() -> None:
+    cache = hybrid(Last())
+    assert use(cache, "abc", "abcde", "abxy") == [0, 3, 0]
+    assert cache.states_on("gpu") == {"abc", "abcde", "abxy"}
+
+
+def test_after_every_page_a_state_makes_a_hybrid_hit_like_any_model() -> None:
+    cache = hybrid(EveryPage(), states=None)
+    assert use(cache, "abcd", "abxy", "abcdef", "ab") == [0, 2, 4, 2]
+
+
+def test_the_second_request_saves_at_the_junction_and_the_third_hits_it() -> None:
+    cache = hybrid(Branch())
+    assert use(cache, "sysA", "sysB") == [0, 0]
+    assert cache.states_on("gpu") == {"sys"}
+    assert use(cache, "sysC") == [3]
+
+
+def test_a_state_at_the_end_of_unique_tokens_never_hits() -> None:
+    assert use(hybrid(Last()), "sysA", "sysB", "sysC") == [0, 0, 0]
+
+
+def test_an_aligned_state_that_lands_in_unique_tokens_never_hits() -> None:
+    """The system prompt of three pages ends between two places where kernels have a state."""
+    cache = hybrid(Interval(tokens=4), grid=4)
+    assert use(cache, "sysABCDE", "sysFGHIJ", "sysKLMNO") == [0, 0, 0]
+    assert all(len(word) % 4 == 0 for word in cache.states_on("gpu"))
+    assert use(hybrid(Interval(tokens=3), grid=1), "sysABCDE", "sysFGHIJ") == [0, 3]
+
+
+def test_an_interval_saves_at_its_multiples_and_after_the_last_full_page() -> None:
+    cache = hybrid(Interval(tokens=2))
+    use(cache, "abcde")
+    assert cache.states_on("gpu") == {"ab", "abcd", "abcde"}
+
+
+def test_states_are_saved_only_in_what_is_computed() -> None:
+    cache = hybrid(Interval(tokens=2))
+    use(cache, "abcd", "abcdefgh")
+    saved = cache.states.counts.saved
+    assert saved == 4, "ab and abcd by the first request, abcdef and abcdefgh by the second"
+
+
+def test_retention_keeps_the_junction_and_the_replay_boundary() -> None:
+    cache = hybrid(Retention())
+    use(cache, "sysA")
+    assert cache.states_on("gpu") == {"sys"}, "the last page of an aligned prompt is computed again"
+    use(cache, "sysBCD")
+    assert cache.states_on("gpu") == {"sys", "sysBC"}
+    assert use(cache, "sysBCD") == [5]
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(1, {"a", "ab", "abc"}), (2, {"ab"}), (3, {"abc"})])
+def test_retention_at_intervals(interval: int, expected: set[str]) -> None:
+    cache = hybrid(Retention(interval_tokens=interval))
+    use(cache, "abc")
+    assert cache.states_on("gpu") == expected
+
+
+def test_a_state_stays_at_its_depth_when_its_node_is_cut() -> None:
+    cache = hybrid(Last())
+    use(cache, "abcd", "abx")
+    assert use(cache, "abcde") == [4]
+
+
+def test_states_are_evicted_least_recently_used_first() -> None:
+    cache = hybrid(Last(), states=2)
+    use(cache, "ab", "cd", "abe", "fg")
+    assert cache.states_on("gpu") == {"abe", "fg"}
+    assert use(cache, "ab") == [0], "the KV is there, the state is not"
+    assert cache.states.counts.tokens_lost_to_missing_state >= 2
+
+
+def test_a_state_leaves_with_the_kv_before_it() -> None:
+    cache = hybrid(Last(), gpu=4)
+    use(cache, "abc", "wxyz")
+    assert cache.on("gpu") == "wxyz" and cache.states_on("gpu") == {"wxyz"}
+
+
+def test_the_state_that_a_request_starts_from_stays() -> None:
+    cache = hybrid(Last(), states=1)
+    use(cache, "ab")
+    lease = cache.admitted("abc")
+    assert lease.state is not None and lease.state.pins[0] == 1
+    cache.check()
+    other = cache.run("xy")
+    assert cache.states_on("gpu") == {"ab"} and cache.states.counts.no_room == 1
+    cache.move(cache.insert(lease, next(cache.clock)))
+    cache.check()
+    assert cache.states_on("gpu") == {"abc"}, "it has begun: the state before may leave"
+    for held in (lease, other):
+        cache.release(held)
+    cache.check()
+
+
+def test_a_path_keeps_its_most_recent_states() -> None:
+    cache = hybrid(EveryPage(max_states_per_path=2), states=None)
+    use(cache, "abcd")
+    assert cache.states_on("gpu") == {"abc", "abcd"}
+    assert use(cache, "abx") == [0]
+
+
+# --- the CPU tier ----------------------------------------------------------------------------------------------------
+
+
+def test_state_and_kv_come_back_from_the_cpu_together() -> None:
+    cache = hybrid(Last(), gpu=4, cpu=8, cpu_states=4)
+    use(cache, "abc", "wxyz")
+    assert cache.states_on("cpu") == {"abc", "wxyz"} and cache.states_on("gpu") == {"wxyz"}
+    assert cache.use("abcd") == (0, 3, 0)
+    assert "abc" in cache.states_on("cpu")
+
+
+def test_kv_on_the_cpu_is_worth_nothing_without_a_state() -> None:
+    cache = hybrid(Last(), gpu=4, cpu=8, cpu_states=0)
+    assert use(cache, "abc", "wxyz", "abcd") == [0, 0, 0]
+    assert cache.states.counts.tokens_lost_to_missing_state == 3
+
+
+def test_a_state_on_its_way_to_the_gpu_holds_up_its_request() -> None:
+    cache = hybrid(Last(), gpu=4, cpu=8, cpu_states=4)
+    use(cache, "abc", "wxyz")
+    lease = cache.admitted("abcd")
+    loads = cache.load(lease, next(cache.clock))
+    assert len(loads) == 2 and lease.has_load is False
+    assert set(cache.arriving(lease)) == set(loads)
+    cache.move(loads)
+    cache.check()
+    assert cache.arriving(lease) == []
+    cache.release(lease)
+    cache.check()
+
+
+# --- one budget ------------------------------------------------------------------------------------------------------
+
+
+def test_in_one_budget_states_take_the_room_of_pages() -> None:
+    cache = hybrid(Last(), gpu=10, shared_pages=3)
+    use(cache, "abcd")
+    assert cache.gpu.pool.free == 10 - 4 - 3
+    assert use(cache, "abcde") == [4]
+
+
+def test_in_one_budget_a_state_leaves_whole() -> None:
+    cache = hybrid(Last(), gpu=10, shared_pages=3)
+    use(cache, "abcd", "wx")
+    assert cache.gpu.pool.free in range(8)
+    cache.check()
+    use(cache, "pqr")
+    cache.check()
+    assert all(node.pages == 3 for node in cache.states.index.values() if any(node.state))
+
+
+def test_in_one_budget_states_and_pages_move_down_and_come_back() -> None:
+    cache = hybrid(Last(), gpu=7, cpu=30, shared_pages=3, placement=WriteBack)
+    use(cache, "abcd", "wxyz", "pq")
+    cache.check()
+    assert cache.use("abcd") == (0, 4, 0)
+    cache.check()
+
+
+# --- detached --------------------------------------------------------------------------------------------------------
+
+
+def test_a_detached_state_counts_as_long_as_some_tier_has_the_kv() -> None:
+    cache = hybrid(Last(detached=True), gpu=4, cpu=8)
+    use(cache, "abc", "wxyz")
+    assert cache.on("gpu") == "wxyz" and set("abc") <= set(cache.on("cpu"))
+    assert cache.use("abc") == (0, 3, 0), "the KV left the GPU, the CPU keeps it, the state is kept"
+
+
+def test_a_detached_state_without_kv_is_no_hit_until_the_kv_is_back() -> None:
+    cache = hybrid(Last(detached=True), gpu=4)
+    use(cache, "abc", "wxyz")
+    assert cache.on("gpu") == "wxyz"
+    cache.policy = NoCheckpoint()
+    assert use(cache, "abcd") == [0]
+    assert use(cache, "abcd") == [3], "the KV has been computed again, and the old state counts"
+
+
+def test_detached_states_are_few_if_their_cache_is_small() -> None:
+    cache = hybrid(Last(detached=True, detached_states=1), gpu=3, cpu=20)
+    use(cache, "ab", "cd", "ef", "gh")
+    assert cache.detached is not None and len(cache.detached) == 1
+    assert use(cache, "ab") == [0] and cache.detached.evicted > 0
+
+
+# --- everything at once ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared_pages", [0, 2])
+@pytest.mark.parametrize("placement", [WriteThrough, WriteBack])
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("policy", [EveryPage, Interval, Last, Branch, Retention])
+def test_nothing_leaks(policy: Callable[..., CheckpointPolicy], detached: bool, placement: Any, shared_pages: int) -> None:
+    cache = hybrid(
+        policy(detached=detached), gpu=12, cpu=14, states=3, cpu_states=4, shared_pages=shared_pages, placement=placement
+    )
+    words: Iterable[str] = ("abcd", "abxy", "abcdef", "pqr", "abcd", "abxz", "pqrs", "mn", "abcdefg", "abcd", "pq", "abxyz")
+    for word in words:
+        cache.use(word)
+    assert not cache.leases and not cache.transfers
+    cache.reset()
+    cache.check()
+    assert all(tier.pool.free == tier.pool.capacity for tier in (*cache.tiers, *cache.states.home.tiers))
