@@ -15,7 +15,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.capacity import capacity_pages
+from kvsim.capacity import capacity_pages, capacity_states
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.replay import ReplaySettings
@@ -35,6 +35,7 @@ T = TypeVar("T")
 Config = dict[str, Any]
 
 TIERS = ("gpu", "cpu", "disk")
+WITH_STATES = ("gpu", "cpu")
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
 GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
 WITHOUT_EFFECT = {
@@ -92,6 +93,8 @@ class Plan:
     tiers: list[TierPlan]
     prefetch: PrefetchPolicy
     checkpoint: CheckpointPolicy
+    states: list[int | None] | None
+    """Room for recurrent states on the GPU and the CPU, in states (None: unlimited); None if they share the pages' room."""
     model: ModelSpec
     hardware: HardwareSpec
     engine: EngineSettings
@@ -121,6 +124,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         tiers=tiers,
         prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
         checkpoint=construct(CheckpointPolicy, config.get("checkpoint"), "checkpoint"),
+        states=_states(config, tiers, model, keys),
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
@@ -155,7 +159,8 @@ def resolve(cfg: DictConfig) -> Config:
     _check_names("", config, known)
     _check_names("tiers", config.get("tiers"), TIERS)
     for tier in TIERS:
-        _check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *PER_TIER[tier]))
+        states = ("states",) if tier in WITH_STATES else ()
+        _check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *states, *PER_TIER[tier]))
     return config
 
 
@@ -211,6 +216,29 @@ def _tiers(config: Config, page_tokens: int, model: ModelSpec, keys: set[str]) -
     return [_tier(config, name, pages) for name, pages in capacities.items()]
 
 
+def _states(config: Config, tiers: list[TierPlan], model: ModelSpec, keys: set[str]) -> list[int | None] | None:
+    """Room for states of their own, from the GPU down; None if they share the pages'."""
+    names = [tier.name for tier in tiers if tier.name in WITH_STATES]
+    for name in WITH_STATES:
+        if (key := _given(keys, f"tiers.{name}.states")) and (not model.is_hybrid or name not in names):
+            why = "without that tier" if model.is_hybrid else "on a model without recurrent layers"
+            raise UsageError(f"{key} has no effect {why}: leave it out")
+    rooms = {name: config["tiers"][name].get("states") for name in names}
+    if not model.is_hybrid or all(room == "shared" for room in rooms.values()):
+        return None
+    states: list[int | None] = []
+    for name, room in rooms.items():
+        if room == "shared":
+            raise UsageError(f"tiers.{name}.states: all tiers share room with the pages, or none does: say 64states or 10GiB")
+        try:
+            states.append(capacity_states(room, state_bytes=model.state_bytes))
+        except ValueError as error:
+            raise UsageError(f"tiers.{name}.states: {error}") from error
+    if states[0] == 0:
+        raise UsageError("tiers.gpu.states is 0: nothing could be saved; say shared, 64states or 10GiB, or checkpoint=none")
+    return [room for room in states if room != 0]
+
+
 def _tier(config: Config, name: str, pages: int | None) -> TierPlan:
     eviction = construct(EvictionPolicy, *_policy(config, name, "eviction"))
     placement = None if name == "gpu" else construct(PlacementPolicy, *_policy(config, name, "placement"))
@@ -261,7 +289,9 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")
     if plan.print_tree:
         check_numbered(plan.tiers)
-    if not isinstance(plan.checkpoint, NoCheckpoint):
+    if plan.model.is_hybrid and type(plan.rules).serving_cache is not Rules.serving_cache:
+        raise UsageError("rules: these are for models without recurrent layers: choose rules=default, or another model")
+    if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers whose state could be saved; say checkpoint=none")
 
 
@@ -271,6 +301,8 @@ def check_bypass(plan: Plan, command: str) -> None:
         if not isinstance(tier.eviction, BypassEviction):
             continue
         name = type(tier.eviction).__name__
+        if plan.model.is_hybrid:
+            raise UsageError(f"eviction: {name} is no bound for models with recurrent layers: choose another policy or model")
         if command != "replay" or len(plan.tiers) > 1:
             raise UsageError(f"eviction: {name} is a bound, for kvsim replay with one tier: choose another policy")
         if plan.replay.in_flight > 1:

@@ -35,6 +35,25 @@ def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> in
     return pages
 
 
+def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
+    """Whole states in a capacity such as ``10GiB``, ``64states`` or ``0``; None for ``unlimited``. Raises ValueError."""
+    text = "" if capacity is None else str(capacity).strip()
+    if text == "unlimited":
+        return None
+    if text == "0":
+        return 0
+    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)
+    if isinstance(capacity, bool) or parts is None or parts[2] not in (*BYTES, "states"):
+        raise ValueError(f"{text!r} is no room for states: say shared, 64states, 10GiB, unlimited or 0")
+    number, unit = parts.groups()
+    if unit == "states" and "." in number:
+        raise ValueError(f"{text} is no whole number of states")
+    states = int(number) if unit == "states" else _whole_pages(number, unit, 1, state_bytes)
+    if states == 0:
+        raise ValueError(f"{text} holds no state: one takes {state_bytes:,} bytes; 0 leaves none")
+    return states
+
+
 def _whole_pages(number: str, unit: str, page_tokens: int, page_bytes: int) -> int:
     if unit in BYTES:
         whole, _, fraction = number.partition(".")

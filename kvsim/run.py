@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.build import Plan, TierPlan, check_bypass
 from kvsim.core.bypass import BypassTier
 from kvsim.core.cache import TieredCache
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.instant import InstantCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
@@ -18,11 +19,15 @@ from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay
+from kvsim.engine.server import TieredServer
 from kvsim.errors import UsageError
+from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.eviction.belady import Belady
+from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
@@ -41,6 +46,10 @@ def replay(
     check_answers(plan, requests)
     check_bypass(plan, "replay")
     tiers = build_tiers(plan, requests, SlotPool if inspect else Pool)
+    if plan.model.is_hybrid:
+        hybrid = _hybrid_cache(plan, tiers, requests)
+        prefetching = _prefetching(plan, requests, hybrid)
+        return Replay(hybrid, prefetching, plan.replay, TieredServer(hybrid, prefetching)).run(requests, advance, inspect)
     try:
         own = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, plan.page_tokens)
     except ValueError as error:
@@ -53,9 +62,36 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     """Serve the requests in simulated time."""
     check_bypass(plan, "simulate")
     check_answers(plan, requests)
-    cache = TieredCache(build_tiers(plan, requests), plan.rules, plan.page_tokens)
+    tiers = build_tiers(plan, requests)
+    cache = TieredCache(tiers, plan.rules, plan.page_tokens) if not plan.model.is_hybrid else _hybrid_cache(plan, tiers, requests)
     substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
     return Engine(substrate, cache, _prefetching(plan, requests, cache), plan.engine).run(requests, advance)
+
+
+def _hybrid_cache(plan: Plan, tiers: list[Tier], requests: Sequence[Request]) -> HybridCache:
+    """A cache that saves recurrent states. States with room of their own are evicted by LRU, and written to the CPU at once."""
+    model = plan.model
+    _bind("checkpoint", plan.checkpoint, _context(plan, requests, 0))
+    state_tiers = None
+    if plan.states is not None:
+        state_tiers = [
+            Tier(tier.name, tier.index, Pool(room), LRU(), WriteThrough() if tier.index else None)
+            for tier, room in zip(tiers, plan.states, strict=False)
+        ]
+        for tier in state_tiers:
+            tier.slot_bytes = model.state_bytes
+            tier.eviction.bind(_context(plan, requests, tier.index))
+    return HybridCache(
+        tiers,
+        plan.rules,
+        plan.page_tokens,
+        policy=plan.checkpoint,
+        prefill=Prefill,
+        grid_pages=model.checkpoint_grid_tokens(plan.page_tokens) // plan.page_tokens,
+        state_bytes=model.state_bytes,
+        state_pages=1 if state_tiers else -(-model.state_bytes // model.page_bytes(plan.page_tokens)),
+        state_tiers=state_tiers,
+    )
 
 
 def upper_bound(plan: Plan, requests: list[Request]) -> Outcome:
@@ -128,7 +164,9 @@ def _prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetc
     return Prefetching(cache, plan.prefetch, Offer)
 
 
-def _bind(family: str, policy: EvictionPolicy | PlacementPolicy | PrefetchPolicy, context: PolicyContext) -> None:
+def _bind(
+    family: str, policy: EvictionPolicy | PlacementPolicy | PrefetchPolicy | CheckpointPolicy, context: PolicyContext
+) -> None:
     try:
         policy.bind(context)
     except ValueError as error:

@@ -539,6 +539,10 @@ class TieredCache(Movement):
             self.unpin(node, GPU)
         self.persistent.clear()
 
+    def describe_checkpoints(self) -> dict[str, int]:
+        """What became of recurrent states, by name; nothing without them."""
+        return {}
+
     def check(self) -> None:
         """Recount everything; raises AssertionError where a count or an invariant does not hold."""
         from kvsim.core.check import Held, check

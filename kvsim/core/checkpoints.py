@@ -222,6 +222,16 @@ class StateStore:
         home.offer_path(node, gpu, now)
         return left
 
+    def follow(self, page: int, now: float) -> None:
+        """Copy the state after a page to the CPU, where the KV before it is already."""
+        home, node = self.home, self.find(page)
+        gpu, cpu = home.tiers[: CPU + 1]
+        if node is not None and node.state[GPU] == READY and not node.state[CPU]:
+            if home.make_room(cpu, self.units, now):
+                home.write_down(node, gpu, cpu)
+            else:
+                home.counts.no_room_pages += self.units
+
     def _use(self, node: Node, now: float) -> None:
         node.last_used = now
         node.hits += 1

@@ -1,6 +1,7 @@
 """The cache of a hybrid model: a cached prefix is reused up to the last page after which a recurrent state was saved."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kvsim.core.cache import Lease, TieredCache
@@ -11,7 +12,7 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
-from kvsim.core.tree import LEAVING, READY, Node
+from kvsim.core.tree import ABSENT, LEAVING, READY, Node
 
 if TYPE_CHECKING:
     from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
@@ -62,10 +63,14 @@ class HybridCache(TieredCache):
         policy: "CheckpointPolicy",
         prefill: "type[Prefill]",
         grid_pages: int,
+        state_bytes: int,
         state_pages: int,
         state_tiers: list[Tier] | None = None,
     ) -> None:
         super().__init__(tiers, rules, page_tokens)
+        self.state_bytes = state_bytes
+        self.known_pages: dict[int, int] = {}
+        """By request, the pages that a model without recurrent layers could have reused."""
         self.policy = policy
         self.grid_pages = grid_pages
         self._prefill = prefill
@@ -143,6 +148,7 @@ class HybridCache(TieredCache):
         elif lease.detached is not None and self.detached is not None:
             self.detached.touch(lease.detached)
             self.states.counts.used += 1
+        self.known_pages.setdefault(lease.request.index, lease.known_pages)
         lost = lease.known_pages - lease.gpu_pages - lease.lower_pages
         self.states.counts.tokens_lost_to_missing_state += lost * self.page_tokens
         return True
@@ -203,17 +209,6 @@ class HybridCache(TieredCache):
         load = lease.state_load
         return [*loads, load] if load is not None and not load.done and load not in loads else loads
 
-    def insert(self, lease: Any, now: float) -> list[Transfer]:
-        """As for any cache; and the states that were planned are saved."""
-        transfers = super().insert(lease, now)
-        self._end_start(lease)
-        if lease.epoch == self.epoch:
-            runs = lease.request.runs
-            for depth in lease.save_after:
-                self._save(lease, page_before(runs, depth), depth)
-        lease.save_after = []
-        return transfers + self.flush()
-
     def _save(self, lease: HybridLease, page: int, depth: int) -> None:
         """Save a state, in slots of the request where states share room with the KV."""
         now = self.tick(self.now)
@@ -221,24 +216,34 @@ class HybridCache(TieredCache):
             self.states.save(page, depth, now)
         elif self.gpu.pool.count(lease.slots) >= self.states.units:
             lease.slots = self.states.save(page, depth, now, lease.slots)
+            if len(self.tiers) > CPU and self.tiers[CPU].wanted_pages and self._is_on_cpu(lease.node, depth):
+                self.states.follow(page, now)
         if (limit := self.policy.max_states_per_path) is not None:
             self.states.keep_recent(lease.request.runs, depth, limit)
 
-    def finish_request(self, lease: Any) -> None:
-        """As for any cache; if the answer's pages are cached, states after them are saved."""
-        self._save_after_answer(lease)
-        super().finish_request(lease)
+    @staticmethod
+    def _is_on_cpu(node: Node, depth: int) -> bool:
+        """Whether the CPU has, or is getting, the page at this depth of a path that ends with ``node``."""
+        while node.depth >= depth and node.parent is not None:
+            node = node.parent
+        return node.state[CPU] not in (ABSENT, LEAVING)
 
-    def _save_after_answer(self, lease: HybridLease) -> None:
-        request = lease.request
-        if lease.epoch != self.epoch:
-            return
-        full = request.prompt_tokens // self.page_tokens
-        stop = lease.node.depth + lease.node.pages
-        if stop > full and request.output_runs:
-            runs = (*split_runs(request.runs, full)[0], *request.output_runs)
-            for depth in self._on_grid(self.policy.after_answer(full, stop), full, stop):
+    def insert(self, lease: Any, now: float) -> list[Transfer]:
+        """As for any cache; and the states that were planned, or those after the answer, are saved."""
+        transfers = super().insert(lease, now)
+        self._end_start(lease)
+        if lease.epoch == self.epoch:
+            request = lease.request
+            runs, depths = request.runs, lease.save_after
+            if lease.is_finishing:
+                full = request.prompt_tokens // self.page_tokens
+                stop = lease.node.depth + lease.node.pages
+                runs = (*split_runs(runs, full)[0], *request.output_runs)
+                depths = self._on_grid(self.policy.after_answer(full, stop), full, stop)
+            for depth in depths:
                 self._save(lease, page_before(runs, depth), depth)
+        lease.save_after = []
+        return transfers + self.flush()
 
     def release(self, lease: Any) -> None:
         self._end_start(lease)
@@ -300,6 +305,13 @@ class HybridCache(TieredCache):
         self.states.clear()
         if self.detached is not None:
             self.detached.clear()
+
+    def describe_checkpoints(self) -> dict[str, int]:
+        """What became of states, by name."""
+        counts = self.states.count(self.state_bytes)
+        if self.detached is not None:
+            counts.evicted += self.detached.evicted
+        return asdict(counts)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class Movement(Residency):
         tier.coming_pages += node.pages
         if tier.on_remove:
             tier.on_remove(node)
-        self._write_down(node, tier, lower)
+        self.write_down(node, tier, lower)
         self.lose_kid(node, tier)
 
     def stay(self, node: Node, tier: Tier, now: float) -> None:
@@ -161,7 +161,7 @@ class Movement(Residency):
             return
         if lower.after_use(node, now):
             if self.make_room(lower, node.pages, now):
-                self._write_down(node, tier, lower)
+                self.write_down(node, tier, lower)
             else:
                 self.counts.no_room_pages += node.pages
 
@@ -174,7 +174,7 @@ class Movement(Residency):
         self.pin(above, lower.index)
         if self.make_room(lower, pages, now):
             for node in nodes:
-                self._write_down(node, tier, lower)
+                self.write_down(node, tier, lower)
         else:
             self.counts.no_room_pages += pages
         self.unpin(above, lower.index)
@@ -209,7 +209,7 @@ class Movement(Residency):
                 self.pin(above, lower.index)
                 fits = self.make_room(lower, node.pages, now)
                 if fits:
-                    self._write_down(node, tier, lower)
+                    self.write_down(node, tier, lower)
                 self.unpin(above, lower.index)
                 if not fits:
                     self.counts.no_room_pages += node.pages
@@ -240,7 +240,7 @@ class Movement(Residency):
                 break
         return nodes
 
-    def _write_down(self, node: Node, tier: Tier, lower: Tier) -> None:
+    def write_down(self, node: Node, tier: Tier, lower: Tier) -> None:
         """Add the node to the open transfer between two tiers; room for it below is there, or made at the end of the pass."""
         transfer = self._open[tier.index]
         if transfer is None:

@@ -36,6 +36,8 @@ class Tier:
         self.eviction = eviction
         self.placement = placement
         self.lower: Tier | None = None
+        self.slot_bytes: int | None = None
+        """Bytes of a slot, if it holds something else than a page of KV."""
         self.evictable_pages = 0
         """Pages of ready copies that nothing pins: they can all be evicted, leaves first."""
         self.coming_pages = 0

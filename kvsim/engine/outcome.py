@@ -57,6 +57,8 @@ class Outcome:
     prefetch: dict[str, int]
     placement: dict[str, int]
     checkpoints: dict[str, int]
+    known_pages: np.ndarray | None = None
+    """Of each request that was admitted, the pages whose KV was there; None for models without recurrent layers."""
     retractions: int = 0
     simulated_s: float = 0.0
     wall_s: float = 0.0
@@ -73,4 +75,10 @@ def describe_cache(cache: "TieredCache | ServingCache") -> dict[str, Any]:
         )
         for tier in cache.tiers
     }
-    return {"tiers": tiers, "placement": asdict(cache.counts), "checkpoints": {}}
+    known = getattr(cache, "known_pages", {})
+    return {
+        "tiers": tiers,
+        "placement": asdict(cache.counts),
+        "checkpoints": cache.describe_checkpoints() if isinstance(cache, TieredCache) else {},
+        "known_pages": np.fromiter(map(known.get, sorted(known)), np.int64, len(known)) if known else None,
+    }

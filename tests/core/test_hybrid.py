@@ -62,6 +62,7 @@ def hybrid(
         policy=policy,
         prefill=Prefill,
         grid_pages=grid,
+        state_bytes=100,
         state_pages=shared_pages or 1,
         state_tiers=state_tiers,
     )

@@ -35,7 +35,8 @@ class SimulatedSubstrate:
 
     def copy(self, transfer: Transfer) -> Event:
         """As in the contract. The pages arrive in order, so a copy that is cut short has brought the first ones whole."""
-        flow = self.channels[transfer.name].send(transfer.pages * self.page_bytes, self.page_bytes)
+        slot_bytes = transfer.target.slot_bytes or self.page_bytes
+        flow = self.channels[transfer.name].send(transfer.pages * slot_bytes, slot_bytes)
         self.flows[transfer] = flow
 
         def arrived(_: Event) -> None:
