@@ -56,7 +56,9 @@ class QueueEviction(EvictionPolicy):
         self.clock = 0
         """Place of what enters a queue now."""
         self.left_pages = 0
-        """Pages that have left to make room for the latest request, in the latest pass."""
+        """Pages that have left since the latest request came, less those that have entered."""
+        self.has_evicted = False
+        """Since the latest request came."""
         self.ghosts = RunOrder()
         """What has been evicted and is remembered."""
         self._running: set[Request] = set()
@@ -125,6 +127,7 @@ class QueueEviction(EvictionPolicy):
         self.advance(request.prompt_pages)
         self._request = request
         self._hit_pages = self.left_pages = 0
+        self.has_evicted = False
 
     def advance(self, pages: int) -> None:
         """A request for so many pages comes: time goes on."""
@@ -145,6 +148,7 @@ class QueueEviction(EvictionPolicy):
     def on_insert(self, node: Node, now: float) -> None:
         if self._request is not None:
             self._expect()
+        self.left_pages = max(0, self.left_pages - node.pages)
         if node.runs == self._new:
             mark = self._marks[node] = self.enter(None)
             self.sizes[mark[0]] += node.pages
@@ -198,6 +202,7 @@ class QueueEviction(EvictionPolicy):
         self.sizes[mark[0]] -= node.pages
         if node is self._offered:
             self.left_pages += node.pages
+            self.has_evicted = True
             self.remember(node.runs, mark)
 
     def on_evictable(self, node: Node) -> None:
@@ -251,7 +256,6 @@ class QueueEviction(EvictionPolicy):
         return next(((queue, inf) for queue in others), None)
 
     def victims(self, now: float) -> Iterator[Node]:
-        self.left_pages = 0
         if self._request is not None:
             self._expect()
         try:

@@ -43,7 +43,7 @@ class WTinyLFU(QueueEviction):
 
     def advance(self, pages: int) -> None:
         super().advance(pages)
-        if not self.left_pages:
+        if not self.has_evicted:
             self.demote(WINDOW, PROBATION, self.window_pages)
         self._requested_pages += pages
         self.epoch = int(self._requested_pages // (SAMPLE * self.capacity_pages))
