@@ -71,9 +71,6 @@ class ARC(QueueEviction):
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
         (self.b1 if mark[0] == ONCE else self.b2).append(runs, value=False)
 
-    def offload_order(self, capacity_pages: int) -> OffloadOrder:
-        return ArcOffload(capacity_pages)
-
     def choose(self) -> tuple[int, float] | None:
         surplus = self.sizes[ONCE] + self.left_pages - self.target_pages
         return self.first_of((ONCE, inf) if surplus > 0 else (AGAIN, floor(-surplus) + 1))

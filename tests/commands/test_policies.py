@@ -18,7 +18,7 @@ def test_every_yaml_is_listed_with_a_purpose() -> None:
 
 
 def test_settings_are_listed_with_their_defaults() -> None:
-    assert {name: settings for name, _, settings in policies("eviction")}["slru"] == "protected_hits=2"
+    assert {name: settings for name, _, settings in policies("eviction")}["lru_k"] == "k=2"
 
 
 def test_all_families_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
