@@ -171,4 +171,5 @@ GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "rules", "engine", 
 def test_every_choice_builds(group: str, choice: str) -> None:
     command = "simulate" if group in ("engine", "hardware") else "replay"
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
-    assert plan(f"{group}={choice}", *tiers, command=command)
+    model = ("model=qwen3_next_80b",) if group == "checkpoint" else ()
+    assert plan(f"{group}={choice}", *tiers, *model, command=command)
