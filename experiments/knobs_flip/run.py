@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import kvsim
+from kvsim.report.screenshot import take_screenshot
 from kvsim.trace.base import Trace
 
 HERE = Path(__file__).resolve().parent
@@ -190,7 +191,9 @@ def write_markdown(path: Path, rates: dict[Cell, float]) -> None:
         "# Knobs that flip",
         "",
         "Hit pages per full prompt page on the Mooncake conversation trace, pages of 512 tokens, one request at a time; made by",
-        "`python experiments/knobs_flip/run.py`. The picture is [results.html](results.html), all figures are in results.csv.",
+        "`python experiments/knobs_flip/run.py`. All figures are in [results.csv](results.csv).",
+        "",
+        "![points of hit rate that each choice gains over its default, by GPU and CPU capacity](results.png)",
         "",
         "## Known figures",
         "",
@@ -242,12 +245,13 @@ def write_csv(path: Path, rates: dict[Cell, float]) -> None:
         writer.writerows((c.knob, c.choice, c.gpu, c.cpu, f"{value:.6f}") for c, value in rates.items())
 
 
-def draw(path: Path, rates: dict[Cell, float]) -> None:
-    """One map a choice: points of hit rate that it gains over its knob's default, by GPU and CPU capacity."""
+def draw(folder: Path, rates: dict[Cell, float]) -> None:
+    """``results.html`` and its picture: a map for each choice with the points of hit rate it gains over its knob's default."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     maps = [(knob, choice) for knob in KNOBS for choice in knob.choices if choice != knob.default]
+    maps.append((KNOBS[-1], BOUND))
     titles = [f"{knob.name}: {choice} over {knob.default}" for knob, choice in maps]
     columns = 2
     figure = make_subplots(rows=-(-len(maps) // columns), cols=columns, subplot_titles=titles, vertical_spacing=0.09)
@@ -273,7 +277,8 @@ def draw(path: Path, rates: dict[Cell, float]) -> None:
         height=330 * -(-len(maps) // columns),
         width=1100,
     )
-    figure.write_html(path, include_plotlyjs=True)
+    figure.write_html(folder / "results.html", include_plotlyjs=True, config={"displayModeBar": False})
+    take_screenshot(folder / "results.html", folder / "results.png", width=1120, height=1380)
 
 
 def _gain(rates: dict[Cell, float], knob: Knob, choice: str, gpu: int, cpu: int) -> float | None:
@@ -293,7 +298,7 @@ def main() -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     write_csv(arguments.output / "results.csv", rates)
     write_markdown(arguments.output / "results.md", rates)
-    draw(arguments.output / "results.html", rates)
+    draw(arguments.output, rates)
     print((arguments.output / "results.md").read_text())
     every_default_loses = all(verdict.wrong for verdict in verdicts(rates))
     return 0 if arguments.limit or (every_default_loses and all(claim.holds for claim in claims(rates))) else 1

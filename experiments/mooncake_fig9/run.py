@@ -10,8 +10,6 @@ part of the claim fails.
 """
 
 import argparse
-import shutil
-import subprocess
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from pathlib import Path
 
 from kvsim.api import load_trace
 from kvsim.core.lru_curve import LruCurve
+from kvsim.report.screenshot import take_screenshot
 from kvsim.trace.base import Trace
 
 HERE = Path(__file__).resolve().parent
@@ -179,11 +178,7 @@ def draw(folder: Path, rows: list[Row], curve: LruCurve) -> None:
     )  # fmt: skip
     page = folder / "results.html"
     figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser:
-        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=916,536")
-        picture = f"--screenshot={(folder / 'results.png').resolve()}"
-        subprocess.run([browser, *flags, picture, page.resolve().as_uri()], check=True, capture_output=True)
+    take_screenshot(page, folder / "results.png", width=916, height=536)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""Every study runs, on a trace of thirty requests, and writes its table and its page. What it claims is about the whole trace."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Thirty requests in Mooncake's format: ten conversations of three turns."""
+    path = tmp_path / "trace.jsonl"
+    lines = []
+    for turn in range(3):
+        for chat in range(10):
+            blocks = [0, *range(100 * chat + 1, 100 * chat + 2 + 2 * turn)]
+            lines.append(
+                {"timestamp": 1000 * len(lines), "input_length": 512 * len(blocks), "output_length": 8, "hash_ids": blocks}
+            )
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def study(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:
+    """The module of a study's ``run.py``, with the arguments that it will read."""
+    path = EXPERIMENTS / name / "run.py"
+    spec = importlib.util.spec_from_file_location(f"study_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_knobs_flip(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("knobs_flip", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "GPU_PAGES", (6_000, 30_000))
+    monkeypatch.setattr(module, "CPU_PAGES", (0, 3_000, 12_000, 60_000))
+    monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
+    assert module.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert "| 6,000 + 12,000 | 0 |" in table and "belady" in table and "unlimited" in table
+    rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
+    assert len(rows) == 1 + 1 + 2 * (5 + 3 * 11)
+    assert (tmp_path / "out" / "results.html").stat().st_size > 100_000
+
+
+def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("mooncake_fig9", monkeypatch, "--trace", str(trace), "--output", str(tmp_path))
+    monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
+    assert module.main() == 1, "these are not the published rates"
+    assert "1,000,000" in (tmp_path / "results.md").read_text()
+    assert (tmp_path / "results.html").exists()
