@@ -368,15 +368,20 @@ class TieredCache(Movement):
 
         ``nodes`` is cut short where the CPU has no room.
         """
-        cpu, fetched = self.tiers[CPU], []
+        cpu, fetched, pages = self.tiers[CPU], [], 0
+        room = cpu.available_pages
         for at, node in enumerate(nodes):
             if node.state[CPU] == READY:
                 continue
-            if node.state[CPU] or not self.make_room(cpu, node.pages, now):
+            if node.state[CPU] or pages + node.pages > room:
                 del nodes[at:]
                 break
-            self.add_incoming(node, cpu)
+            pages += node.pages
             fetched.append(node)
+        if fetched:
+            self.make_room(cpu, pages, now)
+            for node in fetched:
+                self.add_incoming(node, cpu)
         transfers = self.flush()
         fetch = [self._read_disk(fetched)] if fetched else []
         return transfers + fetch, fetch

@@ -30,6 +30,8 @@ class InstantCache(TieredCache):
         """Whose prompt has just been computed and is being copied down."""
         self.moving: list[list[Node]] = [[] for _ in tiers]
         """What has left a tier in the pass under way, and arrives in the one below at its end."""
+        self.held: list[list[Node]] | None = None
+        """By tier, what has left the one above while copies are being decided on. It arrives when all have been."""
         if Sinking.suits(tiers):
             self.make_room = Sinking(self).make_room  # type: ignore[method-assign]
 
@@ -101,16 +103,16 @@ class InstantCache(TieredCache):
 
     def offer(self, node: Node, now: float) -> None:
         """Copy the path down to a node, which a request has just used, to the tiers whose policies want it."""
-        decided = []
+        decided: list[list[Node]] = [[] for _ in self.tiers]
+        if len(self.tiers) > 2:
+            self._hold()
         for tier in self.tiers[:-1]:
             lower = tier.lower
             if lower is not None and lower.wanted_pages:
-                decided.append((lower, self._decide_prompt(node, tier, lower, now)))
+                decided[lower.index] = self._decide_prompt(node, tier, lower, now)
             elif lower is not None and lower.after_use and (path := self._path_without_copy(node, lower.index)):
-                decided.append((lower, self._decide_offers(path, tier, lower, now)))
-        for lower, nodes in reversed(decided):
-            if nodes:
-                self._arrive_all(nodes, lower, now)
+                decided[lower.index] = self._decide_offers(path, tier, lower, now)
+        self._land(now, decided)
 
     def release(self, lease: Lease) -> None:
         if lease.epoch != self.epoch or lease.loading is not None:
@@ -141,51 +143,63 @@ class InstantCache(TieredCache):
         if missing > tier.evictable_pages:
             return False
         index, lower, others = tier.index, tier.lower, self._others
-        fixed: set[Node] | None = None
-        if arriving and tier.evictable_pages - missing < sum([node.depth for node in arriving]):
-            fixed = self.idle_above(arriving, index)
-            if missing > tier.evictable_pages - sum([node.pages for node in fixed]):
-                return False
+        fixed = self.idle_above(arriving, index) if arriving else []
+        if missing > tier.evictable_pages - sum([node.pages for node in fixed]):
+            return False
+        self._fix(fixed, tier)
         moving, tail = self.moving[index], 0
-        for node in tier.eviction.victims(now):
-            if arriving and node.children and (index > CPU or node.state[GPU]):
-                if fixed is None:
-                    fixed = self.idle_above(arriving, index)
-                if node in fixed:
-                    continue
-            if node.state.count(ABSENT) != others:
-                missing -= self.evict_copy(node, tier, missing)
-            elif lower is None or not lower.placement.after_eviction(node, now):  # type: ignore[union-attr]
-                missing -= self.drop(node, tier, missing)
+        for victim in tier.eviction.victims(now):
+            if victim.state.count(ABSENT) != others:
+                missing -= self.evict_copy(victim, tier, missing)
+            elif lower is None or not lower.placement.after_eviction(victim, now):  # type: ignore[union-attr]
+                missing -= self.drop(victim, tier, missing)
             else:
-                size = node.pages
+                size = victim.pages
                 if size > missing:
-                    if self._heir(node, lower):
+                    if self._heir(victim, lower):
                         tail, missing = missing, 0
                         break
-                    self.cut(node, size - missing)
+                    self.cut(victim, size - missing)
                     size = missing
-                self._leave(node, tier, lower)
-                moving.append(node)
+                self._leave(victim, tier, lower)
+                moving.append(victim)
                 missing -= size
             if not missing:
                 break
+        self._unfix(fixed, tier)
         if lower is not None and (moving or tail):
             if tail:
-                self._sink_tail(node, tail, tier, lower, now)
+                self._sink_tail(victim, tail, tier, lower, now)
             self.sink(tier, lower, now)
         return not missing
 
     @staticmethod
-    def idle_above(nodes: Sequence[Node], index: int) -> set[Node]:
+    def idle_above(nodes: Sequence[Node], index: int) -> list[Node]:
         """Copies in a tier that nothing pins, but that are above one of ``nodes``."""
-        seen: set[Node] = set()
+        seen: dict[Node, None] = {}
         for node in nodes:
             parent = node.parent
             while parent is not None and parent not in seen:
-                seen.add(parent)
+                seen[parent] = None
                 parent = parent.parent
-        return {node for node in seen if node.state[index] == READY and not node.pins[index]}
+        return [node for node in seen if node.state[index] == READY and not node.pins[index]]
+
+    @staticmethod
+    def _fix(nodes: list[Node], tier: Tier) -> None:
+        """Keep idle copies in a tier for a while."""
+        for node in nodes:
+            node.pins[tier.index] = 1
+            tier.evictable_pages -= node.pages
+
+    @staticmethod
+    def _unfix(nodes: list[Node], tier: Tier) -> None:
+        index = tier.index
+        for node in nodes:
+            left = node.pins[index] = node.pins[index] - 1
+            if not left:
+                tier.evictable_pages += node.pages
+                if not node.kids[index]:
+                    tier.on_evictable(node)
 
     def evict_copy(self, node: Node, tier: Tier, pages: int) -> int:
         """Evict so many pages of a node that another tier has, or all that it has. Returns how many."""
@@ -265,10 +279,38 @@ class InstantCache(TieredCache):
         for node in nodes:
             node.state[index] = ABSENT
             node.slots[below] = pool.take(node.pages)
-        self._arrive_all(nodes, lower, now)
+        if self.held is None:
+            self._arrive_all(nodes, lower, now)
+            return
+        self.held[below] += nodes
+        for node in nodes:
+            node.state[below] = INCOMING
+            self.pin(node, below)
 
-    def _arrive_all(self, nodes: list[Node], tier: Tier, now: float) -> None:
-        """Nodes that have slots in a tier, and that their parents count there, come from the tier above."""
+    def _hold(self) -> list[list[Node]]:
+        """From now on nothing arrives, so that it cannot be evicted again, until ``_land``."""
+        self.held = held = [[] for _ in self.tiers]
+        return held
+
+    def _land(self, now: float, decided: Sequence[list[Node]] = ([], [], [])) -> None:
+        """What was held arrives, and then the copies that were decided on, by tier, in the lowest one first."""
+        held, self.held = self.held, None
+        for tier in reversed(self.tiers[CPU:]):
+            index = tier.index
+            written = decided[index]
+            if held is not None and (kept := held[index]):
+                pages = sum([node.pages for node in kept if node.state[index] != INCOMING])
+                tier.inserted_pages += pages
+                self.counts.written_pages += pages
+                self._arrive_all([*(node for node in kept if node.state[index] == INCOMING), *written], tier, now, kept)
+            elif written:
+                self._arrive_all(written, tier, now)
+
+    def _arrive_all(self, nodes: list[Node], tier: Tier, now: float, pinned: Sequence[Node] = ()) -> None:
+        """Nodes that have slots in a tier, and that their parents count there, come from the tier above.
+
+        ``pinned`` have been kept there until now.
+        """
         index, on_evictable, on_insert = tier.index, tier.on_evictable, tier.on_insert
         pages = evictable = 0
         for node in nodes:
@@ -283,6 +325,8 @@ class InstantCache(TieredCache):
         tier.evictable_pages += evictable
         tier.inserted_pages += pages
         self.counts.written_pages += pages
+        for node in pinned:
+            self.unpin(node, index)
         lower = tier.lower
         if lower is not None and lower.after_use:
             self.is_offering = True
@@ -412,25 +456,22 @@ class InstantCache(TieredCache):
         node.parent.kids[tier.index] += 1
 
     def write_early(self, now: float) -> None:
-        decided = []
+        held = self._hold()
         for tier in self.early:
-            written: list[Node] = []
             lower = tier.lower
             assert lower is not None
             self.is_offering = True
             for node in self.early_victims(tier, now):
                 if node.state[tier.index] != READY:
                     continue
-                if not self.make_room(lower, node.pages, now, [*written, node]):
+                if not self.make_room(lower, node.pages, now, [node]):
                     self.counts.no_room_pages += node.pages
                     break
                 self._take_slots(node, lower)
-                written.append(node)
+                self.pin(node, lower.index)
+                held[lower.index].append(node)
             self.is_offering = False
-            decided.append((lower, written))
-        for lower, written in reversed(decided):
-            if written:
-                self._arrive_all(written, lower, now)
+        self._land(now)
 
     # --- reads from below --------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ class Sinking:
                 heappush(heap, (now_rank, number, node))
                 continue
             children = node.children
-            if arriving and children and (index > CPU or state[GPU]):
+            if arriving and children:
                 if fixed is None:
                     fixed = cache.idle_above(arriving, index)
                 if node in fixed:
@@ -164,8 +164,12 @@ class Sinking:
         """Bring the victims of a pass, which have ``pages`` pages, and the last ``tail`` pages of ``last`` to the tier below."""
         index, below, nodes = tier.index, lower.index, self.moving[tier.index]
         missing = pages + tail - lower.pool.free
-        if (lower.lower is not None and lower.lower.after_use) or (
-            missing > 0 and not self._evict(lower, missing, now, [*nodes, last] if tail else nodes, pages_above)
+        if (
+            self.cache.held is not None
+            or lower.lower is not None
+            and lower.lower.after_use
+            or missing > 0
+            and not self._evict(lower, missing, now, [*nodes, last] if tail else nodes, pages_above)
         ):
             if tail:
                 self._leave_tail(last, tail, tier)

@@ -13,11 +13,15 @@ class AgingEviction(RankedEviction):
     def __init__(self) -> None:
         super().__init__()
         self.level = 0.0
-        """L: the H of the last victim."""
+        """L: the H of the last page that was evicted."""
 
     @abstractmethod
+    def worth(self, node: Node, end: int) -> float:
+        """What the node's page that ends ``end`` pages deep is worth."""
+
     def rank(self, node: Node) -> tuple[float, float]:
-        """The node's H: what it has noted and its worth. Then its last use, to decide among equals."""
+        """The H of the node's last page. Then its last use, to decide among equals."""
+        return node.notes[self.tier] + self.worth(node, node.depth + node.pages), node.last_used
 
     def on_insert(self, node: Node, now: float) -> None:
         node.note(self.tier, self.level)
@@ -25,16 +29,19 @@ class AgingEviction(RankedEviction):
     on_hit = on_insert
 
     def victims(self, now: float) -> Iterator[Node]:
-        heap, tier = self.heap, self.tier
-        node, level = None, 0.0
+        tier, node = self.tier, None
         try:
             for node in super().victims(now):
-                pages, level = node.pages, heap[0][0][0]
+                pages = node.pages
                 yield node
                 if node.state[tier] != READY:
-                    self.level = level
+                    self._rise(node, node.depth)
         finally:
             if node is not None and (node.state[tier] != READY or node.pages < pages):
-                self.level = level
+                self._rise(node, node.depth if node.state[tier] != READY else node.depth + node.pages)
                 if node.is_evictable(tier):
                     self.on_evictable(node)
+
+    def _rise(self, node: Node, left: int) -> None:
+        """All pages of a node that are deeper than ``left`` pages have left, the last of them the one that follows these."""
+        self.level = node.notes[self.tier] + self.worth(node, left + 1)

@@ -155,14 +155,14 @@ class RankedEviction(EvictionPolicy):
     def on_evictable(self, node: Node) -> None:
         self._entries = entries = self._entries + 1
         heap = self.heap
-        heappush(heap, (self.rank(node), entries, node))
+        heappush(heap, (self.rank(node), entries - (node.depth << 40), node))
         if len(heap) > self._compact_at:
             self._compact()
 
     def line_up(self, node: Node) -> None:
         """As ``on_evictable``, for a node that probably leaves after all that stand in line: it costs no search then."""
         self._entries = entries = self._entries + 1
-        entry, line = (self.rank(node), entries, node), self.line
+        entry, line = (self.rank(node), entries - (node.depth << 40), node), self.line
         if line and entry < line[-1]:
             heappush(self.heap, entry)
             return

@@ -13,7 +13,7 @@ from kvsim.policies.eviction.aging import AgingEviction
 class GDSF(AgingEviction):
     """Keeps what saves most compute for its bytes: pages deep in a prompt cost more attention to compute again.
 
-    H = L + hits * cost / size   least leaves first, then least recently used; L: H of the last victim
+    H = L + hits * cost / size   least leaves first, then least recently used; L: H of the last page evicted
     cost                         seconds to compute the node's last page again, at its depth
     size                         bytes of that page
 
@@ -31,6 +31,5 @@ class GDSF(AgingEviction):
         size = context.model.page_bytes(tokens)
         self._s_per_byte = cache(lambda pages: context.recompute_s((pages - 1) * tokens, pages * tokens) / size)
 
-    def rank(self, node: Node) -> tuple[float, float]:
-        worth = node.hits * self._s_per_byte(node.depth + node.pages)
-        return node.notes[self.tier] + worth, node.last_used
+    def worth(self, node: Node, end: int) -> float:
+        return node.hits * self._s_per_byte(end)

@@ -17,5 +17,5 @@ class LFUDynamicAging(AgingEviction):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def rank(self, node: Node) -> tuple[float, float]:
-        return node.notes[self.tier] + node.hits, node.last_used
+    def worth(self, node: Node, end: int) -> float:
+        return node.hits

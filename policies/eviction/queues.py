@@ -266,9 +266,8 @@ class QueueEviction(EvictionPolicy):
                 if pages < node.pages:
                     self.cut(node, node.pages - pages)
                 self._offered = node
+                self._refused[node] = None
                 yield node
-                if node.state[self.tier] == READY and node.is_evictable(self.tier):
-                    self._refused[node] = None
         finally:
             self._offered = None
             refused, self._refused = self._refused, {}
