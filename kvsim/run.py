@@ -120,7 +120,7 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     if any(request.output_runs is None for request in requests):
         raise UsageError(
             "rules.cache_output: the trace does not know the tokens of its answers: choose one that does (tokens with "
-            "output_token_ids, synthetic), or say rules.cache_output=false"
+            "output_token_ids, synthetic), say trace.answers=inferred (mooncake, weka, bailian), or rules.cache_output=false"
         )
     if any(request.prompt_pages * plan.page_tokens > request.prompt_tokens for request in requests):
         raise UsageError("rules.cache_output: prompts with a partial page at their end cannot go on: say trace.tail=full")

@@ -157,10 +157,14 @@ class HybridCache(TieredCache):
         """Pages after which this prompt's states are saved."""
         request = lease.request
         start = lease.gpu_pages + lease.lower_pages
-        full = request.prompt_tokens // self.page_tokens
-        replay = (request.prompt_tokens - 1) // self.page_tokens
+        full = self._full_pages(request)
+        replay = min(full, (request.prompt_tokens - 1) // self.page_tokens)
         prefill = self._prefill(start=start, known=min(lease.known_pages, full), full=full, replay=replay)
-        return self._on_grid(self.policy.after_prefill(prefill), start, min(full, request.prompt_pages))
+        return self._on_grid(self.policy.after_prefill(prefill), start, full)
+
+    def _full_pages(self, request: Request) -> int:
+        """Pages of a prompt that are full and have a name."""
+        return min(request.prompt_tokens // self.page_tokens, request.prompt_pages)
 
     def _on_grid(self, pages: Iterable[int], start: int, stop: int) -> list[int]:
         """Ascending, after ``start`` and up to ``stop``, where the kernels have a state."""
@@ -236,7 +240,7 @@ class HybridCache(TieredCache):
             request = lease.request
             runs, depths = request.runs, lease.save_after
             if lease.is_finishing:
-                full = request.prompt_tokens // self.page_tokens
+                full = self._full_pages(request)
                 stop = lease.node.depth + lease.node.pages
                 runs = (*split_runs(runs, full)[0], *request.output_runs)
                 depths = self._on_grid(self.policy.after_answer(full, stop), full, stop)

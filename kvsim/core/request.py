@@ -35,6 +35,6 @@ class Request:
     priority: int = 0
     """Higher is more important; for policies that use it."""
     output_runs: tuple[Run, ...] | None = None
-    """Page ids that follow the prompt's full pages in prompt + answer[:-1], full pages only; None if the trace does not know."""
+    """Page ids that follow the prompt's ``runs`` in prompt + answer[:-1], full pages only; None if the trace does not know."""
     persistent: bool = False
     """Whether the prompt's pages, once computed, stay on the GPU for good."""

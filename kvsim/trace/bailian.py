@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.core.request import Request
+from kvsim.trace.answers import ANSWERS, infer_answers
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.mooncake import read_blocks
@@ -20,16 +21,20 @@ class Bailian(TraceSource):
     A line belongs to the session of the earlier line whose ``chat_id`` is its ``parent_chat_id``, and begins one if that is -1 or
     not in the file. ``type`` becomes the request's kind; its turn is the file's ``turn``, which counts from 1, less one.
     The first timestamp is time 0; lines need not be sorted by it. The last block id may stand for a partial block, or be absent
-    with ``tail=full``. ``limit`` counts lines. Plain or gzipped.
+    with ``tail=full``. ``limit`` counts lines. ``answers=inferred``: see answers.py. Plain or gzipped.
     """
 
     path: str
     tail: str = "full"
+    answers: str = "none"
     block_tokens: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("tail", self.tail, TAILS)
+        check_choice("answers", self.answers, ANSWERS)
+        if self.answers == "inferred" and self.tail == "all":
+            raise ValueError("answers=inferred needs tail=full: a prompt with a partial page at its end does not go on")
         if self.block_tokens < 1:
             raise ValueError(f"block_tokens must be at least 1, not {self.block_tokens}")
 
@@ -40,9 +45,12 @@ class Bailian(TraceSource):
         begin_s = min(request.arrival_s for request in requests)
         for request in requests:
             request.arrival_s = (request.arrival_s - begin_s) / self.rate
+        requests = in_order_of_arrival(requests)
+        if self.answers == "inferred":
+            infer_answers(requests, page_tokens)
         return Trace(
             name=Path(self.path).name,
-            requests=in_order_of_arrival(requests),
+            requests=requests,
             page_tokens=page_tokens,
             block_tokens=self.block_tokens,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.core.request import Request
+from kvsim.trace.answers import ANSWERS, infer_answers
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.records import Record, read_records, runs_of
@@ -19,16 +20,20 @@ class Mooncake(TraceSource):
 
     A line holds its whole prompt, also in a session. The last block id may stand for a partial block, or be absent with
     ``tail=full``. Ids that do not name what precedes them are re-keyed. ``session_id`` and ``delay`` are optional, see
-    Timetable; so is ``priority``, an integer, 0 if absent. ``limit`` counts lines.
+    Timetable; so is ``priority``, an integer, 0 if absent. ``limit`` counts lines. ``answers=inferred``: see answers.py.
     """
 
     path: str
     tail: str = "full"
+    answers: str = "none"
     block_tokens: int = 512
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("tail", self.tail, TAILS)
+        check_choice("answers", self.answers, ANSWERS)
+        if self.answers == "inferred" and self.tail == "all":
+            raise ValueError("answers=inferred needs tail=full: a prompt with a partial page at its end does not go on")
         if self.block_tokens < 1:
             raise ValueError(f"block_tokens must be at least 1, not {self.block_tokens}")
 
@@ -36,9 +41,12 @@ class Mooncake(TraceSource):
         pages = BlockPages(self.block_tokens, page_tokens, partial_tail=self.tail == "all")
         times = Timetable(self.rate)
         requests = [self._request(record, times, pages) for record in read_records(self.path, self.limit)]
+        requests = in_order_of_arrival(requests)
+        if self.answers == "inferred":
+            infer_answers(requests, page_tokens)
         return Trace(
             name=Path(self.path).name,
-            requests=in_order_of_arrival(requests),
+            requests=requests,
             page_tokens=page_tokens,
             block_tokens=self.block_tokens,
         )

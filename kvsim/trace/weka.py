@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kvsim.core.pages import Run, count_pages
 from kvsim.core.request import Request
+from kvsim.trace.answers import ANSWERS, infer_answers
 from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.records import Record, read_records, runs_of
@@ -48,17 +49,19 @@ class Weka(TraceSource):
 
     Block ids are local to a line, whatever the line's id: the same line again is a new session. Sub-agents share their
     session's ids and count their times from their own ``t``. Only full blocks have ids, so the tail of a prompt has no page.
-    ``limit`` keeps the requests that arrive first.
+    ``limit`` keeps the requests that arrive first. ``answers=inferred``: see answers.py.
     """
 
     path: str
     block_tokens: int = 64
     arrivals: str = "recorded"
+    answers: str = "none"
     concurrent_sessions: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("arrivals", self.arrivals, ARRIVALS)
+        check_choice("answers", self.answers, ANSWERS)
         for name in ("block_tokens", "concurrent_sessions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -74,9 +77,12 @@ class Weka(TraceSource):
             lane = heappop(lanes)
             self._play(session, sorted(_calls(record), key=lambda call: call.start_s), lane, pages, requests)
             heappush(lanes, lane)
+        requests = in_order_of_arrival(requests)[: self.limit]
+        if self.answers == "inferred":
+            infer_answers(requests, page_tokens)
         return Trace(
             name=Path(self.path).name,
-            requests=in_order_of_arrival(requests)[: self.limit],
+            requests=requests,
             page_tokens=page_tokens,
             block_tokens=self.block_tokens,
         )

@@ -1,0 +1,125 @@
+"""Answers inferred from the prompts that go on from them; pages are of one token unless said otherwise."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvsim.api import load_trace, replay
+from kvsim.core.request import Request
+from kvsim.errors import UsageError
+from kvsim.trace.answers import infer_answers
+from kvsim.trace.bailian import Bailian
+from kvsim.trace.mooncake import Mooncake
+from kvsim.trace.weka import Weka
+from tests.core.small import make_requests
+
+
+def inferred(*words: str, output_tokens: int = 99) -> list[str]:
+    """The answer of each request, in letters."""
+    requests = make_requests(words, output_tokens=output_tokens)
+    infer_answers(requests, 1)
+    letters = {page: letter for word, r in zip(words, requests, strict=True) for page, letter in zip(ids(r), word, strict=True)}
+    return ["".join(letters[start + at] for start, pages in r.output_runs or () for at in range(pages)) for r in requests]
+
+
+def ids(request: Request) -> list[int]:
+    return [start + at for start, pages in request.runs for at in range(pages)]
+
+
+def test_the_next_prompt_of_a_conversation_holds_the_answer() -> None:
+    assert inferred("ab", "abcd", "abcdef") == ["cd", "ef", ""]
+
+
+def test_an_answer_is_no_longer_than_its_tokens_less_the_last_one() -> None:
+    assert inferred("ab", "abcdef", output_tokens=3) == ["cd", ""]
+    assert inferred("ab", "abcdef", output_tokens=1) == ["", ""]
+
+
+def test_the_first_prompt_that_goes_on_counts() -> None:
+    assert inferred("ab", "xy", "abcd", "abef") == ["cd", "", "", ""]
+
+
+def test_the_same_prompt_again_does_not_go_on_and_neither_does_a_shorter_one() -> None:
+    assert inferred("ab", "a", "ab", "abc") == ["c", "b", "c", ""]
+
+
+def test_nobody_goes_on() -> None:
+    assert inferred("abc", "abd", "xyz") == ["", "", ""]
+
+
+def test_prompts_that_come_before_do_not_count() -> None:
+    assert inferred("abcd", "ab") == ["", ""]
+
+
+def slow_answer(requests: list[Request], index: int, page_tokens: int) -> list[int]:
+    """By looking at all later prompts, page by page."""
+    request, own = requests[index], ids(requests[index])
+    most = (request.prompt_tokens + request.output_tokens - 1) // page_tokens
+    for later in requests[index + 1 :]:
+        theirs = ids(later)
+        if own and theirs[: len(own)] == own and len(theirs) > len(own):
+            return theirs[len(own) : max(most, len(own))]
+    return []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_answers_are_those_of_comparing_all_prompts(seed: int) -> None:
+    random = Random(seed)
+    words = ["".join(random.choice("aab") for _ in range(random.randint(1, 9))) for _ in range(40)]
+    requests = make_requests(words, output_tokens=random.randint(0, 4))
+    infer_answers(requests, 1)
+    for index, request in enumerate(requests):
+        found = [start + at for start, pages in request.output_runs or () for at in range(pages)]
+        assert found == slow_answer(requests, index, 1)
+
+
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 1_100, "output_length": 500, "hash_ids": [1, 2, 3]},
+    {"timestamp": 1_000, "input_length": 2_100, "output_length": 50, "hash_ids": [1, 2, 4, 5, 6]},
+]
+WEKA = {
+    "id": "a",
+    "requests": [{"t": 0, "in": 140, "out": 70, "hash_ids": [1, 2]}, {"t": 1, "in": 300, "out": 9, "hash_ids": [1, 2, 3, 4]}],
+}
+
+
+def test_mooncake_bailian_and_weka_infer_answers_on_demand(tmp_path: Path) -> None:
+    """1,100 + 500 - 1 tokens are three pages of 512; 140 + 70 - 1 are three of 64. The prompts have two each."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    first, second = Mooncake(path=str(path), answers="inferred").load(512).requests
+    assert first.output_runs == (((second.runs[-1][0] + second.runs[-1][1] - 2), 1),)
+    assert second.output_runs == ()
+    assert all(request.output_runs is None for request in Mooncake(path=str(path)).load(512).requests)
+    chats = [
+        line | {"chat_id": number, "parent_chat_id": number - 1 if number else -1, "type": "text", "turn": number + 1}
+        for number, line in enumerate(MOONCAKE)
+    ]
+    path.write_text("\n".join(map(json.dumps, chats)))
+    again = Bailian(path=str(path), block_tokens=512, answers="inferred").load(512).requests
+    assert [request.output_runs for request in again] == [first.output_runs, ()]
+    path.write_text(json.dumps(WEKA))
+    first, second = Weka(path=str(path), answers="inferred").load(64).requests
+    assert (first.runs, first.output_runs, second.runs) == (((0, 2),), ((2, 1),), ((0, 4),))
+    first, second = Weka(path=str(path), answers="inferred").load(16).requests
+    assert (first.runs, first.output_runs) == (((0, 8),), ((8, 5),)), "209 tokens are 13 pages, of which 8 have been named"
+
+
+def test_inferred_answers_are_cached_and_hit(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    setting = ("tiers.gpu.capacity=100pages", "rules.cache_output=true")
+    trace = load_trace("mooncake", path=path, answers="inferred", page_tokens=512)
+    assert replay(trace, *setting).hit_pages.sum(axis=1).tolist() == [0, 3]
+    with pytest.raises(UsageError, match=r"say trace.answers=inferred \(mooncake, weka, bailian\)"):
+        replay(load_trace("mooncake", path=path, page_tokens=512), *setting)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="answers must be one of none, inferred, not 'guessed'"):
+        Weka(path="x", answers="guessed")
+    for reader in (Mooncake, Bailian):
+        with pytest.raises(ValueError, match="answers=inferred needs tail=full"):
+            reader(path="x", tail="all", answers="inferred")
