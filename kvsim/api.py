@@ -14,12 +14,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvsim import run
 from kvsim.build import Plan, TierPlan, build_run, build_trace
+from kvsim.commands.record import describe
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
-from kvsim.report.result import summarize, warmup_requests
+from kvsim.report.result import warmup_requests
 from kvsim.trace.base import Trace
 
 CONFIG = "kvsim.conf"
@@ -112,8 +113,7 @@ def _execute(
     run.check_capacity(plan, trace.requests)
     warmup_requests(plan.warmup, len(trace.requests))
     outcome = getattr(run, command)(plan, trace.requests, advance)
-    record = summarize(outcome, command=command, config=plan.config, seed=plan.seed, warmup=plan.warmup, load_s=0.0)
-    return Result(record=record, outcome=outcome)
+    return Result(record=describe(command, plan, outcome, is_named=not any(policies.values())), outcome=outcome)
 
 
 def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:

@@ -28,6 +28,7 @@ from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.report.logger import Logger
 from kvsim.suggest import closest
 from kvsim.trace.base import TraceSource
 
@@ -40,12 +41,14 @@ PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("ev
 GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree"),
-    "replay": ("engine", "substrate", "curve"),
+    "replay": ("engine", "substrate", "curve", "timeline"),
     "curve": (
         "engine", "hardware", "substrate", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
-        "print_tree",
+        "print_tree", "timeline", "logger", "sweep.objective",
     ),
 }  # fmt: skip
+NOT_RECORDED = ("output", "sweep")
+"""What a run's result does not depend on: it is no part of its record."""
 
 MOST_NUMBERED_SLOTS = 10_000_000
 
@@ -59,6 +62,7 @@ class RunSettings:
     warmup: float
     seed: int
     print_tree: bool
+    timeline: bool
     output: str
 
     def __post_init__(self) -> None:
@@ -70,6 +74,19 @@ class RunSettings:
             raise ValueError(f"warmup must be at least 0 and below 1, not {self.warmup}: it is the fraction to leave out")
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, not {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings:
+    """What a multirun does beside its jobs."""
+
+    fail_fast: bool = False
+    dry_run: bool = False
+    objective: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective is not None and not self.objective:
+            raise ValueError("objective is empty: name fields of result.json, as [hit_rate, ttft_s.p99], or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +120,12 @@ class Plan:
     warmup: float
     seed: int
     print_tree: bool
+    timeline: bool
+    logger: Logger
+    sweep: SweepSettings
     output: Path
     config: Config
-    """The resolved configuration, for the record; without ``output``, so that it does not depend on the folder."""
+    """The resolved configuration, for the record; without what does not bear on the result, as the folder."""
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -> Plan:
@@ -133,13 +153,22 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         warmup=run.warmup,
         seed=run.seed,
         print_tree=run.print_tree and command == "replay",
+        timeline=run.timeline,
+        logger=construct(Logger, config.get("logger"), "logger"),
+        sweep=sweep_settings(config.get("sweep")),
         output=Path(run.output),
-        config={key: value for key, value in config.items() if key != "output"},
+        config={key: value for key, value in config.items() if key not in NOT_RECORDED},
     )
     _check_combination(plan, command, keys)
     _check_hardware(plan, command, keys)
     check_output(plan.output)
     return plan
+
+
+def sweep_settings(node: Any) -> SweepSettings:
+    """The settings of the configuration's ``sweep``; a single objective is a list of one. Raises UsageError."""
+    single = {"objective": [node["objective"]]} if isinstance(node, dict) and isinstance(node.get("objective"), str) else {}
+    return construct(SweepSettings, node | single if isinstance(node, dict) else node, "sweep")
 
 
 def build_trace(cfg: DictConfig) -> tuple[TraceSource, int]:
@@ -155,7 +184,7 @@ def resolve(cfg: DictConfig) -> Config:
         config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}") from error
-    known = [*GROUPS, "tiers", "replay", "curve", *(field.name for field in fields(RunSettings))]
+    known = [*GROUPS, "tiers", "replay", "curve", "sweep", *(field.name for field in fields(RunSettings))]
     _check_names("", config, known)
     _check_names("tiers", config.get("tiers"), TIERS)
     for tier in TIERS:

@@ -11,6 +11,7 @@ COMMANDS = {
     "simulate": "serve a trace in simulated time: hits, waiting times, link use",
     "replay": "play a trace without a clock: hit rates at full speed",
     "curve": "hit rate against capacity: LRU exactly in one pass, other policies beside it",
+    "report": "one HTML page over any number of runs",
     "policies": "list the policies and their settings",
     "trace": "describe a trace",
 }
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(arguments)
     except UsageError as error:
-        return _fail(str(error))
+        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:

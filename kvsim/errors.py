@@ -7,6 +7,8 @@ class UsageError(Exception):
     The message says what is wrong, where (file and line, or the configuration key) and what to do.
     """
 
+    exit_code = 2
+
 
 class TraceError(UsageError):
     """A trace file that cannot be used; ``where`` names the file and, if there is one, the line."""

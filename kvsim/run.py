@@ -18,6 +18,7 @@ from kvsim.core.tier import Tier
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.recorder import Recorder
 from kvsim.engine.replay import Replay
 from kvsim.engine.server import TieredServer
 from kvsim.errors import UsageError
@@ -65,7 +66,10 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     tiers = build_tiers(plan, requests)
     cache = TieredCache(tiers, plan.rules, plan.page_tokens) if not plan.model.is_hybrid else _hybrid_cache(plan, tiers, requests)
     substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
-    return Engine(substrate, cache, _prefetching(plan, requests, cache), plan.engine).run(requests, advance)
+    recorder = Recorder(substrate, tiers) if plan.timeline else None
+    outcome = Engine(recorder or substrate, cache, _prefetching(plan, requests, cache), plan.engine).run(requests, advance)
+    outcome.timeline = recorder
+    return outcome
 
 
 def _hybrid_cache(plan: Plan, tiers: list[Tier], requests: Sequence[Request]) -> HybridCache:

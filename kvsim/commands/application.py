@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -17,7 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.build import Plan, build_run
+from kvsim.commands.mistake import Mistake
+from kvsim.commands.sweep import Listed, Objective, end_sweep, run_sweep_job
 from kvsim.errors import UsageError
+from kvsim.report.result import Result
 from kvsim.suggest import closest
 
 CONFIG = "kvsim.conf"
@@ -26,7 +30,7 @@ MISTAKES = ("Config group override must be", "Only one of --run", "The --resolve
 TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
 
 
-def run_application(application: Callable[[], None], arguments: Sequence[str]) -> None:
+def run_application(application: Callable[[], Any], arguments: Sequence[str]) -> None:
     """Run ``application``, made by ``hydra.main``, with these arguments. Raises UsageError for a mistake in them."""
     arguments = _in_order(arguments)
     overrides = [word for word in arguments if not word.startswith("-")]
@@ -35,6 +39,12 @@ def run_application(application: Callable[[], None], arguments: Sequence[str]) -
     sys.argv = [before[0], *arguments]
     try:
         application()
+        end_sweep()
+    except Listed:
+        return
+    except KeyboardInterrupt:
+        end_sweep(is_interrupted=True)
+        raise
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explain(error, overrides)) from error
     except ValueError as error:
@@ -47,30 +57,22 @@ def run_application(application: Callable[[], None], arguments: Sequence[str]) -
         sys.argv = before
 
 
-class Mistake(BaseException):
-    """Carries a UsageError past Hydra, which would print a line of its own about any Exception of a job."""
+def run_job(command: str, run: Callable[[Plan, str], Result], cfg: DictConfig) -> Objective:
+    """Run the job at hand: ``run`` takes its plan and the command line that repeats it. A mistake ends a single run at once.
 
-    def __init__(self, error: UsageError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def plan_job(command: str, cfg: DictConfig) -> Plan:
-    """The plan of the job at hand. A job of a multirun has a numbered folder of its own."""
+    Returns what an optimizing sweeper wants to know of a job of a multirun.
+    """
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
-        cfg.output = os.path.relpath(job.runtime.output_dir)
-    return build_run(cfg, command=command, overrides=job.overrides.task)
-
-
-def run_job(run: Callable[[DictConfig], None], cfg: DictConfig) -> None:
-    """Run a job. A mistake ends a single run at once; a multirun goes on with its other jobs first."""
+        return run_sweep_job(command, run, cfg)
     try:
-        run(cfg)
+        overrides = list(job.overrides.task)
+        if key := next((override for override in overrides if override.startswith("sweep.")), None):
+            raise UsageError(f"{key.partition('=')[0]} has no effect on a single run: add -m, or leave it out")
+        run(build_run(cfg, command=command, overrides=overrides), shlex.join(["kvsim", command, *overrides]))
     except UsageError as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise
         raise Mistake(error) from error
+    return None
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:

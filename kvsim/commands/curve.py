@@ -1,18 +1,18 @@
 """``kvsim curve``: hit rate against the capacity of one tier."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
 from kvsim.build import Plan
-from kvsim.commands.application import plan_job, run_application, run_job
+from kvsim.commands.application import run_application, run_job
+from kvsim.commands.sweep import Job, Objective
+from kvsim.commands.traces import load_trace
 from kvsim.curve import Curve, Curves, Point, curve_settings
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.report.progress import progress
@@ -20,9 +20,9 @@ from kvsim.report.result import SCHEMA, Result, installed_versions, plain
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
-def application(cfg: DictConfig) -> None:
+def application(cfg: DictConfig) -> Objective:
     """A job of a run or multirun."""
-    run_job(run_curve, cfg)
+    return run_job("curve", run_curve, cfg)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -30,22 +30,21 @@ def main(arguments: Sequence[str]) -> None:
     run_application(application, arguments)
 
 
-def run_curve(cfg: DictConfig) -> None:
+def run_curve(plan: Plan, command_line: str, job: Job | None = None) -> Result:
     """Load the trace, draw its curves, write the folder, print the tables."""
-    plan = plan_job("curve", cfg)
     curves = Curves(plan, curve_settings(plan.config["curve"]))
-    began = perf_counter()
-    trace = plan.trace.load(plan.page_tokens)
+    trace, load_s = load_trace(plan)
     loaded = perf_counter()
     curves.load(trace.requests)
-    with progress(curves.replayed_requests, "curve") as meter:
+    with progress(curves.replayed_requests, "curve", shown=job is None or job.is_alone) as meter:
         curve = curves.draw(meter.advance)
-    times = {"load_s": loaded - began, "wall_s": perf_counter() - loaded}
-    record = describe(curve, plan, shlex.join(["kvsim", "curve", *HydraConfig.get().overrides.task])) | times
+    times = {"load_s": load_s, "wall_s": perf_counter() - loaded}
+    record = describe(curve, plan, command_line) | times
     write_curve(plan.output, record)
     console = Console()
     print_curve(record, console)
     console.print(f"\n{plan.output}: curve.json curve.csv curve.html", highlight=False)
+    return record
 
 
 def describe(curve: Curve, plan: Plan, command_line: str) -> Result:

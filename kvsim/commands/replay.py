@@ -1,18 +1,20 @@
 """``kvsim replay``: plays a trace request by request, without a clock. For hit rates, at full speed."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import hydra
 from omegaconf import DictConfig
 
 from kvsim.commands.application import run_application, run_job
 from kvsim.commands.job import run_command
+from kvsim.commands.sweep import Objective
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
-def application(cfg: DictConfig) -> None:
+def application(cfg: DictConfig) -> Objective:
     """A job of a run or multirun."""
-    run_job(lambda cfg: run_command("replay", cfg), cfg)
+    return run_job("replay", partial(run_command, "replay"), cfg)
 
 
 def main(arguments: Sequence[str]) -> None:

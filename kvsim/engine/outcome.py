@@ -10,6 +10,7 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 
 if TYPE_CHECKING:
+    from kvsim.engine.recorder import Recorder
     from kvsim.engine.server import ServingCache
 
 FINISHED, REJECTED = 0, 1
@@ -62,6 +63,8 @@ class Outcome:
     retractions: int = 0
     simulated_s: float = 0.0
     wall_s: float = 0.0
+    timeline: "Recorder | None" = None
+    """What happened when, if that was recorded."""
 
 
 def describe_cache(cache: "TieredCache | ServingCache") -> dict[str, Any]:

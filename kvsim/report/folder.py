@@ -1,4 +1,4 @@
-"""The folder of a run: ``requests.csv.gz``, ``report.html`` and, last, ``result.json``."""
+"""The folder of a run: ``requests.csv.gz``, ``report.html``, perhaps ``timeline.json.gz`` and, last, ``result.json``."""
 
 import csv
 import gzip
@@ -14,6 +14,7 @@ from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.html import render
 from kvsim.report.result import Result, hit_tokens, to_json
+from kvsim.report.trace_events import write_timeline
 
 HEADER = (
     "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
@@ -32,20 +33,27 @@ def prepare_folder(folder: Path) -> None:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
 
 
-def write_run(folder: Path, result: Result, outcome: Outcome) -> None:
-    """Write the files of a run, each as a whole or not at all; the same run gives the same bytes.
+def write_run(folder: Path, result: Result, outcome: Outcome, *, with_page: bool = True) -> list[str]:
+    """Write the files of a run, each as a whole or not at all; the same run gives the same bytes. Returns their names.
 
-    ``result.json`` comes last and the one of an earlier run goes first, so where there is one the others belong to it.
+    A job of a sweep needs no page of its own, as the sweep has one. ``result.json`` comes last and the one of an earlier run goes first, so where there is one the others belong to it.
     Raises UsageError if the folder cannot be written.
     """
     prepare_folder(folder)
-    (folder / "result.json").unlink(missing_ok=True)
+    for name in ("result.json", "report.html", "timeline.json.gz"):
+        (folder / name).unlink(missing_ok=True)
     with replacing(folder / "requests.csv.gz") as file:
         _write_requests(file, outcome)
-    with replacing(folder / "report.html") as file:
-        file.write(render(result).encode())
+    if with_page:
+        with replacing(folder / "report.html") as file:
+            file.write(render(result).encode())
+    if outcome.timeline is not None:
+        with replacing(folder / "timeline.json.gz") as file:
+            write_timeline(file, outcome)
     with replacing(folder / "result.json") as file:
         file.write(to_json(result).encode())
+    files = {"result.json": True, "requests.csv.gz": True, "report.html": with_page, "timeline.json.gz": outcome.timeline is not None}
+    return [name for name, written in files.items() if written]
 
 
 def _write_requests(file: BinaryIO, outcome: Outcome) -> None:

@@ -33,6 +33,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; mar
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; }
+.bound td { color: var(--soft); font-style: italic; }
 .bar { display: flex; height: 1.1rem; margin: .75rem 0 .3rem; background: var(--line); }
 .key { margin-right: 1rem; white-space: nowrap; } .key i, .bar i { display: block; background: var(--line); }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; }

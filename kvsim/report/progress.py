@@ -28,11 +28,12 @@ class _Done(ProgressColumn):
 
 
 @contextmanager
-def progress(total: int, label: str, console: Console | None = None) -> Iterator[Meter]:
-    """Show a bar with requests a second while the block runs; nothing if ``console`` (standard error) is no terminal."""
+def progress(total: int, label: str, console: Console | None = None, *, shown: bool = True) -> Iterator[Meter]:
+    """Show a bar with requests a second while the block runs; nothing unless it is to be ``shown`` and ``console`` (standard
+    error) is a terminal."""
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), _Done(), TimeElapsedColumn())
-    off = not console.is_terminal
+    off = not (shown and console.is_terminal)
     with Progress(*columns, console=console, transient=True, refresh_per_second=5, disable=off) as bar:
         bar.add_task(label, total=total)
         yield Meter(bar.tasks[0])

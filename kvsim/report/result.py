@@ -36,11 +36,15 @@ def summarize(
     load_s: float,
     versions: Mapping[str, str] | None = None,
     command_line: str | None = None,
+    config_hash: str | None = None,
+    bounds: Mapping[str, str] | None = None,
+    page_bytes: int | None = None,
 ) -> Result:
     """The record of one run, in the order in which ``result.json`` shows it; made of what JSON can hold.
 
     Rates are fractions, times seconds. A value that cannot be known (a time without a clock, a rate of nothing) is None.
-    ``versions`` is ``installed_versions()`` unless given; ``command_line`` is what reproduces the run.
+    ``versions`` is ``installed_versions()`` unless given; ``command_line`` is what reproduces the run, ``config_hash``
+    names what decides its result, ``bounds`` the bounds to compare it with; what is not given is left out.
     """
     total = len(outcome.requests)
     skipped = warmup_requests(warmup, total)
@@ -49,12 +53,15 @@ def summarize(
     prompts = prompt_tokens(outcome)
     record = {
         "schema": SCHEMA,
+        "config_hash": config_hash,
         "command": command,
         "command_line": command_line,
         "status": "complete",
         "config": config,
         "versions": installed_versions() if versions is None else versions,
         "seed": seed,
+        "bounds": bounds,
+        "page_bytes": page_bytes,
         "requests": total - skipped,
         "warmup_requests": skipped,
         "rejected": np.count_nonzero(counted & (outcome.status == REJECTED)),
@@ -76,9 +83,8 @@ def summarize(
         "timeline": timeline(outcome, prompts, hit_tokens(outcome), skipped),
         "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
-    if command_line is None:
-        del record["command_line"]
-    return {name: plain(value) for name, value in record.items()}
+    optional = ("config_hash", "command_line", "bounds", "page_bytes")
+    return {name: plain(value) for name, value in record.items() if value is not None or name not in optional}
 
 
 def warmup_requests(warmup: float, requests: int) -> int:

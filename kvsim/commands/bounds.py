@@ -1,0 +1,98 @@
+"""What frames every comparison: Belady's bound for a run's tiers, and what an unlimited cache hits."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvsim import run
+from kvsim.build import Plan
+from kvsim.commands.fingerprint import code_of, digest, trace_content
+from kvsim.commands.traces import load_trace
+from kvsim.core.request import Request
+from kvsim.engine.collector import without_garbage_collector
+from kvsim.report.folder import replacing
+from kvsim.report.result import summarize
+
+RECORDED = ("hit_rate", "page_hit_rate", "hit_tokens", "prompt_tokens", "rejected")
+Bound = dict[str, Any]
+
+
+def bound_names(plan: Plan) -> dict[str, str]:
+    """A name for each bound that there is for a plan; runs that share a bound share its name.
+
+    There is none for models whose hits need a recurrent state, and none where answers are cached: MIN knows of neither.
+    """
+    if plan.model.is_hybrid or plan.rules.cache_output:
+        return {}
+    capacities = [tier.capacity_pages for tier in plan.tiers]
+    of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim")]
+    return {
+        "belady": f"belady-{digest([*of_trace, capacities[0], _total(plan), plan.config['replay']])[:16]}",
+        "unlimited": f"unlimited-{digest(of_trace)[:16]}",
+    }
+
+
+def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
+    """Hit rates of ``belady`` (MIN on one tier as large as all tiers together) or ``unlimited`` (nothing is ever evicted)."""
+    if kind == "unlimited":
+        plan = replace(plan, tiers=[replace(plan.tiers[0], capacity_pages=None)])
+    outcome = run.upper_bound(plan, requests)
+    record = summarize(
+        outcome, command="replay", config=plan.config, seed=plan.seed, warmup=plan.warmup, load_s=0.0, versions={}
+    )
+    return {name: record[name] for name in RECORDED}
+
+
+def compute_once(folder: Path, plan: Plan, requests: list[Request]) -> None:
+    """Compute those bounds of a plan that no process has begun, into ``folder``."""
+    for kind, name in bound_names(plan).items():
+        if not (folder / f"{name}.json").exists() and _claim(folder / f"{name}.begun"):
+            write_bound(folder, name, compute_bound(plan, kind, requests))
+
+
+def complete(folder: Path, plan: Plan) -> dict[str, tuple[str, Bound]]:
+    """The bounds of a plan by kind, with their names: read from ``folder`` or, where they are missing there, computed.
+
+    A sweep's folder keeps what was computed.
+    """
+    bounds = {}
+    for kind, name in bound_names(plan).items():
+        bound = read_bound(folder, name)
+        if bound is None:
+            with without_garbage_collector():
+                bound = compute_bound(plan, kind, load_trace(plan)[0].requests)
+            if folder.is_dir():
+                write_bound(folder, name, bound)
+        bounds[kind] = name, bound
+    return bounds
+
+
+def read_bound(folder: Path, name: str) -> Bound | None:
+    """A bound that was written; None if it was not, or not as a whole."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write_bound(folder: Path, name: str, bound: Bound) -> None:
+    """Write a bound as a whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / f"{name}.json") as file:
+        file.write(json.dumps(bound).encode())
+    (folder / f"{name}.begun").unlink(missing_ok=True)
+
+
+def _claim(path: Path) -> bool:
+    """Whether this process is the first to begin a bound."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _total(plan: Plan) -> int | None:
+    capacities = [tier.capacity_pages for tier in plan.tiers]
+    return None if None in capacities else sum(pages for pages in capacities if pages is not None)

@@ -1,0 +1,77 @@
+"""Names for what a run depends on: two runs of one name give the same result."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from kvsim.build import Plan
+
+PACKAGE = Path(__file__).resolve().parent.parent
+WITHOUT_RESULTS = ("commands", "report", "kernels")
+"""Parts of kvsim that decide nothing: a change there makes no other result."""
+BESIDE_RESULTS = ("logger",)
+
+
+def configuration_hash(plan: Plan, command: str) -> str:
+    """32 hexadecimal digits of what decides a run: its command and configuration, the bytes of its trace, the code."""
+    config = {name: value for name, value in plan.config.items() if name not in BESIDE_RESULTS}
+    return digest([command, config, trace_content(plan), *(code_of(module) for module in _modules(config))])
+
+
+def digest(value: Any) -> str:
+    """32 hexadecimal digits of a value that JSON can hold."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
+
+
+def trace_content(plan: Plan) -> str | None:
+    """A hash of the trace's file; None for a generated trace, or a file that cannot be read, of which reading it says more."""
+    path = getattr(plan.trace, "path", None)
+    if path is None or not os.path.isfile(path):
+        return None
+    state = os.stat(path)
+    return _file_content(os.path.abspath(path), state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _file_content(path: str, _mtime_ns: int, _size: int) -> str:
+    content = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            content.update(block)
+    return content.hexdigest()
+
+
+@cache
+def code_of(module: str) -> str:
+    """A hash of the source of a module; of ``kvsim``, of all its modules that results depend on."""
+    content = xxhash.xxh3_128()
+    for path in sorted(_kvsim_sources()) if module == "kvsim" else [Path(sys.modules[module].__file__ or "")]:
+        content.update(path.name.encode() + path.read_bytes())
+    return content.hexdigest()
+
+
+def _kvsim_sources() -> Iterator[Path]:
+    yield from PACKAGE.glob("*.py")
+    for part in PACKAGE.iterdir():
+        if part.is_dir() and part.name not in WITHOUT_RESULTS:
+            yield from part.resolve().rglob("*.py")
+
+
+def _modules(config: Any) -> list[str]:
+    """kvsim, and the modules of classes that the configuration names and that are not its own."""
+    return ["kvsim", *sorted({name.rpartition(".")[0] for name in _targets(config) if not name.startswith("kvsim.")})]
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == "_target_":
+                yield value
+            else:
+                yield from _targets(value)

@@ -1,0 +1,50 @@
+"""``kvsim report``: one HTML page over any number of run folders."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvsim.errors import UsageError
+
+USAGE = """usage: kvsim report DIR... [output=FILE]
+
+Writes one self-contained HTML page over runs: folders of a run, or of a sweep with all its jobs. FILE is report.html, in DIR if
+there is only one. Belady's bound and the unlimited cache are computed where they are not known yet and the trace can be read."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Read the folders, compute the bounds that are missing, write the page, print the table."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return
+    folders = [Path(word) for word in arguments if not word.startswith("output=")]
+    chosen = [word.removeprefix("output=") for word in arguments if word.startswith("output=")]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: there is no such folder" if not folder.exists() else f"{folder}: not a folder")
+    if not folders:
+        raise UsageError("say which folders to report on: kvsim report DIR...")
+    target = Path(chosen[-1]) if chosen else folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+    write_report(folders, target, shlex.join(["kvsim", "report", *arguments]))
+
+
+def write_report(folders: list[Path], target: Path, command_line: str) -> None:
+    """Write the page over the runs in ``folders`` to ``target``. Raises UsageError if there are none."""
+    from rich.console import Console
+
+    from kvsim.commands.sweep import add_bounds
+    from kvsim.report.compare import print_comparison
+    from kvsim.report.compare_html import render_comparison
+    from kvsim.report.folder import prepare_folder, replacing
+    from kvsim.report.runs import read_runs
+
+    runs = read_runs(folders)
+    if not any(run.result for run in runs):
+        raise UsageError(f"{', '.join(map(str, folders))}: no result.json there, nor one folder further down")
+    prepare_folder(target.parent)
+    add_bounds(runs)
+    with replacing(target) as file:
+        file.write(render_comparison(runs, command_line).encode())
+    console = Console()
+    print_comparison(runs, console)
+    console.print(f"\n{target}", highlight=False)

@@ -1,0 +1,81 @@
+"""Records what happens when, for a timeline: stands between the engine and its substrate, only where one is wanted."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simpy import Event
+
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import Transfer
+from kvsim.engine.outcome import LinkUse
+from kvsim.engine.substrate import Substrate, Work
+
+
+class Batch(NamedTuple):
+    """One step of a batch, or several decode steps in one leap. Times in seconds."""
+
+    start_s: float
+    end_s: float
+    prefill_requests: int
+    prefill_tokens: int
+    decode_requests: int
+    steps: int
+
+
+class Recorder:
+    """A substrate that notes what another one is asked for.
+
+    Pages are evicted when requests are admitted, grow, or transfers begin: right before a computation or a copy is asked for,
+    and then the tiers are looked at.
+    """
+
+    def __init__(self, substrate: Substrate, tiers: Sequence[Tier]) -> None:
+        self.env = substrate.env
+        self.tiers = tiers
+        self.batches: list[Batch] = []
+        self.evictions: list[tuple[float, str, int]] = []
+        """(time in s, tier, pages)"""
+        self.usage: list[tuple[float, str, int]] = []
+        """(time in s, tier, pages in use), where that has changed"""
+        self._substrate = substrate
+        self._evicted = [0] * len(tiers)
+        self._used = [0] * len(tiers)
+
+    def copy(self, transfer: Transfer) -> Event:
+        self._look()
+        return self._substrate.copy(transfer)
+
+    def cancel(self, transfer: Transfer) -> None:
+        self._substrate.cancel(transfer)
+
+    def queued_s(self, link: str) -> float:
+        return self._substrate.queued_s(link)
+
+    def compute(self, work: Work, loads: list[Transfer]) -> Event:
+        self._look()
+        start_s = self.env.now
+        done = self._substrate.compute(work, loads)
+        tokens = sum(tokens for tokens, _ in work.chunks)
+
+        def end(event: Event) -> None:
+            batch = Batch(start_s, self.env.now, len(work.chunks), tokens, work.decode_requests, int(event.value))
+            self.batches.append(batch)
+
+        done.callbacks.append(end)
+        return done
+
+    def link_use(self) -> dict[str, LinkUse]:
+        self._look()
+        return self._substrate.link_use()
+
+    def _look(self) -> None:
+        """Note what the tiers have evicted since the last time, and how many pages are in use."""
+        now = self.env.now
+        for index, tier in enumerate(self.tiers):
+            evicted, used = tier.evicted_pages, tier.pool.capacity - tier.pool.free
+            if evicted != self._evicted[index]:
+                self.evictions.append((now, tier.name, evicted - self._evicted[index]))
+                self._evicted[index] = evicted
+            if used != self._used[index]:
+                self.usage.append((now, tier.name, used))
+                self._used[index] = used

@@ -1,0 +1,277 @@
+"""Many runs beside each other: what sets them apart, a table framed by bounds, CSV, and the text on a terminal."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from kvsim.report.curve import size
+from kvsim.report.result import TIERS, Result, hit_definition
+from kvsim.report.runs import Run
+from kvsim.report.summary import UNKNOWN, count, digits, percent
+
+MOST_ROWS = 40
+"""Rows on a terminal."""
+Value = float | int | None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run: its name in tables, how it is written, and which end is better (1: high, -1: low, 0: neither)."""
+
+    key: str
+    title: str
+    of: Callable[[Result], Value]
+    text: Callable[[Any], str]
+    better: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the comparison: what it is, the settings that set it apart, and a text for each measure."""
+
+    name: str
+    settings: list[str]
+    cells: list[str]
+    values: list[Value]
+    is_bound: bool = False
+
+
+def _at(*path: str) -> Callable[[Result], Value]:
+    def read(result: Result) -> Value:
+        value: Any = result
+        for part in path:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    return read
+
+
+def _tier_rate(tier: str) -> Callable[[Result], Value]:
+    def rate(result: Result) -> Value:
+        known = tier in result["tiers"] and result["prompt_tokens"]
+        return result["hit_tokens"][tier] / result["prompt_tokens"] if known else None
+
+    return rate
+
+
+def memory_bytes(result: Result) -> int | None:
+    """Bytes of KV in all tiers together; None if one is unlimited or the bytes of a page were not recorded."""
+    pages = [tier["capacity_pages"] for tier in result["tiers"].values()]
+    return None if None in pages or "page_bytes" not in result else sum(pages) * int(result["page_bytes"])
+
+
+def moved_bytes(result: Result) -> int | None:
+    """Bytes that all links together have moved; None without a clock."""
+    return sum(link["bytes"] for link in result["links"].values()) if result["links"] else None
+
+
+def _gigabytes(n_bytes: float | None) -> str:
+    return UNKNOWN if n_bytes is None else f"{n_bytes / 1e9:,.2f}"
+
+
+def _bytes(n_bytes: int | None) -> str:
+    return "unlimited" if n_bytes is None else size(n_bytes)
+
+
+MEASURES = (
+    Measure("capacity_bytes", "all tiers", memory_bytes, _bytes),
+    Measure("hit_rate", "hit rate", _at("hit_rate"), percent, 1),
+    *(Measure(f"hit_rate_{tier}", f"from {tier}", _tier_rate(tier), percent) for tier in TIERS),
+    Measure("page_hit_rate", "of pages", _at("page_hit_rate"), percent, 1),
+    Measure("ttft_s_mean", "TTFT mean (s)", _at("ttft_s", "mean"), digits, -1),
+    Measure("ttft_s_p99", "TTFT p99 (s)", _at("ttft_s", "p99"), digits, -1),
+    Measure("tpot_s_mean", "TPOT mean (s)", _at("tpot_s", "mean"), digits, -1),
+    Measure("prompt_tokens_per_s", "prompt tokens/s", _at("throughput", "prompt_tokens_per_s"), digits, 1),
+    Measure("moved_bytes", "moved (GB)", moved_bytes, _gigabytes, -1),
+    Measure("rejected", "rejected", _at("rejected"), count, -1),
+)
+BOUND_MEASURES = ("hit_rate", "page_hit_rate", "rejected")
+
+
+class Comparison:
+    """Runs, the settings in which they differ, and the measures of which something is known."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = [run for run in runs if run.result is not None]
+        self.failed = [run for run in runs if run.error is not None]
+        self.results: list[Result] = [run.result for run in self.runs if run.result is not None]
+        self.settings = [labels(result["config"]) | {"command": result["command"]} for result in self.results]
+        self.keys = differing(self.settings)
+        self.measures = [measure for measure in MEASURES if self._is_worth_a_column(measure)]
+
+    def _is_worth_a_column(self, measure: Measure) -> bool:
+        values = [measure.of(result) for result in self.results]
+        return any(values) or measure.key == "hit_rate"
+
+    def apart(self, place: int) -> list[str]:
+        """The differing settings of a run."""
+        return [self.settings[place].get(key, "") for key in self.keys]
+
+    def series(self, place: int) -> str:
+        """What a run is called in pictures over capacities: its differing settings, but for the capacities."""
+        keys = [key for key in self.keys if not key.endswith(".capacity")]
+        values = [self.settings[place].get(key, "") for key in keys]
+        return " ".join(said(key, value) for key, value in zip(keys, values, strict=True) if value) or self._policy(place)
+
+    def _policy(self, place: int) -> str:
+        return self.settings[place].get("eviction", "run")
+
+    def label(self, place: int) -> str:
+        """A run in a legend."""
+        told = " ".join(said(key, value) for key, value in zip(self.keys, self.apart(place), strict=True) if value)
+        return f"{self.runs[place].name}: {told}" if told else self.runs[place].name
+
+    def rows(self) -> list[Row]:
+        """No cache; the runs; Belady's bounds and unlimited caches, each with the settings of the runs that it frames."""
+        rows = [self._row(run.name, self.apart(place), result) for place, (run, result) in enumerate(self._pairs())]
+        nothing: dict[str, Any] = {"hit_rate": 0.0, "page_hit_rate": 0.0}
+        return [self._bound_row("no cache", [""] * len(self.keys), nothing), *rows, *self._bounds()]
+
+    def _pairs(self) -> Iterable[tuple[Run, Result]]:
+        return zip(self.runs, self.results, strict=True)
+
+    def _row(self, name: str, apart: list[str], result: Result) -> Row:
+        values = [measure.of(result) for measure in self.measures]
+        cells = [measure.text(value) for measure, value in zip(self.measures, values, strict=True)]
+        return Row(name=name, settings=apart, cells=cells, values=values)
+
+    def _bound_row(self, name: str, apart: list[str], bound: Mapping[str, Any]) -> Row:
+        cells = [
+            measure.text(bound.get(measure.key)) if measure.key in BOUND_MEASURES and measure.key in bound else ""
+            for measure in self.measures
+        ]
+        return Row(name=name, settings=apart, cells=cells, values=[None] * len(cells), is_bound=True)
+
+    def _bounds(self) -> list[Row]:
+        rows = []
+        for kind in ("belady", "unlimited"):
+            for places in self.framed(kind).values():
+                shared = [self._shared(places, key) for key in range(len(self.keys))]
+                rows.append(self._bound_row(kind, shared, self.runs[places[0]].bounds[kind]))
+        return rows
+
+    def framed(self, kind: str) -> dict[str, list[int]]:
+        """The runs that each bound of a kind is a bound of, by its name."""
+        groups: dict[str, list[int]] = {}
+        for place, (run, result) in enumerate(self._pairs()):
+            if kind in run.bounds:
+                groups.setdefault(result["bounds"][kind], []).append(place)
+        return groups
+
+    def _shared(self, places: list[int], key: int) -> str:
+        values = {self.apart(place)[key] for place in places}
+        is_of_the_bound = self.keys[key].endswith(".capacity") or self.keys[key].startswith(("trace", "page_tokens", "warmup"))
+        return values.pop() if len(values) == 1 and is_of_the_bound else ""
+
+    def best(self) -> set[tuple[int, int]]:
+        """Where the best value of each column stands, as (run, column); nowhere if all are alike."""
+        found = set()
+        for column, measure in enumerate(self.measures):
+            values = [measure.of(result) for result in self.results]
+            known = [value for value in values if value is not None]
+            if measure.better and len(set(known)) > 1:
+                best = max(known) if measure.better > 0 else min(known)
+                found |= {(place, column) for place, value in enumerate(values) if value == best}
+        return found
+
+    def notes(self) -> list[str]:
+        """What a reader of the table should know."""
+        lines = list(dict.fromkeys(hit_definition(result["config"]) for result in self.results))
+        if self.framed("belady"):
+            lines.append(
+                "belady: no policies can hit more pages on this trace with one tier as large as all tiers together; moves cost "
+                "nothing, running requests take no room, requests come in the order of the trace. unlimited: nothing is ever "
+                "evicted, nothing rejected."
+            )
+        lost = [run.name for run, result in self._pairs() if result.get("bounds") and not run.bounds]
+        if lost:
+            lines.append(f"Without bounds, as their trace cannot be read any more: {', '.join(lost[:8])}.")
+        return lines
+
+
+def labels(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A configuration as short texts by key; a policy is the name of its file, its settings stand beside it."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if key == "_target_":
+            flat[prefix.rstrip(".")] = str(value).split(".")[-2] if "." in str(value) else str(value)
+        elif isinstance(value, Mapping):
+            flat |= labels(value, f"{prefix}{key}.")
+        elif isinstance(value, bool):
+            flat[f"{prefix}{key}"] = str(value).lower()
+        elif value is not None:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys in which settings differ: those that all have, or that stand for the absence of something."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    of_choices = {key for key in keys if any(other.startswith(f"{key}.") for other in keys)}
+    found = []
+    for key in keys:
+        values = [each[key] for each in settings if key in each]
+        is_partial = len(values) < len(settings)
+        if len(set(values)) > 1 or is_partial and (key in of_choices or key.startswith("tiers.") and key.count(".") == 2):
+            found.append(key)
+    order = ("command", "preset", "trace", "model", "hardware", "page_tokens", "tiers")
+    return sorted(found, key=lambda key: next((place for place, name in enumerate(order) if key.startswith(name)), len(order)))
+
+
+def said(key: str, value: str) -> str:
+    """A setting in a legend: a choice by its name alone, another one with its key's end."""
+    if "." not in key and not key.startswith(("page", "seed", "warmup")):
+        return value
+    start, _, end = key.rpartition(".")
+    return f"{start.rpartition('.')[2]} {value}" if end == "capacity" else f"{end}={value}"
+
+
+def print_comparison(runs: Sequence[Run], console: Console) -> None:
+    """Print the table, at most so many runs of it: those that hit most."""
+    told = Comparison(runs)
+    rows, best = told.rows(), told.best()
+    order = sorted(range(len(told.runs)), key=lambda place: -(told.results[place]["hit_rate"] or 0.0))
+    shown = set(order[:MOST_ROWS])
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(("job", *told.keys, *(measure.title for measure in told.measures))):
+        drawn.add_column(heading, justify="left" if number <= len(told.keys) else "right", header_style="bold", overflow="fold")
+    for number, row in enumerate(rows):
+        place = number - 1
+        if row.is_bound or place in shown:
+            cells = [Text(cell, "bold" if (place, column) in best else "") for column, cell in enumerate(row.cells)]
+            drawn.add_row(Text(row.name, "dim" if row.is_bound else ""), *map(Text, row.settings), *cells)
+    console.print(drawn)
+    if len(order) > MOST_ROWS:
+        console.print(f"{len(order) - MOST_ROWS} runs that hit less are not shown", style="dim", highlight=False)
+    for line in told.notes():
+        console.print(Text(line, "dim"), width=min(console.width, 100))
+
+
+def comparison_csv(runs: Sequence[Run]) -> str:
+    """One row a run in plain numbers: job, status, what sets it apart, every measure, its bounds, what failed."""
+    told = Comparison(runs)
+    extra = ("requests", "prompt_tokens", "wall_s", "load_s")
+    bounds = [f"{kind}_hit_rate" for kind in ("belady", "unlimited")]
+    columns = ["job", "status", *told.keys, *(measure.key for measure in MEASURES), *extra, *bounds, "error"]
+    places = {id(run): place for place, run in enumerate(told.runs)}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    for run in runs:
+        if run.result is None:
+            given = dict(override.split("=", 1) for override in run.overrides if "=" in override)
+            chosen = {key: given.get(key, "") for key in told.keys}
+            writer.writerow({"job": run.name, "status": "failed", **chosen, "error": run.error})
+            continue
+        result = run.result
+        numbers = {measure.key: measure.of(result) for measure in MEASURES}
+        known = {f"{kind}_hit_rate": bound["hit_rate"] for kind, bound in run.bounds.items()}
+        apart = dict(zip(told.keys, told.apart(places[id(run)]), strict=True))
+        writer.writerow({"job": run.name, "status": "finished", **apart, **numbers, **{k: result[k] for k in extra}, **known})
+    return text.getvalue()

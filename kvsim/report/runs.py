@@ -1,0 +1,82 @@
+"""Runs of any number of folders, as the reports over them need them."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import UsageError
+from kvsim.report.result import SCHEMA, Result
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run that was recorded, or a job of a sweep that failed."""
+
+    name: str
+    """The folder's, shortened to what tells it from the others."""
+    folder: Path
+    result: Result | None = None
+    error: str | None = None
+    """Why it failed; None if it did not."""
+    is_crash: bool = False
+    overrides: list[str] = field(default_factory=list)
+    """Of a failed job, as no result has its configuration."""
+    bounds: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Hit rates of ``belady`` and ``unlimited`` on the same trace, as far as they are known."""
+
+    @property
+    def bounds_folder(self) -> Path:
+        """Where a sweep keeps the bounds of its jobs."""
+        return self.folder.parent / "bounds"
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """The runs of folders, those of a sweep in the order of their numbers. Raises UsageError for a folder without any."""
+    folders = list(folders)
+    runs: list[Run] = []
+    for folder in folders:
+        found = list(_runs_in(folder))
+        if len(folders) > 1:
+            for run in found:
+                run.name = str(folder if run.folder == folder else run.folder)
+        runs += found
+    return runs
+
+
+def _runs_in(folder: Path) -> Iterator[Run]:
+    if (folder / "result.json").exists():
+        yield _read(folder)
+        return
+    for job in sorted((path for path in folder.iterdir() if path.is_dir()), key=_place):
+        if (job / "result.json").exists():
+            yield _read(job)
+        elif (job / "error.json").exists():
+            record = json.loads((job / "error.json").read_text())
+            yield Run(
+                name=job.name, folder=job, error=record["error"], is_crash=record["is_crash"], overrides=record["overrides"]
+            )
+
+
+def _place(job: Path) -> tuple[bool, int, str]:
+    """Numbered jobs first, in the order of their numbers."""
+    number = re.match(r"\d+", job.name)
+    return not number, int(number[0]) if number else 0, job.name
+
+
+def _read(folder: Path) -> Run:
+    path = folder / "result.json"
+    try:
+        result = json.loads(path.read_text())
+        if not isinstance(result, dict) or result["schema"] != SCHEMA:
+            raise UsageError(f"{path}: not a result of schema {SCHEMA}: run it again with this version of kvsim")
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{path}: not a result: {error}") from error
+    run = Run(name=folder.name, folder=folder, result=result)
+    for kind, name in (result.get("bounds") or {}).items():
+        bound = run.bounds_folder / f"{name}.json"
+        if bound.exists():
+            run.bounds[kind] = json.loads(bound.read_text())
+    return run
