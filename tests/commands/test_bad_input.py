@@ -14,7 +14,7 @@ MISTAKES = [
     (["page_tokns=16"], "page_tokns: there is no such setting; did you mean page_tokens?"),
     (["evicton=lru"], "evicton: there is no such setting; did you mean eviction?"),
     (["eviction=slru", "eviction.protected_hit=1"], "eviction.protected_hit: there is no such setting; did you mean eviction.p"),
-    (["tiers.gpu.size=1"], "tiers.gpu.size: there is no such setting; tiers.gpu has capacity"),
+    (["tiers.gpu.size=1"], "tiers.gpu.size: there is no such setting"),
     (["eviction=sllru"], "eviction=sllru: there is no such choice; did you mean slru? choose from "),
     (["trace=nope"], "trace=nope: there is no such choice; choose from bailian, mooncake, "),
     (["eviction=null"], "Config group override must be a string"),
