@@ -289,7 +289,8 @@ class InstantCache(TieredCache):
 
     def _hold(self) -> list[list[Node]]:
         """From now on nothing arrives, so that it cannot be evicted again, until ``_land``."""
-        self.held = held = [[] for _ in self.tiers]
+        held: list[list[Node]] = [[] for _ in self.tiers]
+        self.held = held
         return held
 
     def _land(self, now: float, decided: Sequence[list[Node]] = ([], [], [])) -> None:

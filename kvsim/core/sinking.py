@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from kvsim.core.movement import CPU, GPU
 from kvsim.core.pages import Run, split_runs
 from kvsim.core.pool import Pool
 from kvsim.core.tier import Tier
@@ -71,8 +70,9 @@ class Sinking:
             return False
         cache, index, lower = self.cache, tier.index, tier.lower
         fixed: set[Node] | None = None
+        oldest: Any = None
         if evictable - missing < pages_above:
-            fixed = cache.idle_above(arriving, index)
+            fixed = set(cache.idle_above(arriving, index))
             if missing > evictable - sum([node.pages for node in fixed]):
                 return False
         heap, line, rank, on_evictable, pool, alone, sinks = self._levels[index]
@@ -97,9 +97,11 @@ class Sinking:
                 continue
             children = node.children
             if arriving and children:
-                if fixed is None:
-                    fixed = cache.idle_above(arriving, index)
-                if node in fixed:
+                if fixed is None and oldest is None:
+                    oldest = min([other.last_used for other in arriving])
+                if fixed is None and node.last_used >= oldest:  # what is above another node was used no earlier
+                    fixed = set(cache.idle_above(arriving, index))
+                if fixed and node in fixed:
                     refused = (*refused, line.popleft() if stands else heappop(heap))
                     continue
             size, parent = node.pages, node.parent

@@ -12,6 +12,9 @@ from kvsim.core.tier import optional
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 
+DEPTH = 1e9
+"""A page's weight in an entry's place: more than there are entries. Places are exact up to 9 million pages of one prompt."""
+
 
 class EvictionPolicy(ABC):
     """Says which nodes leave a tier first. One instance serves one tier.
@@ -136,15 +139,16 @@ class RankedEviction(EvictionPolicy):
     """
 
     def __init__(self) -> None:
-        self.heap: list[tuple[Any, int, Node]] = []
-        """(rank, number of the entry, node). ``single.py`` takes victims from here by itself, where ``plain_heap`` lets it."""
-        self.line: deque[tuple[Any, int, Node]] = deque()
+        self.heap: list[tuple[Any, float, Node]] = []
+        """(rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first.
+        ``single.py`` takes victims from here by itself, where ``plain_heap`` lets it: a single tier has no two leaves on one path."""
+        self.line: deque[tuple[Any, float, Node]] = deque()
         """More entries, in ascending order. ``sinking.py`` takes victims from here and from the heap, whichever is first."""
         self._entries = 0
         self._compact_at = self._compact_line_at = 1024
 
     @property
-    def plain_heap(self) -> list[tuple[Any, int, Node]] | None:
+    def plain_heap(self) -> list[tuple[Any, float, Node]] | None:
         """The heap, if ``victims`` is as it is here: then ``single.py`` takes them from the heap by itself."""
         return self.heap if type(self).victims is RankedEviction.victims else None
 
@@ -155,14 +159,14 @@ class RankedEviction(EvictionPolicy):
     def on_evictable(self, node: Node) -> None:
         self._entries = entries = self._entries + 1
         heap = self.heap
-        heappush(heap, (self.rank(node), entries - (node.depth << 40), node))
+        heappush(heap, (self.rank(node), entries - node.depth * DEPTH, node))
         if len(heap) > self._compact_at:
             self._compact()
 
     def line_up(self, node: Node) -> None:
         """As ``on_evictable``, for a node that probably leaves after all that stand in line: it costs no search then."""
         self._entries = entries = self._entries + 1
-        entry, line = (self.rank(node), entries - (node.depth << 40), node), self.line
+        entry, line = (self.rank(node), entries - node.depth * DEPTH, node), self.line
         if line and entry < line[-1]:
             heappush(self.heap, entry)
             return
@@ -185,7 +189,7 @@ class RankedEviction(EvictionPolicy):
         heap, tier, rank = self.heap, self.tier, self.rank
         while self.line:
             heappush(heap, self.line.popleft())
-        refused: dict[Node, tuple[Any, int, Node]] = {}
+        refused: dict[Node, tuple[Any, float, Node]] = {}
         try:
             while heap:
                 entry = heap[0]

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.cache import TieredCache
@@ -23,9 +22,15 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.filo import FILO
+from kvsim.policies.eviction.gdsf import GDSF
+from kvsim.policies.eviction.length_aware import LengthAware
 from kvsim.policies.eviction.lfu import LFU
+from kvsim.policies.eviction.lfu_da import LFUDynamicAging
 from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.lru_k import LRUK
 from kvsim.policies.eviction.mq import MultiQueue
+from kvsim.policies.eviction.mru import MRU
 from kvsim.policies.eviction.s3_fifo import S3FIFO
 from kvsim.policies.eviction.sieve import Sieve
 from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
@@ -41,7 +46,7 @@ from kvsim.policies.placement.write_through_selective import WriteThroughSelecti
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.trace.mooncake import Mooncake
-from tests.core.small import make_tiers
+from tests.core.small import make_requests, make_tiers
 
 PLACEMENTS: tuple[Callable[[], Any], ...] = (
     WriteBack,
@@ -54,15 +59,11 @@ PLACEMENTS: tuple[Callable[[], Any], ...] = (
     partial(ByLength, min_tokens=9, disk_min_tokens=17),
     partial(CostAware, margin=0.1),
 )
-BUT_EARLY = tuple(
-    placement for placement in PLACEMENTS if not isinstance(placement, partial) or "watermark" not in placement.keywords
-)
-"""Early copies are settled after the next request has come: to a policy that goes by the order of entry they are later."""
-EVICTIONS = (LRU, FIFO, LFU, SegmentedLRU)
-QUEUES = (ARC, TwoQ, MultiQueue)
-QUEUES_THAT_MOVE_LEAVES = (S3FIFO, Sieve, WTinyLFU, SizedSegmentedLRU)
-"""As they look for victims. An instant cache refuses leaves below which pages are about to arrive; a settled one has pinned them,
-so that such a policy does not even see them."""
+EVICTIONS = (LRU, FIFO, FILO, LFU, LFUDynamicAging, LRUK, MRU, SegmentedLRU, GDSF, LengthAware)
+QUEUES = (ARC, TwoQ, MultiQueue, S3FIFO, Sieve, WTinyLFU, SizedSegmentedLRU)
+BY_NODE = (FILO, MRU, TwoQ, GDSF, LengthAware)
+"""What these let go depends on how paths are cut into nodes where leaves are written before they have to leave: a transfer's
+pins can keep two nodes apart that are merged where nothing has to be pinned."""
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
 CHECK_EVERY = 500
 
@@ -108,25 +109,42 @@ def assert_alike(requests: list[Request], capacities: tuple[int, ...], **setting
     assert instant.tiers == settled.tiers
 
 
-@pytest.mark.parametrize(
-    ("placement", "eviction"),
-    [*product(PLACEMENTS, EVICTIONS), *product(BUT_EARLY, QUEUES)],
-)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("eviction", EVICTIONS + QUEUES)
 def test_instant_and_settled_are_alike_on_conversation(shared: Path, placement: Callable[[], Any], eviction: type) -> None:
+    if eviction is LengthAware and placement is PLACEMENTS[1]:
+        pytest.skip("nearly alike: see BY_NODE")
     requests = Mooncake(path=str(shared / "traces" / CONVERSATION), tail="all", limit=3_000).load(512).requests
     assert_alike(requests, (600, 1_500, 6_000), placement=placement, eviction=eviction)
 
 
-@pytest.mark.parametrize("placement", BUT_EARLY)
-@pytest.mark.parametrize("eviction", QUEUES_THAT_MOVE_LEAVES)
-def test_instant_and_settled_are_nearly_alike_on_conversation(shared: Path, placement: type, eviction: type) -> None:
-    requests = Mooncake(path=str(shared / "traces" / CONVERSATION), tail="all", limit=2_000).load(512).requests
-    outcomes = [
-        play(kind, requests, (600, 1_500, 6_000), placement=placement, eviction=eviction)[0]
+@pytest.mark.parametrize("eviction", BY_NODE)
+def test_early_writes_are_nearly_alike_where_the_cuts_of_paths_matter(shared: Path, eviction: type) -> None:
+    requests = Mooncake(path=str(shared / "traces" / CONVERSATION), tail="all", limit=3_000).load(512).requests
+    instant, settled = (
+        play(kind, requests, (600, 1_500, 6_000), placement=partial(WriteBack, watermark=0.6), eviction=eviction)[0]
         for kind in (InstantCache, TieredCache)
-    ]
-    instant, settled = (outcome.hit_pages.sum() for outcome in outcomes)
-    assert abs(instant - settled) <= 0.05 * settled
+    )
+    assert (instant.hit_pages != settled.hit_pages).any(axis=1).sum() <= 30
+    assert abs(instant.hit_pages.sum() - settled.hit_pages.sum()) <= 0.002 * settled.hit_pages.sum()
+
+
+@pytest.mark.parametrize(
+    ("eviction", "capacities", "words"),
+    [
+        (MRU, (5, 6, 5), "ba babb aabb abba aabb babb aa"),
+        (MRU, (7, 6, 8), "bbb bbbbbab bbbbaba aaa aaabaaa b"),
+        (LengthAware, (5, 6, 5), "bbb bbbab abaab baaa bbbab ba"),
+        (GDSF, (7, 8, 5), "aaaaba aaaa bb abbaabb aaab ba aaaaba ab"),
+        (Sieve, (6, 5, 5), "bb a baa bbabbb baba ab bbabbb a"),
+    ],
+)
+@pytest.mark.parametrize("placement", [WriteBack, WriteThrough, Exclusive])
+def test_what_is_above_an_arriving_page_stays_and_equals_leave_tail_first(
+    eviction: type, capacities: tuple[int, int, int], words: str, placement: Callable[[], Any]
+) -> None:
+    """A page that has left the GPU may be above one that is on its way to the CPU, without being its parent there."""
+    assert_alike(make_requests(words.split()), capacities, placement=placement, eviction=eviction, page_tokens=1)
 
 
 @st.composite
@@ -202,6 +220,7 @@ def test_instant_and_settled_are_alike_where_answers_are_cached_and_prompts_stay
     pool: type[Pool],
     in_flight: int,
 ) -> None:
+    assume(eviction not in BY_NODE or placement is not PLACEMENTS[1])
     given_ = {"placement": placement, "eviction": eviction, "pool": pool, "in_flight": in_flight}
     assert_alike(requests, capacities[:tiers], page_tokens=4, cache_output=True, **given_)
 
@@ -211,7 +230,7 @@ def test_instant_and_settled_are_alike_where_answers_are_cached_and_prompts_stay
     capacities=st.tuples(st.integers(9, 20), st.integers(20, 40), st.integers(20, 60)),
     placement=st.sampled_from(PLACEMENTS),
     below=st.sampled_from(PLACEMENTS),
-    eviction=st.sampled_from(EVICTIONS),
+    eviction=st.sampled_from(EVICTIONS + QUEUES),
     pool=st.sampled_from((Pool, SlotPool)),
     in_flight=st.integers(1, 2),
 )
@@ -225,5 +244,6 @@ def test_instant_and_settled_are_alike(
     pool: type[Pool],
     in_flight: int,
 ) -> None:
+    assume(eviction not in BY_NODE or PLACEMENTS[1] not in (placement, below))
     given_ = {"placement": placement, "below": below, "eviction": eviction, "pool": pool, "in_flight": in_flight}
     assert_alike(requests, capacities, page_tokens=4, **given_)

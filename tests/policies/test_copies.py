@@ -16,8 +16,12 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.filo import FILO
+from kvsim.policies.eviction.flop_aware import FlopAware
+from kvsim.policies.eviction.gdsf import GDSF
+from kvsim.policies.eviction.length_aware import LengthAware
 from kvsim.policies.eviction.lfu_da import LFUDynamicAging
 from kvsim.policies.eviction.lru_k import LRUK
+from kvsim.policies.eviction.mru import MRU
 from kvsim.policies.eviction.priority import Priority
 from kvsim.policies.eviction.tail_latency import TailLatency
 from kvsim.policies.eviction.ttl import TimeToLive
@@ -33,6 +37,10 @@ from tests.core.small import MACHINE, MODEL, NAMES
 PAGE_TOKENS = 64
 POLICIES: dict[str, Any] = {
     "filo": FILO,
+    "flop_aware": partial(FlopAware, alpha=1),
+    "gdsf": GDSF,
+    "length_aware": LengthAware,
+    "mru": MRU,
     "lfu_da": LFUDynamicAging,
     "lru_k": LRUK,
     "priority": Priority,
@@ -70,7 +78,7 @@ def play(kind: type[TieredCache], requests: list[Request], policy: Any, placemen
 
 
 @pytest.mark.parametrize("placement", [WriteBack, WriteThrough, Exclusive])
-@pytest.mark.parametrize("name", ["filo", "lfu_da", "tail_latency", "learned", "ttl", "workload_aware"])
+@pytest.mark.parametrize("name", POLICIES)
 def test_moves_at_once_and_one_by_one_are_alike(requests: list[Request], name: str, placement: Any) -> None:
     instant, settled = (play(kind, requests, POLICIES[name], placement)[0] for kind in (InstantCache, TieredCache))
     assert instant == settled
