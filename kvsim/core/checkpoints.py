@@ -142,7 +142,8 @@ class StateStore:
     """The states in the tiers of ``home``: those of the KV cache, or, if states have room of their own, tiers of states only.
 
     A state is a leaf of the tree's root that takes ``units`` slots of its tier, all or none; its one run begins at a number
-    below zero, so that no prompt finds it. Copies, pins and transfers of such a leaf are like any other node's.
+    below zero, so that no prompt finds it (``Node.is_state``). Copies, pins and transfers of such a leaf are like any other
+    node's.
     """
 
     def __init__(self, home: Movement, units: int) -> None:
@@ -190,12 +191,14 @@ class StateStore:
         """Whether a request can begin from this state now."""
         return node.state[GPU] in (READY, LEAVING) or any(state == READY for state in node.state[CPU:])
 
-    def save(self, page: int, depth: int, now: float, slots: Any = None) -> Any:
+    def save(self, page: int, depth: int, now: float, slots: Any = None, end: Node | None = None) -> Any:
         """Keep the state after a page, the ``depth``-th of its prompt, on the GPU: in some of these slots, or in slots that are
-        free or freed. Returns the slots that are left.
+        free or freed. Returns the slots that are left. ``end`` is the node that ends with this page, if it is in ``home``.
         """
         home, gpu = self.home, self.home.gpu
         node = self.find(page)
+        if node is not None and end is not None:
+            self.join_to(node, end)
         if node is not None and node.state[GPU] != ABSENT:
             if node.state[GPU] == LEAVING:
                 home.stay(node, gpu, now)
@@ -208,7 +211,9 @@ class StateStore:
             slots = gpu.pool.take(self.units)
         if node is None:
             node = home.tree.add(home.tree.root, ((STRIDE * (-1 - page), self.units),), self.units, now)
-            node.depth = depth
+            node.depth = depth - self.units
+            if end is not None:
+                self.join_to(node, end)
             self.index[page] = node
             self._created += 1
         else:
@@ -221,6 +226,18 @@ class StateStore:
         self.counts.saved += 1
         home.offer_path(node, gpu, now)
         return left
+
+    def adopt(self, state: Node, end: Node | None) -> None:
+        """Know a state that has been put into the home's tree, and the node that ends with it."""
+        self.index[self.page_of(state)] = state
+        self._created += 1
+        if end is not None:
+            self.join_to(state, end)
+
+    @staticmethod
+    def join_to(state: Node, end: Node) -> None:
+        """Let a state and the node of pages that ends with it know each other."""
+        state.partner, end.partner = end, state
 
     def follow(self, page: int, now: float) -> None:
         """Copy the state after a page to the CPU, where the KV before it is already."""

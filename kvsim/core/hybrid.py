@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from kvsim.core.cache import Lease, TieredCache
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class HybridLease(Lease):
     """A lease that ends at a state: ``known_pages`` of the prompt have KV in some tier, but only those up to the state count."""
 
-    __slots__ = ("known_pages", "state", "state_tier", "state_slots", "state_load", "detached", "save_after", "state_pages")
+    __slots__ = ("known_pages", "state", "state_tier", "state_slots", "state_load", "detached", "save_after", "state_pages", "states")
 
     def __init__(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
         super().__init__(request, path, pages, rest)
@@ -38,6 +39,8 @@ class HybridLease(Lease):
         """Pages of the prompt after which a state will be saved."""
         self.state_pages = 0
         """Of the request's slots, so many are kept for states."""
+        self.states: list[Node] = []
+        """Those in the pages' room that the request began from or saved."""
 
     @property
     def has_load(self) -> bool:
@@ -80,6 +83,21 @@ class HybridCache(TieredCache):
         for tier in tiers:
             self._follow(tier)
 
+    def empty_cache(self, tier: Tier) -> TieredCache:
+        """A cache like this one, of another tier alone: hybrid, too, if states share room with the pages."""
+        if not self.shares_room:
+            return super().empty_cache(tier)
+        return HybridCache(
+            [tier],
+            self.rules,
+            self.page_tokens,
+            policy=self.policy,
+            prefill=self._prefill,
+            grid_pages=self.grid_pages,
+            state_bytes=self.state_bytes,
+            state_pages=self.states.units,
+        )
+
     def _follow(self, tier: Tier) -> None:
         """Hear of pages that leave the tier, before its policy does."""
         told = tier.on_remove
@@ -87,7 +105,7 @@ class HybridCache(TieredCache):
         def left(node: Node) -> None:
             if told:
                 told(node)
-            if node.runs[0][0] >= 0:
+            if not node.is_state:
                 self._leave_with(node, tier.index)
 
         tier.on_remove = left
@@ -144,6 +162,9 @@ class HybridCache(TieredCache):
             self._end_start(lease)
             return False
         if state is not None:
+            if self.shares_room:
+                self.states.join_to(state, lease.path[-1])
+                lease.states.append(state)
             self.states.begin_from(state, self.now)
         elif lease.detached is not None and self.detached is not None:
             self.detached.touch(lease.detached)
@@ -213,13 +234,24 @@ class HybridCache(TieredCache):
         load = lease.state_load
         return [*loads, load] if load is not None and not load.done and load not in loads else loads
 
-    def _save(self, lease: HybridLease, page: int, depth: int) -> None:
+    def _ends(self, node: Node, depths: list[int]) -> dict[int, Node]:
+        """By depth, ascending in ``depths``, the nodes of the path to ``node`` that end there; they are cut if need be."""
+        ends: dict[int, Node] = {}
+        for depth in reversed(depths):
+            while node.depth >= depth and node.parent is not None:
+                node = node.parent
+            ends[depth] = self.cut(node, depth - node.depth) if node.depth + node.pages > depth else node
+        return ends
+
+    def _save(self, lease: HybridLease, page: int, depth: int, end: Node | None) -> None:
         """Save a state, in slots of the request where states share room with the KV."""
         now = self.tick(self.now)
         if not self.shares_room:
             self.states.save(page, depth, now)
         elif self.gpu.pool.count(lease.slots) >= self.states.units:
-            lease.slots = self.states.save(page, depth, now, lease.slots)
+            lease.slots = self.states.save(page, depth, now, lease.slots, end)
+            if (state := self.states.find(page)) is not None:
+                lease.states.append(state)
             if len(self.tiers) > CPU and self.tiers[CPU].wanted_pages and self._is_on_cpu(lease.node, depth):
                 self.states.follow(page, now)
         if (limit := self.policy.max_states_per_path) is not None:
@@ -244,10 +276,20 @@ class HybridCache(TieredCache):
                 stop = lease.node.depth + lease.node.pages
                 runs = (*split_runs(runs, full)[0], *request.output_runs)
                 depths = self._on_grid(self.policy.after_answer(full, stop), full, stop)
+            ends = self._ends(lease.node, depths) if self.shares_room else {}
             for depth in depths:
-                self._save(lease, page_before(runs, depth), depth)
+                self._save(lease, page_before(runs, depth), depth, ends.get(depth))
         lease.save_after = []
         return transfers + self.flush()
+
+    def finish_request(self, lease: Any, now: float = -inf) -> list[Transfer]:
+        """As for any cache; what policies note of the path, they note of the states beside it."""
+        for tier in self.tiers:
+            tier.eviction.beside = lease.states
+        transfers = super().finish_request(lease, now)
+        for tier in self.tiers:
+            tier.eviction.beside = ()
+        return transfers
 
     def release(self, lease: Any) -> None:
         self._end_start(lease)

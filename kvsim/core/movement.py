@@ -59,7 +59,13 @@ class Movement(Residency):
             return False
         for node in tier.eviction.victims(now):
             surplus = node.pages - missing
-            if surplus > 0 and node.runs[0][0] >= 0:
+            if node.partner is not None or node.is_state:
+                self._evict_with_state(node, tier, pages, now)
+                missing = pages - tier.pool.free - tier.coming_pages + tier.owed_pages
+                if missing <= 0:
+                    break
+                continue
+            if surplus > 0:
                 if self._can_trim(node, tier):
                     self.trim(node, tier, missing)
                     self.counts.dropped_pages += missing
@@ -74,6 +80,16 @@ class Movement(Residency):
             self._place(tier, tier.lower, now)
             return tier.pool.free + tier.coming_pages >= tier.owed_pages + pages
         return missing <= 0
+
+    def _evict_with_state(self, node: Node, tier: Tier, pages: int, now: float) -> None:
+        """Evict a state, or the last pages of a node that ends at one, which leaves with them: as few as make the room."""
+        if not node.is_state and (state := node.partner) is not None:
+            missing = pages - tier.pool.free - tier.coming_pages + tier.owed_pages
+            leaving = state.pages if state.is_evictable(tier.index) else 0
+            surplus = node.pages - max(1, missing - leaving)
+            if surplus > 0:
+                self.cut(node, surplus)
+        self._evict(node, tier, now)
 
     def _can_trim(self, node: Node, tier: Tier) -> bool:
         """Whether part of an evictable node can go without being a node of its own: it goes nowhere, and nobody needs to know."""

@@ -87,6 +87,8 @@ class Residency:
         (child,) = node.children.values()
         if child.state != states or child.pins != node.pins or not is_same_history(node, child):
             return
+        if node.partner is not None and any(node.partner.state):
+            return
         if INCOMING in states or LEAVING in states or DOOMED in states:
             return
         for tier in self.tiers:

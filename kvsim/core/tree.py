@@ -21,14 +21,14 @@ class Node:
 
     __slots__ = (
         "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "kids", "transfers", "created", "last_used",
-        "hits", "notes",
+        "hits", "notes", "partner",
     )  # fmt: skip
 
     def __init__(self, runs: tuple[Run, ...], pages: int, depth: int, parent: "Node | None", tiers: int, now: float) -> None:
         self.runs = runs
         self.pages = pages
         self.depth = depth
-        """Pages before this node."""
+        """Pages before this node. A recurrent state's (``is_state``) is such that depth and pages end where its prompt does."""
         self.parent = parent
         self.children = NO_CHILDREN
         self.state: list[int]
@@ -46,6 +46,8 @@ class Node:
         self.created = self.last_used = now
         self.hits = 1
         """Requests that have used these pages, the one that computed them included."""
+        self.partner: Node | None = None
+        """Where recurrent states share room with pages: the state saved after the last of these pages; of a state, those pages."""
 
     def __repr__(self) -> str:
         return f"Node({self.runs}, depth={self.depth}, hits={self.hits}, state={self.state})"
@@ -55,6 +57,11 @@ class Node:
         if self.notes is NO_NOTES:
             self.notes = list(NO_NOTES)
         self.notes[tier] = value
+
+    @property
+    def is_state(self) -> bool:
+        """Whether this is no piece of a path but a recurrent state, which takes as many slots as ``pages`` says."""
+        return self.runs[0][0] < 0
 
     def is_evictable(self, tier: int) -> bool:
         """Whether this is an unpinned leaf of the tier: ready there, with no child there."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, ClassVar
 
+from kvsim.core.cache import TieredCache
 from kvsim.core.offload import OffloadOrder
 from kvsim.core.request import Request
-from kvsim.core.tier import optional
+from kvsim.core.tier import Tier, optional
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 
@@ -32,6 +33,13 @@ class EvictionPolicy(ABC):
     whatever used them before."""
     cut: Callable[[Node, int], Node]
     """Given by the core: cuts a node after so many pages. For ``victims``, where only the last pages of a node are to leave."""
+
+    empty_cache: Callable[[Tier], TieredCache]
+    """Given by the core: an empty cache like the one that the policy serves, of another tier alone. For trials."""
+    beside: Sequence[Node] = ()
+    """Given by the core for ``on_finish``: recurrent states that the request has begun from or saved, if they are in the pages'
+    room. A state (``node.is_state``) is a leaf of the root, evictable like any other, and leaves whole; ``node.partner`` are the
+    pages it is the state after."""
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
@@ -77,7 +85,7 @@ class EvictionPolicy(ABC):
         """The node has become evictable: unpinned, or without its last child in the tier."""
 
     def note_path(self, node: Node, note: Any) -> None:
-        """Note the same of a node and of all above it, when the request that used them finishes.
+        """Note the same of a node, of all above it and of the states beside them, when the request that used them finishes.
 
         On the GPU they are still pinned. In lower tiers they may be evictable already, and are announced anew.
         """
@@ -87,6 +95,10 @@ class EvictionPolicy(ABC):
             if tier and node.is_evictable(tier):
                 self.on_evictable(node)
             node = node.parent
+        for state in self.beside:
+            state.note(tier, note)
+            if state.is_evictable(tier):
+                self.on_evictable(state)
 
     @abstractmethod
     def victims(self, now: float) -> Iterator[Node]:

@@ -24,6 +24,8 @@ class FlopAware(EvictionPolicy):
     """Keeps what saves many FLOPs for its bytes: deep ends of long prompts, whose attention costs most. Marconi's rule.
 
     eff       FLOPs that the leaf saves / its bytes; (F(S) - F(p)) / bytes for tokens p ... S - 1 of a prompt
+              with recurrent states in the same room: a leaf's bytes are those of its pages and of the state after them; a state
+              at whose end one child goes on saves as much for its own bytes alone, and leaves alone
     utility   alpha * minmax(eff) + minmax(1 / (now - last used)), each scaled to 0 ... 1 over all leaves; the least leaves first
 
     ``alpha: tuned`` is 0 until the first eviction, at request N, and while the next 5 N requests are collected; these are
@@ -32,7 +34,11 @@ class FlopAware(EvictionPolicy):
     F is linear in tokens plus attention in pairs of them, so eff grows with p + S alone, that is with 2 depth + pages, and its
     scale cancels. Leaves of one such value stand in one bin, least recently used first, and only the heads of bins compete. The
     victim is that of comparing all leaves while no path exceeds 512 pages; for each doubling beyond, a bin takes in twice as
-    many values, which then count as equal: at most 1 / 512 of the greatest.
+    many values, which then count as equal: at most 1 / 512 of the greatest. With states eff itself is what bins hold, in FLOPs
+    for a pair of pages.
+
+    States where several children go on, or at the end of pages in use, leave when nothing else can, least recently used first. A
+    state whose pages are gone saves nothing.
     """
 
     alpha: int | float | str = TUNED
@@ -57,11 +63,24 @@ class FlopAware(EvictionPolicy):
         self._entries = 0
         self._compact_at = 1024
         self._offered: dict[Node, None] = {}
+        self._linear = 0.0
+        """FLOPs of a page that do not depend on its depth, by those of a pair of pages; once there are states."""
+        self._linear_of_model = 0.0
+        self._last_resort: list[tuple[float, int, Node]] = []
+        """States that leave when nothing else can: (last use, number of the entry, state)."""
+        self._compact_last_at = 1024
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         if self.alpha == TUNED:
-            self._tuning = Tuning(context, lambda alpha: FlopAware(alpha=alpha))
+            self._tuning = Tuning(context, lambda alpha: FlopAware(alpha=alpha), lambda tier: self.empty_cache(tier))
+        model = context.model
+        if model is not None and model.is_hybrid:
+            pair = model.attention_flops_per_pair * context.page_tokens
+            self._linear_of_model = (2 * model.linear_flops_per_token + model.attention_flops_per_pair) / pair
+            # Heard only where there may be states: a policy that hears of removals costs more.
+            setattr(self, "on_insert", self._note_arrival)
+            setattr(self, "on_remove", self._note_removal)
 
     def on_request(self, request: Request, now: float) -> None:
         if self._tuning is not None and (alpha := self._tuning.observe(request, now)) is not None:
@@ -71,21 +90,82 @@ class FlopAware(EvictionPolicy):
         """The lower part begins later: it has become more efficient."""
         if lower.is_evictable(self.tier):
             self.on_evictable(lower)
+        self._enter_state(lower.partner)
 
     def on_merge(self, upper: Node, lower: Node) -> None:
         """The whole begins earlier than its lower part: it is less efficient."""
-        if lower.is_evictable(self.tier):
-            self._add(lower, 2 * upper.depth + upper.pages + lower.pages)
+        for node in (lower, lower.partner):
+            if node is not None and node.is_evictable(self.tier) and (efficiency := self._efficiency(node, upper.depth)) is not None:
+                self._add(node, efficiency)
+
+    def _note_arrival(self, node: Node, now: float) -> None:
+        """The first state changes the scale; below a state, a first child makes it a candidate."""
+        if node.is_state:
+            if not self._linear:
+                self._linear = self._linear_of_model
+                leaves = {entry[2] for heap in self._heaps for entry in heap if entry[2].is_evictable(self.tier)}
+                self._fill([])
+                for leaf in leaves:
+                    self.on_evictable(leaf)
+        elif node.parent is not None:
+            self._enter_state(node.parent.partner)
+
+    def _note_removal(self, node: Node) -> None:
+        """A state's pages have one child less, or none; a leaf has lost its state."""
+        if node.is_state:
+            if (pages := node.partner) is not None and pages.is_evictable(self.tier):
+                self.on_evictable(pages)
+            return
+        self._enter_state(node.partner)
+        if node.parent is not None and (state := node.parent.partner) is not None and state.is_evictable(self.tier):
+            self._add(state, self._efficiency_of_state(state, node.parent.depth))
+
+    def _enter_state(self, state: Node | None) -> None:
+        """Enter a state anew, if it can leave."""
+        if state is not None and state.is_state and state.is_evictable(self.tier):
+            self.on_evictable(state)
 
     def on_evictable(self, node: Node) -> None:
-        self._add(node, 2 * node.depth + node.pages)
+        efficiency = self._efficiency(node)
+        if efficiency is not None:
+            self._add(node, efficiency)
+        else:
+            self._entries += 1
+            heappush(self._last_resort, (node.last_used, self._entries, node))
+            if len(self._last_resort) > self._compact_last_at:
+                self._compact_last()
 
-    def _add(self, node: Node, efficiency: int) -> None:
+    def _efficiency(self, node: Node, begin: int | None = None) -> float | None:
+        """FLOPs saved by what leaves with a leaf or a state, per slot; up to a linear scale.
+
+        ``begin``: the depth where its pages begin, if that is about to change. None for a state that leaves only when nothing
+        else can.
+        """
+        partner, tier = node.partner, self.tier
+        if not self._linear:
+            return (node.depth if begin is None else begin) + node.depth + node.pages
+        if node.is_state:
+            if partner is None or partner.partner is not node or partner.state[tier] != READY:
+                return 0.0
+            if partner.kids[tier] != 1:
+                return None
+            return self._efficiency_of_state(node, partner.depth if begin is None else begin)
+        begin = node.depth if begin is None else begin
+        end = node.depth + node.pages
+        pages = end - begin
+        state = partner.pages if partner is not None and partner.partner is node and partner.state[tier] == READY else 0
+        return pages * (self._linear + begin + end) / (pages + state)
+
+    def _efficiency_of_state(self, state: Node, begin: int) -> float:
+        end = state.depth + state.pages
+        return (end - begin) * (self._linear + begin + end) / state.pages
+
+    def _add(self, node: Node, efficiency: float) -> None:
         """Enter a leaf into its bin."""
-        place, used_s = efficiency // self._width, node.last_used
+        place, used_s = int(efficiency // self._width), node.last_used
         while place >= BINS:
             self._widen()
-            place = efficiency // self._width
+            place = int(efficiency // self._width)
         self._entries = number = self._entries + 1
         heappush(self._heaps[place], (used_s, number, node))
         heappush(self._newest, (-used_s, number, node))
@@ -108,6 +188,13 @@ class FlopAware(EvictionPolicy):
         latest = ({entry[2]: entry for entry in sorted(heap) if entry[2].is_evictable(tier)} for heap in self._heaps)
         self._fill([list(entries.values()) for entries in latest])
 
+    def _compact_last(self) -> None:
+        """Keep one entry for each state that leaves when nothing else can."""
+        states = {entry[2]: entry for entry in sorted(self._last_resort)}
+        self._last_resort = [entry for node, entry in states.items() if node.is_evictable(self.tier)]
+        heapify(self._last_resort)
+        self._compact_last_at = max(1024, 2 * len(self._last_resort))
+
     def _fill(self, heaps: list[list[tuple[float, int, Node]]]) -> None:
         """Put the entries into the first bins; the rest is empty."""
         self._heaps = heaps + [[] for _ in range(BINS - len(heaps))]
@@ -129,11 +216,16 @@ class FlopAware(EvictionPolicy):
     def victims(self, now: float) -> Iterator[Node]:
         offered = self._offered
         try:
-            while (place := self._least(now)) is not None:
-                heap = self._heaps[place]
-                node = heappop(heap)[2]
+            while True:
+                if (place := self._least(now)) is not None:
+                    heap = self._heaps[place]
+                    node = heappop(heap)[2]
+                    self._set_head(place, heap[0][0] if heap else inf)
+                elif (last := self._last()) is not None:
+                    node = last
+                else:
+                    break
                 offered[node] = None
-                self._set_head(place, heap[0][0] if heap else inf)
                 if self._tuning is not None:
                     self._tuning.begin(node)
                 yield node
@@ -143,6 +235,19 @@ class FlopAware(EvictionPolicy):
             for node in nodes:
                 if node.is_evictable(self.tier):
                     self.on_evictable(node)
+
+    def _last(self) -> Node | None:
+        """Of the states that leave when nothing else can, the one used longest ago."""
+        heap = self._last_resort
+        while heap:
+            used_s, number, node = heap[0]
+            if not node.is_evictable(self.tier) or node in self._offered:
+                heappop(heap)
+            elif node.last_used != used_s:
+                heapreplace(heap, (node.last_used, number, node))
+            else:
+                return heappop(heap)[2]
+        return None
 
     def _least(self, now: float) -> int | None:
         """The bin whose head has the least utility."""
@@ -186,9 +291,9 @@ class FlopAware(EvictionPolicy):
             used_s, number, node = heap[0]
             if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in offered:
                 heappop(heap)
-            elif (efficiency := 2 * node.depth + node.pages) // width != place:
+            elif (efficiency := self._efficiency(node)) is None or efficiency // width != place:
                 heappop(heap)
-                self._add(node, efficiency)
+                self.on_evictable(node)
                 if self._width != width:
                     return False
             elif node.last_used != used_s:
@@ -205,7 +310,7 @@ class FlopAware(EvictionPolicy):
         newest, tier = self._newest, self.tier
         while True:
             used_s, number, node = newest[0]
-            if not node.is_evictable(tier) or node in self._offered:
+            if not node.is_evictable(tier) or node in self._offered or self._efficiency(node) is None:
                 heappop(newest)
             elif node.last_used != -used_s:
                 heapreplace(newest, (-node.last_used, number, node))

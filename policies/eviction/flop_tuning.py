@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kvsim.core.cache import TieredCache
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.pages import Run
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.rules import Rules
 from kvsim.core.single import SingleTier
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING, READY, Node
@@ -30,19 +30,29 @@ class Piece(NamedTuple):
     created: float
     last_used: float
     hits: int
+    depth: int = 0
+    partner: int = -1
+    """Of a recurrent state, the position of the pages that it is the state after; -1 if they are not there, and of pages."""
 
 
 class Tuning:
     """Collects requests from the first eviction on, and then says which alpha would have saved most FLOPs.
 
     The trial is a replay on the tier alone, one request after another, with room for each one's answer. A request that needs more
-    than the whole tier is left out.
+    than the whole tier is left out. Recurrent states are saved and used in it if they share the tier's room with the pages; with
+    room of their own they are left out, and pages alone count.
     """
 
-    def __init__(self, context: PolicyContext, policy_of: Callable[[float], EvictionPolicy]) -> None:
+    def __init__(
+        self,
+        context: PolicyContext,
+        policy_of: Callable[[float], EvictionPolicy],
+        cache_of: Callable[[Tier], TieredCache],
+    ) -> None:
         self._context = replace(context, tier=0)
         self._tier = context.tier
         self._policy_of = policy_of
+        self._cache_of = cache_of
         self._requests = 0
         self._snapshot: list[Piece] | None = None
         self._collected: dict[int, tuple[Request, float]] = {}
@@ -71,15 +81,29 @@ class Tuning:
         context, tokens = self._context, self._context.page_tokens
         policy = self._policy_of(alpha)
         policy.bind(context)
-        cache = SingleTier(restore(self._snapshot or [], policy, context))
+        cache = self._cache_of(Tier("gpu", 0, Pool(context.capacity_pages), policy))
+        restore(self._snapshot or [], cache)
+        single = None if isinstance(cache, HybridCache) else SingleTier(cache)
         saved = 0.0
         for request, now in self._collected.values():
             pages = max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // tokens))
-            held = cache.serve(request, pages, now)
-            if held is not None:
+            if single is None:
+                saved += context.saved_flops(0, hit_pages(cache, request, pages, now) * tokens)
+            elif (held := single.serve(request, pages, now)) is not None:
                 saved += context.saved_flops(0, held.hits[0] * tokens)
-                cache.finish_request(held)
+                single.finish_request(held)
         return saved
+
+
+def hit_pages(cache: TieredCache, request: Request, pages: int, now: float) -> int:
+    """Serve a request from a cache of one tier; the pages that it hits, 0 if it does not fit."""
+    lease = cache.match(request)
+    if not cache.admit(lease, pages, now):
+        return 0
+    hits: int = lease.gpu_pages if cache.claim(lease, now) is not None else 0
+    cache.insert(lease, now)
+    cache.finish_request(lease)
+    return hits
 
 
 def snapshot(root: Node, tier: int) -> list[Piece]:
@@ -90,21 +114,24 @@ def snapshot(root: Node, tier: int) -> list[Piece]:
         parent = node.parent
         if node.state[tier] == READY and parent in places:
             places[node] = len(pieces)
-            pieces.append(Piece(places[parent], node.runs, node.pages, node.created, node.last_used, node.hits))
+            pieces.append(Piece(places[parent], node.runs, node.pages, node.created, node.last_used, node.hits, node.depth))
+    for node, place in places.items():
+        if node is not root and node.is_state and node.partner in places:
+            pieces[place] = pieces[place]._replace(partner=places[node.partner])
     return pieces
 
 
-def restore(pieces: list[Piece], policy: EvictionPolicy, context: PolicyContext) -> TieredCache:
-    """A cache of one tier that holds the snapshot."""
-    tier = Tier("gpu", 0, Pool(context.capacity_pages), policy)
-    cache = TieredCache([tier], Rules(), context.page_tokens)
-    nodes: list[Node] = []
+def restore(pieces: list[Piece], cache: TieredCache) -> None:
+    """Fill an empty cache of one tier with the snapshot."""
+    tier, nodes = cache.gpu, list[Node]()
     for piece in pieces:
         parent = cache.tree.root if piece.parent < 0 else nodes[piece.parent]
         node = cache.tree.add(parent, piece.runs, piece.pages, piece.created)
-        node.last_used, node.hits = piece.last_used, piece.hits
+        node.depth, node.last_used, node.hits = piece.depth, piece.last_used, piece.hits
         cache.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
         nodes.append(node)
+    for node, piece in zip(nodes, pieces, strict=True):
+        if node.is_state and isinstance(cache, HybridCache):
+            cache.states.adopt(node, nodes[piece.partner] if piece.partner >= 0 else None)
     for node in nodes:
         cache.set_ready(node, tier, node.last_used)
-    return cache

@@ -27,14 +27,18 @@ class Priority(RankedEviction):
         context.require("priority", "the priority of each request")
 
     def on_finish(self, request: Request, node: Node, now: float) -> None:
-        tier, priority = self.tier, request.priority
         while node.parent is not None:
-            noted = node.notes[tier]
-            if noted is None or noted < priority:
-                node.note(tier, priority)
-                if node.is_evictable(tier):
-                    self.on_evictable(node)
+            self._raise(node, request.priority)
             node = node.parent
+        for state in self.beside:
+            self._raise(state, request.priority)
+
+    def _raise(self, node: Node, priority: int) -> None:
+        noted = node.notes[self.tier]
+        if noted is None or noted < priority:
+            node.note(self.tier, priority)
+            if node.is_evictable(self.tier):
+                self.on_evictable(node)
 
     def rank(self, node: Node) -> tuple[float, float]:
         noted = node.notes[self.tier]

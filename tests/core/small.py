@@ -182,7 +182,8 @@ class SmallCache(TieredCache):
     def on(self, tier: str) -> str:
         """The letters of all pages that are usable in a tier, in the order in which they were first seen."""
         index = NAMES.index(tier)
-        return self._text(node for node in self.tree.root.descendants() if node.state[index] in (READY, LEAVING))
+        nodes = (node for node in self.tree.root.descendants() if not node.is_state)
+        return self._text(node for node in nodes if node.state[index] in (READY, LEAVING))
 
     def _text(self, nodes: Iterable[Node]) -> str:
         pages = [start + at for node in nodes for start, length in node.runs for at in range(length)]

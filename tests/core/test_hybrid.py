@@ -7,6 +7,7 @@ import pytest
 
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.rules import Rules
+from kvsim.core.tier import Tier
 from kvsim.core.tree import Node
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
@@ -46,11 +47,17 @@ def hybrid(
     grid: int = 1,
     placement: Callable[[], Any] = WriteThrough,
     recompute_last_token: bool = False,
+    eviction: Any = None,
 ) -> SmallHybrid:
-    """A cache with its states in tiers of their own, or, with ``shared_pages``, in the KV's, each as large as so many pages."""
+    """A cache with its states in tiers of their own, or, with ``shared_pages``, in the KV's, each as large as so many pages.
+
+    ``eviction`` is the GPU's policy, bound; LRU if None.
+    """
     policy.bind(PolicyContext(page_tokens=1))
     capacities = [capacity for capacity in (gpu, cpu) if capacity != 0]
     tiers = make_tiers(capacities, [LRU(), LRU()], [placement()], slots=True, page_tokens=1)
+    if eviction is not None:
+        tiers[0] = Tier("gpu", 0, tiers[0].pool, eviction)
     state_tiers = None
     if not shared_pages:
         rooms = [room for room in (states, cpu_states) if room != 0]

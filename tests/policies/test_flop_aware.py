@@ -137,7 +137,8 @@ def test_a_snapshot_is_restored() -> None:
     cache = filled(0, "abc", "abd", "xy", "ab", gpu=7)
     cache.use("q")
     pieces = snapshot(cache.tree.root, 0)
-    again = restore(pieces, LRU(), CONTEXT)
+    again = small_cache(gpu=7)
+    restore(pieces, again)
     again.check()
     assert described(snapshot(again.tree.root, 0)) == described(pieces)
     assert sum(piece.pages for piece in pieces) == len(cache.on("gpu")) == 7
@@ -163,8 +164,9 @@ def play(alpha: float) -> int:
 
 
 def test_the_alpha_is_the_least_of_those_that_save_most() -> None:
-    tuning = Tuning(PolicyContext(model=MODEL, page_tokens=1, capacity_pages=12), lambda alpha: FlopAware(alpha=alpha))
     cache = filled(0, "abcdefghij", "x", "y")
+    context = PolicyContext(model=MODEL, page_tokens=1, capacity_pages=12)
+    tuning = Tuning(context, lambda alpha: FlopAware(alpha=alpha), cache.empty_cache)
     for index in range(3):
         assert tuning.observe(make_request([0], index=index), float(index)) is None
     tuning.begin(cache.node("x"))

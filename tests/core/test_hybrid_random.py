@@ -1,0 +1,324 @@
+"""Hybrid caches under anything in any order, and hits against a slow and obvious model.
+
+Besides the cache's own ``check`` after every step: nothing leaks, and what is usable of a prompt ends at a state.
+"""
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import hydra
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvsim.build import build_run
+from kvsim.core.pool import SlotPool
+from kvsim.core.rules import Rules
+from kvsim.core.tier import Tier
+from kvsim.core.tree import INCOMING
+from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
+from kvsim.policies.checkpoint.branch import Branch
+from kvsim.policies.checkpoint.every_page import EveryPage
+from kvsim.policies.checkpoint.interval import Interval
+from kvsim.policies.checkpoint.last import Last
+from kvsim.policies.checkpoint.retention import Retention
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.flop_aware import FlopAware
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.run import replay, simulate
+from tests.core.small import NAMES, make_requests
+from tests.core.test_hybrid import SmallHybrid
+from tests.policies.test_flop_aware_states import MACHINE, MODEL
+from tests.test_presets import CONF
+
+RUNS = 60
+SETTINGS = settings(
+    max_examples=RUNS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+CHECKPOINTS = [EveryPage, Last, Branch, Retention, partial(Interval, tokens=2), partial(Last, max_states_per_path=1)]
+PLACEMENTS = [WriteThrough, WriteBack, Exclusive, partial(ByLength, min_tokens=3, disk_min_tokens=4)]
+WORDS = st.text("ab", min_size=1, max_size=7)
+
+
+@st.composite
+def caches(draw: st.DrawFn) -> SmallHybrid:
+    capacities = [draw(st.integers(4, 16)) for _ in range(draw(st.integers(1, 3)))]
+    shared = draw(st.booleans())
+    detached = {"detached": True, "detached_states": draw(st.sampled_from([None, 1, 3]))} if draw(st.booleans()) else {}
+    policy: CheckpointPolicy = draw(st.sampled_from(CHECKPOINTS))(**detached)
+    policy.bind(PolicyContext(page_tokens=1))
+    tiers = [
+        tier_of(index, capacity, draw(st.sampled_from([LRU, SegmentedLRU, partial(FlopAware, alpha=0.5)]))(), draw)
+        for index, capacity in enumerate(capacities)
+    ]
+    own = None if shared else [tier_of(index, draw(st.integers(1, 5)), LRU(), None) for index in range(min(2, len(tiers)))]
+    return SmallHybrid(
+        tiers,
+        Rules(recompute_last_token=draw(st.booleans()), cache_output=draw(st.booleans())),
+        1,
+        policy=policy,
+        prefill=Prefill,
+        grid_pages=draw(st.sampled_from([1, 1, 2])),
+        state_bytes=10,
+        state_pages=draw(st.integers(1, 3)) if shared else 1,
+        state_tiers=own,
+    )
+
+
+def tier_of(index: int, capacity: int, eviction: Any, draw: Any) -> Tier:
+    context = PolicyContext(
+        tier=index, tier_name=NAMES[index], capacity_pages=capacity, page_tokens=1, model=MODEL, hardware=MACHINE
+    )
+    placement = None
+    if index:
+        placement = draw(st.sampled_from(PLACEMENTS))() if draw is not None else WriteThrough()
+        placement.bind(context)
+    eviction.bind(context)
+    return Tier(NAMES[index], index, SlotPool(capacity), eviction, placement)
+
+
+class Walk:
+    """Uses a cache as an engine may: requests at every stage side by side, transfers that end late or fail."""
+
+    def __init__(self, cache: SmallHybrid, data: st.DataObject) -> None:
+        self.cache = cache
+        self.draw = data.draw
+        self.running: list[list[Any]] = []
+        self.transfers: list[Any] = []
+        self.requests = 0
+
+    def now(self) -> float:
+        return float(next(self.cache.clock))
+
+    def step(self) -> None:
+        action = self.draw(st.sampled_from(["start", "start", "start", "go", "go", "go", "go", "end", "transfer", "abort", "reset"]))
+        if action == "start" and len(self.running) < 3:
+            self.start()
+        elif action == "go" and self.running:
+            self.go(self.draw(st.sampled_from(self.running)))
+        elif action == "end" and self.running:
+            self.end(self.draw(st.sampled_from(self.running)))
+        elif action in ("transfer", "abort") and self.transfers:
+            self.carry(self.draw(st.sampled_from(self.transfers)), fail=action == "abort")
+        elif action == "reset" and self.draw(st.integers(0, 5)) == 0:
+            self.cache.reset()
+        self.cache.check()
+        self.check_states()
+
+    def start(self) -> None:
+        word, answer = self.draw(WORDS), self.draw(st.text("ab", max_size=2))
+        whole, request = self.cache.request(word + answer), self.cache.request(word, index=self.requests, output_tokens=len(answer) + 1)
+        self.requests += 1
+        pages = [start + at for start, length in whole.runs for at in range(length)][len(word) :]
+        request.output_runs = tuple((page, 1) for page in pages)
+        lease = self.cache.match(request)
+        self.check_end(lease)
+        if self.cache.admit(lease, len(word) + len(answer), self.now(), self.draw(st.integers(0, lease.lower_pages))):
+            self.learn(lease.waits)
+            self.running.append([lease, "admitted"])
+
+    def check_end(self, lease: Any) -> None:
+        """What a match reuses ends at a state or at nothing."""
+        reused = lease.gpu_pages + lease.lower_pages
+        assert reused <= lease.known_pages
+        assert (lease.state is not None or lease.detached is not None) == (reused > 0)
+        if lease.state is not None:
+            assert lease.state.partner is None or not self.cache.shares_room or lease.state.depth + lease.state.pages == reused
+
+    def go(self, entry: list[Any]) -> None:
+        lease, stage = entry
+        if stage == "admitted":
+            waits = self.cache.claim(lease, self.now())
+            if waits is None:
+                self.cache.release(lease)
+                self.running.remove(entry)
+            elif waits:
+                self.learn(waits)
+                self.carry(waits[0], fail=False)
+            else:
+                entry[1] = "claimed"
+        elif stage == "claimed":
+            self.learn(self.cache.load(lease, self.now()))
+            entry[1] = "loading"
+        elif stage == "loading":
+            arriving = self.cache.arriving(lease)
+            self.learn(arriving)
+            if arriving:
+                self.carry(arriving[0], fail=self.draw(st.integers(0, 4)) == 0)
+            else:
+                self.learn(self.cache.insert(lease, self.now()))
+                entry[1] = "computed"
+        else:
+            self.end(entry)
+
+    def end(self, entry: list[Any]) -> None:
+        lease, stage = entry
+        self.running.remove(entry)
+        if stage == "computed":
+            self.learn(self.cache.finish_request(lease, self.now()))
+        else:
+            self.cache.release(lease)
+
+    def learn(self, transfers: Any) -> None:
+        self.transfers += [transfer for transfer in transfers if transfer not in self.transfers]
+
+    def carry(self, transfer: Any, *, fail: bool) -> None:
+        self.learn([transfer])
+        while not transfer.done and (waits := self.cache.begin(transfer, self.now())):
+            self.learn(waits)
+            for wait in waits:
+                self.carry(wait, fail=False)
+        if not transfer.done:
+            arrived = 0
+            if fail:
+                arrived = self.draw(st.integers(0, transfer.pages))
+                is_state = any(node.is_state for node in transfer.nodes)
+                follow = self.cache.abort(transfer, 0 if is_state else arrived, self.now())
+            else:
+                follow = self.cache.finish(transfer, self.now())
+            self.learn(follow)
+        self.transfers = [other for other in self.transfers if not other.done]
+
+    def check_states(self) -> None:
+        """A state is whole; one that no transfer carries and nothing pins has its pages beside it."""
+        cache = self.cache
+        for state in cache.states.index.values():
+            assert state.is_state and state.pages == cache.states.units
+            if state.state[0] == INCOMING:
+                assert state.transfers
+        if cache.policy.max_states_per_path is None and cache.detached is not None and cache.policy.detached_states:
+            assert len(cache.detached) <= cache.policy.detached_states
+
+    def finish(self) -> None:
+        for entry in list(self.running):
+            self.end(entry)
+        while self.transfers:
+            self.carry(self.transfers[0], fail=False)
+        cache = self.cache
+        cache.check()
+        assert not cache.transfers and not cache.leases and not cache.states.home.transfers
+        cache.reset()
+        cache.check()
+        for tier in (*cache.tiers, *cache.states.home.tiers):
+            assert tier.pool.free == tier.pool.capacity, f"{tier.name} lost slots"
+
+
+@SETTINGS
+@given(cache=caches(), data=st.data())
+def test_no_order_of_events_breaks_an_invariant(cache: SmallHybrid, data: st.DataObject) -> None:
+    walk = Walk(cache, data)
+    for _ in range(40):
+        walk.step()
+    walk.finish()
+
+
+# --- hits against a slow model -----------------------------------------------------------------------------------------
+
+
+class SlowHybrid:
+    """One tier, pages for ever, room for so many states, one request at a time. A state is the word before it."""
+
+    def __init__(self, policy: CheckpointPolicy, states: int, grid: int, recompute_last_token: bool) -> None:
+        self.policy, self.room, self.grid, self.recompute = policy, states, grid, recompute_last_token
+        self.known: set[str] = set()
+        self.states: list[str] = []
+        """Least recently used first."""
+
+    def use(self, word: str) -> int:
+        known = sum(word[:end] in self.known for end in range(1, len(word) + 1 - self.recompute))
+        hits = max((len(state) for state in self.states if word[:known].startswith(state)), default=0)
+        self._touch(word[:hits])
+        prefill = Prefill(start=hits, known=known, full=len(word), replay=len(word) - 1)
+        depths = {page // self.grid * self.grid for page in self.policy.after_prefill(prefill)}
+        for depth in sorted(depth for depth in depths if hits < depth <= len(word)):
+            if word[:depth] in self.states:
+                self._touch(word[:depth])
+            else:
+                self.states.append(word[:depth])
+                del self.states[: max(0, len(self.states) - self.room)]
+        self.known |= {word[:end] for end in range(1, len(word) + 1)}
+        return hits
+
+    def _touch(self, state: str) -> None:
+        if state in self.states:
+            self.states.remove(state)
+            self.states.append(state)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(
+    words=st.lists(st.text("ab", min_size=1, max_size=9), max_size=30),
+    make=st.sampled_from([EveryPage, Last, Branch, Retention, partial(Interval, tokens=3), partial(Retention, interval_tokens=2)]),
+    states=st.integers(1, 12),
+    grid=st.sampled_from([1, 1, 2, 3]),
+    recompute=st.booleans(),
+)
+def test_hits_are_the_longest_prefix_with_a_state(words: list[str], make: Any, states: int, grid: int, recompute: bool) -> None:
+    from tests.core.test_hybrid import hybrid
+
+    policy = make()
+    cache = hybrid(policy, gpu=None, states=states, grid=grid, recompute_last_token=recompute)
+    slow = SlowHybrid(policy, states, grid, recompute)
+    for word in words:
+        expected = slow.use(word)
+        assert cache.use(word)[0] == expected
+        assert cache.states_on("gpu") == set(slow.states)
+
+
+# --- the engine, and every eviction policy -----------------------------------------------------------------------------
+
+SMALL = (
+    "model=qwen3_next_80b", "page_tokens=64", "trace.sessions=8", "trace.max_prompt_tokens=10002", "trace.sessions_per_s=2",
+)  # fmt: skip
+SHARED = ("tiers.gpu.capacity=500pages", "tiers.cpu.capacity=500pages")
+OWN = (*SHARED, "tiers.gpu.states=9states", "tiers.cpu.states=12states")
+
+
+def outcome(command: Any, *overrides: str) -> Any:
+    name = command.__name__
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        cfg = hydra.compose("config", overrides=[*SMALL, *overrides, "output=unused"])
+    built = build_run(cfg, command=name, overrides=overrides)
+    return command(built, built.trace.load(built.page_tokens).requests)
+
+
+@pytest.mark.parametrize("room", [SHARED, OWN, (*SHARED, "tiers.disk.capacity=500pages", "prefetch=threshold")])
+@pytest.mark.parametrize("checkpoint", ["every_page", "interval", "last", "branch", "retention"])
+@pytest.mark.parametrize("placement", ["write_through", "write_back"])
+def test_simulated_requests_all_end(room: tuple[str, ...], checkpoint: str, placement: str) -> None:
+    result = outcome(simulate, *room, f"checkpoint={checkpoint}", f"placement={placement}", "rules.cache_output=true")
+    served = result.status == 0
+    assert served.sum() > len(served) / 2
+    assert not np.isnan(result.e2e_s[served]).any()
+    assert result.known_pages is not None and len(result.known_pages) == len(served)
+    assert (result.hit_pages.sum(axis=1) <= result.known_pages).all()
+
+
+EVICTIONS = sorted(path.stem for path in (CONF / "eviction").glob("*.yaml") if path.stem != "belady")
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+@pytest.mark.parametrize("tiers", [SHARED[:1], SHARED])
+def test_every_eviction_policy_takes_states_beside_pages(eviction: str, tiers: tuple[str, ...], monkeypatch: Any) -> None:
+    from kvsim.core.hybrid import HybridCache
+
+    finish = HybridCache.finish_request
+
+    def checked(self: HybridCache, *arguments: Any) -> Any:
+        transfers = finish(self, *arguments)
+        self.check()
+        return transfers
+
+    monkeypatch.setattr(HybridCache, "finish_request", checked)
+    result = outcome(replay, *tiers, "checkpoint=last", f"eviction={eviction}", "rules.cache_output=true")
+    assert result.hit_pages.sum() > 0
+    assert result.checkpoints["evicted"] > 0 and result.checkpoints["used"] > 0
+    for upper, lower in pairwise(result.tiers.values()):
+        assert upper.evicted_pages > 0 and lower.inserted_pages > 0
