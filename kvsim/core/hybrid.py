@@ -244,12 +244,15 @@ class HybridCache(TieredCache):
         return ends
 
     def _save(self, lease: HybridLease, page: int, depth: int, end: Node | None) -> None:
-        """Save a state, in slots of the request where states share room with the KV."""
+        """Save a state: where states share room with the KV, in slots of the request, or, after its answer, in others."""
         now = self.tick(self.now)
         if not self.shares_room:
             self.states.save(page, depth, now)
-        elif self.gpu.pool.count(lease.slots) >= self.states.units:
-            lease.slots = self.states.save(page, depth, now, lease.slots, end)
+        else:
+            if self.gpu.pool.count(lease.slots) >= self.states.units:
+                lease.slots = self.states.save(page, depth, now, lease.slots, end)
+            elif lease.is_finishing:
+                self.states.save(page, depth, now, None, end)
             if (state := self.states.find(page)) is not None:
                 lease.states.append(state)
             if len(self.tiers) > CPU and self.tiers[CPU].wanted_pages and self._is_on_cpu(lease.node, depth):
@@ -276,20 +279,33 @@ class HybridCache(TieredCache):
                 stop = lease.node.depth + lease.node.pages
                 runs = (*split_runs(runs, full)[0], *request.output_runs)
                 depths = self._on_grid(self.policy.after_answer(full, stop), full, stop)
-            ends = self._ends(lease.node, depths) if self.shares_room else {}
-            for depth in depths:
-                self._save(lease, page_before(runs, depth), depth, ends.get(depth))
+            self._save_all(lease, runs, depths)
         lease.save_after = []
         return transfers + self.flush()
+
+    def _save_all(self, lease: HybridLease, runs: tuple[Run, ...], depths: list[int]) -> None:
+        ends = self._ends(lease.node, depths) if self.shares_room else {}
+        for depth in depths:
+            self._save(lease, page_before(runs, depth), depth, ends.get(depth))
 
     def finish_request(self, lease: Any, now: float = -inf) -> list[Transfer]:
         """As for any cache; what policies note of the path, they note of the states beside it."""
         for tier in self.tiers:
             tier.eviction.beside = lease.states
-        transfers = super().finish_request(lease, now)
+        transfers = self._end_within_prompt(lease) + super().finish_request(lease, now)
         for tier in self.tiers:
             tier.eviction.beside = ()
         return transfers
+
+    def _end_within_prompt(self, lease: HybridLease) -> list[Transfer]:
+        """Save the state at the end of an answer that fills no page of its own: after the last full page of its prompt."""
+        request = lease.request
+        if not self.rules.cache_output or request.output_runs != () or lease.epoch != self.epoch:
+            return []
+        full, begin = self._full_pages(request), lease.gpu_pages + lease.loaded_pages
+        lease.is_finishing = True
+        self._save_all(lease, request.runs, self._on_grid(self.policy.after_answer(full, full), begin, full))
+        return self.flush()
 
     def release(self, lease: Any) -> None:
         self._end_start(lease)

@@ -490,5 +490,5 @@ class Engine:
             retractions=self.retractions,
             simulated_s=self._ended_s,
             wall_s=wall_s,
-            **describe_cache(self.cache),
+            **describe_cache(self.cache, requests),
         )

@@ -59,7 +59,7 @@ class Outcome:
     placement: dict[str, int]
     checkpoints: dict[str, int]
     known_pages: np.ndarray | None = None
-    """Of each request that was admitted, the pages whose KV was there; None for models without recurrent layers."""
+    """Pages whose KV was there when the request was admitted, 0 if it was rejected; None for models without recurrent layers."""
     retractions: int = 0
     simulated_s: float = 0.0
     wall_s: float = 0.0
@@ -67,8 +67,8 @@ class Outcome:
     """What happened when, if that was recorded."""
 
 
-def describe_cache(cache: "TieredCache | ServingCache") -> dict[str, Any]:
-    """The fields of an outcome that the cache knows."""
+def describe_cache(cache: "TieredCache | ServingCache", requests: list[Request]) -> dict[str, Any]:
+    """The fields of an outcome that the cache knows, after a run over these requests."""
     tiers = {
         tier.name: TierUse(
             capacity_pages=None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity,
@@ -78,10 +78,10 @@ def describe_cache(cache: "TieredCache | ServingCache") -> dict[str, Any]:
         )
         for tier in cache.tiers
     }
-    known = getattr(cache, "known_pages", {})
+    known = getattr(cache, "known_pages", None)
     return {
         "tiers": tiers,
         "placement": asdict(cache.counts),
         "checkpoints": cache.describe_checkpoints() if isinstance(cache, TieredCache) else {},
-        "known_pages": np.fromiter(map(known.get, sorted(known)), np.int64, len(known)) if known else None,
+        "known_pages": None if known is None else np.array([known.get(r.index, 0) for r in requests], dtype=np.int64),
     }

@@ -132,5 +132,5 @@ class Replay:
             links={},
             prefetch=self.prefetching.result(),
             wall_s=wall_s,
-            **describe_cache(self.cache),
+            **describe_cache(self.cache, requests),
         )

@@ -149,7 +149,7 @@ class QueueEviction(EvictionPolicy):
         if self._request is not None:
             self._expect()
         self.left_pages = max(0, self.left_pages - node.pages)
-        if node.runs == self._new:
+        if node.runs == self._new or node.is_state:  # a state that comes back is new: there are ghosts of pages only
             mark = self._marks[node] = self.enter(None)
             self.sizes[mark[0]] += node.pages
             return
@@ -159,7 +159,8 @@ class QueueEviction(EvictionPolicy):
         self._keep_parts(node, parts)
 
     def on_hit(self, node: Node, now: float) -> None:
-        self._hit_pages = node.depth + node.pages
+        if not node.is_state:
+            self._hit_pages = node.depth + node.pages
         if node in self._above:
             self._set_parts(node, [(pages, self.use(mark)) for pages, mark in self.parts(node)])
         else:
@@ -203,7 +204,8 @@ class QueueEviction(EvictionPolicy):
         if node is self._offered:
             self.left_pages += node.pages
             self.has_evicted = True
-            self.remember(node.runs, mark)
+            if not node.is_state:
+                self.remember(node.runs, mark)
 
     def on_evictable(self, node: Node) -> None:
         queue, place, _ = self._marks[node]
@@ -263,7 +265,7 @@ class QueueEviction(EvictionPolicy):
                 queue, most = chosen
                 node = heappop(self.heaps[queue])[-1]
                 pages = min(self._last_pages(node), ceil(most) if most < inf else node.pages)
-                if pages < node.pages:
+                if pages < node.pages and not node.is_state:
                     self.cut(node, node.pages - pages)
                 self._offered = node
                 self._refused[node] = None

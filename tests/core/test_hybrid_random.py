@@ -286,7 +286,10 @@ def outcome(command: Any, *overrides: str) -> Any:
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         cfg = hydra.compose("config", overrides=[*SMALL, *overrides, "output=unused"])
     built = build_run(cfg, command=name, overrides=overrides)
-    return command(built, built.trace.load(built.page_tokens).requests)
+    requests = built.trace.load(built.page_tokens).requests
+    for request in requests:
+        request.priority = request.index % 3
+    return command(built, requests)
 
 
 @pytest.mark.parametrize("room", [SHARED, OWN, (*SHARED, "tiers.disk.capacity=500pages", "prefetch=threshold")])
