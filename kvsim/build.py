@@ -4,9 +4,12 @@ Each node is merged into its class, so an unknown setting, a wrong type or a bad
 UsageError that names the key. What would have no effect ends here too.
 """
 
+import json
 import tempfile
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -369,7 +372,13 @@ def _class(kind: type[T], target: Any, key: str) -> type[T]:
 
 
 def _convert(cls: type, given: Config, key: str) -> Config:
-    """The settings in the types of the class's fields."""
+    """The settings in the types of the class's fields. The jobs of a sweep share most of them."""
+    return deepcopy(_converted(cls, json.dumps(given), key))
+
+
+@lru_cache(maxsize=256)
+def _converted(cls: type, text: str, key: str) -> Config:
+    given = json.loads(text)
     merged = OmegaConf.merge(OmegaConf.structured(cls), given)
     for name in sorted(OmegaConf.missing_keys(merged)):
         raise UsageError(f"{_join(key, name)} is missing: say {_join(key, name)}=...")

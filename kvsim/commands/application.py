@@ -69,7 +69,12 @@ def run_job(command: str, run: Callable[[Plan, str], Result], cfg: DictConfig) -
         overrides = list(job.overrides.task)
         if key := next((override for override in overrides if override.startswith("sweep.")), None):
             raise UsageError(f"{key.partition('=')[0]} has no effect on a single run: add -m, or leave it out")
-        run(build_run(cfg, command=command, overrides=overrides), shlex.join(["kvsim", command, *overrides]))
+        plan = build_run(cfg, command=command, overrides=overrides)
+        try:
+            run(plan, shlex.join(["kvsim", command, *overrides]))
+        except Exception as error:
+            plan.logger.log_failure(plan.output, plan.config, f"{type(error).__name__}: {error}", None)
+            raise
     except UsageError as error:
         raise Mistake(error) from error
     return None

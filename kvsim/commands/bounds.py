@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,23 @@ RECORDED = ("hit_rate", "page_hit_rate", "hit_tokens", "prompt_tokens", "rejecte
 Bound = dict[str, Any]
 
 
-def bound_names(plan: Plan) -> dict[str, str]:
+def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     """A name for each bound that there is for a plan; runs that share a bound share its name.
 
-    There is none for models whose hits need a recurrent state, and none where answers are cached: MIN knows of neither.
+    Both leave out what the GPU tier can never hold, as the runs do. There is none for models whose hits need a recurrent state, and none where answers are cached: MIN knows of neither.
     """
     if plan.model.is_hybrid or plan.rules.cache_output:
         return {}
     capacities = [tier.capacity_pages for tier in plan.tiers]
-    of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim")]
+    room = capacities[0]
+    too_large = 0
+    if room is not None:
+        tokens = room * plan.page_tokens if plan.replay.hold_output else float("inf")
+        too_large = sum(r.prompt_pages > room or r.prompt_tokens + r.output_tokens > tokens for r in requests)
+    of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim"),
+                too_large]  # fmt: skip
     return {
-        "belady": f"belady-{digest([*of_trace, capacities[0], _total(plan), plan.config['replay']])[:16]}",
+        "belady": f"belady-{digest([*of_trace, _total(plan)])[:16]}",
         "unlimited": f"unlimited-{digest(of_trace)[:16]}",
     }
 
@@ -37,7 +44,7 @@ def bound_names(plan: Plan) -> dict[str, str]:
 def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
     """Hit rates of ``belady`` (MIN on one tier as large as all tiers together) or ``unlimited`` (nothing is ever evicted)."""
     if kind == "unlimited":
-        plan = replace(plan, tiers=[replace(plan.tiers[0], capacity_pages=None)])
+        plan = replace(plan, tiers=[plan.tiers[0], replace(plan.tiers[0], capacity_pages=None)])
     outcome = run.upper_bound(plan, requests)
     record = summarize(
         outcome, command="replay", config=plan.config, seed=plan.seed, warmup=plan.warmup, load_s=0.0, versions={}
@@ -45,27 +52,29 @@ def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
     return {name: record[name] for name in RECORDED}
 
 
-def compute_once(folder: Path, plan: Plan, requests: list[Request]) -> None:
-    """Compute those bounds of a plan that no process has begun, into ``folder``."""
-    for kind, name in bound_names(plan).items():
+def compute_once(folder: Path, plan: Plan, names: Mapping[str, str]) -> None:
+    """Compute those bounds of a plan that no process has begun, into ``folder``; ``names`` are ``bound_names``."""
+    requests = load_trace(plan)[0].requests
+    for kind, name in names.items():
         if not (folder / f"{name}.json").exists() and _claim(folder / f"{name}.begun"):
             write_bound(folder, name, compute_bound(plan, kind, requests))
 
 
-def complete(folder: Path, plan: Plan) -> dict[str, tuple[str, Bound]]:
-    """The bounds of a plan by kind, with their names: read from ``folder`` or, where they are missing there, computed.
+def complete(folder: Path, plan: Plan) -> dict[str, Bound]:
+    """The bounds of a plan by kind: read from ``folder`` or, where they are missing there, computed.
 
     A sweep's folder keeps what was computed.
     """
     bounds = {}
-    for kind, name in bound_names(plan).items():
+    requests = load_trace(plan)[0].requests
+    for kind, name in bound_names(plan, requests).items():
         bound = read_bound(folder, name)
         if bound is None:
             with without_garbage_collector():
-                bound = compute_bound(plan, kind, load_trace(plan)[0].requests)
+                bound = compute_bound(plan, kind, requests)
             if folder.is_dir():
                 write_bound(folder, name, bound)
-        bounds[kind] = name, bound
+        bounds[kind] = bound
     return bounds
 
 

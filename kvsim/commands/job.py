@@ -31,7 +31,7 @@ def run_command(command: str, plan: Plan, command_line: str, job: Job | None = N
         with progress(len(trace.requests), command, shown=job is None or job.is_alone) as meter:
             outcome = EXECUTE[command](plan, trace.requests, meter.advance, *inspect)
     result = describe(command, plan, outcome, load_s=load_s, command_line=command_line)
-    files = write_run(plan.output, result, outcome, with_page=job is None)
+    files = write_run(plan.output, result, outcome, with_page=job is None or plan.logger.wants_page)
     plan.logger.log(plan.output, result, job.group if job else None)
     console = Console()
     for tree in trees:

@@ -26,6 +26,6 @@ def describe(
         load_s=load_s,
         command_line=command_line,
         config_hash=configuration_hash(plan, command) if is_named else None,
-        bounds=bound_names(plan) if is_named else None,
+        bounds=bound_names(plan, outcome.requests) if is_named else None,
         page_bytes=plan.model.page_bytes(plan.page_tokens),
     )

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -25,7 +27,6 @@ from kvsim.build import Plan, SweepSettings, build_run, check_output, sweep_sett
 from kvsim.commands.bounds import complete, compute_once
 from kvsim.commands.fingerprint import configuration_hash
 from kvsim.commands.mistake import Mistake
-from kvsim.commands.traces import load_trace
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import Result
@@ -34,6 +35,9 @@ from kvsim.suggest import closest
 
 Objective = float | list[float] | None
 HASH = re.compile(rb'"config_hash": "([0-9a-f]{32})"')
+SAME_TERMINAL = (".BasicLauncher", ".JoblibLauncher")
+"""Launchers whose jobs write to the terminal of the sweep."""
+WATCH_S = 0.5
 HEAD_BYTES = 400
 """The hash of a finished job stands in so many leading bytes of its result."""
 
@@ -58,6 +62,34 @@ class Begun:
     folder: Path
     command: str
     settings: SweepSettings
+    watch: "FailureWatch | None"
+
+
+class FailureWatch(threading.Thread):
+    """Says which jobs have failed as soon as they have, where these write to other places than this terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder = folder
+        self.is_over = threading.Event()
+        self.said: set[Path] = set()
+
+    def run(self) -> None:
+        while not self.is_over.wait(WATCH_S):
+            self.say()
+
+    def say(self) -> None:
+        """Say what has not been said."""
+        for path in sorted(set(self.folder.glob("*/error.json")) - self.said):
+            self.said.add(path)
+            record = json.loads(path.read_text())
+            print(failure_line(path.parent.name, record, _said(self.folder, record["overrides"])), file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """End, after a last look."""
+        self.is_over.set()
+        self.join()
+        self.say()
 
 
 _begun: list[Begun] = []
@@ -97,7 +129,25 @@ def begin_sweep(config: DictConfig) -> None:
     with replacing(folder / "sweep.json") as file:
         record = {"command": command, "command_line": shlex.join(words), "swept": _swept(config, arguments)}
         file.write(json.dumps(record, indent=2).encode())
-    _begun[:] = [Begun(folder, command, settings)]
+    BasicSweeper.validate_batch_is_legal = _try_each_value
+    watch = None
+    if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):
+        watch = FailureWatch(folder)
+        watch.start()
+    _begun[:] = [Begun(folder, command, settings, watch)]
+
+
+def _try_each_value(sweeper: BasicSweeper, batch: list[list[str]]) -> None:
+    """Compose a configuration with each value of each key once.
+
+    Hydra would compose those of all jobs before it begins the first, which takes as long as a short replay of each.
+    """
+    assert sweeper.hydra_context is not None and sweeper.config is not None
+    tried: set[str] = set()
+    for job in batch:
+        if not tried.issuperset(job):
+            sweeper.hydra_context.config_loader.load_sweep_config(master_config=sweeper.config, sweep_overrides=list(job))
+            tried.update(job)
 
 
 def end_sweep(*, is_interrupted: bool = False) -> None:
@@ -108,6 +158,8 @@ def end_sweep(*, is_interrupted: bool = False) -> None:
     if not _begun:
         return
     sweep = _begun.pop()
+    if sweep.watch:
+        sweep.watch.stop()
     if sweep.command == "curve":
         failures = list(read_failures(sweep.folder))
         finished = len(list(sweep.folder.glob("*/curve.json")))
@@ -158,7 +210,7 @@ def run_sweep_job(command: str, run: Callable[..., Result], cfg: DictConfig) -> 
         if command != "curve":
             index_of(folder)[result["config_hash"]] = name
             print(f"job {name}  {said}  {outcome_line(result)}", flush=True)
-            compute_once(folder / "bounds", plan, load_trace(plan)[0].requests)
+            compute_once(folder / "bounds", plan, result["bounds"])
         return objectives(result, settings)
     except Exception as error:
         _report_failure(Path(cfg.output), number, overrides, said, error, plan, folder.name)
@@ -248,17 +300,22 @@ def _report_failure(
     """Say at once what has failed, keep it for the sweep's end, and tell the logger."""
     is_crash = not isinstance(error, UsageError)
     message = " ".join(f"{type(error).__name__}: {error}".split() if is_crash else str(error).split())
-    record = {"error": message, "is_crash": is_crash, "overrides": overrides}
+    record: dict[str, Any] = {"error": message, "is_crash": is_crash, "overrides": overrides}
     if is_crash:
         record["traceback"] = traceback.format_exc().splitlines()
-        message += f" (traceback in {folder / 'error.json'})"
-    print(f"kvsim: job {number} failed: {message} ({said})", file=sys.stderr, flush=True)
+    print(failure_line(number, record, said), file=sys.stderr, flush=True)
     with suppress(UsageError):
         prepare_folder(folder)
         with replacing(folder / "error.json") as file:
             file.write(json.dumps(record, indent=2).encode())
     if plan is not None:
-        plan.logger.log_failure(folder, number, str(record["error"]), group)
+        plan.logger.log_failure(folder, plan.config, str(record["error"]), group)
+
+
+def failure_line(number: str, record: dict[str, Any], said: str) -> str:
+    """What is said of a failed job."""
+    more = f", traceback in {number}/error.json" if record["is_crash"] else ""
+    return f"kvsim: job {number} failed: {record['error']} ({said}{more})"
 
 
 def read_failures(folder: Path) -> Iterator[Run]:
@@ -302,9 +359,9 @@ def add_bounds(runs: list[Run]) -> None:
         if missing and run.result is not None:
             with suppress(UsageError):
                 plan = plan_of(run.result)
-                for kind, (name, bound) in complete(run.bounds_folder, plan).items():
+                for kind, bound in complete(run.bounds_folder, plan).items():
                     for other in runs:
-                        if ((other.result or {}).get("bounds") or {}).get(kind) == name:
+                        if ((other.result or {}).get("bounds") or {}).get(kind) == names[kind]:
                             other.bounds[kind] = bound
 
 
@@ -319,8 +376,6 @@ def plan_of(result: Result) -> Plan:
 
 def list_jobs(config: DictConfig, folder: Path, command: str) -> None:
     """Print the jobs of a sweep, and which of them are finished or cannot work. Raises UsageError."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
     if _is_optimizing(config):
         raise UsageError("sweep.dry_run: an optimizing sweeper chooses its jobs as it goes: leave it out")
     loader = GlobalHydra.instance().config_loader()

@@ -17,6 +17,8 @@ from kvsim.report.summary import UNKNOWN, count, digits, percent
 
 MOST_ROWS = 40
 """Rows on a terminal."""
+ON_TERMINAL = ("hit_rate", "hit_rate_gpu", "hit_rate_cpu", "hit_rate_disk", "ttft_s_mean", "ttft_s_p99", "rejected")
+"""Measures on a terminal; the page and the CSV have all."""
 Value = float | int | None
 
 
@@ -187,7 +189,7 @@ class Comparison:
             lines.append(
                 "belady: no policies can hit more pages on this trace with one tier as large as all tiers together; moves cost "
                 "nothing, running requests take no room, requests come in the order of the trace. unlimited: nothing is ever "
-                "evicted, nothing rejected."
+                "evicted. Both reject what is larger than the GPU tier; rates are those of the requests served."
             )
         lost = [run.name for run, result in self._pairs() if result.get("bounds") and not run.bounds]
         if lost:
@@ -200,7 +202,9 @@ def labels(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in config.items():
         if key == "_target_":
-            flat[prefix.rstrip(".")] = str(value).split(".")[-2] if "." in str(value) else str(value)
+            module = str(value).split(".")[-2] if "." in str(value) else str(value)
+            if module != prefix.rstrip("."):
+                flat[prefix.rstrip(".")] = module
         elif isinstance(value, Mapping):
             flat |= labels(value, f"{prefix}{key}.")
         elif isinstance(value, bool):
@@ -232,21 +236,33 @@ def said(key: str, value: str) -> str:
     return f"{start.rpartition('.')[2]} {value}" if end == "capacity" else f"{end}={value}"
 
 
+def heading(key: str) -> str:
+    """A setting as the heading of a column: ``gpu capacity`` for ``tiers.gpu.capacity``."""
+    return key.removeprefix("tiers.").replace(".", " ").replace("_", " ")
+
+
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
     """Print the table, at most so many runs of it: those that hit most."""
     told = Comparison(runs)
     rows, best = told.rows(), told.best()
     order = sorted(range(len(told.runs)), key=lambda place: -(told.results[place]["hit_rate"] or 0.0))
     shown = set(order[:MOST_ROWS])
+    width = console.width if console.is_terminal else 120
+    is_narrow = width < 100
+    columns = [
+        column
+        for column, measure in enumerate(told.measures)
+        if measure.key in ON_TERMINAL and not (is_narrow and measure.key.startswith("hit_rate_"))
+    ]
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(("job", *told.keys, *(measure.title for measure in told.measures))):
-        drawn.add_column(heading, justify="left" if number <= len(told.keys) else "right", header_style="bold", overflow="fold")
+    for number, title in enumerate(("job", *map(heading, told.keys), *(told.measures[column].title for column in columns))):
+        drawn.add_column(title, justify="left" if number <= len(told.keys) else "right", header_style="bold", overflow="fold")
     for number, row in enumerate(rows):
         place = number - 1
         if row.is_bound or place in shown:
-            cells = [Text(cell, "bold" if (place, column) in best else "") for column, cell in enumerate(row.cells)]
+            cells = [Text(row.cells[column], "bold" if (place, column) in best else "") for column in columns]
             drawn.add_row(Text(row.name, "dim" if row.is_bound else ""), *map(Text, row.settings), *cells)
-    console.print(drawn)
+    console.print(drawn, width=width, crop=False, soft_wrap=False)
     if len(order) > MOST_ROWS:
         console.print(f"{len(order) - MOST_ROWS} runs that hit less are not shown", style="dim", highlight=False)
     for line in told.notes():

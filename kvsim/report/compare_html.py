@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from kvsim.report.compare import Comparison, memory_bytes
+from kvsim.report.compare import Comparison, heading, memory_bytes
 from kvsim.report.html import LINK_COLOURS, TIER_COLOURS, document, draw_table, laid_out, picture
 from kvsim.report.result import Result
 from kvsim.report.runs import Run
@@ -38,7 +38,7 @@ def render_comparison(runs: Sequence[Run], command_line: str) -> str:
         *_pictures(told),
         _foot(told, command_line),
     ]
-    return document(f"kvsim: {len(told.runs)} run{'s' * (len(told.runs) != 1)}", parts)
+    return document(f"kvsim: {len(told.runs)} run{'s' * (len(told.runs) != 1)}", parts, width="1500px")
 
 
 def colour_of(name: str) -> str:
@@ -62,7 +62,7 @@ def _heading(told: Comparison) -> str:
 
 def _main_table(told: Comparison) -> str:
     best = told.best()
-    head = "".join(f"<th>{escape(text)}</th>" for text in ("run", *told.keys, *(measure.title for measure in told.measures)))
+    head = "".join(f"<th>{escape(text)}</th>" for text in ("run", *map(heading, told.keys), *(measure.title for measure in told.measures)))
     lines = []
     for place, row in enumerate(told.rows(), -1):
         cells = [f"<td>{escape(row.name)}</td>", *(f"<td>{escape(text)}</td>" for text in row.settings)]

@@ -1,5 +1,6 @@
 """One result as one HTML page that needs nothing else: no network, and no JavaScript except for the pictures."""
 
+from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -59,14 +60,14 @@ def render(result: Result) -> str:
     return document(f"kvsim {result['command']}", parts)
 
 
-def document(title: str, parts: list[str]) -> str:
-    """A page of its own with these parts below its title."""
+def document(title: str, parts: list[str], *, width: str = "1100px") -> str:
+    """A page of its own with these parts below its title, at most so wide."""
     head = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        f"<title>{escape(title)}</title><style>{CSS}</style></head><body>",
+        f"<title>{escape(title)}</title><style>{CSS}</style></head><body style='max-width:{width}'>",
         f"<h1>{escape(title)}</h1>",
     ]
     return "\n".join([*head, *parts, "</body></html>\n"])
@@ -130,6 +131,12 @@ def _pictures(result: Result) -> list[str]:
         parts.append(picture(figure, number, with_script=not drawn))
         drawn += 1
     return parts
+
+
+def figures(result: Result) -> "Iterator[tuple[str, go.Figure]]":
+    """The pictures of a run for which there is something to draw, with their titles."""
+    drawn = {"Hit rate by tier": _hit_figure(result), "Time to first token": _ttft_figure(result), "Link use": _link_figure(result)}
+    return ((title, figure) for title, figure in drawn.items() if figure is not None)
 
 
 def picture(figure: "go.Figure", number: int, *, with_script: bool, height: str = "340px") -> str:

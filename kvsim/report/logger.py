@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from kvsim.report.result import Result
 
@@ -10,8 +11,11 @@ from kvsim.report.result import Result
 class Logger:
     """Keeps results in the run's folder, and nowhere else. Others send them somewhere, and never lose a run by it."""
 
+    wants_page: ClassVar[bool] = False
+    """Whether a job of a sweep, which needs no page of its own, is to have one to log."""
+
     def log(self, folder: Path, result: Result, group: str | None) -> None:
         """A run is complete in ``folder``; ``group`` names the sweep that it belongs to."""
 
-    def log_failure(self, folder: Path, name: str, error: str, group: str | None) -> None:
-        """A job that was called ``name`` has failed."""
+    def log_failure(self, folder: Path, config: dict[str, Any], error: str, group: str | None) -> None:
+        """The run of a configuration has failed."""
