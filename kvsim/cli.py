@@ -13,6 +13,7 @@ COMMANDS = {
     "curve": "hit rate against capacity: LRU exactly in one pass, other policies beside it",
     "report": "one HTML page over any number of runs",
     "policies": "list the policies and their settings",
+    "new": "write a policy to start from, with its settings and its test",
     "trace": "describe a trace",
 }
 """What ``kvsim --help`` lists; each is a module of ``kvsim.commands`` with a function ``main(arguments)``."""

@@ -1,0 +1,77 @@
+"""``kvsim new FAMILY NAME``: a policy to start from, its settings and its test, all working."""
+
+import keyword
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvsim.commands import templates
+from kvsim.errors import UsageError
+from kvsim.suggest import closest
+
+FAMILIES = {
+    "eviction": templates.EVICTION,
+    "prefetch": templates.PREFETCH,
+    "placement": templates.PLACEMENT,
+    "checkpoint": templates.CHECKPOINT,
+}
+ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
+"""The folder that has policies, conf and tests."""
+USAGE = """usage: kvsim new FAMILY NAME
+
+Writes a policy to start from: its class, its settings in conf, and its test. FAMILY is eviction, prefetch, placement or
+checkpoint; NAME is what will be said on the command line, as my_policy. Run it in a clone of the repository."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the three files, and say what to do next. Raises UsageError."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return
+    if len(arguments) != 2:
+        raise UsageError("say kvsim new FAMILY NAME, as kvsim new eviction my_policy")
+    family, name = arguments
+    if family not in FAMILIES:
+        hint = closest(family, FAMILIES) or f"; choose from {', '.join(FAMILIES)}"
+        raise UsageError(f"there is no family of policies {family!r}{hint}")
+    check_name(name)
+    files = new_files(family, name)
+    check_free(ROOT, family, name, files)
+    for path, text in files.items():
+        (ROOT / path).write_text(text)
+        print(path)
+    print(f"next: pytest {list(files)[-1]}; kvsim {'simulate' if family == 'prefetch' else 'replay'} {family}={name}")
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless a file and, in camel case, a class can have this name."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.endswith("_") or "__" in name:
+        raise UsageError(f"{name!r} is no name for a policy: say it in lower case, with single underscores, as my_policy")
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in ("base", "null"):
+        raise UsageError(f"{name!r} means something else already: choose another name")
+
+
+def check_free(root: Path, family: str, name: str, files: dict[str, str]) -> None:
+    """Raise UsageError if one of the files is there, or the folders for them are not."""
+    for path in files:
+        if not (root / path).parent.is_dir():
+            raise UsageError(f"{(root / path).parent}: there is no such folder: run kvsim new in a clone of the repository")
+        if (root / path).exists():
+            raise UsageError(f"{path}: there is such a file already: choose another name than {name}")
+    if (root / "policies" / family / f"{name}").exists():
+        raise UsageError(f"policies/{family}/{name}: there is such a folder already: choose another name")
+
+
+def new_files(family: str, name: str) -> dict[str, str]:
+    """The texts of the policy, its settings and its test by their paths in the repository."""
+    code, settings, test = FAMILIES[family]
+    words = name.split("_")
+    names = {"@name@": name, "@Class@": "".join(word.capitalize() for word in words), "@words@": " ".join(words)}
+    paths = (f"policies/{family}/{name}.py", f"conf/{family}/{name}.yaml", f"tests/policies/test_{family}_{name}.py")
+    return {path: _filled(text, names) for path, text in zip(paths, (code, settings, test), strict=True)}
+
+
+def _filled(text: str, names: dict[str, str]) -> str:
+    for mark, name in names.items():
+        text = text.replace(mark, name)
+    return text.lstrip("\n")

@@ -1,0 +1,268 @@
+"""What ``kvsim new`` writes: for each family the class, its YAML and its test."""
+
+EVICTION = (
+    '''
+"""@Class@: say where the rule comes from."""
+
+from dataclasses import dataclass
+
+from kvsim.core.tree import Node
+from kvsim.policies.eviction.base import RankedEviction
+
+
+@dataclass(kw_only=True, eq=False)
+class @Class@(RankedEviction):
+    """Say in one sentence what the policy is for; then the rule.
+
+    last use + seconds_per_hit for each hit   the smallest leaves first
+    """
+
+    seconds_per_hit: float = 60.0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        if self.seconds_per_hit < 0:
+            raise ValueError(f"seconds_per_hit must be 0 or more, not {self.seconds_per_hit}")
+
+    def rank(self, node: Node) -> float:
+        """Asked again whenever the node is used; in between it must not change."""
+        return node.last_used + self.seconds_per_hit * node.hits
+''',
+    """
+# Say in one line what leaves first, and for which traffic that is right.
+_target_: kvsim.policies.eviction.@name@.@Class@
+
+# How much longer a page is kept for each hit, in seconds. 0: LRU.
+seconds_per_hit: 60.0
+""",
+    '''
+"""@Class@ by hand: pages are letters, each use takes a prompt."""
+
+import pytest
+
+from kvsim.policies.eviction.@name@ import @Class@
+from tests.policies.test_eviction import filled
+
+
+def test_a_page_that_was_hit_often_outlasts_newer_ones() -> None:
+    assert filled(@Class@(seconds_per_hit=100), "a", "a", "a", "b", "c").leaving_order() == "bca"
+
+
+def test_without_a_weight_for_hits_it_is_lru() -> None:
+    assert filled(@Class@(seconds_per_hit=0), "a", "a", "a", "b", "c").leaving_order() == "abc"
+
+
+def test_a_setting_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="seconds_per_hit must be 0 or more, not -1"):
+        @Class@(seconds_per_hit=-1)
+''',
+)
+
+PREFETCH = (
+    '''
+"""@Class@: say where the rule comes from."""
+
+from dataclasses import dataclass
+
+from kvsim.core.request import Request
+from kvsim.policies.prefetch.base import Offer, PrefetchPolicy, Refusal
+
+
+@dataclass(kw_only=True, eq=False)
+class @Class@(PrefetchPolicy):
+    """Say in one sentence what the policy is for; then the rule.
+
+    stored < min_tokens          nothing (threshold)
+    no room in the CPU tier      what fits; the rest is refused (memory)
+    otherwise                    all that is stored
+    at admission                 all that the CPU has; nothing from disk
+    """
+
+    min_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if self.min_tokens < 1:
+            raise ValueError(f"min_tokens must be at least 1, not {self.min_tokens}")
+
+    def fetch(self, offer: Offer) -> int | Refusal:
+        if offer.stored_pages * self.page_tokens < self.min_tokens:
+            return Refusal.THRESHOLD
+        return min(offer.stored_pages, offer.available_pages) or Refusal.MEMORY
+
+    def load(self, request: Request, gpu_pages: int, cpu_pages: int, disk_pages: int) -> int:
+        return cpu_pages
+''',
+    """
+# Say in one line what is read ahead, and for which traffic that is right.
+_target_: kvsim.policies.prefetch.@name@.@Class@
+
+# Shortest continuation that is fetched, in tokens. Below it, recomputing is about as fast.
+min_tokens: 256
+""",
+    '''
+"""@Class@ by hand: pages of 16 tokens."""
+
+import pytest
+
+from kvsim.policies.prefetch.@name@ import @Class@
+from kvsim.policies.prefetch.base import Refusal
+from tests.policies.test_prefetch import ANY, bound, offer
+
+
+def test_it_fetches_from_the_threshold_on() -> None:
+    policy = bound(@Class@(min_tokens=256))
+    assert policy.fetch(offer(15)) is Refusal.THRESHOLD
+    assert policy.fetch(offer(16)) == 16
+
+
+def test_it_fetches_what_fits() -> None:
+    policy = bound(@Class@())
+    assert policy.fetch(offer(50, available=20)) == 20
+    assert policy.fetch(offer(50, available=0)) is Refusal.MEMORY
+
+
+def test_it_loads_what_the_cpu_has() -> None:
+    assert bound(@Class@()).load(ANY, 1, 3, 4) == 3
+
+
+def test_a_setting_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="min_tokens must be at least 1, not 0"):
+        @Class@(min_tokens=0)
+''',
+)
+
+PLACEMENT = (
+    '''
+"""@Class@: say where the rule comes from."""
+
+from dataclasses import dataclass
+
+from kvsim.core.tree import Node
+from kvsim.policies.placement.base import PlacementPolicy
+
+
+@dataclass(kw_only=True, eq=False)
+class @Class@(PlacementPolicy):
+    """Say in one sentence what the policy is for; then the rule.
+
+    after use        copy down from the ``hits``-th use on; the request that computed the page is the first
+    after eviction   copy down, unless another tier has the page
+    """
+
+    hits: int = 3
+
+    def __post_init__(self) -> None:
+        if self.hits < 1:
+            raise ValueError(f"hits must be at least 1, not {self.hits}")
+
+    def after_use(self, node: Node, now: float) -> bool:
+        return node.hits >= self.hits
+
+    def after_eviction(self, node: Node, now: float) -> bool:
+        return True
+''',
+    """
+# Say in one line when a copy is written down, and for which traffic that is right.
+_target_: kvsim.policies.placement.@name@.@Class@
+
+# Uses from which on a page is copied before it has to leave. 1 copies it as soon as it is computed.
+hits: 3
+""",
+    '''
+"""@Class@ by hand: pages are letters, a prompt is a word."""
+
+from functools import partial
+
+import pytest
+
+from kvsim.policies.placement.@name@ import @Class@
+from tests.core.small import small_cache
+
+
+def test_a_page_is_copied_from_the_hits_th_use_on() -> None:
+    cache = small_cache(gpu=6, cpu=8, placement=partial(@Class@, hits=2))
+    cache.use("ab")
+    assert cache.on("cpu") == ""
+    cache.use("abc")
+    assert cache.on("cpu") == "ab"
+
+
+def test_what_is_evicted_is_copied() -> None:
+    cache = small_cache(gpu=3, cpu=8, placement=partial(@Class@, hits=9))
+    cache.use("abc")
+    cache.use("xy")
+    assert (cache.on("gpu"), cache.on("cpu")) == ("axy", "bc")
+
+
+def test_a_setting_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="hits must be at least 1, not 0"):
+        @Class@(hits=0)
+''',
+)
+
+CHECKPOINT = (
+    '''
+"""@Class@: say where the rule comes from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
+
+
+@dataclass(kw_only=True, eq=False)
+class @Class@(CheckpointPolicy):
+    """Say in one sentence what the policy is for; then the rule.
+
+    prompt   where it leaves what is known, and after the last full page, if min_pages are computed
+    answer   nothing
+    """
+
+    min_pages: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_pages < 1:
+            raise ValueError(f"min_pages must be at least 1, not {self.min_pages}")
+
+    def after_prefill(self, prefill: Prefill) -> Sequence[int]:
+        return (prefill.known, prefill.full) if prefill.full - prefill.start >= self.min_pages else ()
+''',
+    """
+# Say in one line where a state is saved, and for which traffic that is right.
+_target_: kvsim.policies.checkpoint.@name@.@Class@
+
+# Fewest pages to compute for which states are saved: less is computed again as fast.
+min_pages: 1
+
+# States kept along one path; with one more, the one used longest ago is given up. null sets no limit.
+max_states_per_path: null
+
+# Whether a state stays, in a cache of its own, when the KV of its prefix leaves the GPU.
+detached: false
+
+# States that this cache holds; null sets no limit.
+detached_states: null
+""",
+    '''
+"""@Class@ by hand, in pages."""
+
+import pytest
+
+from kvsim.policies.checkpoint.@name@ import @Class@
+from kvsim.policies.checkpoint.base import Prefill
+
+
+def test_states_are_saved_at_the_branch_and_at_the_end() -> None:
+    assert list(@Class@().after_prefill(Prefill(start=2, known=5, full=9, replay=8))) == [5, 9]
+
+
+def test_a_short_prefill_saves_none() -> None:
+    assert list(@Class@(min_pages=8).after_prefill(Prefill(start=2, known=5, full=9, replay=8))) == []
+
+
+def test_a_setting_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="min_pages must be at least 1, not 0"):
+        @Class@(min_pages=0)
+''',
+)
