@@ -7,6 +7,7 @@ methods. It exists for speed: most of a replay's time with several tiers goes in
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf, nextafter
 from typing import TYPE_CHECKING, Any
 
 from kvsim.core.pages import Run, split_runs
@@ -98,8 +99,8 @@ class Sinking:
             children = node.children
             if arriving and children:
                 if fixed is None and oldest is None:
-                    oldest = min([other.last_used for other in arriving])
-                if fixed is None and node.last_used >= oldest:  # what is above another node was used no earlier
+                    oldest = nextafter(min([other.last_used for other in arriving]), -inf)
+                if fixed is None and node.last_used >= oldest:  # a request adds pages a tick after it uses those above
                     fixed = set(cache.idle_above(arriving, index))
                 if fixed and node in fixed:
                     refused = (*refused, line.popleft() if stands else heappop(heap))

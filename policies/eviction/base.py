@@ -153,7 +153,7 @@ class RankedEviction(EvictionPolicy):
     def __init__(self) -> None:
         self.heap: list[tuple[Any, float, Node]] = []
         """(rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first.
-        ``single.py`` takes victims from here by itself, where ``plain_heap`` lets it: a single tier has no two leaves on one path."""
+        ``single.py`` takes victims from here by itself, where ``plain_heap`` lets it."""
         self.line: deque[tuple[Any, float, Node]] = deque()
         """More entries, in ascending order. ``sinking.py`` takes victims from here and from the heap, whichever is first."""
         self._entries = 0
