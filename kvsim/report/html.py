@@ -163,6 +163,11 @@ def _hit_figure(result: Result) -> "go.Figure | None":
             x=middles(hits["edges"]), y=hits["hit_rate"][tier], name=tier, stackgroup="tiers", mode="lines",
             line={"color": colour, "width": 1}, fillcolor=colour,
         )  # fmt: skip
+    if "known_rate" in hits:
+        figure.add_scatter(
+            x=middles(hits["edges"]), y=hits["known_rate"], name="KV was there, with or without a state", mode="lines",
+            line={"color": "#d55e00", "width": 1.5, "dash": "dot"},
+        )  # fmt: skip
     if hits["counted_from"] is not None:
         figure.add_vline(hits["counted_from"], line={"color": "#888", "dash": "dot"}, annotation_text="warm-up ends")
     x_title = "arrival (s)" if hits["axis"] == "arrival_s" else "request"

@@ -24,6 +24,7 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int)
     """Bins of equally many served requests, in order of arrival, or of the trace if the run has no clock.
 
     Bin i reaches from ``edges[i]`` to ``edges[i + 1]``, positions on ``axis``; ``counted_from`` is where the warm-up ends.
+    Hybrid models: ``known_rate`` is what would have been hit if a state had been saved after every page whose KV was there.
     """
     axis, position = _positions(outcome)
     order = np.flatnonzero(outcome.status != REJECTED)
@@ -35,7 +36,12 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int)
     tokens = np.add.reduceat(prompts[order], cuts[:-1])
     reused = np.add.reduceat(hits[order], cuts[:-1], axis=0)
     rate = reused / np.maximum(tokens, 1)[:, None]
+    known = {}
+    if outcome.known_pages is not None:
+        there = np.minimum(outcome.known_pages * outcome.page_tokens, prompts)
+        known = {"known_rate": (np.add.reduceat(there[order], cuts[:-1]) / np.maximum(tokens, 1)).round(DIGITS)}
     return {
+        **known,
         "axis": axis,
         "edges": position[order][np.minimum(cuts, order.size - 1)].round(DIGITS),
         "counted_from": position[skipped] if skipped else None,

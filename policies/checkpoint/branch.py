@@ -12,10 +12,15 @@ class Branch(CheckpointPolicy):
 
     prompt   after the last page that it has in common with known prompts, if no state is there
     answer   after the last full page
+
+    With ``prompt_end`` also after the last full page of every prompt, as SGLang does.
     """
 
+    prompt_end: bool = False
+
     def after_prefill(self, prefill: Prefill) -> Sequence[int]:
-        return (prefill.known,) if prefill.start < prefill.known else ()
+        junction = (prefill.known,) if prefill.start < prefill.known else ()
+        return (*junction, prefill.full) if self.prompt_end else junction
 
     def after_answer(self, prompt_pages: int, pages: int) -> Sequence[int]:
         return (pages,)

@@ -83,6 +83,12 @@ def test_branch_saves_where_a_known_path_is_left_without_a_state() -> None:
     assert list(policy.after_answer(10, 14)) == [14]
 
 
+def test_branch_saves_at_the_end_of_prompts_on_demand() -> None:
+    policy = bound(Branch(prompt_end=True))
+    assert list(policy.after_prefill(prefill(start=2, known=5))) == [5, 10]
+    assert list(policy.after_prefill(prefill())) == [10]
+
+
 def test_retention_0_saves_the_junction_and_the_replay_boundary() -> None:
     """A prompt of 10 full pages, whose last token is computed again when it is sent again: 9 pages can be reused."""
     policy = bound(Retention())
@@ -144,5 +150,6 @@ def test_policies_are_listed_with_purpose_and_defaults() -> None:
     assert listed["interval"][1] == f"tokens=256\n{common}"
     assert listed["retention"][1] == f"interval_tokens=0\n{common}"
     assert listed["none"][1] == ""
-    assert all(listed[name][1] == common for name in ("branch", "every_page", "last"))
+    assert listed["branch"][1] == f"prompt_end=false\n{common}"
+    assert all(listed[name][1] == common for name in ("every_page", "last"))
     assert all(purpose.endswith(".") for purpose, _ in listed.values())

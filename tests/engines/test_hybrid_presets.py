@@ -1,0 +1,126 @@
+"""Presets of hybrid models, each on a few requests that can be followed by hand.
+
+A block is one page of 64 tokens unless said otherwise. The prompts of ``CHAT`` are two users of one system prompt of two blocks, and
+the first user again with the answer that the second turn's prompt holds.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.api import Result, load_trace, replay
+
+BLOCK = 64
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def line(blocks: list[int], output: int = 65, block: int = BLOCK, tail: int = 1) -> dict[str, Any]:
+    """A prompt of these blocks and ``tail`` tokens more."""
+    return {"timestamp": 0, "input_length": block * len(blocks) + tail, "output_length": output, "hash_ids": blocks}
+
+
+CHAT = [line([1, 2, 3]), line([1, 2, 4]), line([1, 2, 5]), line([1, 2, 3, 6, 7])]
+
+
+def played(preset: str, lines: list[dict[str, Any]], *overrides: str, block: int = BLOCK, answers: str = "inferred") -> Result:
+    Path("trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    trace = load_trace("mooncake", path="trace.jsonl", block_tokens=block, page_tokens=block, answers=answers)
+    return replay(trace, f"preset={preset}", *overrides)
+
+
+def hits(result: Result) -> list[int]:
+    return result.hit_pages.sum(axis=1).tolist()
+
+
+def test_marconi_saves_at_the_second_visit_and_after_answers() -> None:
+    """Request 1 leaves the known path after two blocks: a state there, which request 2 hits. The state after request 0's answer,
+    block 6, is what request 3 begins from."""
+    result = played("marconi", CHAT)
+    assert hits(result) == [0, 0, 2, 4]
+    # Saved: after the answers of all four, and once at the junction.
+    assert result.record["checkpoints"]["saved"] == 5
+    assert result.record["checkpoints"]["used"] == 2
+
+
+def test_sglang_plus_is_marconi_with_lru() -> None:
+    assert hits(played("sglang_plus", CHAT)) == [0, 0, 2, 4]
+    assert played("sglang_plus", CHAT).record["config"]["eviction"]["_target_"].endswith("LRU")
+    assert played("marconi", CHAT).record["config"]["eviction"]["alpha"] == "tuned"
+
+
+def test_vllm_plus_hits_whatever_is_known() -> None:
+    """Saved: three blocks and the answer's, then a block each, then block 7."""
+    result = played("vllm_plus", CHAT)
+    assert hits(result) == [0, 2, 2, 4]
+    assert result.record["checkpoints"]["saved"] == 4 + 1 + 1 + 1
+
+
+def test_sglang_mamba_saves_at_the_end_of_prompts_too() -> None:
+    """The same prompt again, without an answer in between, is hit up to its last full page."""
+    assert hits(played("sglang_mamba", CHAT)) == [0, 0, 2, 4]
+    again = [line([1, 2, 3], output=1), line([1, 2, 3], output=1)]
+    assert hits(played("sglang_mamba", again)) == [0, 3]
+
+
+def test_sglang_mamba_refreshes_only_the_state_that_is_used() -> None:
+    """Room for three states: after prompts a, ab and c. The last abd begins from ab's, so a's state leaves for its own."""
+    lines = [line([1], 1), line([1, 2], 1), line([9], 1), line([1, 2, 3], 1), line([1, 8], 1)]
+    result = played("sglang_mamba", lines, "tiers.gpu.states=3states")
+    assert hits(result) == [0, 1, 0, 2, 0], "the KV of block 1 is there, its state is not"
+
+
+def test_vllm_hybrid_retains_junctions_and_replay_boundaries() -> None:
+    """No answers here. The junction after block 2 is saved by request 1; request 3 finds it, and its own prompt's beginning, block 3's
+    replay boundary from request 0."""
+    result = played("vllm_hybrid", CHAT, answers="none")
+    assert hits(result) == [0, 0, 2, 3]
+    every = played("vllm_hybrid", CHAT, "checkpoint.interval_tokens=1", answers="none")
+    assert hits(every) == [0, 2, 2, 3]
+    some = played("vllm_hybrid", CHAT, "checkpoint.interval_tokens=192", answers="none")
+    assert hits(some) == [0, 0, 0, 3], "a state after every third block only"
+
+
+def test_vllm_hybrid_computes_the_last_token_of_an_aligned_prompt() -> None:
+    """Three full blocks: two can be replayed, and the state is there."""
+    lines = [line([1, 2, 3], tail=0), line([1, 2, 3], tail=0)]
+    assert hits(played("vllm_hybrid", lines, answers="none")) == [0, 2]
+
+
+def test_lightllm_hybrid_takes_kv_from_the_cpu_and_the_state_that_was_detached() -> None:
+    """Pages of 256 tokens, room for 12 on the GPU. Prompts of 8 pages push one another out; the CPU has all."""
+    a, b = list(range(1, 9)), list(range(11, 19))
+    lines = [line(prompt, 1, 256) for prompt in (a, b, a, a)]
+    setting = ("tiers.gpu.capacity=12pages", "tiers.cpu.capacity=100pages", "tiers.disk.capacity=0")
+    result = played("lightllm_hybrid", lines, *setting, block=256, answers="none")
+    gpu, cpu, disk = result.hit_pages.T.tolist()
+    assert [sum(row) for row in zip(gpu, cpu, disk, strict=True)] == [0, 0, 8, 8]
+    # a's first pages stayed on the GPU and are booked there; the rest of the path came from the CPU.
+    assert (gpu[2], cpu[2]) == (4 - 1, 5) and (gpu[3], cpu[3]) == (8, 0)
+    assert disk == [0, 0, 0, 0]
+    assert result.record["checkpoints"]["detached"] > 0
+    without = played("lightllm_hybrid", lines, *setting, "checkpoint.detached=false", "checkpoint.detached_states=null", block=256)
+    assert hits(without) == [0, 0, 0, 8]
+
+
+def test_lightllm_hybrid_books_what_came_from_disk_as_disk() -> None:
+    """The CPU has room for ten pages: a's leave it for the disk, on which prompts of 2,048 tokens are kept."""
+    a, b = list(range(1, 9)), list(range(11, 19))
+    lines = [line(prompt, 1, 256) for prompt in (a, b, a)]
+    sizes = ("tiers.gpu.capacity=10pages", "tiers.cpu.capacity=10pages", "tiers.disk.capacity=100pages")
+    result = played("lightllm_hybrid", lines, *sizes, block=256, answers="none")
+    gpu, cpu, disk = result.hit_pages[2].tolist()
+    assert gpu + cpu + disk == 8 and disk > 0 and disk == 8 - gpu - cpu
+
+
+@pytest.mark.parametrize("preset", ["marconi", "sglang_plus", "vllm_plus", "sglang_mamba"])
+def test_presets_that_cache_answers_say_so_if_the_trace_does_not_know_them(preset: str) -> None:
+    from kvsim.errors import UsageError
+
+    with pytest.raises(UsageError, match="trace.answers=inferred"):
+        played(preset, CHAT, answers="none")
