@@ -1,14 +1,14 @@
 """KV cache policies of LLM servers, on real traces: in simulated time, without a clock, or against real tiers.
 
-``load_trace``, ``replay`` and ``simulate`` are what the commands do, from Python.
+``load_trace``, ``replay``, ``simulate`` and ``curve`` are what the commands do, from Python.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvsim.api import Result, load_trace, replay, simulate
+    from kvsim.api import Result, curve, load_trace, replay, simulate
 
-__all__ = ["Result", "load_trace", "replay", "simulate"]
+__all__ = ["Result", "curve", "load_trace", "replay", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim import run
-from kvsim.build import Plan, TierPlan, build_run, build_trace
+from kvsim.build import Plan, TierPlan, build_run, build_trace, construct
 from kvsim.commands.record import describe
+from kvsim.curves import Curve, Curves, CurveSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -98,6 +99,36 @@ def simulate(
     return _execute("simulate", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
 
 
+def curve(
+    trace: Trace,
+    *overrides: str,
+    capacities: Sequence[int | str] | None = None,
+    policies: Sequence[str] = (),
+    fraction: float = 1.0,
+    advance: Callable[[int], None] | None = None,
+) -> Curve:
+    """Hit rate against the capacity of one tier: ``kvsim curve``. LRU is exact from one pass, Belady's bound is drawn with it.
+
+    ``capacities`` are numbers of pages, or texts as ``40GiB``; None chooses 1, 2, 5, 10, ... from the largest prompt on.
+    ``policies`` are names of eviction policies, with settings behind them: ``"slru protected_hits=3"``. With a ``fraction``
+    below 1, this share of the requests is played at capacities scaled down. Raises UsageError.
+    """
+    plan = _plan("curve", trace, overrides)
+    sizes = None if capacities is None else list(capacities)
+    settings = construct(CurveSettings, {"capacities": sizes, "policies": list(policies), "fraction": fraction}, "curve")
+    curves = Curves(plan, settings)
+    curves.load(trace.requests)
+    return curves.draw(advance)
+
+
+def _plan(command: str, trace: Trace, overrides: Sequence[str]) -> Plan:
+    for override in overrides:
+        if override.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
+            raise UsageError(f"{override}: the trace is loaded already: say so in load_trace")
+    cfg = _compose([*trace.origin, f"page_tokens={trace.page_tokens}", *overrides])
+    return build_run(cfg, command=command, overrides=overrides)
+
+
 def _execute(
     command: str,
     trace: Trace,
@@ -105,11 +136,7 @@ def _execute(
     policies: dict[str, Any],
     advance: Callable[[int], None] | None,
 ) -> Result:
-    for override in overrides:
-        if override.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
-            raise UsageError(f"{override}: the trace is loaded already: say so in load_trace")
-    cfg = _compose([*trace.origin, f"page_tokens={trace.page_tokens}", *overrides])
-    plan = _with_objects(build_run(cfg, command=command, overrides=overrides), policies)
+    plan = _with_objects(_plan(command, trace, overrides), policies)
     run.check_capacity(plan, trace.requests)
     warmup_requests(plan.warmup, len(trace.requests))
     outcome = getattr(run, command)(plan, trace.requests, advance)

@@ -23,7 +23,7 @@ def trace() -> Trace:
 
 
 def test_public_names() -> None:
-    assert sorted(kvsim.__all__) == ["Result", "load_trace", "replay", "simulate"]
+    assert sorted(kvsim.__all__) == ["Result", "curve", "load_trace", "replay", "simulate"]
     assert all(hasattr(kvsim, name) for name in kvsim.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = kvsim.nothing
@@ -68,6 +68,34 @@ def test_a_run_can_be_written(trace: Trace, tmp_path: Path) -> None:
     result.write(tmp_path / "run")
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result.record
     assert (tmp_path / "run" / "requests.csv.gz").exists() and (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_curve_is_drawn_from_python(trace: Trace) -> None:
+    drawn = kvsim.curve(trace, capacities=[2000, "64000tokens"], policies=["fifo"])
+    assert [(point.policy, point.capacity_pages) for point in drawn.points] == [
+        (policy, pages) for policy in ("lru", "fifo", "belady") for pages in (2000, 4000)
+    ]
+    replayed = kvsim.replay(trace, "tiers.gpu.capacity=4000pages", "eviction=fifo", "replay.hold_output=false")
+    assert drawn.points[3].hit_rate == replayed.hit_rate
+    import kvsim.curves  # noqa: F401, the module does not take the function's name
+
+    assert callable(kvsim.curve)
+    with pytest.raises(UsageError, match=r"curve\.fraction|fraction must be"):
+        kvsim.curve(trace, fraction=0)
+    with pytest.raises(UsageError, match="tiers.gpu.capacity has no effect on kvsim curve"):
+        kvsim.curve(trace, "tiers.gpu.capacity=3000pages")
+
+
+def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
+    """Its block of Python, on a smaller trace and with fewer sizes."""
+    text = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+    section = text.partition("## From Python")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    assert code.count("sessions=1700") == 1
+    code = code.replace("sessions=1700", "sessions=60")
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == len(section.partition("```text\n")[2].partition("```")[0].splitlines())
 
 
 def test_mistakes_are_usage_errors(trace: Trace) -> None:

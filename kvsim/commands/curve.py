@@ -13,7 +13,7 @@ from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
 from kvsim.commands.sweep import Job, Objective
 from kvsim.commands.traces import load_trace
-from kvsim.curve import Curve, Curves, Point, curve_settings
+from kvsim.curves import Curve, Curves, Point, curve_settings
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.report.progress import progress
 from kvsim.report.result import SCHEMA, Result, installed_versions, plain

@@ -74,4 +74,5 @@ def new_files(family: str, name: str) -> dict[str, str]:
 def _filled(text: str, names: dict[str, str]) -> str:
     for mark, name in names.items():
         text = text.replace(mark, name)
-    return text.lstrip("\n")
+    ours = r"(?:from kvsim\..*\n)+"
+    return re.sub(ours, lambda lines: "".join(sorted(lines[0].splitlines(keepends=True))), text.lstrip("\n"))

@@ -35,7 +35,7 @@ from kvsim.suggest import closest
 
 Objective = float | list[float] | None
 HASH = re.compile(rb'"config_hash": "([0-9a-f]{32})"')
-SAME_TERMINAL = (".BasicLauncher", ".JoblibLauncher")
+SAME_TERMINAL = (".BasicLauncher", ".JoblibLauncher", ".RayLauncher")
 """Launchers whose jobs write to the terminal of the sweep."""
 WATCH_S = 0.5
 HEAD_BYTES = 400
@@ -117,10 +117,12 @@ def begin_sweep(config: DictConfig) -> None:
     if _is_optimizing(config) and settings.objective is None:
         raise UsageError("sweep.objective is missing: say what the sweeper is to optimize, as sweep.objective=hit_rate")
     if settings.dry_run:
+        index_of.cache_clear()
         list_jobs(config, folder, command)
         raise Listed
     check_output(folder)
     prepare_folder(folder)
+    index_of.cache_clear()
     for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
         left.unlink()
     arguments = [str(override) for override in config.hydra.overrides.task]
@@ -208,7 +210,7 @@ def run_sweep_job(command: str, run: Callable[..., Result], cfg: DictConfig) -> 
         is_alone = "BasicLauncher" in job.launcher._target_
         result = run(plan, shlex.join(["kvsim", command, *overrides]), Job(group=folder.name, is_alone=is_alone))
         if command != "curve":
-            index_of(folder)[result["config_hash"]] = name
+            index_of(folder.absolute())[result["config_hash"]] = name
             print(f"job {name}  {said}  {outcome_line(result)}", flush=True)
             compute_once(folder / "bounds", plan, result["bounds"])
         return objectives(result, settings)
@@ -223,14 +225,14 @@ def place_job(folder: Path, number: str, config_hash: str) -> tuple[str, Result 
     A job is finished where the result of its configuration is; if the folder of its number has that of another one, which
     an earlier sweep has left, it gets one with part of its hash in the name.
     """
-    index = index_of(folder)
+    index = index_of(folder.absolute())
     if (name := index.get(config_hash)) and (folder / name / "result.json").exists():
         if name != number:
             with suppress(OSError):
                 (folder / number).rmdir()
         return name, json.loads((folder / name / "result.json").read_text())
-    name = f"{number}-{config_hash[:8]}" if number in index.values() else number
-    return name, None
+    is_taken = number in index.values() and (folder / number / "result.json").exists()
+    return f"{number}-{config_hash[:8]}" if is_taken else number, None
 
 
 @cache

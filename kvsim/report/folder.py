@@ -40,7 +40,8 @@ def write_run(folder: Path, result: Result, outcome: Outcome, *, with_page: bool
     Raises UsageError if the folder cannot be written.
     """
     prepare_folder(folder)
-    for name in ("result.json", "report.html", "timeline.json.gz"):
+    stale = [name for name, is_wanted in (("report.html", with_page), ("timeline.json.gz", outcome.timeline)) if not is_wanted]
+    for name in ("result.json", *stale):
         (folder / name).unlink(missing_ok=True)
     with replacing(folder / "requests.csv.gz") as file:
         _write_requests(file, outcome)

@@ -10,7 +10,7 @@ import pytest
 from kvsim.api import load_trace, replay
 from kvsim.cli import main
 from kvsim.core.request import Request
-from kvsim.curve import default_capacities, policy_maker, sample
+from kvsim.curves import default_capacities, policy_maker, sample
 from kvsim.errors import UsageError
 
 SMALL = ("trace.sessions=30", "output=run")
