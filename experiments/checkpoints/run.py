@@ -195,7 +195,13 @@ def write_markdown(path: Path, rows: dict[Cell, Row], sources: list[Source]) -> 
     lines += ["", "![Hit rate against memory](results.png)", "", "In brackets: the share of the bound's FLOPs that is saved."]
     for source in sources:
         for model in MODELS:
-            lines += ["", f"## {source.name}, {model}", "", f"| GiB | {' | '.join(POLICIES)} |", "|---" * (len(POLICIES) + 1) + "|"]
+            lines += [
+                "",
+                f"## {source.name}, {model}",
+                "",
+                f"| GiB | {' | '.join(POLICIES)} |",
+                "|---" * (len(POLICIES) + 1) + "|",
+            ]
             for gib in GIB:
                 some = [rows[Cell(source, model, "policy", choice, gib)] for choice in POLICIES]
                 most = some[-1].saved_flops or 1.0
@@ -220,7 +226,6 @@ def write_csv(path: Path, rows: dict[Cell, Row]) -> None:
 
 def draw(folder: Path, rows: dict[Cell, Row], sources: list[Source]) -> None:
     """``results.html``, and ``results.png`` from it where there is a Chromium."""
-    import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     places = [(source, model) for source in sources for model in MODELS]

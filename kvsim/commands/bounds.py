@@ -23,7 +23,8 @@ Bound = dict[str, Any]
 def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     """A name for each bound that there is for a plan; runs that share a bound share its name.
 
-    Both leave out what the GPU tier can never hold, as the runs do. There is none for models whose hits need a recurrent state, and none where answers are cached: MIN knows of neither.
+    Both leave out what the GPU tier can never hold, as the runs do. There is none for models whose hits need a recurrent state,
+    and none where answers are cached: MIN knows of neither.
     """
     if plan.model.is_hybrid or plan.rules.cache_output:
         return {}
@@ -46,9 +47,7 @@ def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
     if kind == "unlimited":
         plan = replace(plan, tiers=[plan.tiers[0], replace(plan.tiers[0], capacity_pages=None)])
     outcome = run.upper_bound(plan, requests)
-    record = summarize(
-        outcome, command="replay", config=plan.config, seed=plan.seed, warmup=plan.warmup, load_s=0.0, versions={}
-    )
+    record = summarize(outcome, command="replay", config=plan.config, seed=plan.seed, warmup=plan.warmup, load_s=0.0, versions={})
     return {name: record[name] for name in RECORDED}
 
 

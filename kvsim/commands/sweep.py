@@ -131,7 +131,7 @@ def begin_sweep(config: DictConfig) -> None:
     with replacing(folder / "sweep.json") as file:
         record = {"command": command, "command_line": shlex.join(words), "swept": _swept(config, arguments)}
         file.write(json.dumps(record, indent=2).encode())
-    BasicSweeper.validate_batch_is_legal = _try_each_value
+    setattr(BasicSweeper, "validate_batch_is_legal", _try_each_value)  # noqa: B010  (types do not allow the assignment)
     watch = None
     if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):
         watch = FailureWatch(folder)

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 class HybridLease(Lease):
     """A lease that ends at a state: ``known_pages`` of the prompt have KV in some tier, but only those up to the state count."""
 
-    __slots__ = ("known_pages", "state", "state_tier", "state_slots", "state_load", "detached", "save_after", "state_pages", "states")
+    __slots__ = (
+        "known_pages",
+        "state",
+        "state_tier",
+        "state_slots",
+        "state_load",
+        "detached",
+        "save_after",
+        "state_pages",
+        "states",
+    )
 
     def __init__(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
         super().__init__(request, path, pages, rest)

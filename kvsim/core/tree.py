@@ -47,7 +47,7 @@ class Node:
         self.hits = 1
         """Requests that have used these pages, the one that computed them included."""
         self.partner: Node | None = None
-        """Where recurrent states share room with pages: the state saved after the last of these pages; of a state, those pages."""
+        """Where recurrent states share room with pages: the state saved after these pages; of a state, the pages."""
 
     def __repr__(self) -> str:
         return f"Node({self.runs}, depth={self.depth}, hits={self.hits}, state={self.state})"

@@ -58,7 +58,7 @@ class Recorder:
         tokens = sum(tokens for tokens, _ in work.chunks)
 
         def end(event: Event) -> None:
-            batch = Batch(start_s, self.env.now, len(work.chunks), tokens, work.decode_requests, int(event.value))
+            batch = Batch(start_s, self.env.now, len(work.chunks), tokens, work.decode_requests, int(event.value or 0))
             self.batches.append(batch)
 
         done.callbacks.append(end)

@@ -49,7 +49,8 @@ def _at(*path: str) -> Callable[[Result], Value]:
         value: Any = result
         for part in path:
             value = value.get(part) if isinstance(value, Mapping) else None
-        return value
+        found: Value = value
+        return found
 
     return read
 

@@ -57,12 +57,16 @@ def _heading(told: Comparison) -> str:
     alike = [key for key in ("trace", "model", "hardware", "page_tokens") if key not in told.keys]
     shared = [f"{key}={told.settings[0][key]}" for key in alike if key in told.settings[0]]
     name = first["config"].get("trace", {}).get("path") or ""
-    return " · ".join([kinds, f"{counted} requests counted", *shared, *([name] if name and "trace.path" not in told.keys else [])])
+    return " · ".join(
+        [kinds, f"{counted} requests counted", *shared, *([name] if name and "trace.path" not in told.keys else [])]
+    )
 
 
 def _main_table(told: Comparison) -> str:
     best = told.best()
-    head = "".join(f"<th>{escape(text)}</th>" for text in ("run", *map(heading, told.keys), *(measure.title for measure in told.measures)))
+    head = "".join(
+        f"<th>{escape(text)}</th>" for text in ("run", *map(heading, told.keys), *(measure.title for measure in told.measures))
+    )
     lines = []
     for place, row in enumerate(told.rows(), -1):
         cells = [f"<td>{escape(row.name)}</td>", *(f"<td>{escape(text)}</td>" for text in row.settings)]
@@ -75,13 +79,13 @@ def _main_table(told: Comparison) -> str:
 
 
 def _failures(told: Comparison) -> Table:
-    rows = [(run.name, " ".join(run.overrides), run.error or "") for run in told.failed]
+    rows: list[tuple[str, ...]] = [(run.name, " ".join(run.overrides), run.error or "") for run in told.failed]
     return Table("Failed jobs", ("job", "overrides", "why"), rows)
 
 
 def _outcomes(told: Comparison) -> Table:
     """What became of pages that were prefetched and of states that were saved."""
-    columns = {}
+    columns: dict[tuple[str, str], str] = {}
     for result in told.results:
         for kind, title in (("prefetch", "prefetch"), ("checkpoints", "checkpoints")):
             columns |= {(kind, name): f"{title}: {name.replace('_', ' ')}" for name, value in result[kind].items() if value}
@@ -294,9 +298,7 @@ def _link_figure(told: Comparison) -> "go.Figure | None":
     return _bars(told, use, dict(zip(names, LINK_COLOURS * len(names), strict=False)), "busy share of the time")
 
 
-def _bars(
-    told: Comparison, shares: dict[str, list[float | None]], colours: dict[str, str], y_title: str
-) -> "go.Figure | None":
+def _bars(told: Comparison, shares: dict[str, list[float | None]], colours: dict[str, str], y_title: str) -> "go.Figure | None":
     import plotly.graph_objects as go
 
     if not shares:

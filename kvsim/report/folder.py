@@ -36,7 +36,8 @@ def prepare_folder(folder: Path) -> None:
 def write_run(folder: Path, result: Result, outcome: Outcome, *, with_page: bool = True) -> list[str]:
     """Write the files of a run, each as a whole or not at all; the same run gives the same bytes. Returns their names.
 
-    A job of a sweep needs no page of its own, as the sweep has one. ``result.json`` comes last and the one of an earlier run goes first, so where there is one the others belong to it.
+    A job of a sweep needs no page of its own, as the sweep has one. ``result.json`` comes last and the one of an earlier run goes
+    first, so where there is one the others belong to it.
     Raises UsageError if the folder cannot be written.
     """
     prepare_folder(folder)
@@ -53,7 +54,12 @@ def write_run(folder: Path, result: Result, outcome: Outcome, *, with_page: bool
             write_timeline(file, outcome)
     with replacing(folder / "result.json") as file:
         file.write(to_json(result).encode())
-    files = {"result.json": True, "requests.csv.gz": True, "report.html": with_page, "timeline.json.gz": outcome.timeline is not None}
+    files = {
+        "result.json": True,
+        "requests.csv.gz": True,
+        "report.html": with_page,
+        "timeline.json.gz": outcome.timeline is not None,
+    }
     return [name for name, written in files.items() if written]
 
 

@@ -135,7 +135,11 @@ def _pictures(result: Result) -> list[str]:
 
 def figures(result: Result) -> "Iterator[tuple[str, go.Figure]]":
     """The pictures of a run for which there is something to draw, with their titles."""
-    drawn = {"Hit rate by tier": _hit_figure(result), "Time to first token": _ttft_figure(result), "Link use": _link_figure(result)}
+    drawn = {
+        "Hit rate by tier": _hit_figure(result),
+        "Time to first token": _ttft_figure(result),
+        "Link use": _link_figure(result),
+    }
     return ((title, figure) for title, figure in drawn.items() if figure is not None)
 
 

@@ -58,7 +58,13 @@ def _batches(outcome: Outcome) -> Iterator[Event]:
     assert outcome.timeline is not None
     yield {"ph": "M", "pid": ENGINE, "tid": 1, "name": "thread_name", "args": {"name": "batches"}}
     for batch in outcome.timeline.batches:
-        name = "prefill and decode" if batch.prefill_tokens and batch.decode_requests else "prefill" if batch.prefill_tokens else "decode"
+        name = (
+            "prefill and decode"
+            if batch.prefill_tokens and batch.decode_requests
+            else "prefill"
+            if batch.prefill_tokens
+            else "decode"
+        )
         arguments = {
             "prefill_requests": batch.prefill_requests, "prefill_tokens": batch.prefill_tokens,
             "decode_requests": batch.decode_requests, "steps": batch.steps,

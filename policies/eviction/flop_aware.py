@@ -79,8 +79,8 @@ class FlopAware(EvictionPolicy):
             pair = model.attention_flops_per_pair * context.page_tokens
             self._linear_of_model = (2 * model.linear_flops_per_token + model.attention_flops_per_pair) / pair
             # Heard only where there may be states: a policy that hears of removals costs more.
-            setattr(self, "on_insert", self._note_arrival)
-            setattr(self, "on_remove", self._note_removal)
+            setattr(self, "on_insert", self._note_arrival)  # noqa: B010  (a method that is replaced)
+            setattr(self, "on_remove", self._note_removal)  # noqa: B010
 
     def on_request(self, request: Request, now: float) -> None:
         if self._tuning is not None and (alpha := self._tuning.observe(request, now)) is not None:
@@ -95,7 +95,11 @@ class FlopAware(EvictionPolicy):
     def on_merge(self, upper: Node, lower: Node) -> None:
         """The whole begins earlier than its lower part: it is less efficient."""
         for node in (lower, lower.partner):
-            if node is not None and node.is_evictable(self.tier) and (efficiency := self._efficiency(node, upper.depth)) is not None:
+            if (
+                node is not None
+                and node.is_evictable(self.tier)
+                and (efficiency := self._efficiency(node, upper.depth)) is not None
+            ):
                 self._add(node, efficiency)
 
     def _note_arrival(self, node: Node, now: float) -> None:

@@ -71,7 +71,10 @@ def test_a_name_is_given_once(family: str, copy: Path) -> None:
     before = {path: path.read_bytes() for path in copy.rglob("*brand_new*")}
     shown = kvsim(copy, "new", family, "brand_new")
     assert shown.returncode == 2
-    assert shown.stderr == f"kvsim: policies/{family}/brand_new.py: there is such a file already: choose another name than brand_new\n"
+    assert (
+        shown.stderr
+        == f"kvsim: policies/{family}/brand_new.py: there is such a file already: choose another name than brand_new\n"
+    )
     assert {path: path.read_bytes() for path in copy.rglob("*brand_new*")} == before
 
 

@@ -33,15 +33,13 @@ from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.run import replay, simulate
-from tests.core.small import NAMES, make_requests
+from tests.core.small import NAMES
 from tests.core.test_hybrid import SmallHybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
 from tests.test_presets import CONF
 
 RUNS = 60
-SETTINGS = settings(
-    max_examples=RUNS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+SETTINGS = settings(max_examples=RUNS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 CHECKPOINTS = [EveryPage, Last, Branch, Retention, partial(Interval, tokens=2), partial(Last, max_states_per_path=1)]
 PLACEMENTS = [WriteThrough, WriteBack, Exclusive, partial(ByLength, min_tokens=3, disk_min_tokens=4)]
 WORDS = st.text("ab", min_size=1, max_size=7)
@@ -98,7 +96,9 @@ class Walk:
         return float(next(self.cache.clock))
 
     def step(self) -> None:
-        action = self.draw(st.sampled_from(["start", "start", "start", "go", "go", "go", "go", "end", "transfer", "abort", "reset"]))
+        action = self.draw(
+            st.sampled_from(["start", "start", "start", "go", "go", "go", "go", "end", "transfer", "abort", "reset"])
+        )
         if action == "start" and len(self.running) < 3:
             self.start()
         elif action == "go" and self.running:
@@ -114,7 +114,10 @@ class Walk:
 
     def start(self) -> None:
         word, answer = self.draw(WORDS), self.draw(st.text("ab", max_size=2))
-        whole, request = self.cache.request(word + answer), self.cache.request(word, index=self.requests, output_tokens=len(answer) + 1)
+        whole, request = (
+            self.cache.request(word + answer),
+            self.cache.request(word, index=self.requests, output_tokens=len(answer) + 1),
+        )
         self.requests += 1
         pages = [start + at for start, length in whole.runs for at in range(length)][len(word) :]
         request.output_runs = tuple((page, 1) for page in pages)
@@ -255,7 +258,9 @@ class SlowHybrid:
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(
     words=st.lists(st.text("ab", min_size=1, max_size=9), max_size=30),
-    make=st.sampled_from([EveryPage, Last, Branch, Retention, partial(Interval, tokens=3), partial(Retention, interval_tokens=2)]),
+    make=st.sampled_from(
+        [EveryPage, Last, Branch, Retention, partial(Interval, tokens=3), partial(Retention, interval_tokens=2)]
+    ),
     states=st.integers(1, 12),
     grid=st.sampled_from([1, 1, 2, 3]),
     recompute=st.booleans(),

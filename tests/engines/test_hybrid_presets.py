@@ -1,7 +1,7 @@
 """Presets of hybrid models, each on a few requests that can be followed by hand.
 
-A block is one page of 64 tokens unless said otherwise. The prompts of ``CHAT`` are two users of one system prompt of two blocks, and
-the first user again with the answer that the second turn's prompt holds.
+A block is one page of 64 tokens unless said otherwise. The prompts of ``CHAT`` are two users of one system prompt of two
+blocks, and the first user again with the answer that the second turn's prompt holds.
 """
 
 import json
@@ -76,8 +76,8 @@ def test_sglang_mamba_refreshes_only_the_state_that_is_used() -> None:
 
 
 def test_vllm_hybrid_retains_junctions_and_replay_boundaries() -> None:
-    """No answers here. The junction after block 2 is saved by request 1; request 3 finds it, and its own prompt's beginning, block 3's
-    replay boundary from request 0."""
+    """No answers here. The junction after block 2 is saved by request 1; request 3 finds it, and its own prompt's beginning,
+    block 3's replay boundary from request 0."""
     result = played("vllm_hybrid", CHAT, answers="none")
     assert hits(result) == [0, 0, 2, 3]
     every = played("vllm_hybrid", CHAT, "checkpoint.interval_tokens=1", answers="none")
@@ -104,7 +104,9 @@ def test_lightllm_hybrid_takes_kv_from_the_cpu_and_the_state_that_was_detached()
     assert (gpu[2], cpu[2]) == (4 - 1, 5) and (gpu[3], cpu[3]) == (8, 0)
     assert disk == [0, 0, 0, 0]
     assert result.record["checkpoints"]["detached"] > 0
-    without = played("lightllm_hybrid", lines, *setting, "checkpoint.detached=false", "checkpoint.detached_states=null", block=256)
+    without = played(
+        "lightllm_hybrid", lines, *setting, "checkpoint.detached=false", "checkpoint.detached_states=null", block=256
+    )
     assert hits(without) == [0, 0, 0, 8]
 
 
@@ -122,5 +124,5 @@ def test_lightllm_hybrid_books_what_came_from_disk_as_disk() -> None:
 def test_presets_that_cache_answers_say_so_if_the_trace_does_not_know_them(preset: str) -> None:
     from kvsim.errors import UsageError
 
-    with pytest.raises(UsageError, match="trace.answers=inferred"):
+    with pytest.raises(UsageError, match=r"trace\.answers=inferred"):
         played(preset, CHAT, answers="none")

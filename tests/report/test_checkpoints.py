@@ -70,7 +70,9 @@ def test_states_that_nothing_could_make_room_for_are_counted() -> None:
 
 def test_known_pages_stand_in_the_rows_of_their_requests() -> None:
     """The second prompt can never fit; the third finds the first one's page."""
-    result = played([1], list(range(10, 30)), [1, 2], settings=("checkpoint=last", "tiers.gpu.capacity=10pages", "tiers.gpu.states=2states"))
+    result = played(
+        [1], list(range(10, 30)), [1, 2], settings=("checkpoint=last", "tiers.gpu.capacity=10pages", "tiers.gpu.states=2states")
+    )
     assert result.outcome.known_pages is not None
     assert result.outcome.known_pages.tolist() == [0, 0, 1]
 

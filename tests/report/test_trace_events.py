@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ SETTINGS = ["trace.sessions=30", "tiers.gpu.capacity=4000pages", "tiers.cpu.capa
 
 
 @pytest.fixture(scope="module", params=["fifo", "shared"])
-def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any, Any]]:
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:
     """The record and the events of one run with a timeline, and the record of the same without."""
     folder = tmp_path_factory.mktemp("timeline")
     links = f"engine.links={request.param}"
@@ -26,7 +25,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     assert not (folder / "without" / "timeline.json.gz").exists()
     events = json.loads(gzip.decompress((folder / "with" / "timeline.json.gz").read_bytes()))["traceEvents"]
     records = [json.loads((folder / name / "result.json").read_text()) for name in ("with", "without")]
-    yield records[0], events, records[1]
+    return records[0], events, records[1]
 
 
 def test_recording_changes_nothing(recorded: tuple[Any, Any, Any]):

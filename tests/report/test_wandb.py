@@ -61,7 +61,9 @@ def broken(folder: Path, text: str) -> str:
     return str(folder / "fake")
 
 
-@pytest.mark.parametrize("text", ["raise ImportError('not there')", "def init(**settings): raise RuntimeError('down')\nSettings = dict"])
+@pytest.mark.parametrize(
+    "text", ["raise ImportError('not there')", "def init(**settings): raise RuntimeError('down')\nSettings = dict"]
+)
 def test_without_wandb_the_run_is_complete(text: str, tmp_path: Path):
     ran = run_alone(tmp_path, "replay", *SMALL, "output=run", first=broken(tmp_path, text))
     assert ran.returncode == 0
