@@ -11,9 +11,9 @@ def infer_answers(requests: list[Request], page_tokens: int) -> None:
     """Set ``output_runs`` of requests, in the order of their arrival, from later prompts; the cost is per run.
 
     An inference: the first later prompt that begins with all named pages of a prompt and goes on is taken for the next turn of
-    its conversation, so what follows those pages there is the rest of the prompt and its answer, as far as the tokens of prompt and
-    answer but one reach. That is wrong where two users part just behind a page, and blind to answers that are edited or left out of
-    the next prompt. An answer from which nobody goes on has no pages: they would never be hit.
+    its conversation, so what follows those pages there is the rest of the prompt and its answer, as far as the tokens of prompt
+    and answer but one reach. That is wrong where two users part just behind a page, and blind to answers that are edited or
+    left out of the next prompt. An answer from which nobody goes on has no pages: they would never be hit.
     """
     following: list[Request | None] = [None] * len(requests)
     uses = next_uses([request.runs for request in requests])
