@@ -73,6 +73,8 @@ class RunOrder:
         """How many there are."""
         self._by_start: dict[int, _Segment] = {}
         self._starts = _Starts()
+        self._upto = 0
+        """All that has ever been here lies below this page id; what is first seen later lies above."""
         self._end = _Segment(-1, 0, True, None)
         """Stands before the oldest and after the most recent segment."""
 
@@ -110,12 +112,18 @@ class RunOrder:
         """How many of the path's pages are here."""
         return sum([pages for (_, pages), value in self.pieces(runs) if value is not None])
 
-    def append(self, runs: Iterable[Run], *, tail_first: bool = True, value: Any = True) -> None:
-        """Put the path's pages at the recent end, with this value (not None); those that are here already move there."""
+    def append(self, runs: Iterable[Run], *, tail_first: bool = True, value: Any = True, are_new: bool = False) -> None:
+        """Put the path's pages at the recent end, with this value (not None); those that are here already move there.
+
+        ``are_new`` says that none are, so that nobody looks.
+        """
         runs = list(runs)
-        self.remove(runs)
+        if not are_new:
+            self.remove(runs)
         for start, pages in reversed(runs) if tail_first else runs:
             self.pages += pages
+            if start + pages > self._upto:
+                self._upto = start + pages
             if self._extend(self._end.older, start, pages, tail_first, value):
                 continue
             segment = _Segment(start, pages, tail_first, value)
@@ -166,7 +174,24 @@ class RunOrder:
 
     def pop_oldest(self, pages: int) -> list[Run]:
         """Take out the oldest pages, so many or all that there are. Returns them, the oldest run first."""
-        return [(segment.start, segment.pages) for segment in self._take_oldest(pages)]
+        runs = []
+        while pages > 0 and (segment := self._end.newer) is not self._end:
+            if segment.pages <= pages:
+                self._drop(segment)
+                runs.append((segment.start, segment.pages))
+                pages -= segment.pages
+                continue
+            self.pages -= pages
+            segment.pages -= pages
+            if segment.tail_first:
+                runs.append((segment.start + segment.pages, pages))
+                break
+            runs.append((segment.start, pages))
+            self._unindex(segment)
+            segment.start += pages
+            self._index(segment)
+            break
+        return runs
 
     def move_oldest(self, pages: int, other: "RunOrder", *, keep: Iterable[Run] = ()) -> None:
         """Move the oldest pages but those of ``keep``, so many or all that there are, to the recent end of another order."""
@@ -198,6 +223,8 @@ class RunOrder:
 
     def _overlapping(self, start: int, pages: int) -> _Segment | None:
         """The first segment, by page id, that shares a page with the run."""
+        if start >= self._upto:
+            return None
         found: _Segment | None = self._by_start.get(start)
         if found is not None or not self._by_start:
             return found

@@ -14,6 +14,7 @@ from kvsim.core.cache import TieredCache
 from kvsim.core.pages import Run, count_pages, drop_last_pages, join_runs, split_runs
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
+from kvsim.core.tier import overridden
 from kvsim.core.tree import ABSENT, NO_CHILDREN, READY, Node, matching_pages, runs_after
 
 INFINITY = float("inf")
@@ -45,15 +46,22 @@ class SingleTier:
         self.cache = cache
         self.tier = tier = cache.gpu
         self._recompute_last_token = cache.rules.recompute_last_token
-        self._can_trim = tier.on_remove is None
-        self._heap: Any = getattr(tier.eviction, "plain_heap", None)
+        self._can_trim = tier.on_remove is None or tier.on_trim is not None
+        self._heap: Any = getattr(tier.eviction, "pass_heap", None)
         self._rank: Any = getattr(tier.eviction, "rank", None)
-        self._uses_heap = self._heap is not None and self._can_trim and type(tier.pool) is Pool
-        """Victims can be taken from the policy's heap without telling anybody, and slots are numbers."""
-        is_told = tier.on_insert or tier.on_hit or cache.announced or cache.finished
-        self._in_one_pass = self._uses_heap and not is_told
-        self._may_lengthen = self._in_one_pass and tier.eviction.recency_only
+        self._before_pass: Any = overridden(tier.eviction, "before_pass") if self._heap is not None else None
+        self._after_pass: Any = overridden(tier.eviction, "after_pass") if self._heap is not None else None
+        self._in_one_pass = type(tier.pool) is Pool
+        """Slots are numbers."""
+        self._uses_heap = self._heap is not None and tier.on_remove is None and self._in_one_pass
+        """Victims can be taken from the policy's heap without telling anybody."""
+        self._hears_path = bool(tier.on_hit or tier.on_split)
+        self._may_lengthen = self._uses_heap and tier.eviction.recency_only and not self._is_told()
         """What a request adds below a leaf that only it uses may become part of that leaf."""
+
+    def _is_told(self) -> bool:
+        """Whether the policy hears of requests or of nodes."""
+        return bool(self.tier.on_insert or self.tier.on_hit or self.cache.announced or self.cache.finished)
 
     def serve(self, request: Request, pages: int, now: float) -> HeldPages | None:
         """Match, admit with room for ``pages`` pages in all, and insert. None, and nothing changed but a cut, without room."""
@@ -91,7 +99,7 @@ class SingleTier:
             cache.tell_hits(path, now)
         if missing > 0:
             if self._uses_heap:
-                self._make_room_from_heap(missing)
+                self._make_room_from_heap(missing, now)
             else:
                 self._make_room(missing, now)
         held = HeldPages(request, node, hit_pages, pool.take(pages - hit_pages))
@@ -143,25 +151,32 @@ class SingleTier:
         if now <= cache.now:
             now = nextafter(cache.now, INFINITY)
         cache.now = now
-        node = cache.tree.root
-        if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // cache.page_tokens) < request.prompt_pages:
-            if usable:
-                node = self._use(node, split_runs(runs, usable)[0], now)[0]
-            rest = split_runs(runs, node.depth + node.pages)[1]
+        recomputes = self._recompute_last_token and (request.prompt_tokens - 1) // cache.page_tokens < request.prompt_pages
+        if recomputes:
+            runs = split_runs(runs, (request.prompt_tokens - 1) // cache.page_tokens)[0]
+        if self._hears_path:
+            node, rest = self._use_and_tell(request, runs, now)
         else:
-            node, rest = self._use(node, runs, now)
+            for announce in cache.announced:
+                announce(request, now)
+            node, rest = self._use(cache.tree.root, runs, now) if runs else (cache.tree.root, runs)
         depth = hit_pages = node.depth + node.pages
-        new_pages = pages - hit_pages
-        free = pool.free - new_pages
+        if recomputes:
+            rest = split_runs(request.runs, depth)[1]
+        free = pool.free - (pages - hit_pages)
+        node.pins[0] = 1
         if free < 0:
-            pins = node.pins
-            pins[0] = 1
-            self._make_room_from_heap(-free)
-            pins[0] = free = 0
+            if self._uses_heap:
+                self._make_room_from_heap(-free, now)
+            else:
+                self._make_room(-free, now)
+            free = 0
         if free < pool.least_free:
             pool.least_free = free
         if rest and rest[0][0] in node.children:
+            node.pins[0] = 0
             node, rest = self._join_known(node, rest, now)
+            node.pins[0] = 1
             depth = node.depth + node.pages
         if rest:
             new_pages = request.prompt_pages - depth
@@ -178,12 +193,40 @@ class SingleTier:
                 else:
                     node.children[rest[0][0]] = leaf
                 node.kids[0] += 1
+                node.pins[0] = 0
                 leaf.state[0] = READY
                 leaf.slots[0] = new_pages
                 node = leaf
+                if tier.on_insert:
+                    node.pins[0] = 1
+                    tier.on_insert(node, now)
+        if cache.finished:
+            node.pins[0] = 1
+            for finish in cache.finished:
+                finish(request, node, now)
+        node.pins[0] = 0
         if not node.kids[0]:
             tier.on_evictable(node)
         return hit_pages, 0, 0
+
+    def _use_and_tell(self, request: Request, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:
+        """Match, announce the request, count and tell its hits. Returns the last node, pinned, and the rest of the runs."""
+        cache, on_hit = self.cache, self.tier.on_hit
+        path, partial, agreed, rest = cache.tree.walk(cache.tree.root, runs)
+        if partial is not None:
+            path.append(cache.cut(partial, agreed))
+        for announce in cache.announced:
+            announce(request, now)
+        if not path:
+            return cache.tree.root, rest
+        for node in path:
+            node.hits += 1
+            node.last_used = now
+        node.pins[0] = 1
+        if on_hit:
+            for used in path:
+                on_hit(used, now)
+        return node, rest
 
     def _use(self, node: Node, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:
         """Follow ``runs`` down from ``node`` and count a hit on the way. Returns the last node, and the rest of the runs."""
@@ -224,7 +267,7 @@ class SingleTier:
         return node, ((start, left), *runs[at + 1 :])
 
     def _cut(self, node: Node, pages: int) -> Node:
-        """``TieredCache.cut`` for one tier without hooks."""
+        """``TieredCache.cut`` for one tier whose policy does not hear of it."""
         upper = self.cache.tree.cut(node, pages)
         upper.state[0], upper.kids[0] = READY, 1
         upper.slots[0], node.slots[0] = pages, node.pages
@@ -241,26 +284,38 @@ class SingleTier:
 
     def _make_room(self, missing: int, now: float) -> None:
         """Evict so many pages, of which there are as many."""
-        self.tier.evictable_pages -= missing
-        self.tier.evicted_pages += missing
+        tier, pool = self.tier, self.tier.pool
+        tier.evictable_pages -= missing
+        tier.evicted_pages += missing
         self.cache.counts.dropped_pages += missing
-        for node in self.tier.eviction.victims(now):
+        on_evictable, on_remove = tier.on_evictable, tier.on_remove
+        for node in tier.eviction.victims(now):
             pages = node.pages
             if pages > missing:
                 if self._can_trim:
                     self._trim(node, pages - missing)
-                else:
-                    self.cache.cut(node, pages - missing)
-                    self._free(node)
-                return
-            self._free(node)
+                    return
+                self.cache.cut(node, pages - missing)
+                pages = missing
+            node.state[0] = ABSENT
+            pool.give(node.slots[0])
+            if on_remove:
+                on_remove(node)
+            parent: Any = node.parent
+            del parent.children[node.runs[0][0]]
+            kids = parent.kids
+            left = kids[0] = kids[0] - 1
+            if not left and not parent.pins[0] and parent.state[0] == READY:
+                on_evictable(parent)
             missing -= pages
             if not missing:
                 return
 
-    def _make_room_from_heap(self, missing: int) -> None:
+    def _make_room_from_heap(self, missing: int, now: float) -> None:
         """As ``_make_room``, with ``RankedEviction.victims`` and ``_free`` put in line."""
         tier, heap, rank = self.tier, self._heap, self._rank
+        if self._before_pass:
+            self._before_pass(now)
         tier.evictable_pages -= missing
         tier.evicted_pages += missing
         tier.pool.free += missing
@@ -277,7 +332,7 @@ class SingleTier:
             if pages > missing:
                 node.slots[0] = node.pages = pages = pages - missing
                 node.runs = ((runs[0][0], pages),) if len(runs) == 1 else drop_last_pages(runs, missing)
-                return
+                break
             heappop(heap)
             missing -= pages
             parent = node.parent
@@ -287,28 +342,20 @@ class SingleTier:
             left = kids[0] = kids[0] - 1
             if not left and not parent.pins[0] and parent.state[0] == READY:
                 tier.on_evictable(parent)
+        if self._after_pass:
+            self._after_pass(node, then)
 
     def _trim(self, node: Node, pages: int) -> None:
         """Evict a node's last pages; so many stay."""
-        pool, runs = self.tier.pool, node.runs
-        node.runs = drop_last_pages(runs, node.pages - pages)
+        tier, runs = self.tier, node.runs
+        node.runs, gone = ((runs[0][0], pages),), ((runs[0][0] + pages, node.pages - pages),)
+        if len(runs) > 1:
+            node.runs, gone = split_runs(runs, pages)
         node.pages = pages
-        node.slots[0], freed = pool.split(node.slots[0], pages)
-        pool.give(freed)
-
-    def _free(self, node: Node) -> None:
-        """Take an evictable node out of the tree, and so out of the cache."""
-        tier, parent = self.tier, node.parent
-        assert parent is not None
-        node.state[0] = ABSENT
-        tier.pool.give(node.slots[0])
-        if tier.on_remove:
-            tier.on_remove(node)
-        del parent.children[node.runs[0][0]]
-        kids = parent.kids
-        left = kids[0] = kids[0] - 1
-        if not left and not parent.pins[0] and parent.state[0] == READY:
-            tier.on_evictable(parent)
+        node.slots[0], freed = tier.pool.split(node.slots[0], pages)
+        tier.pool.give(freed)
+        if tier.on_trim:
+            tier.on_trim(node, gone)
 
     def finish_request(self, held: HeldPages) -> None:
         """The request is over: unpin its path and give back its slots."""

@@ -54,6 +54,7 @@ class Tier:
         self.on_split = overridden(eviction, "on_split")
         self.on_merge = overridden(eviction, "on_merge")
         self.on_remove = overridden(eviction, "on_remove")
+        self.on_trim = overridden(eviction, "on_trim")
         self.on_evictable = eviction.on_evictable
         self.early_mark = 0
         """``inserted_pages`` when pages were last copied down early."""

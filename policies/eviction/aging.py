@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 from kvsim.core.tree import READY, Node
 from kvsim.policies.eviction.base import RankedEviction
@@ -41,6 +42,15 @@ class AgingEviction(RankedEviction):
                 self._rise(node, node.depth if node.state[tier] != READY else node.depth + node.pages)
                 if node.is_evictable(tier):
                     self.on_evictable(node)
+
+    @property
+    def pass_heap(self) -> list[tuple[Any, int, Node]] | None:
+        return self.heap if type(self).victims is AgingEviction.victims else None
+
+    def after_pass(self, node: Node, rank: tuple[float, ...]) -> None:
+        self._rise(node, node.depth if node.state[self.tier] != READY else node.depth + node.pages)
+        if node.is_evictable(self.tier):
+            self.on_evictable(node)
 
     def _rise(self, node: Node, left: int) -> None:
         """All pages of a node that are deeper than ``left`` pages have left, the last of them the one that follows these."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from kvsim.core.cache import TieredCache
 from kvsim.core.offload import OffloadOrder
+from kvsim.core.pages import Run
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier, optional
 from kvsim.core.tree import READY, Node
@@ -79,6 +80,13 @@ class EvictionPolicy(ABC):
     @optional
     def on_remove(self, node: Node) -> None:
         """The node leaves the tier, or is about to: it is written to the tier below."""
+
+    @optional
+    def on_trim(self, node: Node, runs: tuple[Run, ...]) -> None:
+        """The node's last pages, these, have left the tier. What a cut and ``on_remove`` say, for those who need no node for it.
+
+        Only where there is one tier; the policy must hear the other two as well. The node is evictable still.
+        """
 
     @abstractmethod
     def on_evictable(self, node: Node) -> None:
@@ -163,6 +171,19 @@ class RankedEviction(EvictionPolicy):
     def plain_heap(self) -> list[tuple[Any, float, Node]] | None:
         """The heap, if ``victims`` is as it is here: then ``single.py`` takes them from the heap by itself."""
         return self.heap if type(self).victims is RankedEviction.victims else None
+
+    @property
+    def pass_heap(self) -> list[tuple[Any, int, Node]] | None:
+        """As ``plain_heap``, also if all that ``victims`` does beside that is ``before_pass`` and ``after_pass``."""
+        return self.plain_heap
+
+    @optional
+    def before_pass(self, now: float) -> None:
+        """``single.py`` is about to take victims from the heap."""
+
+    @optional
+    def after_pass(self, node: Node, rank: Any) -> None:
+        """It has taken them. The last one was ``node``, with this rank, or its last pages."""
 
     @abstractmethod
     def rank(self, node: Node) -> Any:

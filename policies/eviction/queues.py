@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf
 from typing import Any
 
-from kvsim.core.pages import Run, split_runs
+from kvsim.core.pages import Run, count_pages, split_runs
 from kvsim.core.request import Request
 from kvsim.core.run_order import RunOrder
 from kvsim.core.tree import READY, Node
@@ -161,7 +161,7 @@ class QueueEviction(EvictionPolicy):
     def on_hit(self, node: Node, now: float) -> None:
         if not node.is_state:
             self._hit_pages = node.depth + node.pages
-        if node in self._above:
+        if self._above and node in self._above:
             self._set_parts(node, [(pages, self.use(mark)) for pages, mark in self.parts(node)])
         else:
             old = self._marks[node]
@@ -207,6 +207,14 @@ class QueueEviction(EvictionPolicy):
             if not node.is_state:
                 self.remember(node.runs, mark)
 
+    def on_trim(self, node: Node, runs: tuple[Run, ...]) -> None:
+        mark, pages = self._marks[node], count_pages(runs)
+        self.sizes[mark[0]] -= pages
+        self.left_pages += pages
+        self.has_evicted = True
+        self.remember(runs, mark)
+        self.on_evictable(node)
+
     def on_evictable(self, node: Node) -> None:
         queue, place, _ = self._marks[node]
         self.push(self.heaps[queue], place, node)
@@ -230,15 +238,17 @@ class QueueEviction(EvictionPolicy):
     def is_leaf(self, node: Node) -> bool:
         """Whether the node can leave now."""
         tier = self.tier
-        return node.state[tier] == READY and not node.pins[tier] and not node.kids[tier] and node not in self._refused
+        if node.state[tier] != READY or node.pins[tier] or node.kids[tier]:
+            return False
+        return not self._refused or node not in self._refused
 
     def is_true(self, queue: int, entry: Entry) -> bool:
         """Whether an entry of the queue's heap stands for a leaf that is there."""
-        place, node = entry[0], entry[-1]
-        if not self.is_leaf(node):
+        node, tier = entry[4], self.tier
+        if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in self._refused:
             return False
         mark = self._marks[node]
-        return mark[1] == place and mark[0] == queue
+        return mark[1] == entry[0] and mark[0] == queue
 
     def first(self, queue: int) -> Node | None:
         """The leaf that is the first to leave its queue, if it has one."""
@@ -264,9 +274,10 @@ class QueueEviction(EvictionPolicy):
             while (chosen := self.choose()) is not None:
                 queue, most = chosen
                 node = heappop(self.heaps[queue])[-1]
-                pages = min(self._last_pages(node), ceil(most) if most < inf else node.pages)
-                if pages < node.pages and not node.is_state:
-                    self.cut(node, node.pages - pages)
+                if node in self._above or most < node.pages:
+                    pages = min(self._last_pages(node), ceil(most) if most < inf else node.pages)
+                    if pages < node.pages and not node.is_state:
+                        self.cut(node, node.pages - pages)
                 self._offered = node
                 self._refused[node] = None
                 yield node

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.tree import Node
@@ -82,13 +83,21 @@ class TimeToLive(RankedEviction):
         if expiry_s is not None and expiry_s > self._now:
             heappush(self._expiring, (expiry_s, self._entries, node))
 
+    @property
+    def pass_heap(self) -> list[tuple[Any, int, Node]] | None:
+        return self.heap if type(self).victims is TimeToLive.victims else None
+
     def victims(self, now: float) -> Iterator[Node]:
+        self.before_pass(now)
+        return super().victims(now)
+
+    def before_pass(self, now: float) -> None:
+        """Let those leave first whose time is over."""
         self._now, expiring, tier = now, self._expiring, self.tier
         while expiring and expiring[0][0] <= now:
             node = heappop(expiring)[2]
             if node.is_evictable(tier):
                 super().on_evictable(node)
-        return super().victims(now)
 
     def _compact(self) -> None:
         super()._compact()
