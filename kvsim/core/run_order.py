@@ -47,6 +47,14 @@ class _Starts:
         if not block and at:
             del self.blocks[at], self.firsts[at]
 
+    def move_down(self, start: int, target: int) -> None:
+        """Put a lower id in the place of one; there is none between them."""
+        at = bisect_right(self.firsts, start) - 1
+        block = self.blocks[at]
+        block[bisect_left(block, start)] = target
+        if target < self.firsts[at]:
+            self.firsts[at] = target
+
     def around(self, start: int) -> tuple[int, int]:
         """The last id up to ``start``, and the first one after it; -1 where there is none."""
         at = bisect_right(self.firsts, start) - 1
@@ -135,16 +143,27 @@ class RunOrder:
         if last.tail_first != tail_first or last.value != value:
             return False
         if tail_first and start + pages == last.start:
-            self._unindex(last)
+            self._starts.move_down(last.start, start)
+            del self._by_start[last.start]
             last.start = start
-            self._index(last)
+            self._by_start[start] = last
         elif tail_first or last.start + last.pages != start:
             return False
         last.pages += pages
         return True
 
-    def touch(self, runs: Iterable[Run], *, tail_first: bool = True) -> int:
+    def may_hold(self, runs: Iterable[Run]) -> bool:
+        """False if none of the path's pages can be here, since all are newer than any that ever was."""
+        upto = self._upto
+        for start, _ in runs:
+            if start < upto:
+                return True
+        return False
+
+    def touch(self, runs: Collection[Run], *, tail_first: bool = True) -> int:
         """Move those of the path's pages that are here to the recent end; their values stay. Returns how many these are."""
+        if not self.may_hold(runs):
+            return 0
         here = [piece for piece in self.pieces(runs) if piece[1] is not None]
         for run, value in reversed(here) if tail_first else here:
             self.append((run,), tail_first=tail_first, value=value)

@@ -214,7 +214,7 @@ class SingleTier:
         cache, on_hit = self.cache, self.tier.on_hit
         path, partial, agreed, rest = cache.tree.walk(cache.tree.root, runs)
         if partial is not None:
-            path.append(cache.cut(partial, agreed))
+            path.append(self._cut(partial, agreed))
         for announce in cache.announced:
             announce(request, now)
         if not path:
@@ -267,10 +267,12 @@ class SingleTier:
         return node, ((start, left), *runs[at + 1 :])
 
     def _cut(self, node: Node, pages: int) -> Node:
-        """``TieredCache.cut`` for one tier whose policy does not hear of it."""
+        """``TieredCache.cut`` for one tier that counts its slots."""
         upper = self.cache.tree.cut(node, pages)
         upper.state[0], upper.kids[0] = READY, 1
         upper.slots[0], node.slots[0] = pages, node.pages
+        if self.tier.on_split:
+            self.tier.on_split(upper, node)
         return upper
 
     def _join_known(self, node: Node, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import NO_NOTES, READY, Node
 from kvsim.policies.eviction.base import RankedEviction
 
 
@@ -25,7 +25,9 @@ class AgingEviction(RankedEviction):
         return node.notes[self.tier] + self.worth(node, node.depth + node.pages), node.last_used
 
     def on_insert(self, node: Node, now: float) -> None:
-        node.note(self.tier, self.level)
+        if node.notes is NO_NOTES:
+            node.notes = list(NO_NOTES)
+        node.notes[self.tier] = self.level
 
     on_hit = on_insert
 

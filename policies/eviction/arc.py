@@ -32,6 +32,8 @@ class ARC(QueueEviction):
         """Values: whether the ghost has been counted for p, since its page is on its way."""
 
     def expect(self, runs: tuple[Run, ...]) -> bool:
+        if not (self.b1.may_hold(runs) or self.b2.may_hold(runs)):
+            return False
         found = [[(run, old) for run, old in ghosts.pieces(runs) if old is not None] for ghosts in (self.b1, self.b2)]
         if not any(found):
             return False

@@ -49,7 +49,8 @@ class MultiQueue(QueueEviction):
     def choose(self) -> tuple[int, float] | None:
         life_time = self.life_time * self.queues
         for queue in range(self.queues - 1, 0, -1):
-            while (leaf := self.first(queue)) is not None:
+            heap = self.heaps[queue]
+            while heap and heap[0][0] + life_time < self.clock and (leaf := self.first(queue)) is not None:
                 _, place, uses = self.mark(leaf)
                 if place + life_time >= self.clock:
                     break

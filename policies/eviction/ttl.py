@@ -78,10 +78,14 @@ class TimeToLive(RankedEviction):
         return expiry_s is None or expiry_s > self._now, node.last_used
 
     def on_evictable(self, node: Node) -> None:
-        super().on_evictable(node)
+        self._entries = entry = self._entries + 1
         expiry_s = node.notes[self.tier]
-        if expiry_s is not None and expiry_s > self._now:
-            heappush(self._expiring, (expiry_s, self._entries, node))
+        is_kept = expiry_s is None or expiry_s > self._now
+        heappush(self.heap, ((is_kept, node.last_used), entry, node))
+        if is_kept and expiry_s is not None:
+            heappush(self._expiring, (expiry_s, entry, node))
+        if len(self.heap) > self._compact_at:
+            self._compact()
 
     @property
     def pass_heap(self) -> list[tuple[Any, int, Node]] | None:

@@ -69,14 +69,16 @@ class WTinyLFU(QueueEviction):
         while True:
             self.demote(PROTECTED, PROBATION, PROTECTED_FRACTION * (self.capacity_pages - self.window_pages))
             surplus = self.sizes[WINDOW] + self.left_pages + 1 - self.window_pages
-            main = PROBATION if self.first(PROBATION) is not None else PROTECTED
+            main, victim = PROBATION, self.first(PROBATION)
+            if victim is None:
+                main, victim = PROTECTED, self.first(PROTECTED)
             candidate = self.first(WINDOW) if surplus > 0 else None
             if candidate is None:
-                return self.first_of((main, inf if surplus > 0 else floor(-surplus) + 1))
-            if not self._is_better(candidate, main):
+                most = inf if surplus > 0 else floor(-surplus) + 1
+                return self.first_of((main, most)) if victim is None else (main, most)
+            if victim is None or not self._is_better(candidate, victim):
                 return WINDOW, inf
             self.move(candidate, (PROBATION, self.end(), self.mark(candidate)[2]))
 
-    def _is_better(self, candidate: Node, main: int) -> bool:
-        victim = self.first(main)
-        return victim is not None and self.frequency(self.mark(candidate)[2]) > self.frequency(self.mark(victim)[2])
+    def _is_better(self, candidate: Node, victim: Node) -> bool:
+        return self.frequency(self.mark(candidate)[2]) > self.frequency(self.mark(victim)[2])
