@@ -55,7 +55,7 @@ class SingleTier:
         """Slots are numbers."""
         self._uses_heap = self._heap is not None and tier.on_remove is None and self._in_one_pass
         """Victims can be taken from the policy's heap without telling anybody."""
-        self._hears_path = bool(tier.on_hit or tier.on_split)
+        self._hears_cuts = tier.on_split is not None
         self._may_lengthen = self._uses_heap and tier.eviction.recency_only and not self._is_told()
         """What a request adds below a leaf that only it uses may become part of that leaf."""
 
@@ -154,7 +154,7 @@ class SingleTier:
         recomputes = self._recompute_last_token and (request.prompt_tokens - 1) // cache.page_tokens < request.prompt_pages
         if recomputes:
             runs = split_runs(runs, (request.prompt_tokens - 1) // cache.page_tokens)[0]
-        if self._hears_path:
+        if self._hears_cuts:
             node, rest = self._use_and_tell(request, runs, now)
         else:
             for announce in cache.announced:
@@ -229,8 +229,8 @@ class SingleTier:
         return node, rest
 
     def _use(self, node: Node, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:
-        """Follow ``runs`` down from ``node`` and count a hit on the way. Returns the last node, and the rest of the runs."""
-        at, last = 0, len(runs) - 1
+        """Follow ``runs`` down from ``node`` and count and tell a hit on the way. Returns the last node, and the rest of the runs."""
+        at, last, on_hit = 0, len(runs) - 1, self.tier.on_hit
         start, left = runs[0]
         children = node.children
         while start in children:
@@ -242,6 +242,8 @@ class SingleTier:
                     node = self._cut(node, agreed)
                 node.hits += 1
                 node.last_used = now
+                if on_hit:
+                    on_hit(node, now)
                 if agreed < pages or at > last:
                     return node, runs_after(runs, at, left)
                 start = runs[at][0] + runs[at][1] - left
@@ -249,10 +251,14 @@ class SingleTier:
                 node = self._cut(node, left)
                 node.hits += 1
                 node.last_used = now
+                if on_hit:
+                    on_hit(node, now)
                 return node, runs[at + 1 :]
             else:
                 node.hits += 1
                 node.last_used = now
+                if on_hit:
+                    on_hit(node, now)
                 if pages < left:
                     start += pages
                     left -= pages

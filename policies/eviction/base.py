@@ -11,7 +11,7 @@ from kvsim.core.offload import OffloadOrder
 from kvsim.core.pages import Run
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier, optional
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import NO_NOTES, READY, Node
 from kvsim.policies.context import PolicyContext
 
 DEPTH = 1e9
@@ -99,7 +99,9 @@ class EvictionPolicy(ABC):
         """
         tier = self.tier
         while node.parent is not None:
-            node.note(tier, note)
+            if node.notes is NO_NOTES:
+                node.notes = list(NO_NOTES)
+            node.notes[tier] = note
             if tier and node.is_evictable(tier):
                 self.on_evictable(node)
             node = node.parent

@@ -194,7 +194,7 @@ class QueueEviction(EvictionPolicy):
         del self._marks[upper]
 
     def on_remove(self, node: Node) -> None:
-        if node in self._above:
+        if self._above and node in self._above:
             for pages, part in self.parts(node):
                 self.sizes[part[0]] -= pages
             del self._above[node], self._marks[node]
@@ -217,7 +217,11 @@ class QueueEviction(EvictionPolicy):
 
     def on_evictable(self, node: Node) -> None:
         queue, place, _ = self._marks[node]
-        self.push(self.heaps[queue], place, node)
+        heap = self.heaps[queue]
+        self._entries = entry = self._entries + 1
+        heappush(heap, (place, node.last_used, -node.depth - node.pages, entry, node))
+        if len(heap) > self._compact_at:
+            self._compact()
 
     # --- leaves ------------------------------------------------------------------------------------------------------
 
@@ -254,8 +258,9 @@ class QueueEviction(EvictionPolicy):
         """The leaf that is the first to leave its queue, if it has one."""
         heap = self.heaps[queue]
         while heap:
-            if self.is_true(queue, heap[0]):
-                return heap[0][-1]
+            entry = heap[0]
+            if self.is_true(queue, entry):
+                return entry[4]
             heappop(heap)
         return None
 
@@ -274,7 +279,7 @@ class QueueEviction(EvictionPolicy):
             while (chosen := self.choose()) is not None:
                 queue, most = chosen
                 node = heappop(self.heaps[queue])[-1]
-                if node in self._above or most < node.pages:
+                if most < node.pages or self._above and node in self._above:
                     pages = min(self._last_pages(node), ceil(most) if most < inf else node.pages)
                     if pages < node.pages and not node.is_state:
                         self.cut(node, node.pages - pages)

@@ -5,6 +5,7 @@ from math import inf
 from typing import Any
 
 from kvsim.core.pages import Run, count_pages
+from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, forget_beyond
 
 SMALL, MAIN = range(2)
@@ -39,6 +40,11 @@ class S3FIFO(QueueEviction):
 
         self._is_filling = self.fill_main
 
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self._small_pages = self.share(self.small)
+        self._main_pages = self.capacity_pages - self._small_pages
+
     def expect(self, runs: tuple[Run, ...]) -> bool:
         return super().expect(runs) or self._is_filling
 
@@ -46,7 +52,7 @@ class S3FIFO(QueueEviction):
         if not self._is_filling:
             return super().recall(runs)
         pages = count_pages(runs)
-        to_small = int(min(pages, max(0, self.share(self.small) - self.sizes[SMALL])))
+        to_small = int(min(pages, max(0, self._small_pages - self.sizes[SMALL])))
         return [(to_small, None), (pages - to_small, True)] if 0 < to_small < pages else [(pages, None if to_small else True)]
 
     def enter(self, ghost: bool | None) -> Mark:
@@ -64,7 +70,7 @@ class S3FIFO(QueueEviction):
 
     def choose(self) -> tuple[int, float] | None:
         while True:
-            surplus = self.sizes[MAIN] + self.share(self.small) - self.capacity_pages
+            surplus = self.sizes[MAIN] - self._main_pages
             chosen = self.first_of((MAIN, surplus) if surplus > 0 else (SMALL, inf))
             if chosen is None:
                 return None
