@@ -155,10 +155,7 @@ class RunOrder:
     def may_hold(self, runs: Iterable[Run]) -> bool:
         """False if none of the path's pages can be here, since all are newer than any that ever was."""
         upto = self._upto
-        for start, _ in runs:
-            if start < upto:
-                return True
-        return False
+        return any(start < upto for start, _ in runs)
 
     def touch(self, runs: Collection[Run], *, tail_first: bool = True) -> int:
         """Move those of the path's pages that are here to the recent end; their values stay. Returns how many these are."""

@@ -229,7 +229,7 @@ class SingleTier:
         return node, rest
 
     def _use(self, node: Node, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:
-        """Follow ``runs`` down from ``node`` and count and tell a hit on the way. Returns the last node, and the rest of the runs."""
+        """Follow ``runs`` down from ``node`` and count and tell hits. Returns the last node and the rest of the runs."""
         at, last, on_hit = 0, len(runs) - 1, self.tier.on_hit
         start, left = runs[0]
         children = node.children

@@ -45,6 +45,13 @@ PAIRS: dict[str, tuple[Callable[[], Any], type[Model]]] = {
 }
 
 
+class Settled(Replay):
+    """Every request goes through the general calls, even with one tier."""
+
+    def __init__(self, cache: TieredCache, prefetching: Prefetching, settings: ReplaySettings) -> None:
+        super().__init__(cache, prefetching, settings, TieredServer(cache, prefetching, in_one_pass=False))
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> list[list[int]]:
     """Prompts of 1 to 8 pages that branch from one another, as page ids; some have several runs."""
@@ -71,19 +78,17 @@ def marks_of(policy: QueueEviction) -> dict[int, Mark]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize(("player", "numbered"), [(Replay, False), (Replay, True), (Settled, True)])
 @given(prompts=workloads(), capacity=st.integers(2, 24), in_flight=st.integers(1, 3))
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_queues_do_what_the_slow_model_does(
-    name: str, settled: bool, prompts: list[list[int]], capacity: int, in_flight: int
+    name: str, player: type[Replay], numbered: bool, prompts: list[list[int]], capacity: int, in_flight: int
 ) -> None:
     make, kind = PAIRS[name]
     policy, model = make(), kind(capacity, in_flight)
-    tiers = make_tiers([capacity], [policy], [], slots=True, page_tokens=1)
+    tiers = make_tiers([capacity], [policy], [], slots=numbered, page_tokens=1)
     cache = TieredCache(tiers, Rules(recompute_last_token=False), 1)
-    prefetching = Prefetching(cache, NoPrefetch(), Offer)
-    server = TieredServer(cache, prefetching) if settled else None
-    replay = Replay(cache, prefetching, ReplaySettings(in_flight=in_flight, hold_output=False), server)
+    replay = player(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight, hold_output=False))
     for numbers in prompts:
         (hits,) = replay._play([make_request(numbers)], alone=True)
         assert (hits and hits[0]) == model.serve(numbers)
