@@ -356,8 +356,10 @@ class SingleTier:
     def _trim(self, node: Node, pages: int) -> None:
         """Evict a node's last pages; so many stay."""
         tier, runs = self.tier, node.runs
-        node.runs, gone = ((runs[0][0], pages),), ((runs[0][0] + pages, node.pages - pages),)
-        if len(runs) > 1:
+        gone: tuple[Run, ...]
+        if len(runs) == 1:
+            node.runs, gone = ((runs[0][0], pages),), ((runs[0][0] + pages, node.pages - pages),)
+        else:
             node.runs, gone = split_runs(runs, pages)
         node.pages = pages
         node.slots[0], freed = tier.pool.split(node.slots[0], pages)

@@ -46,7 +46,7 @@ class AgingEviction(RankedEviction):
                     self.on_evictable(node)
 
     @property
-    def pass_heap(self) -> list[tuple[Any, int, Node]] | None:
+    def pass_heap(self) -> list[tuple[Any, float, Node]] | None:
         return self.heap if type(self).victims is AgingEviction.victims else None
 
     def after_pass(self, node: Node, rank: tuple[float, ...]) -> None:

@@ -175,7 +175,7 @@ class RankedEviction(EvictionPolicy):
         return self.heap if type(self).victims is RankedEviction.victims else None
 
     @property
-    def pass_heap(self) -> list[tuple[Any, int, Node]] | None:
+    def pass_heap(self) -> list[tuple[Any, float, Node]] | None:
         """As ``plain_heap``, also if all that ``victims`` does beside that is ``before_pass`` and ``after_pass``."""
         return self.plain_heap
 

@@ -88,7 +88,7 @@ class TimeToLive(RankedEviction):
             self._compact()
 
     @property
-    def pass_heap(self) -> list[tuple[Any, int, Node]] | None:
+    def pass_heap(self) -> list[tuple[Any, float, Node]] | None:
         return self.heap if type(self).victims is TimeToLive.victims else None
 
     def victims(self, now: float) -> Iterator[Node]:
