@@ -49,7 +49,7 @@ INTERVALS = (512, 1024, 2048, 4096, 8192, 16384, 65536)
 SPLITS = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98, 0.9999)
 """Of the memory, what pages get."""
 SPLIT_GIB = 20
-SIMULATED = 1000
+SIMULATED = 400
 """Requests of the conversation trace that are simulated."""
 
 
@@ -250,7 +250,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversation", type=Path, default=TRACES / "mooncake_conversation_trace.jsonl.gz")
     parser.add_argument("--weka", type=Path, default=TRACES / "weka_claude_code_traces_rle.jsonl.gz")
-    parser.add_argument("--requests", type=int, nargs=2, default=(4000, 600), help="of each trace, so many are played")
+    parser.add_argument("--requests", type=int, nargs=2, default=(1500, 300), help="of each trace, so many are played")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     arguments = parser.parse_args()
     for path in (arguments.conversation, arguments.weka):

@@ -58,3 +58,23 @@ def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert module.main() == 1, "these are not the published rates"
     assert "1,000,000" in (tmp_path / "results.md").read_text()
     assert (tmp_path / "results.html").exists()
+
+
+def test_checkpoints(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    sessions = [
+        {"id": str(at), "requests": [{"t": t, "in": 64 * (20 + t), "out": 64, "hash_ids": list(range(20 + t))} for t in range(3)]}
+        for at in range(3)
+    ]
+    (tmp_path / "weka.jsonl").write_text("\n".join(map(json.dumps, sessions)))
+    files = ("--conversation", str(trace), "--weka", str(tmp_path / "weka.jsonl"), "--requests", "30", "9")
+    module = study("checkpoints", monkeypatch, *files, "--output", str(out))
+    for name, value in {"GIB": (5,), "MODELS": ("qwen3_next_80b",), "INTERVALS": (512, 2048), "SPLITS": (0.1, 0.5)}.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
+    assert module.main() == 0
+    rows = (out / "results.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * len(module.POLICIES) + 2 + 2
+    table = (out / "results.md").read_text()
+    assert table.count("| holds |") + table.count("| FAILS |") == 4
+    assert "## weka, qwen3_next_80b" in table and (out / "results.html").exists()
