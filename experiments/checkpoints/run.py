@@ -92,8 +92,9 @@ def overrides(cell: Cell) -> tuple[str, ...]:
         interval = (f"checkpoint.tokens={cell.choice}", f"tiers.gpu.capacity={cell.gib}GiB")
         return *common, "checkpoint=interval", *interval
     pages = float(cell.choice) * cell.gib
-    states = (f"tiers.gpu.states={max(1, round((cell.gib - pages) * 2**30))}", f"tiers.gpu.capacity={round(pages * 2**30)}")
-    return *common, "checkpoint=last", *(f"{state}B" for state in states)
+    states = max(1, int((cell.gib - pages) * 2**30 / _model(cell.model).state_bytes))
+    room = (f"tiers.gpu.states={states}states", f"tiers.gpu.capacity={round(pages * 2**30)}B")
+    return *common, "checkpoint=last", *room
 
 
 @cache
@@ -250,7 +251,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversation", type=Path, default=TRACES / "mooncake_conversation_trace.jsonl.gz")
     parser.add_argument("--weka", type=Path, default=TRACES / "weka_claude_code_traces_rle.jsonl.gz")
-    parser.add_argument("--requests", type=int, nargs=2, default=(1500, 300), help="of each trace, so many are played")
+    parser.add_argument("--requests", type=int, nargs=2, default=(1200, 250), help="of each trace, so many are played")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     arguments = parser.parse_args()
     for path in (arguments.conversation, arguments.weka):
