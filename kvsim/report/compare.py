@@ -109,6 +109,8 @@ class Comparison:
         self.measures = [measure for measure in MEASURES if self._is_worth_a_column(measure)]
 
     def _is_worth_a_column(self, measure: Measure) -> bool:
+        if measure.key.startswith("hit_rate_") and all(len(result["tiers"]) == 1 for result in self.results):
+            return False
         values = [measure.of(result) for result in self.results]
         return any(values) or measure.key == "hit_rate"
 
@@ -267,7 +269,7 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     if len(order) > MOST_ROWS:
         console.print(f"{len(order) - MOST_ROWS} runs that hit less are not shown", style="dim", highlight=False)
     for line in told.notes():
-        console.print(Text(line, "dim"), width=min(console.width, 100))
+        console.print(Text(line, "dim"), width=min(width, 100))
 
 
 def comparison_csv(runs: Sequence[Run]) -> str:
