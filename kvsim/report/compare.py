@@ -175,10 +175,14 @@ class Comparison:
         return values.pop() if len(values) == 1 and is_of_the_bound else ""
 
     def best(self) -> set[tuple[int, int]]:
-        """Where the best value of each column stands, as (run, column); nowhere if all are alike."""
+        """Where the best value of each column stands, as (run, column); nowhere if all are alike.
+
+        Only runs that reject fewest are compared: rates of others leave out what is hard to serve.
+        """
         found = set()
+        fewest = min(result["rejected"] for result in self.results)
         for column, measure in enumerate(self.measures):
-            values = [measure.of(result) for result in self.results]
+            values = [measure.of(result) if result["rejected"] == fewest else None for result in self.results]
             known = [value for value in values if value is not None]
             if measure.better and len(set(known)) > 1:
                 best = max(known) if measure.better > 0 else min(known)

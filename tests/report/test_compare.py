@@ -84,6 +84,16 @@ def test_the_table_is_framed_and_the_best_is_bold(simulated: Outcome, replayed: 
     assert {"no cache", "belady", "unlimited", "lru", "arc"} <= set(shown.cells)
 
 
+def test_a_run_that_rejects_more_is_not_the_best(simulated: Outcome, replayed: Outcome):
+    runs = [run_of(simulated, "0", config("lru")), run_of(replayed, "1", config("arc")), run_of(simulated, "2", config("fifo"))]
+    assert runs[1].result is not None and runs[2].result is not None
+    runs[1].result["rejected"] += 1
+    runs[2].result["hit_rate"] = 0.1
+    told = Comparison(runs)
+    column = [measure.key for measure in told.measures].index("hit_rate")
+    assert {place for place, at in told.best() if at == column} == {0}
+
+
 def test_the_page_loads_nothing_and_names_its_command(simulated: Outcome):
     page = render_comparison([run_of(simulated, "<i>0", config("lru")), run_of(simulated, "1", config("fifo"))], "kvsim x <y>")
     shown = Text(page)
