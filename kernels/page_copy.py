@@ -1,0 +1,160 @@
+"""Copies pages between pools of any layout, in GPU memory or in pinned host memory, without staging."""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import globaltimer
+
+WORD_BYTES = 8
+LEAST_FRAGMENT_BYTES = 512
+ALIGNMENT_BYTES = 16
+"""Bytes that a thread reads or writes at once."""
+PIECE_BYTES = 4096
+"""The longest part of a fragment that is one row of a tile."""
+TILE_BYTES = 65536
+WARPS = 32
+"""A tile is 64 bytes a thread. Two are in flight, so that few programs keep a link with a long latency busy."""
+
+
+@triton.jit
+def page_copy_kernel(
+    source,
+    target,
+    source_pages,
+    target_pages,
+    pages,
+    tiles,
+    source_page_stride,
+    source_layer_stride,
+    target_page_stride,
+    target_layer_stride,
+    fragment_words,
+    tile_ns,
+    LAYERS: tl.constexpr,
+    PIECES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    IS_PACED: tl.constexpr,
+):
+    """Tiles of ROWS pieces, one after another; the next tile's loads are under way before a tile is stored."""
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    page_pieces: tl.constexpr = LAYERS * PIECES
+    held = tl.zeros((ROWS, COLUMNS), tl.int64)
+    held_to = tl.zeros((ROWS, 1), tl.int64)
+    held_words = tl.zeros((ROWS, 1), tl.int32)
+    if IS_PACED:
+        due = globaltimer()
+
+    for tile in range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0)):
+        first = tile * ROWS
+        piece = (first % page_pieces).to(tl.int32) + row
+        index = first // page_pieces + piece // page_pieces
+        layer = ((piece % page_pieces) // PIECES).to(tl.int64)
+        start = (piece % PIECES) * COLUMNS
+        is_page = index < pages
+        source_page = tl.load(source_pages + index, mask=is_page, other=0).to(tl.int64)
+        target_page = tl.load(target_pages + index, mask=is_page, other=0).to(tl.int64)
+        words = tl.where(is_page, fragment_words - start, 0)[:, None]
+        read_from = (source_page * source_page_stride + layer * source_layer_stride + start)[:, None]
+        write_to = (target_page * target_page_stride + layer * target_layer_stride + start)[:, None]
+        if IS_PACED:
+            now = globaltimer()
+            while now < due:
+                now = globaltimer()
+            due = tl.maximum(due, now - tile_ns) + tile_ns
+        if IS_EVEN:
+            loaded = tl.load(source + read_from + column, mask=words > 0)
+            tl.store(target + held_to + column, held, mask=held_words > 0)
+        else:
+            loaded = tl.load(source + read_from + column, mask=column < words)
+            tl.store(target + held_to + column, held, mask=column < held_words)
+        held = loaded
+        held_to = write_to
+        held_words = words
+    tl.store(target + held_to + column, held, mask=column < held_words)
+
+
+def copy_pages(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    source_pages: torch.Tensor,
+    target_pages: torch.Tensor,
+    *,
+    programs: int,
+    bytes_per_s: float | None = None,
+) -> None:
+    """Copy ``source_pages`` of one pool to ``target_pages`` of another, in order, on the current stream.
+
+    A pool is a tensor ``[page, layer, fragment]`` with any strides: a layer-first pool is passed as
+    ``pool.transpose(0, 1)``, some of its layers as a slice. Either pool may be pinned host memory, which the kernel then
+    reads or writes over the bus. The page lists are int32 tensors in GPU memory; they are not checked here, and a target
+    page that stands in a list twice gets either content. The call returns at once.
+
+    ``bytes_per_s`` holds the programs back to that rate. A kernel that writes to the host faster than the link takes it
+    fills the queues in front of the link, and reads over the same link and the rest of the GPU wait behind them. On the
+    CPU there is no link and the rate has no meaning.
+
+    Raises ValueError if shapes differ, or if fragments are shorter than 512 bytes or cannot be read 16 bytes at a time.
+    """
+    fragment_bytes = check_pools(source, target)
+    if len(source_pages) != len(target_pages):
+        raise ValueError(f"{len(source_pages)} source pages cannot go to {len(target_pages)} target pages")
+    if programs < 1:
+        raise ValueError(f"programs must be at least 1, not {programs}")
+    if not len(source_pages):
+        return
+    read, written = source.view(torch.int64), target.view(torch.int64)
+    piece_bytes = min(fragment_bytes & -fragment_bytes, PIECE_BYTES)
+    is_even = piece_bytes >= LEAST_FRAGMENT_BYTES
+    if not is_even:
+        piece_bytes = min(triton.next_power_of_2(fragment_bytes), PIECE_BYTES)
+    pieces = triton.cdiv(fragment_bytes, piece_bytes)
+    share_bytes = triton.cdiv(len(source_pages) * source.shape[1] * fragment_bytes, programs)
+    tile_bytes = max(piece_bytes, min(TILE_BYTES, triton.next_power_of_2(share_bytes)))
+    is_paced = bytes_per_s is not None and (source.is_cuda or target.is_cuda)
+    page_copy_kernel[(programs,)](
+        read,
+        written,
+        source_pages,
+        target_pages,
+        len(source_pages),
+        triton.cdiv(len(source_pages) * source.shape[1] * pieces, tile_bytes // piece_bytes),
+        read.stride(0),
+        read.stride(1),
+        written.stride(0),
+        written.stride(1),
+        fragment_bytes // WORD_BYTES,
+        int(1e9 * tile_bytes * programs / bytes_per_s) if bytes_per_s else 0,
+        LAYERS=source.shape[1],
+        PIECES=pieces,
+        ROWS=tile_bytes // piece_bytes,
+        COLUMNS=piece_bytes // WORD_BYTES,
+        IS_EVEN=is_even,
+        IS_PACED=is_paced,
+        num_warps=WARPS,
+    )
+
+
+def check_pools(*pools: torch.Tensor) -> int:
+    """The bytes of a fragment of these pools ``[page, layer, fragment]``.
+
+    Raises ValueError if they do not fit each other, or cannot be read and written 16 bytes at a time.
+    """
+    for pool in pools:
+        if pool.dim() != 3 or pool.stride(2) != 1:
+            raise ValueError(f"a pool is [page, layer, fragment] with contiguous fragments, not {tuple(pool.shape)}")
+        steps = [pool.stride(axis) * pool.element_size() for axis in (0, 1) if pool.shape[axis] > 1]
+        if any(step % ALIGNMENT_BYTES for step in (*steps, pool.data_ptr())):
+            raise ValueError(f"fragments must begin at multiples of {ALIGNMENT_BYTES} bytes: pad the pool")
+    if len({(pool.shape[1], pool.shape[2] * pool.element_size()) for pool in pools}) > 1:
+        shapes = " and ".join(f"{pool.shape[1]} x {pool.shape[2] * pool.element_size()} bytes" for pool in pools)
+        raise ValueError(f"pages must have the same layers and bytes in both pools, not {shapes}")
+    fragment_bytes = pools[0].shape[2] * pools[0].element_size()
+    if fragment_bytes < LEAST_FRAGMENT_BYTES or fragment_bytes % ALIGNMENT_BYTES:
+        raise ValueError(
+            f"a fragment (a page's bytes of one layer) must be a multiple of {ALIGNMENT_BYTES} bytes "
+            f"and at least {LEAST_FRAGMENT_BYTES}, not {fragment_bytes}"
+        )
+    return fragment_bytes

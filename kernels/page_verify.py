@@ -1,0 +1,57 @@
+"""Counts the words of pages that are not what ``page_fill`` wrote."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kvsim.kernels.page_fill import BLOCK_WORDS, pattern
+
+
+@triton.jit
+def page_verify_kernel(
+    pool,
+    slots,
+    page_ids,
+    wrong_words,
+    page_stride,
+    layer_stride,
+    fragment_words,
+    page_words,
+    BLOCK: tl.constexpr,
+):
+    """One program compares one block of one fragment."""
+    index = tl.program_id(2)
+    layer = tl.program_id(1).to(tl.int64)
+    word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.load(slots + index).to(tl.int64) * page_stride + layer * layer_stride
+    expected = pattern(tl.load(page_ids + index), layer * fragment_words + word, page_words)
+    is_inside = word < fragment_words
+    found = tl.load(pool + start + word, mask=is_inside, other=0)
+    wrong = tl.sum((is_inside & (found != expected)).to(tl.int32), axis=0)
+    tl.atomic_add(wrong_words + index, wrong, mask=wrong > 0)
+
+
+def verify_pages(pool: torch.Tensor, slots: torch.Tensor, page_ids: torch.Tensor) -> torch.Tensor:
+    """How many 8-byte words of each page in ``slots`` differ from the pattern of its id in ``page_ids``.
+
+    Arguments are those of ``fill_pages``. The answer is an int32 tensor in GPU memory, one entry a page; whoever reads it
+    waits for it, this call does not.
+    """
+    words = pool.view(torch.int64)
+    wrong = torch.zeros(len(slots), dtype=torch.int32, device=slots.device)
+    for first in range(0, len(slots), 65_535):
+        part = slice(first, first + 65_535)
+        grid = (triton.cdiv(words.shape[2], BLOCK_WORDS), words.shape[1], len(slots[part]))
+        page_verify_kernel[grid](
+            words,
+            slots[part],
+            page_ids[part],
+            wrong[part],
+            words.stride(0),
+            words.stride(1),
+            words.shape[2],
+            words.shape[1] * words.shape[2],
+            BLOCK=BLOCK_WORDS,
+            num_warps=4,
+        )
+    return wrong

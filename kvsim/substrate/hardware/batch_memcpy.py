@@ -1,0 +1,78 @@
+"""Many copies by the GPU's copy engines, submitted in one call."""
+
+import ctypes
+from functools import cache
+
+import numpy as np
+import torch
+
+
+class CopyAttributes(ctypes.Structure):
+    """``CUmemcpyAttributes`` of the CUDA driver API, from version 12.8 on."""
+
+    _fields_ = (
+        ("source_access_order", ctypes.c_int),
+        ("source_location", ctypes.c_int * 2),
+        ("target_location", ctypes.c_int * 2),
+        ("flags", ctypes.c_uint),
+    )
+
+
+IN_STREAM_ORDER = 1
+"""``CU_MEMCPY_SRC_ACCESS_ORDER_STREAM``: sources are read after what the stream did before."""
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def merged(targets: np.ndarray, sources: np.ndarray, n_bytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Copies of ``n_bytes`` each, as (targets, sources, bytes) of fewer: neighbours on both sides become one."""
+    is_first = np.ones(len(targets), dtype=bool)
+    is_first[1:] = (np.diff(targets) != n_bytes) | (np.diff(sources) != n_bytes)
+    first = np.flatnonzero(is_first)
+    counts = np.diff(first, append=len(targets))
+    return targets[first], sources[first], counts * n_bytes
+
+
+def copy_batch(targets: np.ndarray, sources: np.ndarray, n_bytes: int, stream: torch.cuda.Stream | None) -> None:
+    """Copy ``n_bytes`` from each address of ``sources`` to that of ``targets`` (int64), in ``stream``.
+
+    The host side is pinned memory. Without a stream both are host memory, and the copies are made before this returns.
+    Drivers older than CUDA 12.8 take the copies one by one, which costs microseconds each. Raises RuntimeError if the
+    driver refuses.
+    """
+    targets, sources, lengths = merged(targets, sources, n_bytes)
+    if stream is None:
+        for target, source, length in zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True):
+            ctypes.memmove(target, source, length)
+    elif hasattr(driver(), "cuMemcpyBatchAsync"):
+        submit(targets, sources, lengths, stream.cuda_stream)
+    else:
+        copies = zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True)
+        handle = ctypes.c_void_p(stream.cuda_stream)
+        for copy in copies:
+            answered(driver().cuMemcpyAsync(*map(ctypes.c_uint64, copy), handle), "cuMemcpyAsync")
+
+
+def submit(targets: np.ndarray, sources: np.ndarray, lengths: np.ndarray, stream: int) -> None:
+    """All copies by one call of the driver."""
+    attributes = CopyAttributes(source_access_order=IN_STREAM_ORDER)
+    applies_from, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
+    arrays = [np.ascontiguousarray(array, dtype=np.uint64) for array in (targets, sources, lengths)]
+    answer = driver().cuMemcpyBatchAsync(
+        *(ctypes.c_void_p(array.ctypes.data) for array in arrays),
+        ctypes.c_size_t(len(targets)),
+        ctypes.byref(attributes),
+        ctypes.byref(applies_from),
+        ctypes.c_size_t(1),
+        ctypes.byref(failed),
+        ctypes.c_void_p(stream),
+    )
+    answered(answer, "cuMemcpyBatchAsync")
+
+
+def answered(answer: int, call: str) -> None:
+    if answer:
+        raise RuntimeError(f"the CUDA driver refused {call}: error {answer}")

@@ -1,0 +1,29 @@
+"""Lists of pages that go from one pool to another."""
+
+import numpy as np
+import torch
+
+
+def check_page_list(pages: np.ndarray, seen: np.ndarray, *, name: str) -> None:
+    """Raise ValueError if ``pages`` names a page twice or one that the pool does not have.
+
+    ``seen`` is int32 scratch space, one entry for each page of the pool; what it holds does not matter.
+    """
+    if not len(pages):
+        return
+    least, most = int(pages.min()), int(pages.max())
+    if least < 0 or most >= len(seen):
+        raise ValueError(f"{name} names page {least if least < 0 else most}, but the pool has pages 0 to {len(seen) - 1}")
+    order = np.arange(len(pages), dtype=np.int32)
+    seen[pages] = order
+    again = np.flatnonzero(seen[pages] != order)
+    if len(again):
+        raise ValueError(f"{name} names page {pages[again[0]]} twice")
+
+
+def upload_page_lists(*lists: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The lists, equally long, as rows of an int32 tensor on ``device``, without waiting for the GPU."""
+    rows = torch.empty((len(lists), len(lists[0])), dtype=torch.int32, pin_memory=device.type == "cuda")
+    for row, pages in zip(rows.numpy(), lists, strict=True):
+        row[:] = pages
+    return rows.to(device, non_blocking=True)

@@ -1,0 +1,215 @@
+"""Copies pages between the GPU's pool and the host's, by whichever method is fastest for their size."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from kvsim.kernels.page_copy import check_pools, copy_pages
+from kvsim.substrate.hardware.batch_memcpy import copy_batch
+from kvsim.substrate.hardware.page_list import check_page_list, upload_page_lists
+
+Method = Literal["kernel", "staged", "memcpy"]
+Way = Literal["load", "store"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyCalibration:
+    """Which method copies pages of which size. The defaults are those of an H200, from ``experiments/hardware/copies.py``.
+
+    kernel   a kernel reads or writes the host's pages over the bus: any page, but it takes multiprocessors from others
+    staged   copy engines move whole host pages, a kernel gathers or scatters them in GPU memory
+    memcpy   copy engines move every fragment to its place: no multiprocessor is used
+    """
+
+    programs: int = 4
+    """Programs of the kernel. Each keeps 128 KiB in flight."""
+    memcpy_fragment_bytes: int = 1 << 15
+    """Fragments at least so long are copied by memcpy."""
+    staged_load_page_bytes: int = 1 << 17
+    """Other pages at least so long in the host's pool, all layers, are staged on their way to the GPU."""
+    staged_store_page_bytes: int = 1 << 20
+    """The same on their way to the host."""
+    staged_load_beside_store_page_bytes: int = 1 << 16
+    """The same to the GPU while pages are on their way to the host: two kernels share the link worse than two kinds of engine."""
+    store_bytes_per_s: float = 52.3e9
+    """Rate to which a kernel holds itself back when it writes to the host: just below what the link takes."""
+    store_beside_load_bytes_per_s: float = 47.5e9
+    """The same while pages are on their way to the GPU, whose read requests go the same way."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+
+    def load_method(self, fragment_bytes: int, page_bytes: int, *, is_shared: bool) -> Method:
+        """How pages of ``page_bytes`` (all layers) get to the GPU."""
+        staged = self.staged_load_beside_store_page_bytes if is_shared else self.staged_load_page_bytes
+        return self._method(fragment_bytes, page_bytes, staged)
+
+    def store_method(self, fragment_bytes: int, page_bytes: int) -> Method:
+        """How pages of ``page_bytes`` (all layers) get to the host."""
+        return self._method(fragment_bytes, page_bytes, self.staged_store_page_bytes)
+
+    def _method(self, fragment_bytes: int, page_bytes: int, staged_page_bytes: int) -> Method:
+        if fragment_bytes >= self.memcpy_fragment_bytes:
+            return "memcpy"
+        return "staged" if page_bytes >= staged_page_bytes else "kernel"
+
+
+class TierCopy:
+    """Copies in one direction or both between a layer-first GPU pool and a page-first host pool.
+
+    ``gpu`` is ``[layer, page, fragment]``, ``host`` is pinned and ``[page, layer, fragment]``, so that a page is contiguous
+    there. Copies are ordered with the current stream like any kernel, and nothing waits for the GPU, but a driver whose queue
+    is full makes the caller wait: long lists for copy engines are best submitted from a thread. It needs a few streams, and
+    streams that share a hardware queue wait for each other: set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` before CUDA starts.
+    Of the lists, the n-th page goes to the n-th page. A list that names a page twice or one that is not there raises ValueError.
+    """
+
+    def __init__(
+        self,
+        gpu: torch.Tensor,
+        host: torch.Tensor,
+        calibration: CopyCalibration,
+        *,
+        lanes: int = 4,
+        lane_bytes: int = 16 << 20,
+    ) -> None:
+        self.gpu = gpu.view(torch.uint8).transpose(0, 1)
+        self.host = host.view(torch.uint8)
+        self.calibration = calibration
+        self.fragment_bytes = check_pools(self.gpu, self.host)
+        self.layers = self.gpu.shape[1]
+        self.page_bytes = self.layers * self.fragment_bytes
+        if not self.host.is_contiguous():
+            raise ValueError("a page must be contiguous in the host's pool: it is [page, layer, fragment] without gaps")
+        self.device = gpu.device
+        self.gpu_seen, self.host_seen = (np.zeros(pool.shape[0], dtype=np.int32) for pool in (self.gpu, self.host))
+        self.programs = 4 if not gpu.is_cuda else torch.cuda.get_device_properties(gpu.device).multi_processor_count
+        lane_pages = max(1, lane_bytes // self.page_bytes)
+        self.lane_list = torch.arange(lane_pages, dtype=torch.int32, device=self.device)
+        self.loading, self.storing = ([Lane(self, lane_pages) for _ in range(lanes)] for _ in range(2))
+
+    def load(
+        self, host_pages: np.ndarray, gpu_pages: np.ndarray, method: Method | None = None, *, is_shared: bool = False
+    ) -> None:
+        """Copy pages to the GPU, by the method that the calibration chooses unless one is given.
+
+        ``is_shared`` says that pages are, or will be, stored meanwhile.
+        """
+        method = method or self.calibration.load_method(self.fragment_bytes, self.page_bytes, is_shared=is_shared)
+        lists = self._lists(gpu_pages, host_pages)
+        if method == "kernel":
+            copy_pages(self.host, self.gpu, lists[1], lists[0], programs=self.calibration.programs)
+        else:
+            self._spread(self.loading, "load", gpu_pages, host_pages, lists, is_staged=method == "staged")
+
+    def store(
+        self, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method | None = None, *, is_shared: bool = False
+    ) -> None:
+        """Copy pages to the host, by the method that the calibration chooses unless one is given.
+
+        ``is_shared`` says that pages are, or will be, loaded meanwhile: then the kernel leaves the link time for that.
+        """
+        known = self.calibration
+        method = method or known.store_method(self.fragment_bytes, self.page_bytes)
+        lists = self._lists(gpu_pages, host_pages)
+        if method == "kernel":
+            pace = known.store_beside_load_bytes_per_s if is_shared else known.store_bytes_per_s
+            copy_pages(self.gpu, self.host, lists[0], lists[1], programs=known.programs, bytes_per_s=pace)
+        else:
+            self._spread(self.storing, "store", gpu_pages, host_pages, lists, is_staged=method == "staged")
+
+    def _lists(self, gpu_pages: np.ndarray, host_pages: np.ndarray) -> torch.Tensor:
+        """Both lists, checked, in GPU memory."""
+        if len(gpu_pages) != len(host_pages):
+            raise ValueError(f"{len(gpu_pages)} pages of the GPU do not match {len(host_pages)} pages of the host")
+        check_page_list(gpu_pages, self.gpu_seen, name="gpu_pages")
+        check_page_list(host_pages, self.host_seen, name="host_pages")
+        return upload_page_lists(gpu_pages, host_pages, device=self.device)
+
+    def _spread(
+        self,
+        lanes: list["Lane"],
+        way: str,
+        gpu_pages: np.ndarray,
+        host_pages: np.ndarray,
+        lists: torch.Tensor,
+        *,
+        is_staged: bool,
+    ) -> None:
+        """Chunks of the lists go to the lanes in turn, so that one lane's copy fills the gaps of the others."""
+        caller = torch.cuda.current_stream(self.device) if self.gpu.is_cuda else None
+        begun = None if caller is None else caller.record_event()
+        chunk = max(1, min(len(self.lane_list), -(-len(gpu_pages) // (2 * len(lanes)))))
+        lanes = lanes[: -(-len(gpu_pages) // chunk)]
+        for lane in lanes:
+            lane.follow(begun)
+        for turn, first in enumerate(range(0, len(gpu_pages), chunk)):
+            part, lane = slice(first, first + chunk), lanes[turn % len(lanes)]
+            with lane.active():
+                if is_staged:
+                    getattr(lane, way)(host_pages[part], lists[0, part])
+                else:
+                    lane.move(way, gpu_pages[part], host_pages[part])
+        for lane in lanes:
+            lane.precede(caller)
+
+
+class Lane:
+    """A stream with a staging buffer of its own: what it does is in order, so the buffer is free when it is used again."""
+
+    def __init__(self, tiers: TierCopy, pages: int) -> None:
+        self.tiers = tiers
+        self.pages = pages
+        self.staging: torch.Tensor | None = None
+        self.stream = torch.cuda.Stream(tiers.device, priority=-1) if tiers.gpu.is_cuda else None
+
+    def active(self) -> AbstractContextManager[None]:
+        """Makes the lane's stream the current one."""
+        return torch.cuda.stream(self.stream)  # type: ignore[no-any-return, no-untyped-call]
+
+    def follow(self, begun: "torch.cuda.Event | None") -> None:
+        if self.stream is not None and begun is not None:
+            self.stream.wait_event(begun)
+
+    def precede(self, caller: "torch.cuda.Stream | None") -> None:
+        if self.stream is not None and caller is not None:
+            caller.wait_event(self.stream.record_event())
+
+    def load(self, host_pages: np.ndarray, gpu_list: torch.Tensor) -> None:
+        """Whole pages to the staging buffer, then from there to their places."""
+        tiers, staging = self.tiers, self.buffer()
+        copy_batch(self._staged(len(host_pages)), self._hosted(host_pages), tiers.page_bytes, self.stream)
+        copy_pages(staging, tiers.gpu, tiers.lane_list[: len(host_pages)], gpu_list, programs=tiers.programs)
+
+    def store(self, host_pages: np.ndarray, gpu_list: torch.Tensor) -> None:
+        """Pages gathered in the staging buffer, then whole to the host."""
+        tiers, staging = self.tiers, self.buffer()
+        copy_pages(tiers.gpu, staging, gpu_list, tiers.lane_list[: len(host_pages)], programs=tiers.programs)
+        copy_batch(self._hosted(host_pages), self._staged(len(host_pages)), tiers.page_bytes, self.stream)
+
+    def move(self, way: Way, gpu_pages: np.ndarray, host_pages: np.ndarray) -> None:
+        """Every fragment by a copy of its own."""
+        tiers, layer = self.tiers, np.arange(self.tiers.layers)
+        page_stride, layer_stride = tiers.gpu.stride(0), tiers.gpu.stride(1)
+        gpu = (tiers.gpu.data_ptr() + gpu_pages[:, None] * page_stride + layer * layer_stride).ravel()
+        host = (self._hosted(host_pages)[:, None] + layer * tiers.fragment_bytes).ravel()
+        copy_batch(*((gpu, host) if way == "load" else (host, gpu)), tiers.fragment_bytes, self.stream)
+
+    def buffer(self) -> torch.Tensor:
+        """The staging buffer, made when it is first used."""
+        if self.staging is None:
+            tiers = self.tiers
+            shape = self.pages, tiers.layers, tiers.fragment_bytes
+            self.staging = torch.empty(shape, dtype=torch.uint8, device=tiers.device)
+        return self.staging
+
+    def _staged(self, pages: int) -> np.ndarray:
+        return self.buffer().data_ptr() + np.arange(pages, dtype=np.int64) * self.tiers.page_bytes
+
+    def _hosted(self, host_pages: np.ndarray) -> np.ndarray:
+        return self.tiers.host.data_ptr() + host_pages.astype(np.int64) * self.tiers.page_bytes
