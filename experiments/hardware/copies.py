@@ -379,15 +379,10 @@ def table(header: list[str], rows: list[list[object]]) -> str:
 
 
 def size(n_bytes: int) -> str:
-    return (
-        f"{n_bytes // GIB} GiB"
-        if n_bytes >= GIB
-        else f"{n_bytes // MIB} MiB"
-        if n_bytes >= MIB
-        else f"{n_bytes // KIB} KiB"
-        if n_bytes
-        else "-"
-    )
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if n_bytes >= unit:
+            return f"{n_bytes // unit} {name}"
+    return "-"
 
 
 def matrix_tables(cells: list[Cell], reach: list[Cell]) -> str:

@@ -28,7 +28,7 @@ class CopyCalibration:
     """Programs of the kernel. Each keeps 128 KiB in flight."""
     memcpy_fragment_bytes: int = 1 << 15
     """Fragments at least so long are copied by memcpy."""
-    staged_load_page_bytes: int = 1 << 17
+    staged_load_page_bytes: int = 1 << 16
     """Other pages at least so long in the host's pool, all layers, are staged on their way to the GPU."""
     staged_store_page_bytes: int = 1 << 20
     """The same on their way to the host."""
@@ -36,7 +36,7 @@ class CopyCalibration:
     """The same to the GPU while pages are on their way to the host: two kernels share the link worse than two kinds of engine."""
     store_bytes_per_s: float = 52.3e9
     """Rate to which a kernel holds itself back when it writes to the host: just below what the link takes."""
-    store_beside_load_bytes_per_s: float = 47.5e9
+    store_beside_load_bytes_per_s: float = 47e9
     """The same while pages are on their way to the GPU, whose read requests go the same way."""
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class TierCopy:
     def _spread(
         self,
         lanes: list["Lane"],
-        way: str,
+        way: Way,
         gpu_pages: np.ndarray,
         host_pages: np.ndarray,
         lists: torch.Tensor,
@@ -166,11 +166,11 @@ class Lane:
         self.tiers = tiers
         self.pages = pages
         self.staging: torch.Tensor | None = None
-        self.stream = torch.cuda.Stream(tiers.device, priority=-1) if tiers.gpu.is_cuda else None
+        self.stream: Any = cast(Any, torch.cuda.Stream)(tiers.device, priority=-1) if tiers.gpu.is_cuda else None  # type: ignore[no-untyped-call]
 
     def active(self) -> AbstractContextManager[None]:
         """Makes the lane's stream the current one."""
-        return torch.cuda.stream(self.stream)  # type: ignore[no-any-return, no-untyped-call]
+        return torch.cuda.stream(self.stream)
 
     def follow(self, begun: "torch.cuda.Event | None") -> None:
         if self.stream is not None and begun is not None:

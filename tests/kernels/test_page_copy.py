@@ -1,0 +1,91 @@
+"""Pages arrive whole and in order, whatever the layout, the size and the list; nothing else changes."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kvsim.kernels.page_copy import copy_pages  # noqa: E402
+
+
+def pool(*shape: int, device: "torch.device") -> "torch.Tensor":
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+
+
+def int32(pages: list[int], device: "torch.device") -> "torch.Tensor":
+    return torch.tensor(pages, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("fragment_bytes", [512, 528, 1040, 2048, 6144, 4096 + 512, 18432])
+@pytest.mark.parametrize(("layers", "programs"), [(1, 1), (3, 4)])
+def test_pages_go_from_a_layer_first_to_a_page_first_pool(fragment_bytes, layers, programs, device):
+    gpu, host = pool(layers, 9, fragment_bytes, device=device), pool(12, layers, fragment_bytes, device=device)
+    expected = host.clone()
+    expected[[0, 11, 5, 6]] = gpu.transpose(0, 1)[[8, 2, 3, 0]]
+    lists = int32([8, 2, 3, 0], device), int32([0, 11, 5, 6], device)
+    copy_pages(gpu.transpose(0, 1), host, *lists, programs=programs)
+    assert torch.equal(host, expected)
+
+
+@pytest.mark.parametrize("fragment_bytes", [512, 1040, 8192])
+def test_pages_come_back(fragment_bytes, device):
+    gpu, host = pool(3, 9, fragment_bytes, device=device), pool(12, 3, fragment_bytes, device=device)
+    expected = gpu.clone()
+    expected[:, [4, 1]] = host[[7, 9]].transpose(0, 1)
+    copy_pages(host, gpu.transpose(0, 1), int32([7, 9], device), int32([4, 1], device), programs=2)
+    assert torch.equal(gpu, expected)
+
+
+def test_many_pages_take_many_tiles(device):
+    source, target = pool(300, 2, 1536, device=device), pool(300, 2, 1536, device=device)
+    order = torch.randperm(300).tolist()
+    expected = target.clone()
+    expected[order] = source
+    copy_pages(source, target, int32(list(range(300)), device), int32(order, device), programs=3)
+    assert torch.equal(target, expected)
+
+
+def test_some_layers_are_copied_as_a_slice(device):
+    gpu, host = pool(4, 5, 1024, device=device), pool(5, 4, 1024, device=device)
+    expected = host.clone()
+    expected[[3, 0], 1:3] = gpu.transpose(0, 1)[[1, 2], 1:3]
+    copy_pages(gpu.transpose(0, 1)[:, 1:3], host[:, 1:3], int32([1, 2], device), int32([3, 0], device), programs=2)
+    assert torch.equal(host, expected)
+
+
+def test_other_element_types_are_bytes(device):
+    source = torch.randn(4, 2, 256, device=device, dtype=torch.bfloat16)
+    target = torch.zeros_like(source)
+    copy_pages(source, target, int32([3], device), int32([0], device), programs=1)
+    assert torch.equal(target[0], source[3]) and not target[1:].any()
+
+
+def test_a_rate_changes_no_byte(device):
+    source, target = pool(40, 2, 2048, device=device), pool(40, 2, 2048, device=device)
+    every = int32(list(range(40)), device)
+    copy_pages(source, target, every, every, programs=2, bytes_per_s=1e9)
+    assert torch.equal(source, target)
+
+
+def test_an_empty_list_is_no_launch(device):
+    source, target = pool(2, 1, 512, device=device), pool(2, 1, 512, device=device)
+    expected = target.clone()
+    copy_pages(source, target, int32([], device), int32([], device), programs=4)
+    assert torch.equal(target, expected)
+
+
+@pytest.mark.parametrize("fragment_bytes", [256, 520, 1000])
+def test_fragments_that_cannot_be_copied_are_refused(fragment_bytes, device):
+    source = pool(2, 1, fragment_bytes, device=device)
+    with pytest.raises(ValueError, match=r"multiple"):
+        copy_pages(source, source.clone(), int32([0], device), int32([1], device), programs=1)
+
+
+def test_pools_and_lists_must_fit_each_other(device):
+    source, one = pool(2, 2, 512, device=device), int32([0], device)
+    with pytest.raises(ValueError, match="2 x 512 bytes and 2 x 1024 bytes"):
+        copy_pages(source, pool(2, 2, 1024, device=device), one, one, programs=1)
+    with pytest.raises(ValueError, match="1 source pages cannot go to 2 target pages"):
+        copy_pages(source, source.clone(), one, int32([0, 1], device), programs=1)
+    with pytest.raises(ValueError, match="programs must be at least 1, not 0"):
+        copy_pages(source, source.clone(), one, one, programs=0)

@@ -1,0 +1,112 @@
+"""Every method brings the same bytes; bad lists are refused before anything moves; sizes decide which method is taken."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kvsim.substrate.hardware.batch_memcpy import merged  # noqa: E402
+from kvsim.substrate.hardware.page_list import check_page_list, upload_page_lists  # noqa: E402
+from kvsim.substrate.hardware.tier_copy import CopyCalibration, TierCopy  # noqa: E402
+
+METHODS = ["kernel", "staged", "memcpy", None]
+
+
+def tiers(device: "torch.device", fragment_bytes: int = 528, layers: int = 3) -> TierCopy:
+    gpu = torch.randint(0, 256, (layers, 20, fragment_bytes), dtype=torch.uint8, device=device)
+    host = torch.randint(0, 256, (25, layers, fragment_bytes), dtype=torch.uint8)
+    host = host.pin_memory() if device.type == "cuda" else host
+    return TierCopy(gpu, host, CopyCalibration(), lanes=2, lane_bytes=3 * layers * fragment_bytes)
+
+
+def wait(device: "torch.device") -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("pages", [1, 17])
+def test_store_writes_the_named_pages_and_no_others(method, pages, device):
+    copies, rng = tiers(device), np.random.default_rng(pages)
+    gpu_pages, host_pages = rng.permutation(20)[:pages], rng.permutation(25)[:pages]
+    expected = copies.host.clone()
+    expected[host_pages] = copies.gpu[gpu_pages.tolist()].cpu()
+    copies.store(gpu_pages, host_pages, method)
+    wait(device)
+    assert torch.equal(copies.host, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("host_pages", [[24, 3, 4, 5, 0, 9, 8], list(range(7))])
+def test_load_writes_the_named_pages_and_no_others(method, host_pages, device):
+    copies, gpu_pages = tiers(device), np.array([19, 0, 1, 2, 7, 6, 5])
+    expected = copies.gpu.clone()
+    expected[gpu_pages.tolist()] = copies.host[host_pages].to(device)
+    copies.load(np.array(host_pages), gpu_pages, method, is_shared=True)
+    wait(device)
+    assert torch.equal(copies.gpu, expected)
+
+
+@pytest.mark.parametrize(
+    ("gpu_pages", "host_pages", "problem"),
+    [
+        ([1, 2, 1], [0, 1, 2], "gpu_pages names page 1 twice"),
+        ([0, 1, 2], [4, 4, 5], "host_pages names page 4 twice"),
+        ([0, 20], [0, 1], "gpu_pages names page 20, but the pool has pages 0 to 19"),
+        ([0, 1], [0, -1], "host_pages names page -1, but the pool has pages 0 to 24"),
+        ([0, 1], [0], "2 pages of the GPU do not match 1 pages of the host"),
+    ],
+)
+def test_bad_lists_are_refused_and_nothing_moves(gpu_pages, host_pages, problem, device):
+    copies = tiers(device)
+    before = copies.gpu.clone(), copies.host.clone()
+    for call in (
+        lambda: copies.store(np.array(gpu_pages), np.array(host_pages)),
+        lambda: copies.load(np.array(host_pages), np.array(gpu_pages)),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            call()
+    assert torch.equal(copies.gpu, before[0]) and torch.equal(copies.host, before[1])
+
+
+def test_a_host_pool_with_gaps_is_refused(device):
+    gpu, host = torch.zeros(2, 4, 512, dtype=torch.uint8, device=device), torch.zeros(4, 2, 1024, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="contiguous in the host's pool"):
+        TierCopy(gpu, host[:, :, :512], CopyCalibration())
+
+
+def test_scratch_space_need_not_be_cleared():
+    seen = np.full(5, 2, dtype=np.int32)
+    check_page_list(np.array([4, 0, 1]), seen, name="pages")
+    check_page_list(np.array([2, 4]), seen, name="pages")
+    with pytest.raises(ValueError, match="pages names page 4 twice"):
+        check_page_list(np.array([4, 2, 4]), seen, name="pages")
+
+
+def test_lists_are_uploaded_as_rows(device):
+    rows = upload_page_lists(np.array([3, 1]), np.array([0, 2]), device=device)
+    assert rows.dtype == torch.int32 and rows.tolist() == [[3, 1], [0, 2]]
+
+
+def test_neighbours_on_both_sides_become_one_copy():
+    targets, sources = np.array([0, 10, 20, 30, 50]), np.array([100, 110, 130, 140, 150])
+    assert [list(part) for part in merged(targets, sources, 10)] == [[0, 20, 50], [100, 130, 150], [20, 20, 10]]
+
+
+def test_sizes_and_traffic_decide_the_method():
+    known = CopyCalibration(
+        memcpy_fragment_bytes=1000,
+        staged_load_page_bytes=500,
+        staged_store_page_bytes=700,
+        staged_load_beside_store_page_bytes=300,
+    )
+    assert [known.load_method(10, page, is_shared=False) for page in (499, 500)] == ["kernel", "staged"]
+    assert [known.load_method(10, page, is_shared=True) for page in (299, 300)] == ["kernel", "staged"]
+    assert [known.store_method(10, page) for page in (699, 700)] == ["kernel", "staged"]
+    assert known.store_method(1000, 1000) == known.load_method(1000, 1000, is_shared=True) == "memcpy"
+
+
+def test_a_setting_that_is_not_above_zero_is_refused():
+    with pytest.raises(ValueError, match="programs must be above 0, not 0"):
+        CopyCalibration(programs=0)
