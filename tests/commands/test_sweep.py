@@ -179,6 +179,14 @@ def test_mistakes_end_before_any_job(
     assert not list(folder.glob("sweep/*/result.json"))
 
 
+def alone(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """A sweep in a process of its own: joblib's workers outlive a sweep, and stay in the folder where they began."""
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+
+
 def interrupt(arguments: list[str], folder: Path, how: signal.Signals) -> int:
     """Begin a sweep in a session of its own, signal all its processes when two jobs are finished; returns its exit code."""
     process = subprocess.Popen(
@@ -198,7 +206,7 @@ def test_a_sweep_that_was_ended_goes_on_where_it_was(how: signal.Signals, launch
     workers = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     sweep = [f"hydra/launcher={launcher}", *workers, "trace.sessions=60", "tiers.gpu.capacity=6000pages,8000pages",
              "eviction=lru,fifo,lfu,arc,slru,sieve"]  # fmt: skip
-    assert main(["simulate", "-m", *sweep, "output=undisturbed"]) == 0
+    assert alone(["simulate", "-m", *sweep, "output=undisturbed"]).returncode == 0
     code = interrupt(["simulate", "-m", *sweep, "output=ended"], folder / "ended", how)
     assert code == (130 if how == signal.SIGINT else -signal.SIGKILL)
     kept = times(folder / "ended")
@@ -208,7 +216,7 @@ def test_a_sweep_that_was_ended_goes_on_where_it_was(how: signal.Signals, launch
     (folder / "ended" / half).mkdir(exist_ok=True)
     for name in ("requests.csv.gz", ".result.json.part"):
         (folder / "ended" / half / name).write_bytes(b"half")
-    assert main(["simulate", "-m", *sweep, "output=ended"]) == 0
+    assert alone(["simulate", "-m", *sweep, "output=ended"]).returncode == 0
     after = times(folder / "ended")
     assert {name: after[name] for name in kept} == kept
     whole, ended = results(folder / "undisturbed"), results(folder / "ended")
@@ -234,10 +242,7 @@ def test_every_launcher_gives_the_same(launcher: str, more: list[str], folder: P
     """In a process of its own: the launchers leave threads, warnings and settings behind."""
     assert main(["replay", "-m", *SMALL]) == 0
     arguments = ["replay", "-m", f"hydra/launcher={launcher}", *more, *SMALL[:-1], "output=other", "trace.limit=null,0"]
-    ended = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
+    ended = alone(arguments)
     assert ended.returncode == 2
     assert ended.stderr.count("failed: trace.limit must be at least 1, not 0") == 4
     rates = [[row["hit_rate"] for row in table(folder / name) if row["status"] == "finished"] for name in ("sweep", "other")]
@@ -255,10 +260,7 @@ def test_an_optimizer_is_told_the_objectives(direction: str, objective: str, fol
         f"hydra.sweeper.direction={direction}", f"sweep.objective={objective}", "trace.sessions=20", "output=sweep",
         "tiers.gpu.capacity=choice(3000pages,6000pages)",
     ]  # fmt: skip
-    ended = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
+    ended = alone(arguments)
     assert ended.returncode == 0, ended.stderr
     found = (folder / "sweep" / "optimization_results.yaml").read_text()
     best = max(record["hit_rate"] for record in results(folder / "sweep").values())
