@@ -166,7 +166,7 @@ class Lane:
         self.tiers = tiers
         self.pages = pages
         self.staging: torch.Tensor | None = None
-        self.stream: Any = cast(Any, torch.cuda.Stream)(tiers.device, priority=-1) if tiers.gpu.is_cuda else None  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(tiers.device, priority=-1) if tiers.gpu.is_cuda else None  # type: ignore[no-untyped-call]
 
     def active(self) -> AbstractContextManager[None]:
         """Makes the lane's stream the current one."""
