@@ -10,6 +10,8 @@ from kvsim.cli import main
 
 SMALL = ("trace.sessions=20", "tiers.gpu.capacity=6000pages", "tiers.cpu.capacity=3000pages", "tiers.disk.capacity=9000pages")
 FILES = ["report.html", "requests.csv.gz", "result.json"]
+OF_A_JOB = [name for name in FILES if name != "report.html"]
+"""A sweep has one page over all of its jobs."""
 MEASURED = ("versions", "load_s", "wall_s", "requests_per_s")
 
 
@@ -47,9 +49,9 @@ def test_the_same_command_gives_the_same_result(command: str, folder: Path) -> N
 def test_a_multirun_has_a_numbered_folder_for_each_job(folder: Path) -> None:
     assert main(["replay", *SMALL, "-m", "eviction=lru,fifo", "output=sweep"]) == 0
     assert names(folder) == ["sweep"]
-    assert names(folder / "sweep") == ["0", "1", "multirun.yaml"]
+    assert {"0", "1", "sweep.csv", "report.html"} <= set(names(folder / "sweep"))
     for job, policy in (("0", "lru.LRU"), ("1", "fifo.FIFO")):
-        assert names(folder / "sweep" / job) == FILES
+        assert names(folder / "sweep" / job) == OF_A_JOB
         assert result(folder / "sweep" / job)["config"]["eviction"]["_target_"].endswith(policy)
 
 
@@ -63,6 +65,8 @@ def test_a_run_again_replaces_its_folder_s_files(folder: Path) -> None:
 def test_a_multirun_goes_on_after_a_job_that_cannot_work(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small = [setting for setting in SMALL if not setting.startswith("tiers.gpu")]
     assert main(["replay", *small, "-m", "tiers.gpu.capacity=40,6000pages", "output=sweep"]) == 2
-    assert capfd.readouterr().err.splitlines()[-1].startswith("kvsim: tiers.gpu.capacity: 40 has no unit")
-    assert names(folder / "sweep" / "0") == []
-    assert names(folder / "sweep" / "1") == FILES
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        "kvsim: 1 of 2 jobs failed; the first is job 0: tiers.gpu.capacity: 40 has no unit: say 40pages, 40tokens or 40GiB"
+    )
+    assert "result.json" not in names(folder / "sweep" / "0")
+    assert names(folder / "sweep" / "1") == OF_A_JOB
