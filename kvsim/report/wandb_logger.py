@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from kvsim.report.logger import Logger
 from kvsim.report.result import Result
@@ -60,7 +60,7 @@ class WandbLogger(Logger):
                     group=self.group or group,
                     tags=self.tags,
                     config=config,
-                    mode=self.mode,
+                    mode=cast(Any, self.mode),
                     dir=str(folder.resolve()),
                     settings=wandb.Settings(silent=True, disable_git=True, save_code=False, console="off"),
                 )
