@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.build import Plan, build_run
 from kvsim.commands.mistake import Mistake
-from kvsim.commands.sweep import Listed, Objective, end_sweep, run_sweep_job
+from kvsim.commands.sweep import Listed, Objective, end_sweep, forget_sweep, run_sweep_job
 from kvsim.errors import UsageError
 from kvsim.report.result import Result
 from kvsim.suggest import closest
@@ -37,6 +37,7 @@ def run_application(application: Callable[[], Any], arguments: Sequence[str]) ->
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would otherwise print errors and end the process itself
     before = sys.argv
     sys.argv = [before[0], *arguments]
+    forget_sweep()
     try:
         application()
         end_sweep()

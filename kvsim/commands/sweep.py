@@ -96,6 +96,11 @@ _begun: list[Begun] = []
 """At most one: Hydra tells a callback of the beginning, and nobody of an interrupt."""
 
 
+def forget_sweep() -> None:
+    """Nothing has begun: a sweep that a mistake ended before its first job is not reported by the next command."""
+    _begun.clear()
+
+
 class SweepCallback(Callback):
     """Is told by Hydra when a multirun begins, in the process that launches its jobs."""
 
