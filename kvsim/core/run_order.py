@@ -120,14 +120,10 @@ class RunOrder:
         """How many of the path's pages are here."""
         return sum([pages for (_, pages), value in self.pieces(runs) if value is not None])
 
-    def append(self, runs: Iterable[Run], *, tail_first: bool = True, value: Any = True, are_new: bool = False) -> None:
-        """Put the path's pages at the recent end, with this value (not None); those that are here already move there.
-
-        ``are_new`` says that none are, so that nobody looks.
-        """
+    def append(self, runs: Iterable[Run], *, tail_first: bool = True, value: Any = True) -> None:
+        """Put the path's pages at the recent end, with this value (not None); those that are here already move there."""
         runs = list(runs)
-        if not are_new:
-            self.remove(runs)
+        self.remove(runs)
         for start, pages in reversed(runs) if tail_first else runs:
             self.pages += pages
             if start + pages > self._upto:

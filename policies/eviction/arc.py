@@ -71,7 +71,7 @@ class ARC(QueueEviction):
         return AGAIN, self.clock, None
 
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
-        (self.b1 if mark[0] == ONCE else self.b2).append(runs, value=False, are_new=True)
+        (self.b1 if mark[0] == ONCE else self.b2).append(runs, value=False)
 
     def choose(self) -> tuple[int, float] | None:
         surplus = self.sizes[ONCE] + self.left_pages - self.target_pages

@@ -10,6 +10,7 @@ from kvsim.core.cache import TieredCache
 from kvsim.core.offload import OffloadOrder
 from kvsim.core.pages import Run
 from kvsim.core.request import Request
+from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier, optional
 from kvsim.core.tree import NO_NOTES, READY, Node
 from kvsim.policies.context import PolicyContext
@@ -36,7 +37,7 @@ class EvictionPolicy(ABC):
     """Given by the core: cuts a node after so many pages. For ``victims``, where only the last pages of a node are to leave."""
 
     empty_cache: Callable[[Tier], TieredCache]
-    """Given by the core: an empty cache like the one that the policy serves, of another tier alone. For trials."""
+    """An empty cache like the one that the policy serves, of another tier alone. For trials."""
     beside: Sequence[Node] = ()
     """Given by the core for ``on_finish``: recurrent states that the request has begun from or saved, if they are in the pages'
     room. A state (``node.is_state``) is a leaf of the root, evictable like any other, and leaves whole; ``node.partner`` are the
@@ -45,6 +46,7 @@ class EvictionPolicy(ABC):
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
         self.tier = context.tier
+        self.empty_cache = lambda tier: TieredCache([tier], Rules(), context.page_tokens)
 
     @optional
     def on_arrival(self, request: Request, now: float) -> None:

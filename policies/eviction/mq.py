@@ -43,7 +43,7 @@ class MultiQueue(QueueEviction):
         return min(uses.bit_length(), self.queues) - 1, self.clock, uses
 
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
-        self.ghosts.append(runs, value=mark[2], are_new=True)
+        self.ghosts.append(runs, value=mark[2])
         forget_beyond(self.ghosts, self.ghost * self.capacity_pages)
 
     def choose(self) -> tuple[int, float] | None:

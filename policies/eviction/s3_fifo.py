@@ -65,7 +65,7 @@ class S3FIFO(QueueEviction):
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
         self._is_filling = False
         if mark[0] == SMALL:
-            self.ghosts.append(runs, are_new=True)
+            self.ghosts.append(runs)
             forget_beyond(self.ghosts, self.ghost * self.capacity_pages)
 
     def choose(self) -> tuple[int, float] | None:

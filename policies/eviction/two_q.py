@@ -36,7 +36,7 @@ class TwoQ(QueueEviction):
 
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
         if mark[0] == A1IN:
-            self.ghosts.append(runs, are_new=True)
+            self.ghosts.append(runs)
             forget_beyond(self.ghosts, self.kout * self.capacity_pages)
 
     def choose(self) -> tuple[int, float] | None:

@@ -62,7 +62,7 @@ class WTinyLFU(QueueEviction):
         return mark[0] and PROTECTED, self.clock, self._used(mark[2])
 
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
-        self.ghosts.append(runs, value=mark[2], are_new=True)
+        self.ghosts.append(runs, value=mark[2])
         forget_beyond(self.ghosts, SAMPLE * self.capacity_pages)
 
     def choose(self) -> tuple[int, float] | None:
