@@ -191,6 +191,7 @@ def interrupt(arguments: list[str], folder: Path, how: signal.Signals) -> int:
     """Begin a sweep in a session of its own, signal all its processes when two jobs are finished; returns its exit code."""
     process = subprocess.Popen(
         [*COMMAND, *arguments], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background inherits that it is ignored
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     until = time.monotonic() + 120
