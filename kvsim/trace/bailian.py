@@ -4,18 +4,16 @@ Wang et al., KVCache Cache in the Wild (USENIX ATC 2025), and the traces release
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvsim.core.request import Request
-from kvsim.trace.answers import ANSWERS, infer_answers
-from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival
+from kvsim.trace.base import Trace
 from kvsim.trace.blocks import BlockPages
-from kvsim.trace.mooncake import read_blocks
-from kvsim.trace.records import Record, read_records, runs_of
+from kvsim.trace.hashed import HashedTrace
+from kvsim.trace.records import Record, read_records
 
 
 @dataclass(kw_only=True)
-class Bailian(TraceSource):
+class Bailian(HashedTrace):
     """Reads ``{"chat_id", "parent_chat_id", "timestamp": s, "type", "turn", "input_length", "output_length", "hash_ids"}``.
 
     A line belongs to the session of the earlier line whose ``chat_id`` is its ``parent_chat_id``, and begins one if that is -1 or
@@ -24,36 +22,16 @@ class Bailian(TraceSource):
     with ``tail=full``. ``limit`` counts lines. ``answers=inferred``: see answers.py. Plain or gzipped.
     """
 
-    path: str
-    tail: str = "full"
-    answers: str = "none"
     block_tokens: int = 16
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("tail", self.tail, TAILS)
-        check_choice("answers", self.answers, ANSWERS)
-        if self.answers == "inferred" and self.tail == "all":
-            raise ValueError("answers=inferred needs tail=full: a prompt with a partial page at its end does not go on")
-        if self.block_tokens < 1:
-            raise ValueError(f"block_tokens must be at least 1, not {self.block_tokens}")
-
     def load(self, page_tokens: int) -> Trace:
-        pages = BlockPages(self.block_tokens, page_tokens, partial_tail=self.tail == "all")
+        pages = self.block_pages(page_tokens)
         sessions: dict[str | int, int] = {}
         requests = [self._request(record, sessions, pages) for record in read_records(self.path, self.limit)]
         begin_s = min(request.arrival_s for request in requests)
         for request in requests:
             request.arrival_s = (request.arrival_s - begin_s) / self.rate
-        requests = in_order_of_arrival(requests)
-        if self.answers == "inferred":
-            infer_answers(requests, page_tokens)
-        return Trace(
-            name=Path(self.path).name,
-            requests=requests,
-            page_tokens=page_tokens,
-            block_tokens=self.block_tokens,
-        )
+        return self.trace(requests, page_tokens)
 
     def _request(self, record: Record, sessions: dict[str | int, int], pages: BlockPages) -> Request:
         """A line; ``sessions`` are those of the lines before it, by their ``chat_id``."""
@@ -61,9 +39,7 @@ class Bailian(TraceSource):
         if chat in sessions:
             raise record.error(f"chat_id {chat} names an earlier line, too")
         session = sessions[chat] = sessions.get(parent, len(sessions))
-        prompt_tokens = record.integer("input_length", minimum=1)
-        blocks = read_blocks(record, prompt_tokens, self.block_tokens, self.tail)
-        runs, prompt_pages = pages.lookup(runs_of(blocks), min(prompt_tokens, len(blocks) * self.block_tokens))
+        prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages)
         return Request(
             index=0,
             arrival_s=record.number("timestamp"),
