@@ -1,5 +1,7 @@
 """Fills pages with words that tell which page they belong to, and where in it."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -48,14 +50,18 @@ def fill_pages(pool: torch.Tensor, slots: torch.Tensor, page_ids: torch.Tensor) 
     the pool's layout, so that it can be verified wherever the page was copied to. Fragments are multiples of 8 bytes; at most
     65,535 layers, and as many pages a launch: longer lists take several launches.
     """
+    launch(page_fill_kernel, pool, slots, page_ids)
+
+
+def launch(kernel: Any, pool: torch.Tensor, *lists: torch.Tensor) -> None:
+    """Run a kernel on the 8-byte words of the pages that ``lists``, with one entry a page each, tell of."""
     words = pool.view(torch.int64)
-    for first in range(0, len(slots), 65_535):
-        part = slice(first, first + 65_535)
-        grid = (triton.cdiv(words.shape[2], BLOCK_WORDS), words.shape[1], len(slots[part]))
-        page_fill_kernel[grid](
+    for first in range(0, len(lists[0]), 65_535):
+        parts = [entries[first : first + 65_535] for entries in lists]
+        grid = (triton.cdiv(words.shape[2], BLOCK_WORDS), words.shape[1], len(parts[0]))
+        kernel[grid](
             words,
-            slots[part],
-            page_ids[part],
+            *parts,
             words.stride(0),
             words.stride(1),
             words.shape[2],

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvsim.kernels.page_fill import BLOCK_WORDS, pattern
+from kvsim.kernels.page_fill import launch, pattern
 
 
 @triton.jit
@@ -37,21 +37,6 @@ def verify_pages(pool: torch.Tensor, slots: torch.Tensor, page_ids: torch.Tensor
     Arguments are those of ``fill_pages``. The answer is an int32 tensor in GPU memory, one entry a page; whoever reads it
     waits for it, this call does not.
     """
-    words = pool.view(torch.int64)
     wrong = torch.zeros(len(slots), dtype=torch.int32, device=slots.device)
-    for first in range(0, len(slots), 65_535):
-        part = slice(first, first + 65_535)
-        grid = (triton.cdiv(words.shape[2], BLOCK_WORDS), words.shape[1], len(slots[part]))
-        page_verify_kernel[grid](
-            words,
-            slots[part],
-            page_ids[part],
-            wrong[part],
-            words.stride(0),
-            words.stride(1),
-            words.shape[2],
-            words.shape[1] * words.shape[2],
-            BLOCK=BLOCK_WORDS,
-            num_warps=4,
-        )
+    launch(page_verify_kernel, pool, slots, page_ids, wrong)
     return wrong

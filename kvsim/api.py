@@ -65,7 +65,7 @@ def load_trace(name: str = "synthetic", *, page_tokens: int = 16, **settings: An
     Raises UsageError, or TraceError for a file that cannot be used.
     """
     origin = (f"trace={name}", *(f"trace.{key}={_quoted(value)}" for key, value in settings.items()))
-    source, pages = build_trace(_compose([*origin, f"page_tokens={page_tokens}"]))
+    source, pages = build_trace(compose([*origin, f"page_tokens={page_tokens}"]))
     trace = source.load(pages)
     trace.origin = origin
     return trace
@@ -125,7 +125,7 @@ def _plan(command: str, trace: Trace, overrides: Sequence[str]) -> Plan:
     for override in overrides:
         if override.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
             raise UsageError(f"{override}: the trace is loaded already: say so in load_trace")
-    cfg = _compose([*trace.origin, f"page_tokens={trace.page_tokens}", *overrides])
+    cfg = compose([*trace.origin, f"page_tokens={trace.page_tokens}", *overrides])
     return build_run(cfg, command=command, overrides=overrides)
 
 
@@ -161,7 +161,7 @@ def _takes(plan: Plan, tier: TierPlan, family: str) -> bool:
     return getattr(tier, family, None) is not None and plan.config["tiers"][tier.name].get(family) is None
 
 
-def _compose(overrides: Sequence[str]) -> DictConfig:
+def compose(overrides: Sequence[str]) -> DictConfig:
     from kvsim.commands.application import explain
 
     given = any(override.startswith("output=") for override in overrides)

@@ -27,7 +27,7 @@ from typing import Any
 
 import kvsim.conf
 from kvsim import run
-from kvsim.api import _compose, load_trace
+from kvsim.api import compose, load_trace
 from kvsim.build import Plan, build_run
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy, RankedEviction
@@ -82,7 +82,7 @@ def plan_of(trace: Trace, choice: Sequence[str], *overrides: str) -> Plan:
     """The plan of a replay under a policy and its settings."""
     name, *settings = choice
     origin = (*trace.origin, f"page_tokens={trace.page_tokens}", f"eviction={name}", *settings, *overrides)
-    return build_run(_compose(list(origin)), command="replay", overrides=overrides)
+    return build_run(compose(list(origin)), command="replay", overrides=overrides)
 
 
 def accepts(trace: Trace, choice: Sequence[str]) -> bool:

@@ -68,7 +68,7 @@ class BlockPool(Residency):
         now = self.tick(now)
         for announce in self.announced:
             announce(request, now)
-        self._share(path, hit_pages, now)
+        self.use_path(path, hit_pages, now)
         if missing > 0:
             self._make_room(missing, now)
         held = HeldBlocks(request, node, pool.take(pages - hit_pages))
@@ -82,31 +82,11 @@ class BlockPool(Residency):
         for finish in self.finished:
             finish(held.request, held.node, now)
         gpu.pool.give(held.slots)
-        node: Any = held.node
-        last, end, pinned_pages = node, node.depth + node.pages, 0
-        while (parent := node.parent) is not None:
+        node = held.node
+        while node.parent is not None:
             node.last_used = now
-            pins = node.pins
-            left = pins[0] = pins[0] - 1
-            if left and not pinned_pages:
-                pinned_pages = node.depth + node.pages
-            node = parent
-        gpu.evictable_pages += end - pinned_pages
-        if end > pinned_pages and not last.kids[0]:
-            gpu.on_evictable(last)
-
-    def _share(self, path: list[Node], hit_pages: int, now: float) -> None:
-        pinned_pages = 0
-        for node in path:
-            node.hits += 1
-            node.last_used = now
-            pins = node.pins
-            if pins[0]:
-                pinned_pages = node.depth + node.pages
-            pins[0] += 1
-        self.gpu.evictable_pages -= hit_pages - pinned_pages
-        if self.listeners:
-            self.tell_hits(path, now)
+            node = node.parent
+        self.leave_path(held.node)
 
     def _name(self, held: HeldBlocks, rest: tuple[Run, ...], now: float) -> None:
         """The request's own full pages become a leaf, which it pins."""

@@ -78,14 +78,8 @@ class TieredCache(Movement):
         self.epoch = 0
         self.rules = rules
         self._recompute_last_token = rules.recompute_last_token
-        for tier in tiers:
-            tier.eviction.empty_cache = self.empty_cache
         self.persistent: dict[Node, None] = {}
         """Ends of paths that never leave the GPU."""
-
-    def empty_cache(self, tier: Tier) -> "TieredCache":
-        """A cache like this one, of another tier alone, by kvsim's own rules."""
-        return TieredCache([tier], Rules(), self.page_tokens)
 
     # --- match and admit ---------------------------------------------------------------------------------------------
 

@@ -92,11 +92,11 @@ class HybridCache(TieredCache):
         self.detached = DetachedStates(policy.detached_states) if policy.detached else None
         for tier in tiers:
             self._follow(tier)
+            if self.shares_room:
+                tier.eviction.empty_cache = self.empty_cache
 
     def empty_cache(self, tier: Tier) -> TieredCache:
-        """A cache like this one, of another tier alone: hybrid, too, if states share room with the pages."""
-        if not self.shares_room:
-            return super().empty_cache(tier)
+        """A cache like this one, of another tier alone, its states among the pages."""
         return HybridCache(
             [tier],
             self.rules,

@@ -51,28 +51,14 @@ class InstantCache(TieredCache):
         if lease.cpu_pages or lease.disk_pages:
             self._pin_path(lease, load_pages, now)
         else:
-            self._pin_hit(lease, now)
+            self.use_path(lease.path, lease.gpu_pages, now)
+            lease.node = lease.path[-1] if lease.path else self.tree.root
+            lease.epoch = self.epoch
         if missing > 0:
             self.make_room(gpu, pages - hit_pages, now)
         lease.slots = gpu.pool.take(pages - hit_pages)
         self.leases[lease] = None
         return True
-
-    def _pin_hit(self, lease: Lease, now: float) -> None:
-        """``_pin_path`` where all that is reused is on the GPU."""
-        node, pinned_pages = self.tree.root, 0
-        for node in lease.path:
-            node.hits += 1
-            node.last_used = now
-            pins = node.pins
-            if pins[GPU]:
-                pinned_pages = node.depth + node.pages
-            pins[GPU] += 1
-        self.gpu.evictable_pages -= lease.gpu_pages - pinned_pages
-        lease.node = node
-        lease.epoch = self.epoch
-        if self.listeners:
-            self.tell_hits(lease.path, now)
 
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
         if lease.epoch != self.epoch:
@@ -118,20 +104,9 @@ class InstantCache(TieredCache):
         if lease.epoch != self.epoch or lease.loading is not None:
             super().release(lease)
             return
-        gpu = self.gpu
-        gpu.pool.give(lease.slots)
+        self.gpu.pool.give(lease.slots)
         del self.leases[lease]
-        last = node = lease.node
-        end, pinned_pages = node.depth + node.pages, 0
-        while (parent := node.parent) is not None:
-            pins = node.pins
-            left = pins[GPU] = pins[GPU] - 1
-            if left and not pinned_pages:
-                pinned_pages = node.depth + node.pages
-            node = parent
-        gpu.evictable_pages += end - pinned_pages
-        if end > pinned_pages and not last.kids[GPU]:
-            gpu.on_evictable(last)
+        self.leave_path(lease.node)
 
     # --- eviction ----------------------------------------------------------------------------------------------------
 

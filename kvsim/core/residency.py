@@ -99,6 +99,34 @@ class Residency:
                     tier.on_merge(node, child)
         self.tree.join(node, child)
 
+    def use_path(self, path: list[Node], pages: int, now: float) -> None:
+        """A request uses and pins a path from the root on, of so many pages, that is on the GPU as a whole."""
+        pinned_pages = 0
+        for node in path:
+            node.hits += 1
+            node.last_used = now
+            pins = node.pins
+            if pins[0]:
+                pinned_pages = node.depth + node.pages
+            pins[0] += 1
+        self.tiers[0].evictable_pages -= pages - pinned_pages
+        if self.listeners:
+            self.tell_hits(path, now)
+
+    def leave_path(self, last: Node) -> None:
+        """Unpin the path down to a node, all of it ready on the GPU."""
+        gpu, node = self.tiers[0], last
+        end, pinned_pages = node.depth + node.pages, 0
+        while (parent := node.parent) is not None:
+            pins = node.pins
+            left = pins[0] = pins[0] - 1
+            if left and not pinned_pages:
+                pinned_pages = node.depth + node.pages
+            node = parent
+        gpu.evictable_pages += end - pinned_pages
+        if end > pinned_pages and not last.kids[0]:
+            gpu.on_evictable(last)
+
     def pin(self, node: Node, tier: int) -> None:
         """Keep the node, and so everything above it, in a tier."""
         evictable = 0

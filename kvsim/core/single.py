@@ -86,17 +86,7 @@ class SingleTier:
         cache.now = now
         for announce in cache.announced:
             announce(request, now)
-        pinned_pages = 0
-        for node in path:
-            node.hits += 1
-            node.last_used = now
-            pins = node.pins
-            if pins[0]:
-                pinned_pages = node.depth + node.pages
-            pins[0] += 1
-        tier.evictable_pages -= hit_pages - pinned_pages
-        if cache.listeners:
-            cache.tell_hits(path, now)
+        cache.use_path(path, hit_pages, now)
         if missing > 0:
             if self._uses_heap:
                 self._make_room_from_heap(missing, now)
@@ -374,14 +364,4 @@ class SingleTier:
             finish(held.request, held.node, cache.now)
         tier.pool.give(held.slots)
         del cache.leases[held]
-        node: Any = held.node
-        last, end, pinned_pages = node, node.depth + node.pages, 0
-        while (parent := node.parent) is not None:
-            pins = node.pins
-            left = pins[0] = pins[0] - 1
-            if left and not pinned_pages:
-                pinned_pages = node.depth + node.pages
-            node = parent
-        tier.evictable_pages += end - pinned_pages
-        if end > pinned_pages and not last.kids[0]:
-            tier.on_evictable(last)
+        cache.leave_path(held.node)

@@ -58,17 +58,7 @@ class WholeNodeCache(Residency):
         for announce in self.announced:
             announce(request, now)
         self.now = inserted = nextafter(now, inf)
-        pinned_pages = 0
-        for node in path:
-            node.hits += 1
-            node.last_used = inserted
-            pins = node.pins
-            if pins[GPU]:
-                pinned_pages = node.depth + node.pages
-            pins[GPU] += 1
-        gpu.evictable_pages -= hit_pages - pinned_pages
-        if self.listeners:
-            self.tell_hits(path, inserted)
+        self.use_path(path, hit_pages, inserted)
         if missing > 0:
             self._evict(missing, now)
         held = HeldNodes(request, node, (hit_pages, 0, 0), pool.take(pages - hit_pages))
@@ -171,18 +161,7 @@ class WholeNodeCache(Residency):
 
     def finish_request(self, held: HeldNodes) -> None:
         """The request has its answer: its path is unpinned, its other slots are given back."""
-        gpu = self.gpu
         for finish in self.finished:
             finish(held.request, held.node, self.now)
-        gpu.pool.give(held.slots)
-        last = node = held.node
-        end, pinned_pages = node.depth + node.pages, 0
-        while (parent := node.parent) is not None:
-            pins = node.pins
-            left = pins[GPU] = pins[GPU] - 1
-            if left and not pinned_pages:
-                pinned_pages = node.depth + node.pages
-            node = parent
-        gpu.evictable_pages += end - pinned_pages
-        if end > pinned_pages and not last.kids[GPU]:
-            gpu.on_evictable(last)
+        self.gpu.pool.give(held.slots)
+        self.leave_path(held.node)

@@ -166,7 +166,7 @@ def play(alpha: float) -> int:
 def test_the_alpha_is_the_least_of_those_that_save_most() -> None:
     cache = filled(0, "abcdefghij", "x", "y")
     context = PolicyContext(model=MODEL, page_tokens=1, capacity_pages=12)
-    tuning = Tuning(context, lambda alpha: FlopAware(alpha=alpha), cache.empty_cache)
+    tuning = Tuning(context, lambda alpha: FlopAware(alpha=alpha), cache.gpu.eviction.empty_cache)
     for index in range(3):
         assert tuning.observe(make_request([0], index=index), float(index)) is None
     tuning.begin(cache.node("x"))
