@@ -321,7 +321,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")
     if plan.print_tree:
         check_numbered(plan.tiers)
-    if plan.model.is_hybrid and type(plan.rules).serving_cache is not Rules.serving_cache:
+    if plan.model.is_hybrid and plan.rules.has_own_cache:
         raise UsageError("rules: these are for models without recurrent layers: choose rules=default, or another model")
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers whose state could be saved; say checkpoint=none")
@@ -339,6 +339,8 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise UsageError(f"eviction: {name} is a bound, for kvsim replay with one tier: choose another policy")
         if plan.replay.in_flight > 1:
             raise UsageError(f"replay.in_flight has no effect on {name}, for which running requests take no room: leave it out")
+        if plan.rules.has_own_cache:
+            raise UsageError(f"eviction: {name} is a bound by kvsim's own rules: say rules=default, or choose another policy")
         if plan.print_tree:
             raise UsageError(f"print_tree has no effect on {name}, which keeps no tree: leave it out")
 

@@ -13,7 +13,6 @@ from kvsim.core.hybrid import HybridCache
 from kvsim.core.instant import InstantCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
@@ -117,7 +116,7 @@ def upper_bound(plan: Plan, requests: list[Request]) -> Outcome:
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     """Raise UsageError if the rules ask for what the trace does not say of its answers, or do not know what it asks for."""
-    if type(plan.rules).serving_cache is not Rules.serving_cache and any(request.persistent for request in requests):
+    if plan.rules.has_own_cache and any(request.persistent for request in requests):
         raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not know: say rules=default")
     if not plan.rules.cache_output:
         return

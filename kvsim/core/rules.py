@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from kvsim.core.tier import Tier
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """kvsim's own rules."""
+
+    has_own_cache: ClassVar[bool] = False
+    """Whether these are an engine's rules, played by a cache of their own (``serving_cache``)."""
 
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached, aligned prompt loses its last page."""
@@ -24,5 +27,5 @@ class Rules:
         """Raise ValueError if ``command``, or one of the tiers with these names, cannot keep to the rules."""
 
     def serving_cache(self, tiers: "list[Tier]", page_tokens: int) -> "ServingCache | None":
-        """An empty cache that replays requests by these rules; None for the same cache that ``simulate`` has."""
+        """An empty cache that replays requests by these rules, if ``has_own_cache``; else None: it is that of ``simulate``."""
         return None

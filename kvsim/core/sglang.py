@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kvsim.core.hosted_nodes import HostedNodeCache
 from kvsim.core.rules import Rules
@@ -23,6 +23,8 @@ class SGLangRules(Rules):
     GPU only       RadixCache (SGLang 0.5.23), as ``WholeNodeCache``
     GPU and CPU    HiRadixCache (SGLang 0.5.15), as ``HostedNodeCache``
     """
+
+    has_own_cache: ClassVar[bool] = True
 
     load_min_tokens: int = 10
     """The least that is loaded from the CPU to the GPU; what is shorter is computed again."""

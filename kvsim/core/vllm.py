@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvsim.core.block_pool import BlockPool, HeldBlocks
 from kvsim.core.offload import OffloadCounts, OffloadTier
@@ -21,6 +22,8 @@ class VLLMRules(Rules):
           there twice; pages without a key (partial tail, answer) are reused first
     cpu   pages are offered by every request and stored one by one, whatever the GPU has of them (``OffloadTier``)
     """
+
+    has_own_cache: ClassVar[bool] = True
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command != "replay":

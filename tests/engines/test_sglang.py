@@ -275,7 +275,7 @@ def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
     settings = OmegaConf.load(EVICTION / f"{name}.yaml")
     kind = get_class(settings.pop("_target_"))
     if issubclass(kind, BypassEviction):
-        pytest.skip("a bound has no nodes and keeps account by itself, whatever the rules")
+        pytest.skip("a bound has no nodes: these rules refuse it")
     requests = random_requests(1, requests=200)
     for request in requests:
         request.turn, request.session = divmod(request.index, 7)

@@ -202,7 +202,7 @@ def test_any_eviction_policy_keeps_the_pool_right(name: str) -> None:
     settings = OmegaConf.load(CONF / "eviction" / f"{name}.yaml")
     kind = get_class(settings.pop("_target_"))
     if issubclass(kind, BypassEviction):
-        pytest.skip("a bound has no nodes and keeps account by itself, whatever the rules")
+        pytest.skip("a bound has no nodes: these rules refuse it")
     requests = random_requests(7)
     for request in requests:
         request.turn, request.session = divmod(request.index, 7)

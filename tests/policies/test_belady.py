@@ -167,6 +167,8 @@ def test_the_bound_on_conversation(shared: Path, capacity: int, page_hit_rate: f
         (simulate, (), "eviction: Belady is a bound, for kvsim replay with one tier: choose another policy"),
         (replay, ("tiers.cpu.capacity=1GiB",), "eviction: Belady is a bound, for kvsim replay with one tier"),
         (replay, ("replay.in_flight=2",), "replay.in_flight has no effect on Belady"),
+        (replay, ("rules=sglang",), "eviction: Belady is a bound by kvsim's own rules: say rules=default"),
+        (replay, ("rules=vllm",), "eviction: Belady is a bound by kvsim's own rules: say rules=default"),
         (replay, ("print_tree=true", "tiers.gpu.capacity=1GiB"), "print_tree has no effect on Belady, which keeps no tree"),
     ],
 )
