@@ -4,8 +4,10 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, cast
 
@@ -44,7 +46,8 @@ def run_application(application: Callable[[], Any], arguments: Sequence[str]) ->
     except Listed:
         return
     except KeyboardInterrupt:
-        end_sweep(is_interrupted=True)
+        with undisturbed():
+            end_sweep(is_interrupted=True)
         raise
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explain(error, overrides)) from error
@@ -56,6 +59,16 @@ def run_application(application: Callable[[], Any], arguments: Sequence[str]) ->
         raise mistake.error from None
     finally:
         sys.argv = before
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Lets no further interrupt in: what is finished of a sweep is to be written, however often a user asks to end it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_job(command: str, run: Callable[[Plan, str], Result], cfg: DictConfig) -> Objective:

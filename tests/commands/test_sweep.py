@@ -197,10 +197,10 @@ def interrupt(arguments: list[str], folder: Path, how: signal.Signals) -> int:
     until = time.monotonic() + 120
     while len(results(folder)) < 2 and process.poll() is None and time.monotonic() < until:
         time.sleep(0.02)
-    for _ in range(60):  # as a person would who sees it go on: an interrupt within a callback may be lost
+    for _ in range(10):  # as a person would who sees it go on: an interrupt within a callback may be lost
         os.killpg(process.pid, how)
         try:
-            return process.wait(timeout=1)
+            return process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             continue
     raise AssertionError("the sweep does not end")
