@@ -6,10 +6,11 @@ from pathlib import Path
 
 from kvsim.errors import UsageError
 
-USAGE = """usage: kvsim report DIR... [output=FILE]
+USAGE = """usage: kvsim report DIR... [output=FILE.html|DIR]
 
-Writes one self-contained HTML page over runs: folders of a run, or of a sweep with all its jobs. FILE is report.html, in DIR if
-there is only one. Belady's bound and the unlimited cache are computed where they are not known yet and the trace can be read."""
+Writes one self-contained HTML page over runs: folders of a run, or of a sweep with all its jobs. It is report.html, in DIR if
+there is only one, unless another file or folder is said. Belady's bound and the unlimited cache are computed where they are not
+known yet and the trace can be read."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -24,7 +25,9 @@ def main(arguments: Sequence[str]) -> None:
             raise UsageError(f"{folder}: there is no such folder" if not folder.exists() else f"{folder}: not a folder")
     if not folders:
         raise UsageError("say which folders to report on: kvsim report DIR...")
-    target = Path(chosen[-1]) if chosen else folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+    target = Path(chosen[-1]) if chosen else folders[0] if len(folders) == 1 else Path()
+    if target.suffix != ".html":
+        target /= "report.html"
     write_report(folders, target, shlex.join(["kvsim", "report", *arguments]))
 
 

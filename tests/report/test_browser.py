@@ -1,0 +1,110 @@
+"""What a browser makes of the pages: no errors, no requests, nothing wider than the screen. Needs a Chromium."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.cli import main
+from kvsim.report.screenshot import BROWSERS
+
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+
+LISTEN = """<script>
+window.heard = [];
+window.addEventListener("error", event => heard.push("error: " + (event.message || event.target.src || event.target.href)), true);
+window.addEventListener("unhandledrejection", event => heard.push("rejected: " + event.reason));
+for (const level of ["error", "warn"]) console[level] = (...words) => heard.push(level + ": " + words.join(" "));
+</script>"""
+TELL = """<script>
+window.addEventListener("load", () => setTimeout(() => {
+  const told = document.createElement("pre");
+  told.id = "told";
+  told.textContent = JSON.stringify({
+    heard: heard,
+    requests: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !/^(data|blob):/.test(name)),
+    width: document.documentElement.scrollWidth,
+    screen: window.innerWidth,
+    plots: document.querySelectorAll(".main-svg").length,
+    background: getComputedStyle(document.body).backgroundColor,
+    colour: getComputedStyle(document.body).color,
+  });
+  document.body.appendChild(told);
+}, 500));
+</script>"""
+
+
+def opened(page: Path, folder: Path, *flags: str, width: int = 1600) -> dict[str, Any]:
+    """What a page tells of itself after it was drawn in a window of this width."""
+    frame = folder / "frame.html"
+    html = page.read_text()
+    assert html.count("<head>") == 1 and html.count("</body>") >= 1
+    end = html.rindex("</body>")
+    probed = folder / "probed.html"
+    probed.write_text(html[:end].replace("<head>", f"<head>{LISTEN}", 1) + TELL + html[end:])
+    # A window cannot be narrower than some 500 pixels; a frame can.
+    frame.write_text(
+        f'<body style="margin:0"><iframe id=f style="border:0;width:{width}px;height:900px" src="probed.html"></iframe><script>'
+        'f.onload = () => setTimeout(() => document.body.append(f.contentDocument.getElementById("told")), 1500)</script>'
+    )
+    command = [
+        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
+        f"--window-size={width},900", "--virtual-time-budget=20000", "--dump-dom", *flags, frame.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    told = re.search(r'<pre id="told">(.*?)</pre>', dom, re.DOTALL)
+    assert told is not None, dom[-2000:]
+    answer: dict[str, Any] = json.loads(unescape(told[1]))
+    return answer
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The page of a run, of a sweep, and of a curve."""
+    folder = tmp_path_factory.mktemp("pages")
+    small = ["trace.sessions=20", "tiers.gpu.capacity=8GiB"]
+    more = ["tiers.cpu.capacity=4GiB", "tiers.disk.capacity=20GiB", "placement=write_back", "prefetch=threshold"]
+    assert main(["simulate", *small, *more, f"output={folder}/run"]) == 0
+    assert main(["simulate", "-m", *small, "eviction=lru,lfu,sieve", "tiers.cpu.capacity=0,4GiB", f"output={folder}/sweep"]) == 0
+    assert main(["curve", "trace.sessions=20", "curve.policies=[lfu]", f"output={folder}/curve"]) == 0
+    return [folder / "run" / "report.html", folder / "sweep" / "report.html", folder / "curve" / "curve.html"]
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("which", range(3), ids=["run", "sweep", "curve"])
+def test_a_page_asks_for_nothing_complains_of_nothing_and_fits(which: int, width: int, pages: list[Path], tmp_path: Path) -> None:
+    told = opened(pages[which], tmp_path, width=width)
+    assert told["heard"] == []
+    assert told["requests"] == []
+    assert told["plots"] > 0
+    assert told["screen"] == width
+    assert told["width"] <= width, "the page is wider than the screen"
+
+
+def test_a_page_is_dark_where_the_reader_wants_it_dark(pages: list[Path], tmp_path: Path) -> None:
+    def brightness(colour: str) -> float:
+        return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
+
+    light, dark = (opened(pages[0], tmp_path, *flags) for flags in ([], ["--force-dark-mode"]))
+    assert brightness(light["background"]) > 200 > 100 > brightness(light["colour"])
+    assert brightness(dark["background"]) < 60 < 150 < brightness(dark["colour"])
+
+
+def test_a_page_over_many_runs_is_small_and_drawn_soon(pages: list[Path], tmp_path: Path) -> None:
+    sweep = pages[1].parent
+    for copy in range(7):
+        for number in range(6):
+            shutil.copytree(sweep / str(number), tmp_path / "many" / f"{copy}-{number}")
+    assert main(["report", str(tmp_path / "many"), f"output={tmp_path}/page"]) == 0
+    page = tmp_path / "page" / "report.html"
+    assert page.stat().st_size < 8e6
+    began = time.monotonic()
+    assert opened(page, tmp_path)["heard"] == []
+    assert time.monotonic() - began < 30, "the browser's start included; some 3 s on a quiet machine"
