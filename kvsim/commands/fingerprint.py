@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from kvsim.build import Plan
+from kvsim.trace.base import update_with_file
 
 PACKAGE = Path(__file__).resolve().parent.parent
 WITHOUT_RESULTS = ("commands", "report", "kernels")
@@ -41,9 +42,7 @@ def trace_content(plan: Plan) -> str | None:
 @cache
 def _file_content(path: str, _mtime_ns: int, _size: int) -> str:
     content = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            content.update(block)
+    update_with_file(content, path)
     return content.hexdigest()
 
 

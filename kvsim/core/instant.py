@@ -201,7 +201,7 @@ class InstantCache(TieredCache):
             size = pages
         if node.children:
             self._forget_below(node)
-            self.counts.dropped_pages += self.drop_descendants(node)
+            self.drop_descendants(node)
         self.counts.dropped_pages += size
         self.free(node, tier)
         return size
@@ -245,7 +245,8 @@ class InstantCache(TieredCache):
         while not self.make_room(lower, sum([node.pages for node in nodes]), now, nodes):
             node = nodes.pop(0)
             self.counts.no_room_pages += node.pages
-            self.counts.dropped_pages += node.pages + self.drop_descendants(node)
+            self.counts.dropped_pages += node.pages
+            self.drop_descendants(node)
             self._call_back(node, tier)
             self.tree.remove(node)
         if not nodes:

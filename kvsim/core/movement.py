@@ -28,6 +28,8 @@ class Counts:
     """Wanted below, but there was no room."""
     dropped_pages: int = 0
     """Evicted with no copy left anywhere."""
+    unreadable_pages: int = 0
+    """Copies given up because they could not be read."""
 
 
 class Movement(Residency):
@@ -116,9 +118,14 @@ class Movement(Residency):
                 self._leave(node, tier, lower)
                 return
             if node.children:
-                self.counts.dropped_pages += self.drop_descendants(node)
+                self.drop_descendants(node)
         self.counts.dropped_pages += node.pages
         self.free(node, tier)
+
+    def drop_descendants(self, node: Node) -> int:
+        lost = super().drop_descendants(node)
+        self.counts.dropped_pages += lost
+        return lost
 
     def _place(self, tier: Tier, lower: Tier, now: float) -> None:
         """Make room below for all that was evicted in one pass; what finds none is dropped, the first victims first."""
@@ -364,7 +371,7 @@ class Movement(Residency):
             self.drop_copy(node, target)
         if node.state[source.index] == LEAVING:
             if node not in self.doomed:
-                self.counts.dropped_pages += node.pages + self.drop_descendants(node)
+                self.counts.dropped_pages += node.pages
             self.drop_copy(node, source)
 
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
@@ -424,8 +431,12 @@ class Movement(Residency):
                 self.free(node, lower)
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """Only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``; the rest is given up."""
+        """Only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``; the rest is given up.
+
+        If the page after them cannot be read (``transfer.has_fault``), its copy in the source is given up, too.
+        """
         left = pages_arrived if transfer.begun else 0
+        unreadable: Node | None = None
         for node in transfer.nodes.copy():
             if left >= node.pages:
                 left -= node.pages
@@ -435,8 +446,29 @@ class Movement(Residency):
                 for tier in [tier for kept, tier in transfer.pins if kept is node]:
                     self.keep(transfer, upper, self.tiers[tier])
                 left = 0
+            if transfer.has_fault and unreadable is None and not self.is_doomed(node):
+                unreadable = self.cut(node, 1) if node.pages > 1 else node
+                if unreadable is not node:
+                    self._fail(transfer, unreadable)
             self._fail(transfer, node)
-        return self.finish(transfer, now)
+        follow_ups = self.finish(transfer, now)
+        if unreadable is None:
+            return follow_ups
+        self._give_up_copy(unreadable, transfer.source)
+        return follow_ups + self.flush()
+
+    def _give_up_copy(self, node: Node, tier: Tier) -> None:
+        """Drop a copy that cannot be read, with what is below it if it was the last one.
+
+        If somebody keeps it in place it stays: whoever reads it next finds the same.
+        """
+        index = tier.index
+        if node.state[index] != READY or node.pins[index]:
+            return
+        self.counts.unreadable_pages += node.pages
+        if node.children and node.state.count(ABSENT) == len(self.tiers) - 1:
+            self.drop_descendants(node)
+        self.free(node, tier)
 
     def is_arriving(self, node: Node) -> bool:
         """Whether a load is filling the node's GPU copy."""

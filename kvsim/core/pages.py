@@ -197,6 +197,10 @@ class PageIndex:
         """Page ids handed out so far."""
         return len(self._ids)
 
+    def keys(self) -> list[int]:
+        """The key of each page id handed out so far."""
+        return list(self._ids)
+
     def lookup(self, keys: Sequence[int]) -> tuple[Run, ...]:
         """The page ids of a prompt with these keys as normalised runs; keys not seen before get the next ids."""
         ids = self._ids

@@ -61,6 +61,16 @@ class SlotPool(Pool):
         super().take(pages)
         return self._stack[self.free : self.free + pages][::-1].copy()
 
+    def take_these(self, slots: np.ndarray) -> None:
+        """Take just these slots. Raises ValueError, and takes none, if one of them is not free or is named twice."""
+        left = self.free_slots()
+        left = left[~np.isin(left, slots)]
+        if len(left) + len(slots) != self.free:
+            raise ValueError(f"of {len(slots)} slots to take, only {self.free - len(left)} are free")
+        self.free = len(left)
+        self._stack[: self.free] = left
+        self.least_free = min(self.least_free, self.free)
+
     def give(self, slots: np.ndarray) -> None:
         self._stack[self.free : self.free + len(slots)] = slots
         self.free += len(slots)

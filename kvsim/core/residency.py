@@ -200,7 +200,7 @@ class Residency:
         tier.evicted_pages += pages
 
     def drop_copy(self, node: Node, tier: Tier) -> None:
-        """Free the copy, whatever its state; a node without any copy leaves the tree."""
+        """Free the copy, whatever its state; a node without any copy leaves the tree, with what is below it."""
         index = tier.index
         state, slots = node.state[index], node.slots[index]
         if state == READY and not node.pins[index]:
@@ -218,6 +218,8 @@ class Residency:
             if state != INCOMING:
                 tier.evicted_pages += node.pages
         if not any(node.state):
+            if node not in self.doomed:
+                self.drop_descendants(node)
             self.tree.remove(node)
             self.doomed.discard(node)
         if state != LEAVING:

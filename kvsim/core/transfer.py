@@ -33,6 +33,8 @@ class Transfer:
     """The engine sees to it."""
     ended: Any = None
     """The engine's event for the end of this transfer, if somebody waits for it."""
+    has_fault: bool = False
+    """Set by a substrate before the end: the first page that did not arrive cannot be read from the source any more."""
     arrived_pages: int = 0
     """Set at the end."""
 

@@ -1,12 +1,14 @@
 """The contract of traces: settings that load as requests in the order of their arrival."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import xxhash
 
 from kvsim.core.pages import Run
 from kvsim.core.request import Request
-from kvsim.errors import UsageError
+from kvsim.errors import TraceError, UsageError
 
 TAILS = ("full", "all")
 
@@ -30,7 +32,8 @@ class TraceSource(ABC):
     """Reads or generates one trace. Its fields are its settings; ``__post_init__`` raises ValueError for a bad one.
 
     Whatever the page size, loading costs per run of page ids, never per page. Page ids are non-negative; requests that share
-    a page id share all before it. A request that waits for another (``after``) has a higher index than that one.
+    a page id share all before it. A request that waits for another (``after``) has a higher index than that one. Page ids are
+    the same in every process, and do not depend on ``limit`` and ``rate``.
     """
 
     limit: int | None = None
@@ -54,6 +57,32 @@ class TraceSource(ABC):
     def page_names(self, page_tokens: int) -> dict[int, str]:
         """The tokens of each page id that ``load`` gives out, as text; empty if the trace does not tell them."""
         return {}
+
+    def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
+        """The key, 16 bytes, of each page id that ``load`` gives out, for pages that outlive the process.
+
+        Equal keys, in whatever process, mean equal pages after equal pages. Ids say that already within one trace, so the key
+        is a hash of the id and of all that decides ids: the page size, the settings but for ``limit`` and ``rate``, and the
+        content of the file, wherever it lies. Raises TraceError if that cannot be read.
+        """
+        settings = asdict(self)
+        del settings["limit"], settings["rate"]
+        path = settings.pop("path", None)
+        source = xxhash.xxh3_128(repr((type(self).__name__, page_tokens, sorted(settings.items()))).encode())
+        if path is not None:
+            update_with_file(source, path)
+        name = source.digest()
+        return lambda page: xxhash.xxh3_128_digest(name + page.to_bytes(8, "little"))
+
+
+def update_with_file(content: xxhash.xxh3_128, path: str) -> None:
+    """Feed the bytes of a file to a hash."""
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                content.update(block)
+    except OSError as error:
+        raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from None
 
 
 def name_pages(prompts: Iterable[tuple[Sequence[object], Iterable[Run]]], page_tokens: int) -> dict[int, str]:

@@ -1,5 +1,6 @@
 """Traces that hold the tokens themselves: one request a line, its pages named by chained hashes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,22 +34,31 @@ class Tokens(TraceSource):
         check_choice("tail", self.tail, TAILS)
 
     def load(self, page_tokens: int) -> Trace:
-        check_page_tokens(page_tokens)
-        hasher, index = PageHasher(page_tokens), PageIndex()
-        times = Timetable(self.rate, timestamps_optional=True)
-        requests = [self._request(record, times, hasher, index) for record in read_records(self.path, self.limit)]
         return Trace(
             name=Path(self.path).name,
-            requests=in_order_of_arrival(requests),
+            requests=in_order_of_arrival(self._requests(page_tokens, PageIndex())),
             page_tokens=page_tokens,
             block_tokens=None,
         )
+
+    def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
+        """As for any trace. The keys are those of the tokens (``PageHasher``), the same for equal prompts of whatever file."""
+        index = PageIndex()
+        self._requests(page_tokens, index)
+        keys = index.keys()
+        return lambda page: keys[page].to_bytes(16, "big")
 
     def page_names(self, page_tokens: int) -> dict[int, str]:
         hasher, index = PageHasher(page_tokens), PageIndex()
         records = read_records(self.path, self.limit)
         prompts = ((record.integers("token_ids"), record) for record in records)
         return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
+
+    def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
+        """The requests in the order of the file, their pages in ``index``."""
+        check_page_tokens(page_tokens)
+        hasher, times = PageHasher(page_tokens), Timetable(self.rate, timestamps_optional=True)
+        return [self._request(record, times, hasher, index) for record in read_records(self.path, self.limit)]
 
     def _request(self, record: Record, times: Timetable, hasher: PageHasher, index: PageIndex) -> Request:
         place = times.place(record)

@@ -1,0 +1,86 @@
+"""A cache that begins with the pages that an earlier run left in its lowest tier."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from kvsim.core.cache import TieredCache
+from kvsim.core.pages import Run, count_pages, split_runs
+from kvsim.core.pool import SlotPool
+from kvsim.core.request import Request
+from kvsim.core.tree import INCOMING
+
+UNKNOWN, ABSENT = -2, -1
+"""Instead of a slot: a page that was not looked up yet, and one that was not recovered."""
+
+Path = tuple[tuple[Run, ...], np.ndarray]
+"""The first pages of a prompt, and the slot of each of them."""
+
+
+def restore(
+    cache: TieredCache, requests: Sequence[Request], key: Callable[[int], bytes], recovered: Mapping[bytes, int], now: float
+) -> int:
+    """Put recovered pages into the lowest tier of an empty cache: of each prompt the first ones, up to the first that is missing.
+
+    ``recovered`` has the slot of each page by its key, the pages written first at the front; ``key`` gives the key of a page
+    id. Slots of pages that no prompt can use stay free. Eviction policies hear of an insert without a request; what was
+    written later counts as used later. Returns the pages restored. Raises ValueError if the cache has been used already, if
+    its lowest tier does not number its slots, or has not those that are named.
+    """
+    pool = cache.tiers[-1].pool
+    if cache.tree.root.children or not isinstance(pool, SlotPool):
+        raise ValueError("pages can be restored only into an empty cache whose lowest tier numbers its slots")
+    paths = recovered_paths(requests, key, recovered)
+    if paths:
+        pool.take_these(np.unique(np.concatenate([slots for _, slots in paths])))
+    return sum([_add(cache, runs, slots, cache.tick(now)) for runs, slots in paths])
+
+
+def recovered_paths(requests: Sequence[Request], key: Callable[[int], bytes], recovered: Mapping[bytes, int]) -> list[Path]:
+    """The first pages of prompts, as far as they were recovered: first the path whose last page was written first.
+
+    Prompts with equal paths count once, and each page is looked up once.
+    """
+    ids = max([start + pages for request in requests for start, pages in request.runs], default=0)
+    slots = np.full(ids, UNKNOWN, dtype=np.int64)
+    paths: dict[int, Path] = {}
+    for request in requests:
+        runs, found = _first_pages(request.runs, slots, key, recovered)
+        if runs:
+            paths.setdefault(runs[-1][0] + runs[-1][1] - 1, (runs, found))
+    written = {slot: at for at, slot in enumerate(recovered.values())}
+    return sorted(paths.values(), key=lambda path: written[int(path[1][-1])])
+
+
+def _first_pages(runs: tuple[Run, ...], slots: np.ndarray, key: Callable[[int], bytes], recovered: Mapping[bytes, int]) -> Path:
+    """The part of a path before the first page that was not recovered. ``slots``, by page id, remembers what was looked up."""
+    parts = [slots[:0]]
+    for start, pages in runs:
+        part = slots[start : start + pages]
+        for at in np.flatnonzero(part < 0).tolist():
+            if part[at] == UNKNOWN:
+                part[at] = recovered.get(key(start + at), ABSENT)
+            if part[at] == ABSENT:
+                part = part[:at]
+                break
+        parts.append(part)
+        if len(part) < pages:
+            break
+    found = np.concatenate(parts)
+    return split_runs(runs, len(found))[0], found
+
+
+def _add(cache: TieredCache, runs: tuple[Run, ...], slots: np.ndarray, now: float) -> int:
+    """Add what the tree does not have of a path; the pages before it are in the lowest tier. Returns the pages added."""
+    tier, tree = cache.tiers[-1], cache.tree
+    path, partial, agreed, rest = tree.walk(tree.root, runs)
+    if partial is not None:
+        path.append(cache.cut(partial, agreed))
+    pages = count_pages(rest)
+    if pages:
+        node = tree.add(path[-1] if path else tree.root, rest, pages, now)
+        cache.add_copy(node, tier, INCOMING, slots[len(slots) - pages :])
+        cache.pin(node, tier.index)
+        cache.set_ready(node, tier, now)
+        cache.unpin(node, tier.index)
+    return pages
