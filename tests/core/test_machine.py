@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvsim.core.cache import Lease
 from kvsim.core.pages import count_pages
 from kvsim.core.request import Request
+from kvsim.core.restore import restore
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
@@ -130,6 +131,20 @@ class CacheMachine(RuleBasedStateMachine):
         self.transfers: dict[Transfer, None] = {}
         self.flights: dict[Transfer, Flight] = {}
         self.bytes = [np.full(capacity, -1, dtype=np.int64) for capacity in capacities]
+        if len(capacities) > 1:
+            self.restore(draw(st.lists(PATHS, max_size=3)), draw(st.integers(0, 3)))
+
+    def restore(self, paths: list[tuple[int, ...]], lost: int) -> None:
+        """Begin with pages of these prompts in the lowest tier, but for every fourth page, and with others that nobody wants."""
+        requests, lowest = [self.request(path) for path in paths], self.bytes[-1]
+        pages = dict.fromkeys(page for request in requests for page in ids_of_runs(request.runs).tolist())
+        left = [page for page in pages if page % 4 != lost][: len(lowest) - 1]
+        recovered = {b"%d" % page: slot for slot, page in enumerate([*left, 10**6])}
+        lowest[: len(left)] = left
+        restored = restore(self.cache, requests, lambda page: b"%d" % page, recovered, self.now)
+        there = [np.isin(ids_of_runs(request.runs), left).tolist() for request in requests]
+        first = {page for request, here in zip(requests, there, strict=True) for page in first_pages(request, here)}
+        assert restored == len(first) == self.cache.tiers[-1].pool.capacity - self.cache.tiers[-1].pool.free
 
     # --- what the rules share ---
 
@@ -359,15 +374,24 @@ class CacheMachine(RuleBasedStateMachine):
     def see_through(self, pick: int) -> None:
         self.see_through_one(self.some_transfer(pick))
 
-    @rule(pick=PICK, arrived=st.integers(0, 8))
+    @rule(pick=PICK, arrived=st.integers(0, 8), has_fault=st.booleans())
     @precondition(lambda self: self.transfers)
-    def abort(self, pick: int, arrived: int) -> None:
+    def abort(self, pick: int, arrived: int, has_fault: bool) -> None:
         transfer = self.some_transfer(pick)
         arrived = min(arrived, transfer.pages)
+        transfer.has_fault = has_fault and transfer.begun and transfer.target.index < transfer.source.index
+        bad = ids_of(transfer.nodes)[arrived:][:1]
         self.land(transfer, arrived if transfer.begun else 0)
         self.learn(self.cache.abort(transfer, arrived, self.time()))
         assert transfer.done
         assert transfer.arrived_pages <= arrived
+        if transfer.has_fault:
+            keeping = [node for node in self.nodes_of(bad) if node.state[transfer.source.index]]
+            assert all(node.pins[transfer.source.index] for node in keeping), "it can be read again"
+
+    def nodes_of(self, pages: np.ndarray) -> list[Node]:
+        """The nodes that hold one of these pages."""
+        return [node for node in self.cache.tree.root.descendants() if np.isin(ids_of([node]), pages).any()]
 
     def some_transfer(self, pick: int) -> Transfer:
         return list(self.transfers)[pick % len(self.transfers)]
@@ -515,6 +539,11 @@ class CacheMachine(RuleBasedStateMachine):
                 self.see_through_one(transfer)
         assert len(running.lease.slots) == pages
         self.drop(running)
+
+
+def first_pages(request: Request, here: list[bool]) -> list[int]:
+    """The pages of a prompt before the first one that is not here."""
+    return ids_of_runs(request.runs).tolist()[: [*here, False].index(False)]
 
 
 def ids_of_runs(runs: Any) -> np.ndarray:
