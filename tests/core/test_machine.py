@@ -374,24 +374,39 @@ class CacheMachine(RuleBasedStateMachine):
     def see_through(self, pick: int) -> None:
         self.see_through_one(self.some_transfer(pick))
 
-    @rule(pick=PICK, arrived=st.integers(0, 8), has_fault=st.booleans())
+    @rule(pick=PICK, arrived=st.integers(0, 8))
     @precondition(lambda self: self.transfers)
-    def abort(self, pick: int, arrived: int, has_fault: bool) -> None:
+    def abort(self, pick: int, arrived: int) -> None:
         transfer = self.some_transfer(pick)
-        arrived = min(arrived, transfer.pages)
-        transfer.has_fault = has_fault and transfer.begun and transfer.target.index < transfer.source.index
-        bad = ids_of(transfer.nodes)[arrived:][:1]
+        self.abort_one(transfer, min(arrived, transfer.pages))
+
+    def abort_one(self, transfer: Transfer, arrived: int) -> None:
         self.land(transfer, arrived if transfer.begun else 0)
         self.learn(self.cache.abort(transfer, arrived, self.time()))
         assert transfer.done
         assert transfer.arrived_pages <= arrived
-        if transfer.has_fault:
-            keeping = [node for node in self.nodes_of(bad) if node.state[transfer.source.index]]
-            assert all(node.pins[transfer.source.index] for node in keeping), "it can be read again"
 
-    def nodes_of(self, pages: np.ndarray) -> list[Node]:
-        """The nodes that hold one of these pages."""
-        return [node for node in self.cache.tree.root.descendants() if np.isin(ids_of([node]), pages).any()]
+    @rule(pick=PICK, arrived=st.integers(0, 8))
+    @precondition(lambda self: self.reads())
+    def meet_fault(self, pick: int, arrived: int) -> None:
+        """A read finds a page that cannot be read: it is not offered again, unless somebody keeps it in place."""
+        transfer = self.reads()[pick % len(self.reads())]
+        while waits := self.begin(transfer):
+            self.see_through_one(waits[-1])
+        if not transfer.nodes:
+            return
+        arrived %= transfer.pages
+        bad, source = ids_of(transfer.nodes)[arrived], transfer.source.index
+        transfer.has_fault = True
+        self.abort_one(transfer, arrived)
+        for node in self.cache.tree.root.descendants():
+            if node.state[source] and bad in ids_of([node]):
+                assert node.pins[source], "it can be read again"
+
+    def reads(self) -> list[Transfer]:
+        """Transfers from a lower tier, and first of all from the lowest."""
+        reads = [transfer for transfer in self.transfers if transfer.target.index < transfer.source.index]
+        return [transfer for transfer in reads if transfer.source.index > 1] or reads
 
     def some_transfer(self, pick: int) -> Transfer:
         return list(self.transfers)[pick % len(self.transfers)]
