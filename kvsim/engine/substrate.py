@@ -35,7 +35,8 @@ class Substrate(Protocol):
     def copy(self, transfer: Transfer) -> Event:
         """Move a transfer's pages; the event's value is the number of pages that arrived.
 
-        Several ranks, each of which moves its part of every page, answer with a number each; the least counts.
+        Several ranks, each of which moves its part of every page, answer with a number each; the least counts. If the first
+        page that did not arrive cannot be read any more, ``transfer.has_fault`` says so before the event.
         """
 
     def cancel(self, transfer: Transfer) -> None:
