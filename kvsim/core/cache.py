@@ -27,7 +27,7 @@ class Lease:
     __slots__ = (
         "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "leading_cpu_pages", "rest", "node", "slots",
         "owed_pages", "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch", "hits",
-        "is_finishing",
+        "is_finishing", "is_resumed",
     )  # fmt: skip
     node: Node
     """The deepest node of the pinned path, after admission."""
@@ -51,6 +51,8 @@ class Lease:
         """The last node to be loaded, until the load is made."""
         self.is_finishing = False
         """The answer is there: what is inserted now is no prompt."""
+        self.is_resumed = False
+        """The request was admitted before and gave everything back: what it finds again is used no further time."""
         self.waits = NO_TRANSFERS
         """Write-downs that make room for this request."""
 
@@ -184,12 +186,10 @@ class TieredCache(Movement):
             if not pins[GPU]:
                 evictable += node.pages
             pins[GPU] += 1
-            node.hits += 1
             node.last_used = now
         gpu.evictable_pages -= evictable
         lease.node = node
-        if self.listeners:
-            self.tell_hits(reused, now)
+        self._count_uses(lease, reused, now)
         if loading:
             self._pin_loading(lease, loading, now)
         if lease.loaded_pages < lease.cpu_pages + lease.disk_pages:
@@ -219,9 +219,16 @@ class TieredCache(Movement):
         for tier in self.tiers[CPU:]:
             self.pin(nodes[-1], tier.index)
         for node in nodes:
-            node.hits += 1
             node.last_used = now
             lease.loaded_pages += node.pages
+        self._count_uses(lease, nodes, now)
+
+    def _count_uses(self, lease: Lease, nodes: list[Node], now: float) -> None:
+        """A request uses each page once, however often it is admitted."""
+        if lease.is_resumed:
+            return
+        for node in nodes:
+            node.hits += 1
         if self.listeners:
             self.tell_hits(nodes, now)
 

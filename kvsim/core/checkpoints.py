@@ -265,10 +265,13 @@ class StateStore:
         home.pin(node, tier)
         return tier
 
-    def begin_from(self, node: Node, now: float) -> None:
-        """A request begins from this state."""
-        self.counts.used += 1
-        self._use(node, now)
+    def begin_from(self, node: Node, now: float, *, is_use: bool) -> None:
+        """A request begins from this state; one that resumes does not use it a further time."""
+        if is_use:
+            self.counts.used += 1
+            self._use(node, now)
+        else:
+            node.last_used = now
 
     def load(self, node: Node, slots: Any) -> Transfer:
         """Bring a state from the CPU to the GPU, into these slots."""

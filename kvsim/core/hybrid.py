@@ -137,8 +137,8 @@ class HybridCache(TieredCache):
         detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
         depth = max(found[0] if found else 0, detached[0] if detached else 0)
         if depth < lease.gpu_pages + lease.lower_pages:
-            known, lease = lease.known_pages, self.match_runs(request, split_runs(request.runs, depth)[0])
-            lease.known_pages = known
+            longer, lease = lease, self.match_runs(request, split_runs(request.runs, depth)[0])
+            lease.known_pages, lease.is_resumed = longer.known_pages, longer.is_resumed
         if found is not None and found[0] == depth:
             lease.state = found[1]
         elif detached is not None:
@@ -175,13 +175,14 @@ class HybridCache(TieredCache):
             if self.shares_room:
                 self.states.join_to(state, lease.path[-1])
                 lease.states.append(state)
-            self.states.begin_from(state, self.now)
+            self.states.begin_from(state, self.now, is_use=not lease.is_resumed)
         elif lease.detached is not None and self.detached is not None:
             self.detached.touch(lease.detached)
-            self.states.counts.used += 1
+            self.states.counts.used += not lease.is_resumed
         self.known_pages.setdefault(lease.request.index, lease.known_pages)
-        lost = lease.known_pages - lease.gpu_pages - lease.lower_pages
-        self.states.counts.tokens_lost_to_missing_state += lost * self.page_tokens
+        if not lease.is_resumed:
+            lost = lease.known_pages - lease.gpu_pages - lease.lower_pages
+            self.states.counts.tokens_lost_to_missing_state += lost * self.page_tokens
         return True
 
     def _plan(self, lease: HybridLease) -> list[int]:

@@ -217,6 +217,7 @@ class Engine:
                 yield self.mover.end_of(job.fetch)
                 continue
             lease = cache.match(request)
+            lease.is_resumed = job.is_known
             load_pages = 0
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
@@ -236,7 +237,7 @@ class Engine:
         return -(-tokens // self.cache.page_tokens)
 
     def _start(self, job: Job, lease: Lease) -> None:
-        job.lease, job.is_queued, job.is_claimed = lease, False, False
+        job.lease, job.is_queued, job.is_claimed, job.is_known = lease, False, False, True
         job.admissions += 1
         self.admitted.append(job)
         if lease.waits:

@@ -11,6 +11,7 @@ class Job:
     __slots__ = (
         "request", "arrival_s", "fetch", "fetch_first_page", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads",
         "is_claimed", "computed", "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions",
+        "is_known",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -31,6 +32,8 @@ class Job:
         self.first_token_s = float("nan")
         self.admissions = 0
         """Times that it was given slots, or is promised them."""
+        self.is_known = False
+        """Whether the cache has admitted it before, also if its slots were lost before it had them."""
 
     @property
     def target_tokens(self) -> int:

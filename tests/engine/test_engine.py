@@ -7,6 +7,7 @@ from kvsim.engine.outcome import FINISHED, REJECTED
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from tests.engine.small import HARDWARE, PAGE_BYTES, ask, eager, hits, same_outcome, seconds, small_engine
 
 A, B, C = "abcd", "efgh", "ijkl"
@@ -187,6 +188,14 @@ def test_hits_and_time_to_first_token_of_a_retracted_request_are_those_of_its_fi
     assert [hits(outcome, index) for index in (1, 2)] == [(1, 0, 0), (2, 0, 0)]
     assert outcome.ttft_s[1:].tolist() == seconds([5 + 1, 5 + 1])
     assert outcome.status.tolist() == [FINISHED] * 3
+
+
+def test_a_retracted_request_uses_its_pages_once_however_often_it_is_admitted() -> None:
+    asks = ask("a", output=12), ask("b", output=12)
+    outcome = small_engine(gpu=5, cpu=8, placement=WriteThroughSelective).serve(*asks)
+    assert outcome.retractions == 1 and outcome.placement["written_pages"] == 0
+    outcome = small_engine(gpu=5, cpu=8, placement=WriteThroughSelective).serve(*asks, ask("b", 100))
+    assert outcome.retractions == 1 and outcome.placement["written_pages"] == 1
 
 
 def test_nobody_is_admitted_after_a_retraction_until_a_request_has_ended() -> None:
