@@ -423,7 +423,8 @@ class TieredCache(Movement):
         """Start to read the first ``pages`` pages that only the disk has into the CPU tier, for a request that still waits.
 
         The last transfer returned is the fetch itself; [] if the CPU tier cannot hold the pages. Until it ends, the path
-        from which it goes on stays where it is. The lease is fresh from ``match`` and is not used up.
+        from which it goes on stays where it is; from then on it is as recent as if it had been used now. The lease is fresh
+        from ``match`` and is not used up.
         """
         nodes = self._first_on_disk(lease, pages)
         if not nodes:
@@ -431,6 +432,7 @@ class TieredCache(Movement):
         last, transfers = nodes[-1], NO_TRANSFERS
         for tier in self.tiers:
             self.pin(last, tier.index)
+        self.expect(last, now)
         if self.make_room(self.tiers[CPU], sum([node.pages for node in nodes]), now):
             for node in nodes:
                 self.add_incoming(node, self.tiers[CPU])
@@ -439,6 +441,13 @@ class TieredCache(Movement):
         for tier in self.tiers:
             self.unpin(last, tier.index)
         return transfers
+
+    def expect(self, last: Node, now: float) -> None:
+        """A path, pinned, is about to be used: what was used between its last use and now leaves before it."""
+        now, node = self.tick(now), last
+        while node.parent is not None:
+            node.last_used = now
+            node = node.parent
 
     def _first_on_disk(self, lease: Lease, pages: int) -> list[Node]:
         nodes: list[Node] = []

@@ -522,6 +522,7 @@ class InstantCache(TieredCache):
         last = nodes[-1]
         for tier in self.tiers:
             self.pin(last, tier.index)
+        self.expect(last, now)
         fits = self.make_room(self.tiers[CPU], sum([node.pages for node in nodes]), now)
         read = self._read_disk_now(nodes, now) if fits else []
         for tier in self.tiers:

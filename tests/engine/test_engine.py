@@ -161,6 +161,15 @@ def test_a_page_that_is_dropped_takes_along_what_follows_it_even_on_its_way_to_d
     assert outcome.ttft_s[3] == seconds(5)
 
 
+def test_what_was_fetched_for_a_waiting_request_does_not_leave_before_what_was_used_earlier() -> None:
+    before = ask("ab"), ask("cdefgh", 100), ask("ijklmn", 200)
+    outcome = small_engine(gpu=10, cpu=6, disk=40, prefetch=eager()).serve(*before, ask("uvwx", 300), ask("ab", 300.5))
+    # a and b, last used at 0, come from the disk at 304.5, in place of m and n. At 317 u to x need four pages of the CPU tier:
+    # those of i to l, which were used at 200.
+    assert hits(outcome, 4) == (0, 0, 2)
+    assert outcome.prefetch["fetched_pages"] == outcome.prefetch["used_pages"] == 2
+
+
 # --- retraction ---
 
 
