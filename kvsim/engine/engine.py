@@ -205,11 +205,13 @@ class Engine:
                 yield self._wakeup
 
     def _admit(self) -> Any:
-        """Admit from the queue, first come first served, until something does not fit."""
+        """Admit from the queue, first come first served, until the next step is full or something does not fit."""
         cache, queue = self.cache, self.queue
         if not self.admitted and not self.decoding:
             self._is_full = False
         while queue and not self._is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
+            if not self._has_room_in_step():
+                return
             job = queue[0][1]
             request = job.request
             if job.fetch is not None:
@@ -313,6 +315,14 @@ class Engine:
         heappush(self.queue, (job.request.index, job))
 
     # --- prefill -----------------------------------------------------------------------------------------------------
+
+    def _has_room_in_step(self) -> bool:
+        """Whether the requests that were admitted leave tokens of the next step to others."""
+        budget = self.settings.max_batch_tokens - len(self.decoding)
+        for job in self.admitted:
+            if job.is_claimed and self._can_compute(job):
+                budget -= job.target_tokens - job.computed
+        return budget > 0
 
     def _plan_prefill(self) -> list[tuple[Job, int]]:
         """The prefill chunks of the next step, as (job, tokens), in the order of admission."""

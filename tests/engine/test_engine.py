@@ -161,6 +161,24 @@ def test_a_page_that_is_dropped_takes_along_what_follows_it_even_on_its_way_to_d
     assert outcome.ttft_s[3] == seconds(5)
 
 
+def test_a_request_is_admitted_only_when_the_step_has_tokens_for_it() -> None:
+    outcome = small_engine(gpu=20, max_batch_tokens=17).serve(ask(A), ask(A))
+    # The first prompt fills the step. By the time the second one is matched, it is cached.
+    assert hits(outcome, 1) == (4, 0, 0)
+    assert outcome.ttft_s.tolist() == seconds([17, 17 + 1])
+    outcome = small_engine(gpu=20, max_batch_tokens=18).serve(ask(A), ask(A))
+    assert hits(outcome, 1) == (0, 0, 0)
+
+
+def test_a_best_effort_prefetch_goes_on_while_the_step_is_full() -> None:
+    before = ask("ab"), ask("cdefgh", 100), ask("ijklmn", 200)
+    settings = {"gpu": 10, "cpu": 6, "disk": 40, "max_batch_tokens": 8}
+    outcome = small_engine(**settings, prefetch=eager(stop="best_effort")).serve(*before, ask("uvwx", 300), ask("ab", 305))
+    # u to x take steps of 8, 8 and 1 tokens. The request that came at 305 is admitted to the third one, at 316, not to the
+    # second one, at 308, when only one of its pages had been read.
+    assert hits(outcome, 4) == (0, 0, 2)
+
+
 def test_what_was_fetched_for_a_waiting_request_does_not_leave_before_what_was_used_earlier() -> None:
     before = ask("ab"), ask("cdefgh", 100), ask("ijklmn", 200)
     outcome = small_engine(gpu=10, cpu=6, disk=40, prefetch=eager()).serve(*before, ask("uvwx", 300), ask("ab", 300.5))
