@@ -1,0 +1,49 @@
+"""Gathers the pages of prompts from one layer of a pool into contiguous keys and values."""
+
+import torch
+import triton
+import triton.language as tl
+
+WORD_BYTES = 4
+BLOCK_WORDS = 2048
+BOUNDED = {2: -0x40004001, 4: -0x40000001}
+"""By bytes of an element: all bits of a word but the highest of each exponent."""
+
+
+@triton.jit
+def page_gather_kernel(pool, slots, out, page_stride, half_words, out_half, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+    """One program copies one block of one page's keys or values."""
+    index = tl.program_id(0)
+    half = tl.program_id(2).to(tl.int64)
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(slots + index).to(tl.int64)
+    value = tl.load(pool + slot * page_stride + half * half_words + word, mask=word < half_words)
+    tl.store(out + half * out_half + index.to(tl.int64) * half_words + word, value & KEEP, mask=word < half_words)
+
+
+def gather_pages(pool: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy the pages in ``slots`` (int32, in GPU memory) of one layer to ``out``, in order, on the current stream.
+
+    ``pool`` is the layer's pages ``[page, fragment]``; a fragment has a page's keys, then its values. ``out`` is
+    ``[2, tokens, ...]``, keys then values, with room for all tokens of the pages, in the type that the bytes stand for: two or
+    four bytes an element. The highest bit of every exponent is left out, as ``paged_attention`` does. Raises ValueError if
+    ``out`` is too small. The call returns at once.
+    """
+    words, gathered = pool.view(torch.int32), out.flatten(1)
+    half_words = words.shape[1] // 2
+    if len(slots) * half_words * WORD_BYTES > gathered.shape[1] * out.element_size():
+        raise ValueError(f"{len(slots)} pages of 2 x {half_words * WORD_BYTES} bytes do not fit in {tuple(out.shape)}")
+    if not len(slots):
+        return
+    gathered = gathered.view(torch.int32)
+    page_gather_kernel[(len(slots), triton.cdiv(half_words, BLOCK_WORDS), 2)](
+        words,
+        slots,
+        gathered,
+        words.stride(0),
+        half_words,
+        gathered.stride(0),
+        KEEP=BOUNDED[out.element_size()],
+        BLOCK=BLOCK_WORDS,
+        num_warps=4,
+    )

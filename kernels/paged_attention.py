@@ -1,0 +1,262 @@
+"""Attention of decoding requests over pages that lie anywhere in a pool, split over the context (flash-decoding).
+
+One program attends with all query heads of a KV head to a part of one request's context, so that a few long contexts fill the
+GPU as well as many short ones; a second kernel joins the parts (Dao et al.: Flash-Decoding for long-context inference, 2023).
+Pages are those of PagedAttention (Kwon et al., SOSP 2023, arXiv:2309.06180).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import log2
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+BLOCK_TOKENS = 64
+"""Tokens that a program holds at a time."""
+LEAST_ROWS = 16
+"""The fewest rows that a matrix product on tensor cores has."""
+LONGEST_PART_TOKENS = 2048
+PROGRAMS_PER_MULTIPROCESSOR = 4
+JOINED_PARTS = 16
+BOUNDED = {2: -0x4001, 4: -0x40000001}
+"""By bytes of an element: all bits but the exponent's highest, which only numbers of 2 and more, infinities and NaN have set."""
+
+
+@triton.jit
+def paged_attention_kernel(
+    query,
+    pool,
+    slots,
+    parts,
+    partial,
+    weights,
+    part_count,
+    query_stride,
+    page_stride,
+    scale,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRODUCT: tl.constexpr,
+):
+    """One program attends to one part of one request with the GROUP query heads of one KV head."""
+    part = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    request = tl.load(parts + part).to(tl.int64)
+    start = tl.load(parts + part_count + part)
+    end = tl.load(parts + 2 * part_count + part)
+    first_slot = tl.load(parts + 3 * part_count + part)
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, DIMS)[None, :]
+    head = kv_head * GROUP + row
+    is_element = (row < GROUP)[:, None] & (dim < DIM)
+    kind = query.dtype.element_ty
+    asked = tl.load(query + request * query_stride + head[:, None] * DIM + dim, mask=is_element, other=0.0).to(PRODUCT)
+    most = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    attended = tl.zeros((ROWS, DIMS), tl.float32)
+
+    for first in range(start, end, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        is_token = token < end
+        slot = tl.load(slots + first_slot + token // PAGE, mask=is_token, other=0).to(tl.int64)
+        place = slot * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
+        address = pool + place[:, None] + dim
+        is_read = is_token[:, None] & (dim < DIM)
+        key = tl.load(address, mask=is_read, other=0)
+        value = tl.load(address + PAGE * KV_HEADS * DIM, mask=is_read, other=0)
+        key = (key & KEEP).to(kind, bitcast=True).to(PRODUCT)
+        value = (value & KEEP).to(kind, bitcast=True).to(PRODUCT)
+        score = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+        score = tl.where(is_token[None, :], score, float("-inf"))
+        more = tl.maximum(most, tl.max(score, 1))
+        share = tl.exp2(score - more[:, None])
+        kept = tl.exp2(most - more)
+        total = total * kept + tl.sum(share, 1)
+        attended = attended * kept[:, None] + tl.dot(share.to(PRODUCT), value, input_precision="ieee")
+        most = more
+
+    to = part.to(tl.int64) * (KV_HEADS * GROUP) + head
+    tl.store(partial + to[:, None] * DIM + dim, attended / total[:, None], mask=is_element)
+    tl.store(weights + to, most + tl.log2(total), mask=row < GROUP)
+
+
+@triton.jit
+def join_kernel(
+    partial,
+    weights,
+    spans,
+    out,
+    requests,
+    out_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """One program joins the parts of one request and one query head, in proportion to their sums of exponentials."""
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    first = tl.load(spans + request)
+    end = first + tl.load(spans + requests + request)
+    dim = tl.arange(0, DIMS)
+    most = float("-inf")
+    total = 0.0
+    joined = tl.zeros((DIMS,), tl.float32)
+    for begin in range(first, end, PARTS):
+        part = begin + tl.arange(0, PARTS)
+        at = part.to(tl.int64) * HEADS + head
+        weight = tl.load(weights + at, mask=part < end, other=float("-inf"))
+        is_element = (part < end)[:, None] & (dim < DIM)[None, :]
+        values = tl.load(partial + at[:, None] * DIM + dim[None, :], mask=is_element, other=0.0)
+        more = tl.maximum(most, tl.max(weight, 0))
+        share = tl.exp2(weight - more)
+        kept = tl.exp2(most - more)
+        total = total * kept + tl.sum(share, 0)
+        joined = joined * kept + tl.sum(share[:, None] * values, 0)
+        most = more
+    place = out + request.to(tl.int64) * out_stride + head * DIM + dim
+    tl.store(place, (joined / total).to(out.dtype.element_ty), mask=dim < DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParts:
+    """How the contexts of a batch are cut into parts, in GPU memory: made once, used in every layer."""
+
+    parts: torch.Tensor
+    """int32 ``[4, parts]``: request, first token, end, index of the request's first slot."""
+    spans: torch.Tensor
+    """int32 ``[2, requests]``: first part, number of parts."""
+    slots: torch.Tensor
+    """int32: the page slots of all requests, one request after another."""
+    partial: torch.Tensor
+    weights: torch.Tensor
+
+
+def cut_contexts(
+    contexts: np.ndarray,
+    slots: list[torch.Tensor],
+    *,
+    page_tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    device: torch.device,
+) -> ContextParts:
+    """Cut contexts of so many tokens into parts of equal length, so many that they fill the GPU.
+
+    ``slots`` has the page slots of each request (int32, on ``device``), at least those of its context. The host does not wait
+    for the GPU. Raises ValueError for an empty context or one that has too few slots.
+    """
+    counts = np.array([len(each) for each in slots])
+    needed = -(-contexts // page_tokens)
+    if contexts.min() < 1:
+        raise ValueError(f"a context must have a token at least, not {contexts.min()}")
+    if (counts < needed).any():
+        short = int(np.flatnonzero(counts < needed)[0])
+        raise ValueError(f"a context of {contexts[short]} tokens needs {needed[short]} pages, not {counts[short]}")
+    wanted = triton.next_power_of_2(-(-int(contexts.sum()) * kv_heads // wanted_programs(device)))
+    length = min(max(wanted, BLOCK_TOKENS), LONGEST_PART_TOKENS)
+    shares = -(-contexts // length)
+    request = np.repeat(np.arange(len(contexts)), shares)
+    first_part = np.cumsum(shares) - shares
+    start = (np.arange(len(request)) - first_part[request]) * length
+    first_slot = (np.cumsum(counts) - counts)[request]
+    table = np.concatenate([request, start, np.minimum(start + length, contexts[request]), first_slot, first_part, shares])
+    host = torch.empty(len(table), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host.numpy()[:] = table
+    uploaded = host.to(device, non_blocking=True)
+    parts = len(request)
+    return ContextParts(
+        parts=uploaded[: 4 * parts].view(4, parts),
+        spans=uploaded[4 * parts :].view(2, len(contexts)),
+        slots=torch.cat(slots),
+        partial=torch.empty((parts, heads, head_dim), dtype=torch.float32, device=device),
+        weights=torch.empty((parts, heads), dtype=torch.float32, device=device),
+    )
+
+
+@cache
+def wanted_programs(device: torch.device) -> int:
+    """Programs that fill the GPU with some to spare, as they do not end at the same time. The interpreter wants few."""
+    if device.type != "cuda":
+        return PROGRAMS_PER_MULTIPROCESSOR
+    multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+
+
+def attend_pages(
+    query: torch.Tensor, pool: torch.Tensor, cut: ContextParts, out: torch.Tensor, *, page_tokens: int, kv_heads: int
+) -> None:
+    """Attend with one query token of each request to its context; the result is written to ``out``. On the current stream.
+
+    ``query`` and ``out`` are ``[request, head, dim]``, bf16, float16 or float32, a request's heads contiguous. ``pool`` is one
+    layer's pages ``[page, fragment]`` of bytes; a fragment has a page's keys, then its values, each ``[token, kv head, dim]``
+    of the query's type. Keys and values are taken without the highest bit of their exponent: this changes none below 2 in
+    magnitude, and makes numbers of whatever bits a page holds. Products are of the query's type and summed in float32; in
+    the interpreter they are of float32. The call returns at once. Raises ValueError if shapes do not fit.
+    """
+    requests, heads, dim = query.shape
+    check_fragment(pool, page_tokens=page_tokens, kv_heads=kv_heads, head_dim=dim, element_bytes=query.element_size())
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads must divide {heads} query heads, {kv_heads} does not")
+    words = pool.view(torch.int16 if query.element_size() == 2 else torch.int32)
+    group, dims = heads // kv_heads, max(LEAST_ROWS, triton.next_power_of_2(dim))
+    parts = cut.parts.shape[1]
+    paged_attention_kernel[(parts, kv_heads)](
+        query,
+        words,
+        cut.slots,
+        cut.parts,
+        cut.partial,
+        cut.weights,
+        parts,
+        query.stride(0),
+        words.stride(0),
+        dim**-0.5 * log2(np.e),
+        GROUP=group,
+        DIM=dim,
+        KV_HEADS=kv_heads,
+        PAGE=page_tokens,
+        KEEP=BOUNDED[query.element_size()],
+        ROWS=max(LEAST_ROWS, triton.next_power_of_2(group)),
+        DIMS=dims,
+        BLOCK=BLOCK_TOKENS,
+        PRODUCT=PRODUCTS[query.dtype] if query.is_cuda else tl.float32,
+        num_warps=4,
+        num_stages=3,
+    )
+    join_kernel[(requests, heads)](
+        cut.partial,
+        cut.weights,
+        cut.spans,
+        out,
+        requests,
+        out.stride(0),
+        HEADS=heads,
+        DIM=dim,
+        DIMS=dims,
+        PARTS=JOINED_PARTS,
+        num_warps=4,
+    )
+
+
+PRODUCTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+def check_fragment(pool: torch.Tensor, *, page_tokens: int, kv_heads: int, head_dim: int, element_bytes: int) -> None:
+    """Raise ValueError unless a layer's pages ``[page, fragment]`` have room for keys and values of these shapes, and no more."""
+    expected = 2 * page_tokens * kv_heads * head_dim * element_bytes
+    if pool.dim() != 2 or pool.stride(1) != 1 or pool.shape[1] * pool.element_size() != expected:
+        raise ValueError(
+            f"a layer of the pool is [page, fragment] with fragments of 2 x {page_tokens} tokens x {kv_heads} heads x {head_dim} "
+            f"x {element_bytes} = {expected} bytes, not {tuple(pool.shape)} of {pool.element_size()}"
+        )
