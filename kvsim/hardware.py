@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
+
 RATES_AND_SIZES = (
     "flops_per_s",
     "memory_bytes",
@@ -24,6 +26,9 @@ class HardwareSpec:
     memory bandwidth and host link count ``gpus`` times, the disk once. That holds while the KV is spread evenly over
     the GPUs; with more GPUs than KV heads it would be stored in copies, which is not modelled. Nor is communication
     between GPUs. Attributes named ``total`` and ``effective`` are those of all GPUs.
+
+    Rates are those of long copies and large products. Where curves are given, simulated copies, reads, writes and steps take
+    what the curves say of their size; policies estimate by the rates above.
     """
 
     flops_per_s: float
@@ -49,6 +54,11 @@ class HardwareSpec:
     """Fraction of the peak that long reads reach."""
     step_overhead_s: float = 5e-4
     """Time of a step that is neither compute nor memory: scheduling, launch, sampling."""
+
+    link_curves: LinkCurves | None = None
+    """Measured, as ``kvsim calibrate`` does, like the two below."""
+    disk_curves: DiskCurves | None = None
+    compute_curves: ComputeCurves | None = None
 
     def __post_init__(self) -> None:
         for name in RATES_AND_SIZES:

@@ -7,31 +7,50 @@ from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
-from kvsim.substrate.simulated.compute import Roofline
+from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.links import Channel, Flow
 
 
 class SimulatedSubstrate:
-    """Four channels, one for each direction between neighbouring tiers, and a roofline for the GPU."""
+    """Four channels, one for each direction between neighbouring tiers, and the time of steps on the GPU.
+
+    Their rates are the machine's, or what its curves say of the run's pages.
+    """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, *, links: str) -> None:
         self.env = Environment()
         self.page_bytes = model.page_bytes(page_tokens)
         self.layers = model.layers
-        self.roofline = Roofline(model, hardware)
-        self.channels = self._channels(hardware, links == "shared")
+        self.steps = step_times(model, hardware)
+        fragment_bytes = self.page_bytes / model.attention_layers / hardware.gpus
+        self.channels = self._channels(hardware, fragment_bytes, links == "shared")
         self.flows: dict[Transfer, Flow] = {}
 
-    def _channels(self, hardware: HardwareSpec, is_shared: bool) -> dict[str, Channel]:
-        rates = {
-            "cpu-gpu": (hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s),
-            "gpu-cpu": (hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s),
-            "disk-cpu": (hardware.disk_read_bytes_per_s, hardware.disk_latency_s),
-            "cpu-disk": (hardware.disk_write_bytes_per_s, hardware.disk_latency_s),
-        }
+    def _channels(self, hardware: HardwareSpec, fragment_bytes: float, is_shared: bool) -> dict[str, Channel]:
+        rates, total = self._rates(hardware, fragment_bytes)
         channels = {name: Channel(self.env, *rate, is_shared=is_shared) for name, rate in rates.items()}
-        Channel.couple(channels["cpu-gpu"], channels["gpu-cpu"], hardware.total_both_directions_bytes_per_s)
+        Channel.couple(channels["cpu-gpu"], channels["gpu-cpu"], total)
         return channels
+
+    def _rates(self, hardware: HardwareSpec, fragment_bytes: float) -> tuple[dict[str, tuple[float, float]], float]:
+        """Bytes a second and latency of each channel, and the total of the host link while both directions are busy."""
+        to_device = hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s
+        to_host = hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s
+        total = hardware.total_both_directions_bytes_per_s
+        if links := hardware.link_curves:
+            (down, down_s), (up, up_s) = links.to_device(fragment_bytes), links.to_host(fragment_bytes)
+            to_device, to_host = (down * hardware.gpus, down_s), (up * hardware.gpus, up_s)
+            total = links.total_bytes_per_s(fragment_bytes) * hardware.gpus
+        read, write = hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s
+        if disk := hardware.disk_curves:
+            read, write = disk.read_bytes_per_s(self.page_bytes), disk.write_bytes_per_s(self.page_bytes)
+        rates = {
+            "cpu-gpu": to_device,
+            "gpu-cpu": to_host,
+            "disk-cpu": (read, hardware.disk_latency_s),
+            "cpu-disk": (write, hardware.disk_latency_s),
+        }
+        return rates, total
 
     def copy(self, transfer: Transfer) -> Event:
         """As in the contract. The pages arrive in order, so a copy that is cut short has brought the first ones whole."""
@@ -58,7 +77,7 @@ class SimulatedSubstrate:
         if flows:
             self._compute_behind(work, flows, done)
         elif work.max_steps == 1:
-            return self.env.timeout(self.roofline.leap_s(work, 1), 1)
+            return self.env.timeout(self.steps.leap_s(work, 1), 1)
         else:
             self._leap(work, done)
         return done
@@ -69,10 +88,10 @@ class SimulatedSubstrate:
 
         def stop(_: Event) -> None:
             if not done.triggered:
-                steps = self.roofline.steps_by(work, self.env.now - began, work.max_steps)
-                self._end_after(began + self.roofline.leap_s(work, steps) - self.env.now, done, steps)
+                steps = self.steps.steps_by(work, self.env.now - began, work.max_steps)
+                self._end_after(began + self.steps.leap_s(work, steps) - self.env.now, done, steps)
 
-        self._end_after(self.roofline.leap_s(work, work.max_steps), done, work.max_steps)
+        self._end_after(self.steps.leap_s(work, work.max_steps), done, work.max_steps)
         if work.stop is not None:
             if work.stop.processed:
                 stop(work.stop)
@@ -93,7 +112,7 @@ class SimulatedSubstrate:
 
         started + all compute; first layer landed + all compute; last layer landed + one layer's compute
         """
-        compute_s, began, waiting = self.roofline.leap_s(work, 1), self.env.now, len(flows)
+        compute_s, began, waiting = self.steps.leap_s(work, 1), self.env.now, len(flows)
 
         def landed(_: Event) -> None:
             nonlocal waiting

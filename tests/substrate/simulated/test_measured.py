@@ -1,0 +1,159 @@
+"""With curves a step is the sum of its parts, and copies and reads are as fast as pages of the run's size are."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.engine.substrate import Work
+from kvsim.hardware import HardwareSpec
+from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
+from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.compute import MeasuredParts, Ramps, step_times
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+
+MODEL = ModelSpec(layers=2, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
+"""120 FLOPs a token and 20 for one that is sampled, 16 a pair, 8 bytes of KV a token (4 a layer), 140 bytes of weights."""
+MACHINE: dict[str, Any] = {
+    "flops_per_s": 1e9,
+    "memory_bytes": 1,
+    "memory_bytes_per_s": 1e9,
+    "host_to_device_bytes_per_s": 100.0,
+    "device_to_host_bytes_per_s": 80.0,
+    "both_directions_bytes_per_s": 150.0,
+    "disk_read_bytes_per_s": 20.0,
+    "disk_write_bytes_per_s": 10.0,
+    "step_overhead_s": 0.5,
+}
+CURVES: dict[str, Any] = {
+    "linear": [[1, 10.0], [100, 1000.0]],
+    "prefill_attention": [[2, 10, 4.0], [2, 1000, 8.0], [200, 10, 16.0]],
+    "decode_attention": [[40, 20.0], [80, 20.0], [400, 50.0]],
+}
+
+
+def machine(**changes: Any) -> HardwareSpec:
+    return HardwareSpec(**(MACHINE | changes))
+
+
+def measured(gpus: int = 1, **curves: Any) -> MeasuredParts:
+    steps = step_times(MODEL, machine(gpus=gpus, compute_curves=ComputeCurves(**(CURVES | curves))))
+    assert isinstance(steps, MeasuredParts)
+    return steps
+
+
+def test_products_run_at_the_rate_for_their_flops_a_byte() -> None:
+    """12 tokens, all sampled: 12 * 140 = 1680 FLOPs for 140 bytes, 12 a byte: 120 FLOPs a second; and attention's least."""
+    work = Work(decode_requests=12, decode_context_tokens=0)
+    assert measured().leap_s(work, 1) == pytest.approx(1680 / 120 + 2 * 2.0 + 0.5)
+
+
+def test_a_chunk_attends_at_the_rate_for_its_rows_and_its_context() -> None:
+    """One token of two heads, at position 99: 16 * 100 FLOPs at 100 tokens' rate, halfway between those of 10 and of 1000."""
+    work = Work(chunks=[(1, 99)])
+    assert measured(linear=[[1, 120.0]]).leap_s(work, 1) == pytest.approx(1 + 1600 / 32**0.5 + 0.5)
+    work = Work(chunks=[(10, 0), (1, 9)])
+    attention_s = 16 * 55 / (4 * 16) ** 0.5 + 16 * 10 / 4
+    assert measured(linear=[[1, 120.0]]).leap_s(work, 1) == pytest.approx(11 + attention_s + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("context", "layer_s"),
+    [(0, 2.0), (5, 2.0), (10, 2.0), (15, 3.0), (20, 4.0), (60, 6.0), (100, 8.0), (200, 16.0)],
+)
+def test_decode_attention_takes_seconds_by_the_bytes_of_a_layer(context: int, layer_s: float) -> None:
+    """Points at 10, 20 and 100 tokens of 4 bytes: 2, 4 and 8 seconds in each of two layers."""
+    work = Work(decode_requests=1, decode_context_tokens=context)
+    assert measured(linear=[[1, 140.0]]).leap_s(work, 1) == pytest.approx(1 + 2 * layer_s + 0.5)
+
+
+def test_decode_attention_takes_its_flops_at_least() -> None:
+    """At 100 tokens 16 * 100 FLOPs; a rate of 40 FLOPs a second makes more of them than the 16 seconds of their bytes."""
+    steps = step_times(MODEL, machine(flops_per_s=40.0, compute_curves=ComputeCurves(**(CURVES | {"linear": [[1, 140.0]]}))))
+    assert steps.leap_s(Work(decode_requests=1, decode_context_tokens=100), 1) == pytest.approx(1 + 40 + 0.5)
+
+
+def test_gpus_share_rows_bytes_and_flops() -> None:
+    """A row of the chunk is each GPU's, and a token takes 2 bytes of a layer on each."""
+    chunk = Work(chunks=[(1, 99)])
+    rows = [[1, 1, 10.0], [2, 1, 1000.0]]
+    assert measured(gpus=2, linear=[[1, 60.0]], prefill_attention=rows).leap_s(chunk, 1) == pytest.approx(1 + 1600 / 20 + 0.5)
+    decode = Work(decode_requests=1, decode_context_tokens=40)
+    assert measured(gpus=2, linear=[[1, 70.0]]).leap_s(decode, 1) == pytest.approx(1 + 2 * 4.0 + 0.5)
+
+
+def test_states_are_read_and_written_at_the_memorys_rate() -> None:
+    hybrid = ModelSpec(
+        layers=2,
+        hidden_size=2,
+        vocabulary=5,
+        heads=2,
+        kv_heads=1,
+        head_dim=1,
+        mlp_width=3,
+        recurrent_layers=1,
+        state_heads=1,
+        state_key_dim=3,
+        state_value_dim=5,
+        recurrent_in_width=1,
+        state_flops_per_element=1.0,
+    )
+    curves = ComputeCurves(**CURVES)
+    fast, slow = (
+        step_times(hybrid, machine(compute_curves=curves, memory_bytes_per_s=rate)).leap_s(Work(chunks=[(3, 0), (1, 0)]), 1)
+        for rate in (1e9, 1.0)
+    )
+    assert slow - fast == pytest.approx(2 * 2 * 60)
+
+
+WORK = st.builds(Work, decode_requests=st.integers(1, 60), decode_context_tokens=st.integers(0, 300))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(work=WORK, steps=st.integers(1, 60), fraction=st.floats(0.0, 1.2))
+def test_a_leap_is_the_sum_of_its_steps_and_may_be_stopped_at_each(work: Work, steps: int, fraction: float) -> None:
+    parts = measured()
+    each = [
+        parts.leap_s(Work(decode_requests=work.decode_requests, decode_context_tokens=context), 1)
+        for context in range(
+            work.decode_context_tokens, work.decode_context_tokens + steps * work.decode_requests, work.decode_requests
+        )
+    ]
+    assert parts.leap_s(work, steps) == pytest.approx(sum(each), rel=1e-9)
+    elapsed_s = parts.leap_s(work, steps) * fraction
+    expected = next((done for done in range(1, steps) if parts.leap_s(work, done) >= elapsed_s), steps)
+    assert parts.steps_by(work, elapsed_s, steps) == expected
+
+
+def test_a_long_sum_costs_no_more_than_its_points() -> None:
+    ramps = Ramps([(10.0, 5.0), (20.0, 10.0)])
+    assert ramps.total(0, 1, 10) == 50
+    assert ramps.total(10, 10, 2) == 5 + 10
+    assert ramps.total(5, 10, 3) == 5 + 7.5 + 12.5
+    assert ramps.total(20, 2, 10**12) == pytest.approx(10 * 10**12 + 10.0**24 / 2, rel=1e-9)
+
+
+def test_channels_have_the_rates_of_the_runs_pages() -> None:
+    links = LinkCurves(host_to_device=[[8, 0.25, 50.0]], device_to_host=[[8, 0.5, 30.0]], both_directions=[[8, 60.0]])
+    disk = DiskCurves(read=[[1, 16, 4.0], [4, 16, 8.0]], write=[[1, 16, 2.0]], depth=2)
+    spec = machine(link_curves=links, disk_curves=disk, disk_latency_s=0.125)
+    channels = SimulatedSubstrate(MODEL, spec, 2, links="fifo").channels
+    assert {name: (channel.bytes_per_s, channel.latency_s) for name, channel in channels.items()} == {
+        "cpu-gpu": (50, 0.25),
+        "gpu-cpu": (30, 0.5),
+        "disk-cpu": (pytest.approx(32**0.5), 0.125),
+        "cpu-disk": (2, 0.125),
+    }
+    both = [channels["cpu-gpu"].send(375.0), channels["gpu-cpu"].send(225.0)]
+    channels["cpu-gpu"].env.run()
+    assert [flow.ended_s for flow in both] == pytest.approx([10.25, 10.5])  # 37.5 and 22.5 bytes a second
+
+
+def test_gpus_have_links_of_their_own_for_parts_of_each_fragment() -> None:
+    """Pages of 2 tokens: fragments of 8 bytes, 4 on each of two GPUs."""
+    links = LinkCurves(
+        host_to_device=[[4, 0.25, 50.0], [8, 0.5, 70.0]], device_to_host=[[4, 0.5, 30.0]], both_directions=[[4, 60.0]]
+    )
+    channels = SimulatedSubstrate(MODEL, machine(link_curves=links, gpus=2), 2, links="fifo").channels
+    assert [(channels[name].bytes_per_s, channels[name].latency_s) for name in ("cpu-gpu", "gpu-cpu")] == [(100, 0.25), (60, 0.5)]
