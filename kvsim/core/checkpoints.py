@@ -4,10 +4,11 @@ A cached prefix of a hybrid model is worth nothing unless a state was saved at i
 named by the last page before it: a page id names everything up to its page, and so does a state.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sortedcontainers import SortedDict
 
@@ -19,86 +20,123 @@ from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 T = TypeVar("T")
 
 
-def page_before(runs: tuple[Run, ...], depth: int) -> int:
-    """The id of the page at which the first ``depth`` pages end; ``depth`` is at least 1 and at most the pages there are."""
-    for start, pages in runs:
-        if depth <= pages:
-            return start + depth - 1
-        depth -= pages
-    raise ValueError("the prompt has fewer pages")
+class Place(NamedTuple):
+    """Where a state lies. The path up to a page is always the same, so all three follow from the page."""
+
+    page: int
+    """The last page before the state, which names it."""
+    depth: int
+    """Pages up to there."""
+    run: int
+    """The first page of its run, in the normalised runs of any prompt that goes through it."""
+
+
+def places_after(runs: tuple[Run, ...], depths: Iterable[int]) -> Iterator[Place]:
+    """Where the states after so many pages lie. ``runs`` are normalised; ``depths`` ascend from 1 to the pages there are."""
+    before, at = 0, iter(runs)
+    start, pages = next(at)
+    for depth in depths:
+        while depth > before + pages:
+            before += pages
+            start, pages = next(at)
+        yield Place(start + depth - before - 1, depth, start)
+
+
+def first_of_run(node: Node) -> int:
+    """The first page of the run that the last page of a node lies in."""
+    start = node.runs[-1][0]
+    while len(node.runs) == 1 and node.parent is not None and node.parent.runs and sum(node.parent.runs[-1]) == start:
+        node = node.parent
+        start = node.runs[-1][0]
+    return start
 
 
 class StateIndex(Generic[T]):
-    """What is known of the state after a page, by page id: found by runs, at O(log states) a run."""
+    """What is known of the state after a page, by page id.
+
+    A run of a prompt begins at the same page in all prompts that share it, so what is known is filed by the first page of its
+    run. A look-up goes through the runs of a prompt from the last one on, at one question to a dictionary for each, and searches
+    only where something is filed.
+    """
 
     def __init__(self) -> None:
         self._states: Any = SortedDict()
+        """(place, state) by page."""
+        self._runs: dict[int, tuple[int, list[int]]] = {}
+        """By the first page of a run: the pages before the run, and its pages after which there is a state, ascending."""
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def __setitem__(self, page: int, state: T) -> None:
-        self._states[page] = state
+    def put(self, place: Place, state: T) -> None:
+        """Know the state at this place."""
+        if place.page not in self._states:
+            before = place.depth - (place.page - place.run + 1)
+            insort(self._runs.setdefault(place.run, (before, []))[1], place.page)
+        self._states[place.page] = place, state
 
     def get(self, page: int) -> T | None:
         """The state after this page."""
-        found: T | None = self._states.get(page)
-        return found
+        found: tuple[Place, T] | None = self._states.get(page)
+        return found[1] if found else None
 
     def pop(self, page: int) -> None:
         """Forget the state after this page, if there is one."""
-        self._states.pop(page, None)
+        if found := self._states.pop(page, None):
+            run = found[0].run
+            pages = self._runs[run][1]
+            del pages[bisect_left(pages, page)]
+            if not pages:
+                del self._runs[run]
 
     def values(self) -> list[T]:
         """All that is known."""
-        return list(self._states.values())
+        return [state for _, state in self._states.values()]
 
     def deepest_first(self, runs: tuple[Run, ...], limit: int) -> Iterator[tuple[int, T]]:
         """(depth in pages, state) of a prompt's states within its first ``limit`` pages, the deepest first."""
-        depth, within = 0, []
-        for start, pages in runs:
-            pages = min(pages, limit - depth)
-            if pages <= 0:
-                break
-            within.append((start, pages, depth))
-            depth += pages
-        for start, pages, before in reversed(within):
-            for page in self._states.irange(start, start + pages - 1, reverse=True):
-                yield before + page - start + 1, self._states[page]
+        known = self._runs
+        for start, pages in reversed(runs):
+            if start in known:
+                before, found = known[start]
+                end = bisect_left(found, start + min(pages, limit - before))
+                for page in reversed(found[:end]):
+                    yield before + page - start + 1, self._states[page][1]
 
-    def along(self, runs: tuple[Run, ...]) -> list[T]:
-        """All states after pages of these runs."""
+    def along(self, runs: tuple[Run, ...]) -> list[tuple[Place, T]]:
+        """All states after pages of these runs, which may begin anywhere."""
         return [self._states[page] for start, pages in runs for page in self._states.irange(start, start + pages - 1)]
 
 
 class DetachedStates:
     """States that outlive the KV of their prefix on the GPU: a cache of its own, least recently used first to go.
 
-    ``capacity`` is in states; None keeps all.
+    ``capacity`` is in states, 1 or more; None keeps all.
     """
 
     def __init__(self, capacity: int | None) -> None:
-        if capacity is not None and capacity < 0:
-            raise ValueError(f"capacity must be 0 or more, not {capacity}")
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"capacity must be 1 or more, not {capacity}")
         self.capacity = capacity
-        self.evicted = 0
-        self._index: StateIndex[int] = StateIndex()
-        self._recency: OrderedDict[int, None] = OrderedDict()
+        self.clear()
 
     def __len__(self) -> int:
         return len(self._recency)
 
-    def insert(self, page: int) -> None:
-        """Keep the state after a page, as the most recent one."""
-        if self.capacity == 0:
-            self.evicted += 1
-            return
-        self._index[page] = page
-        self.touch(page)
+    def __contains__(self, page: int) -> bool:
+        return page in self._recency
+
+    def __iter__(self) -> Iterator[int]:
+        """The pages after which there is a state, least recently used first."""
+        return iter(self._recency)
+
+    def insert(self, place: Place) -> None:
+        """Keep the state at a place, as the most recent one."""
+        self._index.put(place, place.page)
+        self.touch(place.page)
         if self.capacity is not None and len(self._recency) > self.capacity:
             oldest, _ = self._recency.popitem(last=False)
             self._index.pop(oldest)
-            self.evicted += 1
 
     def touch(self, page: int) -> None:
         """The state is the most recent one now."""
@@ -109,14 +147,10 @@ class DetachedStates:
         """(depth in pages, page) of the prompt's deepest state within its first ``limit`` pages."""
         return next(self._index.deepest_first(runs, limit), None)
 
-    def remove(self, page: int) -> None:
-        """Give the state up."""
-        if self._recency.pop(page, self) is not self:
-            self._index.pop(page)
-
     def clear(self) -> None:
         """Give all states up."""
-        self.__init__(self.capacity)  # type: ignore[misc]
+        self._index: StateIndex[int] = StateIndex()
+        self._recency: OrderedDict[int, None] = OrderedDict()
 
 
 @dataclass(slots=True)
@@ -127,7 +161,7 @@ class CheckpointCounts:
     used: int = 0
     """Requests that began from one."""
     evicted: int = 0
-    """Given up, and in no tier any more."""
+    """Given up: in no tier any more, and not among the detached."""
     detached: int = 0
     """Kept when the KV of their prefix left the GPU."""
     no_room: int = 0
@@ -146,12 +180,14 @@ class StateStore:
     node's.
     """
 
-    def __init__(self, home: Movement, units: int) -> None:
+    def __init__(self, home: Movement, units: int, detached: DetachedStates | None = None) -> None:
         self.home = home
         self.units = units
+        self.detached = detached
         self.counts = CheckpointCounts()
         self.index: StateIndex[Node] = StateIndex()
-        self._created = 0
+        self._came = 0
+        """States that were saved when there was none of that place, in a tier or detached."""
 
     @staticmethod
     def page_of(node: Node) -> int:
@@ -160,8 +196,9 @@ class StateStore:
 
     def count(self, state_bytes: int) -> CheckpointCounts:
         """What became of all states, each of so many bytes."""
-        alive = sum(any(node.state) for node in self.index.values())
-        self.counts.evicted = self._created - alive - self.counts.detached
+        alive = {self.page_of(node) for node in self.index.values() if any(node.state)}
+        alive.update(self.detached or ())
+        self.counts.evicted = self._came - len(alive)
         self.counts.bytes = self.counts.saved * state_bytes
         return self.counts
 
@@ -191,12 +228,12 @@ class StateStore:
         """Whether a request can begin from this state now."""
         return node.state[GPU] in (READY, LEAVING) or any(state == READY for state in node.state[CPU:])
 
-    def save(self, page: int, depth: int, now: float, slots: Any = None, end: Node | None = None) -> Any:
-        """Keep the state after a page, the ``depth``-th of its prompt, on the GPU: in some of these slots, or in slots that are
-        free or freed. Returns the slots that are left. ``end`` is the node that ends with this page, if it is in ``home``.
+    def save(self, place: Place, now: float, slots: Any = None, end: Node | None = None) -> Any:
+        """Keep the state at a place on the GPU: in some of these slots, or in slots that are free or freed. Returns the slots
+        that are left. ``end`` is the node that ends with its page, if it is in ``home``.
         """
         home, gpu = self.home, self.home.gpu
-        node = self.find(page)
+        node = self.find(place.page)
         if node is not None and end is not None:
             self.join_to(node, end)
         if node is not None and node.state[GPU] != ABSENT:
@@ -210,12 +247,12 @@ class StateStore:
                 return None
             slots = gpu.pool.take(self.units)
         if node is None:
-            node = home.tree.add(home.tree.root, ((STRIDE * (-1 - page), self.units),), self.units, now)
-            node.depth = depth - self.units
+            node = home.tree.add(home.tree.root, ((STRIDE * (-1 - place.page), self.units),), self.units, now)
+            node.depth = place.depth - self.units
             if end is not None:
                 self.join_to(node, end)
-            self.index[page] = node
-            self._created += 1
+            self.index.put(place, node)
+            self._came += self.detached is None or place.page not in self.detached
         else:
             self._use(node, now)
         mine, left = gpu.pool.split(slots, self.units)
@@ -229,8 +266,9 @@ class StateStore:
 
     def adopt(self, state: Node, end: Node | None) -> None:
         """Know a state that has been put into the home's tree, and the node that ends with it."""
-        self.index[self.page_of(state)] = state
-        self._created += 1
+        page = self.page_of(state)
+        self.index.put(Place(page, state.depth + state.pages, page if end is None else first_of_run(end)), state)
+        self._came += 1
         if end is not None:
             self.join_to(state, end)
 

@@ -6,9 +6,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from kvsim.core.cache import Lease, TieredCache
-from kvsim.core.checkpoints import DetachedStates, StateStore, page_before
+from kvsim.core.checkpoints import DetachedStates, Place, StateStore, places_after
 from kvsim.core.movement import CPU, GPU, Movement
-from kvsim.core.pages import Run, split_runs
+from kvsim.core.pages import Run, join_runs, split_runs
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
@@ -88,8 +88,8 @@ class HybridCache(TieredCache):
         self.grid_pages = grid_pages
         self._prefill = prefill
         self.shares_room = state_tiers is None
-        self.states = StateStore(self if state_tiers is None else Movement(state_tiers), state_pages)
         self.detached = DetachedStates(policy.detached_states) if policy.detached else None
+        self.states = StateStore(self if state_tiers is None else Movement(state_tiers), state_pages, self.detached)
         for tier in tiers:
             self._follow(tier)
             if self.shares_room:
@@ -254,22 +254,20 @@ class HybridCache(TieredCache):
             ends[depth] = self.cut(node, depth - node.depth) if node.depth + node.pages > depth else node
         return ends
 
-    def _save(self, lease: HybridLease, page: int, depth: int, end: Node | None) -> None:
+    def _save(self, lease: HybridLease, place: Place, end: Node | None) -> None:
         """Save a state: where states share room with the KV, in slots of the request, or, after its answer, in others."""
         now = self.tick(self.now)
         if not self.shares_room:
-            self.states.save(page, depth, now)
+            self.states.save(place, now)
         else:
             if self.gpu.pool.count(lease.slots) >= self.states.units:
-                lease.slots = self.states.save(page, depth, now, lease.slots, end)
+                lease.slots = self.states.save(place, now, lease.slots, end)
             elif lease.is_finishing:
-                self.states.save(page, depth, now, None, end)
-            if (state := self.states.find(page)) is not None:
+                self.states.save(place, now, None, end)
+            if (state := self.states.find(place.page)) is not None:
                 lease.states.append(state)
-            if len(self.tiers) > CPU and self.tiers[CPU].wanted_pages and self._is_on_cpu(lease.node, depth):
-                self.states.follow(page, now)
-        if (limit := self.policy.max_states_per_path) is not None:
-            self.states.keep_recent(lease.request.runs, depth, limit)
+            if len(self.tiers) > CPU and self.tiers[CPU].wanted_pages and self._is_on_cpu(lease.node, place.depth):
+                self.states.follow(place.page, now)
 
     @staticmethod
     def _is_on_cpu(node: Node, depth: int) -> bool:
@@ -288,7 +286,8 @@ class HybridCache(TieredCache):
             if lease.is_finishing:
                 full = self._full_pages(request)
                 stop = lease.node.depth + lease.node.pages
-                runs = (*split_runs(runs, full)[0], *request.output_runs)
+                prompt = split_runs(runs, full)[0]
+                runs = join_runs(prompt, request.output_runs) if prompt else request.output_runs
                 depths = self._on_grid(self.policy.after_answer(full, stop), full, stop)
             self._save_all(lease, runs, depths)
         lease.save_after = []
@@ -296,8 +295,11 @@ class HybridCache(TieredCache):
 
     def _save_all(self, lease: HybridLease, runs: tuple[Run, ...], depths: list[int]) -> None:
         ends = self._ends(lease.node, depths) if self.shares_room else {}
-        for depth in depths:
-            self._save(lease, page_before(runs, depth), depth, ends.get(depth))
+        limit = self.policy.max_states_per_path
+        for place in places_after(runs, depths):
+            self._save(lease, place, ends.get(place.depth))
+            if limit is not None:
+                self.states.keep_recent(runs, place.depth, limit)
 
     def finish_request(self, lease: Any, now: float = -inf) -> list[Transfer]:
         """As for any cache; what policies note of the path, they note of the states beside it."""
@@ -339,11 +341,11 @@ class HybridCache(TieredCache):
         home = self.states.home
         if tier >= len(home.tiers):
             return
-        for state in self.states.index.along(node.runs):
+        for place, state in self.states.index.along(node.runs):
             if state.state[tier] != READY or state.pins[tier]:
                 continue
             if tier == GPU and self.detached is not None:
-                self.detached.insert(self.states.page_of(state))
+                self.detached.insert(place)
                 self.states.counts.detached += 1
                 home.free(state, home.tiers[tier])
             else:
@@ -381,10 +383,7 @@ class HybridCache(TieredCache):
 
     def describe_checkpoints(self) -> dict[str, int]:
         """What became of states, by name."""
-        counts = self.states.count(self.state_bytes)
-        if self.detached is not None:
-            counts.evicted += self.detached.evicted
-        return asdict(counts)
+        return asdict(self.states.count(self.state_bytes))
 
     # --- checks ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from kvsim.core.checkpoints import Place, StateIndex, first_of_run, places_after
 from kvsim.core.hybrid import HybridCache
+from kvsim.core.pages import split_runs
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node
@@ -268,7 +270,91 @@ def test_detached_states_are_few_if_their_cache_is_small() -> None:
     cache = hybrid(Last(detached=True, detached_states=1), gpu=3, cpu=20)
     use(cache, "ab", "cd", "ef", "gh")
     assert cache.detached is not None and len(cache.detached) == 1
-    assert use(cache, "ab") == [0] and cache.detached.evicted > 0
+    assert use(cache, "ab") == [0]
+
+
+def test_a_detached_state_whose_copy_on_the_cpu_lives_is_not_evicted() -> None:
+    """abc's pages leave the GPU for those of wxyz: its state becomes detached and has a copy on the CPU as well."""
+    cache = hybrid(Last(detached=True), gpu=4, cpu=20, cpu_states=2)
+    use(cache, "abc", "wxyz")
+    assert cache.states_on("cpu") == {"abc", "wxyz"}
+    counts = cache.describe_checkpoints()
+    assert (counts["saved"], counts["detached"], counts["evicted"]) == (2, 1, 0)
+    use(cache, "pq", "mn")
+    assert cache.states_on("cpu") == {"pq", "mn"}, "room for two"
+    counts = cache.describe_checkpoints()
+    assert (counts["saved"], counts["detached"], counts["evicted"]) == (4, 2, 0), "abc and wxyz are detached still"
+
+
+def test_a_state_is_evicted_once_it_is_nowhere() -> None:
+    """Room for one detached state. abc's is pushed out by wxyz's, but lives on the CPU; there pq's and mn's push both out."""
+    cache = hybrid(Last(detached=True, detached_states=1), gpu=4, cpu=20, cpu_states=2)
+    use(cache, "abc", "wxyz", "pq")
+    assert cache.detached is not None and len(cache.detached) == 1
+    assert cache.states_on("cpu") == {"wxyz", "pq"}
+    assert cache.describe_checkpoints()["evicted"] == 1, "abc's"
+    use(cache, "mn")
+    assert cache.describe_checkpoints()["evicted"] == 1, "wxyz's is detached"
+
+
+def test_a_state_that_is_saved_again_while_it_is_detached_is_one_state() -> None:
+    """Without a tier below, abc's KV is gone when wxyz comes. Computed again, it is saved again; then wxyz's becomes detached."""
+    cache = hybrid(Last(detached=True), gpu=4)
+    use(cache, "abc", "wxyz", "abc")
+    counts = cache.describe_checkpoints()
+    assert (counts["saved"], counts["detached"], counts["evicted"]) == (3, 2, 0)
+    cache.reset()
+    assert cache.describe_checkpoints()["evicted"] == 2 and len(cache.detached or ()) == 0
+
+
+def test_the_states_of_an_answer_count_among_those_of_its_path() -> None:
+    cache = hybrid(Last(max_states_per_path=1))
+    cache.rules = Rules(recompute_last_token=False, cache_output=True)
+    whole = cache.request("abcd")
+    request = cache.request("abc", output_tokens=2)
+    request.output_runs = split_runs(whole.runs, 3)[1]
+    lease = cache.match(request)
+    assert cache.admit(lease, 4, next(cache.clock)) and cache.claim(lease, next(cache.clock)) == []
+    cache.insert(lease, next(cache.clock))
+    assert cache.states_on("gpu") == {"abc"}
+    cache.finish_request(lease)
+    cache.check()
+    assert cache.states_on("gpu") == {"abcd"}
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_place_is_the_page_its_depth_and_its_run() -> None:
+    """Five pages: 10, 11, 12, 40, 41."""
+    runs = ((10, 3), (40, 2))
+    assert list(places_after(runs, [1, 3, 5])) == [Place(10, 1, 10), Place(12, 3, 10), Place(41, 5, 40)]
+    assert list(places_after(runs, [])) == []
+
+
+def test_states_are_found_by_runs_from_the_last_one_back() -> None:
+    index: StateIndex[str] = StateIndex()
+    path = ((10, 3), (40, 2))
+    for place, name in zip(places_after(path, [2, 3, 4]), ("two", "three", "four"), strict=True):
+        index.put(place, name)
+    assert list(index.deepest_first(path, 5)) == [(4, "four"), (3, "three"), (2, "two")]
+    assert list(index.deepest_first(path, 3)) == [(3, "three"), (2, "two")]
+    assert list(index.deepest_first(((10, 2), (90, 7)), 9)) == [(2, "two")], "another prompt leaves the path after two pages"
+    assert [name for _, name in index.along(((11, 2), (40, 1)))] == ["two", "three", "four"]
+    index.pop(12)
+    index.pop(99)
+    assert list(index.deepest_first(path, 3)) == [(2, "two")] and len(index) == 2
+    index.pop(11)
+    index.pop(40)
+    assert list(index.deepest_first(path, 5)) == [] and index.values() == []
+
+
+def test_the_first_page_of_a_run_is_found_through_the_nodes_above() -> None:
+    cache = hybrid(NoCheckpoint())
+    use(cache, "abcde", "abxy", "abxz")
+    for word in ("abcde", "abxy", "abxz"):
+        (place,) = places_after(cache.request(word).runs, [len(word)])
+        assert first_of_run(cache.node(word)) == place.run
 
 
 # --- everything at once ----------------------------------------------------------------------------------------------
