@@ -185,6 +185,7 @@ def _context(plan: Plan, requests: Sequence[Request], index: int) -> PolicyConte
         capacity_pages=tier.capacity_pages,
         capacities=[tier.capacity_pages for tier in plan.tiers],
         page_tokens=plan.page_tokens,
+        states_apart=plan.states is not None,
         model=plan.model,
         hardware=plan.hardware,
         requests=requests,

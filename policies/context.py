@@ -26,6 +26,8 @@ class PolicyContext:
     capacities: "Sequence[int | None]" = ()
     """Of all tiers of the run, from the top, in pages."""
     page_tokens: int = 16
+    states_apart: bool = False
+    """Whether recurrent states have room of their own, apart from the pages'."""
     model: "ModelSpec | None" = None
     hardware: "HardwareSpec | None" = None
     requests: "Sequence[Request]" = ()

@@ -1,5 +1,12 @@
-"""FLOP-aware eviction (Pan et al.: Marconi: Prefix caching for the era of hybrid LLMs, MLSys 2025)."""
+"""FLOP-aware eviction (Pan et al.: Marconi: Prefix caching for the era of hybrid LLMs, MLSys 2025, arXiv:2411.19379).
 
+Section 4.2, equations 1 and 2; 4.3 for who may leave and whose use counts. Where the authors' code (github.com/ruipeterpan/marconi)
+departs from the paper, the paper is followed: an MLP saves the FLOPs of an MLP, and what is freed are the victim's own bytes. Ages
+are counted in requests, as in that code; a trace whose times are rounded to seconds would make all but its newest requests equal.
+"""
+
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
@@ -15,8 +22,6 @@ from kvsim.policies.eviction.flop_tuning import Tuning
 
 TUNED = "tuned"
 BINS = 1024
-LEAST_AGE_S = 1e-3
-"""Requests of one moment are this far apart: 1 / age has no bound otherwise."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -26,7 +31,8 @@ class FlopAware(EvictionPolicy):
     eff       FLOPs that the leaf saves / its bytes; (F(S) - F(p)) / bytes for tokens p ... S - 1 of a prompt
               with recurrent states in the same room: a leaf's bytes are those of its pages and of the state after them; a state
               at whose end one child goes on saves as much for its own bytes alone, and leaves alone
-    utility   alpha * minmax(eff) + minmax(1 / (now - last used)), each scaled to 0 ... 1 over all leaves; the least leaves first
+    utility   alpha * minmax(eff) + minmax(1 / age), each scaled to 0 ... 1 over all leaves; the least leaves first
+    age       in requests since the last use: of a leaf with a state after it, since a request began there or saved it (4.3)
 
     ``alpha: tuned`` is 0 until the first eviction, at request N, and while the next 5 N requests are collected; these are
     replayed from a snapshot of that moment with 0, 0.1 ... 2, and the alpha that saves most FLOPs stays (see flop_tuning.py).
@@ -37,8 +43,8 @@ class FlopAware(EvictionPolicy):
     many values, which then count as equal: at most 1 / 512 of the greatest. With states eff itself is what bins hold, in FLOPs
     for a pair of pages.
 
-    States where several children go on, or at the end of pages in use, leave when nothing else can, least recently used first. A
-    state whose pages are gone saves nothing.
+    States where several children go on, or at the end of pages in use, leave when nothing else can, least recently used first.
+    Once there are states, pages without one after them save nothing, nor does a state whose pages are gone.
     """
 
     alpha: int | float | str = TUNED
@@ -55,6 +61,10 @@ class FlopAware(EvictionPolicy):
         """Last use of each bin's head; infinite without one."""
         self._used_s_array = np.full(BINS, inf)
         """The same."""
+        self._turns_array = np.full(BINS, inf)
+        """The same in turns: so many requests had been announced."""
+        self._announced_s = array("d")
+        """When, ascending: each time that a request was about to use or to insert nodes."""
         self._efficiencies = np.full(BINS, inf)
         """The number of each bin; infinite for an empty one."""
         self._low, self._high = BINS, -1
@@ -73,7 +83,12 @@ class FlopAware(EvictionPolicy):
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         if self.alpha == TUNED:
-            self._tuning = Tuning(context, lambda alpha: FlopAware(alpha=alpha), lambda tier: self.empty_cache(tier))
+            if context.states_apart:
+                raise ValueError(
+                    "alpha=tuned needs recurrent states in the pages' room, as its trial plays no others: say states=shared for "
+                    "every tier, or give alpha a number"
+                )
+            self._tuning = Tuning(context, FlopAware.from_moment, lambda tier: self.empty_cache(tier))
         model = context.model
         if model is not None and model.is_hybrid:
             pair = model.attention_flops_per_pair * context.page_tokens
@@ -82,7 +97,15 @@ class FlopAware(EvictionPolicy):
             setattr(self, "on_insert", self._note_arrival)  # noqa: B010  (a method that is replaced)
             setattr(self, "on_remove", self._note_removal)  # noqa: B010
 
+    @classmethod
+    def from_moment(cls, alpha: float, announced_s: "array[float]") -> "FlopAware":
+        """A policy that has heard of requests at these times."""
+        policy = cls(alpha=alpha)
+        policy._announced_s = announced_s[:]
+        return policy
+
     def on_request(self, request: Request, now: float) -> None:
+        self._announced_s.append(now)
         if self._tuning is not None and (alpha := self._tuning.observe(request, now)) is not None:
             self._alpha, self._tuning = alpha, None
 
@@ -154,19 +177,27 @@ class FlopAware(EvictionPolicy):
             if partner.kids[tier] != 1:
                 return None
             return self._efficiency_of_state(node, partner.depth if begin is None else begin)
+        if partner is None or partner.partner is not node or partner.state[tier] != READY:
+            return 0.0
         begin = node.depth if begin is None else begin
         end = node.depth + node.pages
         pages = end - begin
-        state = partner.pages if partner is not None and partner.partner is node and partner.state[tier] == READY else 0
-        return pages * (self._linear + begin + end) / (pages + state)
+        return pages * (self._linear + begin + end) / (pages + partner.pages)
 
     def _efficiency_of_state(self, state: Node, begin: int) -> float:
         end = state.depth + state.pages
         return (end - begin) * (self._linear + begin + end) / state.pages
 
+    def _used_at(self, node: Node) -> float:
+        """When a leaf or a state was used last: a leaf with a state after it, when a request began there."""
+        partner = node.partner
+        if partner is None or node.is_state or partner.partner is not node or partner.state[self.tier] != READY:
+            return node.last_used
+        return partner.last_used
+
     def _add(self, node: Node, efficiency: float) -> None:
         """Enter a leaf into its bin."""
-        place, used_s = int(efficiency // self._width), node.last_used
+        place, used_s = int(efficiency // self._width), self._used_at(node)
         while place >= BINS:
             self._widen()
             place = int(efficiency // self._width)
@@ -186,7 +217,7 @@ class FlopAware(EvictionPolicy):
     def _compact(self) -> None:
         """Forget entries that do not count any more."""
         tier = self.tier
-        self._newest = [entry for entry in self._newest if entry[2].is_evictable(tier) and -entry[0] == entry[2].last_used]
+        self._newest = [entry for entry in self._newest if entry[2].is_evictable(tier) and -entry[0] == self._used_at(entry[2])]
         heapify(self._newest)
         self._compact_at = max(1024, 2 * len(self._newest))
         latest = ({entry[2]: entry for entry in sorted(heap) if entry[2].is_evictable(tier)} for heap in self._heaps)
@@ -216,6 +247,7 @@ class FlopAware(EvictionPolicy):
             if place > self._high:
                 self._high = place
         self._used_s[place] = self._used_s_array[place] = used_s
+        self._turns_array[place] = bisect_right(self._announced_s, used_s) if used_s != inf else inf
 
     def victims(self, now: float) -> Iterator[Node]:
         offered = self._offered
@@ -231,7 +263,7 @@ class FlopAware(EvictionPolicy):
                     break
                 offered[node] = None
                 if self._tuning is not None:
-                    self._tuning.begin(node)
+                    self._tuning.begin(node, self._announced_s)
                 yield node
         finally:
             nodes = list(offered)
@@ -263,17 +295,18 @@ class FlopAware(EvictionPolicy):
             if used_s[low] == inf or used_s[high] == inf:
                 self._find_ends()
                 continue
-            heads_s = self._used_s_array[low : high + 1]
-            place = oldest = low + int(heads_s.argmin())
+            place = oldest = low + int(self._used_s_array[low : high + 1].argmin())
             if self._alpha:
                 if not is_current(oldest) or low != oldest and not is_current(low) or high != oldest and not is_current(high):
                     continue
                 utilities = self._efficiencies[low : high + 1] * (self._alpha / (high - low) if high > low else 1.0)
-                newest_age_s, oldest_age_s = max(now - self._newest_use_s(), LEAST_AGE_S), now - used_s[oldest]
-                if oldest_age_s > newest_age_s:
-                    ages_s = now - heads_s
-                    np.maximum(ages_s, LEAST_AGE_S, out=ages_s)
-                    utilities += 1 / (1 / newest_age_s - 1 / oldest_age_s) / ages_s
+                turns, last_turn = self._turns_array[low : high + 1], len(self._announced_s)
+                newest_age = max(last_turn - bisect_right(self._announced_s, self._newest_use_s()), 1)
+                oldest_age = last_turn - self._turns_array[oldest]
+                if oldest_age > newest_age:
+                    ages = last_turn - turns
+                    np.maximum(ages, 1.0, out=ages)
+                    utilities += 1 / (1 / newest_age - 1 / oldest_age) / ages
                 place = low + int(utilities.argmin())
             if place == oldest and self._alpha or is_current(place):
                 return place
@@ -300,8 +333,8 @@ class FlopAware(EvictionPolicy):
                 self.on_evictable(node)
                 if self._width != width:
                     return False
-            elif node.last_used != used_s:
-                heapreplace(heap, (node.last_used, number, node))
+            elif (last_used := self._used_at(node)) != used_s:
+                heapreplace(heap, (last_used, number, node))
             else:
                 break
         after = heap[0][0] if heap else inf
@@ -316,7 +349,7 @@ class FlopAware(EvictionPolicy):
             used_s, number, node = newest[0]
             if not node.is_evictable(tier) or node in self._offered or self._efficiency(node) is None:
                 heappop(newest)
-            elif node.last_used != -used_s:
-                heapreplace(newest, (-node.last_used, number, node))
+            elif (last_used := self._used_at(node)) != -used_s:
+                heapreplace(newest, (-last_used, number, node))
             else:
                 return -used_s

@@ -26,7 +26,12 @@ def efficiency(node: Node) -> float:
     return CONTEXT.saved_flops(node.depth, node.depth + node.pages) / (node.pages * MODEL.kv_bytes_per_token)
 
 
-def utilities(nodes: list[Node], alpha: float, now: float) -> dict[Node, float]:
+def ages(nodes: list[Node], policy: FlopAware) -> list[int]:
+    """Times that a request was announced since the node was used last: at least 1."""
+    return [max(1, sum(at > node.last_used for at in policy._announced_s)) for node in nodes]
+
+
+def utilities(nodes: list[Node], alpha: float, policy: FlopAware) -> dict[Node, float]:
     """Of each leaf, by looking at all."""
 
     def minmax(values: list[float]) -> list[float]:
@@ -34,7 +39,7 @@ def utilities(nodes: list[Node], alpha: float, now: float) -> dict[Node, float]:
         return [(value - min(values)) / spread if spread else 0.0 for value in values]
 
     efficiencies = minmax([efficiency(node) for node in nodes])
-    recencies = minmax([1 / max(now - node.last_used, 1e-3) for node in nodes])
+    recencies = minmax([1 / age for age in ages(nodes, policy)])
     return {node: alpha * e + r for node, e, r in zip(nodes, efficiencies, recencies, strict=True)}
 
 
@@ -49,6 +54,37 @@ def test_alpha_weighs_depth_against_recency() -> None:
     """Of the two leaves, cdef has all the efficiency and x all the recency."""
     assert filled(0.9, "abcdef", "ab", "x").leaving_order()[0] == "f"
     assert filled(1.1, "abcdef", "ab", "x").leaving_order()[0] == "x"
+
+
+@pytest.mark.parametrize("alpha", [0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("times", [[1e-9, 2e-9, 3e-9, 4e-9], [0, 0, 0, 3600], [1, 2, 3, 4]])
+def test_ages_are_counted_in_requests(alpha: float, times: list[float]) -> None:
+    """However much time is between requests, as in a trace whose times are rounded: the same leave first."""
+    orders = []
+    for now in (times, [10, 20, 30, 40]):
+        cache = small_cache(gpu=12, eviction=lambda: FlopAware(alpha=alpha))
+        for number, word in enumerate(("abcdef", "gh", "ab", "x")):
+            lease = cache.look(word)
+            assert cache.admit(lease, len(word), now[number]) and cache.claim(lease, now[number]) == []
+            cache.insert(lease, now[number])
+            cache.finish_request(lease)
+        orders.append([node.runs for node in cache.gpu.eviction.victims(now[-1])])
+    assert orders[0] == orders[1] and len(orders[0]) == 3
+
+
+def test_a_trial_knows_the_ages_of_the_snapshot() -> None:
+    policy = filled(1.0, "ab", "cd").gpu.eviction
+    again = FlopAware.from_moment(0.5, policy._announced_s)
+    assert (again.alpha, list(again._announced_s)) == (0.5, list(policy._announced_s))
+    again._announced_s.append(99.0)
+    assert len(policy._announced_s) == 4, "two requests, each announced to use nodes and to insert some"
+
+
+def test_a_trial_without_the_states_is_refused() -> None:
+    context = PolicyContext(model=MODEL, page_tokens=1, capacity_pages=9, states_apart=True)
+    FlopAware(alpha=1).bind(context)
+    with pytest.raises(ValueError, match="^alpha=tuned needs recurrent states in the pages' room"):
+        FlopAware().bind(context)
 
 
 @pytest.mark.parametrize("words", [("a", "b", "a", "c"), ("abc", "abd", "x", "ab", "abc"), ("abcd", "xyz", "ab", "x")])
@@ -75,7 +111,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int, alpha: float, bin
         now = float(next(cache.clock))
         leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
         if leaves:
-            known = utilities(leaves, alpha, now)
+            known = utilities(leaves, alpha, cache.gpu.eviction)
             victims = list(cache.gpu.eviction.victims(now))
             assert sorted(map(id, victims)) == sorted(map(id, leaves))
             keys = [2 * node.depth + node.pages for node in leaves]
@@ -166,10 +202,10 @@ def play(alpha: float) -> int:
 def test_the_alpha_is_the_least_of_those_that_save_most() -> None:
     cache = filled(0, "abcdefghij", "x", "y")
     context = PolicyContext(model=MODEL, page_tokens=1, capacity_pages=12)
-    tuning = Tuning(context, lambda alpha: FlopAware(alpha=alpha), cache.gpu.eviction.empty_cache)
+    tuning = Tuning(context, FlopAware.from_moment, cache.gpu.eviction.empty_cache)
     for index in range(3):
         assert tuning.observe(make_request([0], index=index), float(index)) is None
-    tuning.begin(cache.node("x"))
+    tuning.begin(cache.node("x"), cache.gpu.eviction._announced_s)
     found = None
     for index, (_, word) in enumerate(workload()[:15], 3):
         assert found is None

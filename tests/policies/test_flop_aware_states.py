@@ -41,6 +41,11 @@ def end(node: Node) -> int:
     return node.depth + node.pages
 
 
+def has_state(pages: Node) -> bool:
+    state = pages.partner
+    return not pages.is_state and state is not None and state.partner is pages and state.state[0] == READY
+
+
 def candidates(cache: HybridCache) -> dict[Node, float]:
     """All that Marconi may evict, and the FLOPs it saves per slot, by looking at everything."""
     found = {}
@@ -49,9 +54,7 @@ def candidates(cache: HybridCache) -> dict[Node, float]:
             continue
         state = node.partner
         if not node.is_state:
-            has_state = state is not None and state.partner is node and state.state[0] == READY
-            slots = node.pages + (UNITS if has_state else 0)
-            found[node] = CONTEXT.saved_flops(node.depth, end(node)) / slots
+            found[node] = CONTEXT.saved_flops(node.depth, end(node)) / (node.pages + UNITS) if has_state(node) else 0.0
         elif state is None or state.partner is not node or state.state[0] != READY:
             found[node] = 0.0
         elif state.kids[0] == 1:
@@ -59,14 +62,20 @@ def candidates(cache: HybridCache) -> dict[Node, float]:
     return found
 
 
-def least_utility(cache: HybridCache, alpha: float, now: float) -> tuple[float, dict[Node, float]]:
+def last_used(node: Node) -> float:
+    """Of a leaf with a state after it, when a request began from that state, or saved it."""
+    return node.partner.last_used if node.partner is not None and has_state(node) else node.last_used
+
+
+def least_utility(cache: HybridCache, alpha: float) -> tuple[float, dict[Node, float]]:
     def minmax(values: list[float]) -> list[float]:
         spread = max(values) - min(values)
         return [(value - min(values)) / spread if spread else 0.0 for value in values]
 
     found = candidates(cache)
     efficiencies = minmax(list(found.values()))
-    recencies = minmax([1 / max(now - node.last_used, 1e-3) for node in found])
+    announced = cache.gpu.eviction._announced_s
+    recencies = minmax([1 / max(1, sum(at > last_used(node) for at in announced)) for node in found])
     utilities = {node: alpha * e + r for node, e, r in zip(found, efficiencies, recencies, strict=True)}
     return min(utilities.values()), utilities
 
@@ -116,6 +125,29 @@ def test_a_state_where_two_prompts_part_stays_until_one_of_them_is_gone() -> Non
     assert set(policy.victims(100.0)) == {state, cache.node("sysB")}
 
 
+def test_pages_without_a_state_after_them_save_nothing() -> None:
+    """Without its state abcd's leaf, deep as it is, leaves before the younger but shallower xy with one."""
+    cache = flop_hybrid(Last(), 2.0, 30)
+    use(cache, "abcd", "xy")
+    policy, state = cache.gpu.eviction, cache.states.find(cache.node("abcd").runs[-1][0] + 3)
+    assert state is not None and policy._efficiency(cache.node("abcd")) > policy._efficiency(cache.node("xy")) > 0
+    cache.evict(state, cache.gpu, 50.0)
+    assert policy._efficiency(cache.node("abcd")) == 0
+    assert next(iter(policy.victims(99.0))) is cache.node("abcd")
+
+
+def test_only_the_state_that_is_begun_from_is_refreshed() -> None:
+    """abcd begins from ab's state, and cd leaves: ab's leaf is younger than xy's. Its pages alone, used later, do not count."""
+    cache = flop_hybrid(Last(), 0.0, 40)
+    use(cache, "ab", "xy", "abcd")
+    policy = cache.gpu.eviction
+    cache.evict(cache.node("abcd"), cache.gpu, 50.0)
+    assert [node for node in policy.victims(60.0) if not node.is_state] == [cache.node("xy"), cache.node("ab")]
+    node = cache.node("ab")
+    node.last_used = 70.0
+    assert policy._used_at(node) == node.partner.last_used < 70.0
+
+
 @pytest.mark.parametrize("checkpoint", [Last, Branch, EveryPage])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 2.0])
 @pytest.mark.parametrize("seed", range(5))
@@ -136,7 +168,7 @@ def test_the_victim_is_that_of_comparing_everything(seed: int, alpha: float, che
             cache.finish_request(running.pop(0))
         now = float(next(cache.clock))
         if candidates(cache):
-            least, utilities = least_utility(cache, alpha, now)
+            least, utilities = least_utility(cache, alpha)
             victims = list(policy.victims(now))
             leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
             assert sorted(map(id, victims)) == sorted(map(id, leaves)), "all that can leave is offered, once"
