@@ -95,7 +95,7 @@ def test_active_parameters_of_llama3_8b_are_all_but_the_input_table() -> None:
         ("nemotron_h_8b", 24 * (128 * 64 * 128 * 4 + 10240 * 3 * 2)),
         ("jamba_1_5_mini", 28 * (8192 * 16 * 4 + 8192 * 3 * 2)),
         ("kimi_linear_48b", 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
-        ("marconi_7b", 24 * 2 * 4096 * 128),
+        ("marconi_7b", 24 * (2 * 4096 * 128 + 2 * (2 * 4096 + 2 * 128) * 4)),
         ("llama3_8b", 0),
     ],
 )
@@ -119,8 +119,16 @@ def test_flops_of_marconis_reference_model_are_those_of_its_paper() -> None:
     model, width, state = published("marconi_7b"), 4096, 128
     mamba = 12 * width**2 + 16 * width * state
     attention, mlp = 8 * width**2, 16 * width**2
-    assert model.linear_flops_per_token == 24 * mamba + 4 * attention + 28 * mlp
+    convolution = 2 * 5 * (2 * width + 2 * state)
+    assert model.linear_flops_per_token == 24 * (mamba + convolution) + 4 * attention + 28 * mlp
+    assert convolution < 0.001 * mamba, "which the paper leaves out of its formula"
     assert model.attention_flops_per_pair == 4 * 4 * width, "4 L^2 D over all pairs of a layer; ours are causal, half as many"
+
+
+def test_states_of_marconis_reference_model_are_those_of_its_figure_3b() -> None:
+    """10,000 tokens with a state after every 16th."""
+    model = published("marconi_7b")
+    assert 625 * model.state_bytes + 10_000 * model.kv_bytes_per_token == pytest.approx(17.4e9, rel=0.001)
 
 
 def test_recurrent_layers_cost_their_matrices_and_the_recurrence() -> None:

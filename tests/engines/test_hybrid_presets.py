@@ -50,8 +50,18 @@ def test_marconi_saves_at_the_second_visit_and_after_answers() -> None:
 
 def test_sglang_plus_is_marconi_with_lru() -> None:
     assert hits(played("sglang_plus", CHAT)) == [0, 0, 2, 4]
-    assert played("sglang_plus", CHAT).record["config"]["eviction"]["_target_"].endswith("LRU")
+    assert played("sglang_plus", CHAT).record["config"]["eviction"]["_target_"].endswith("LRUWithStates")
     assert played("marconi", CHAT).record["config"]["eviction"]["alpha"] == "tuned"
+
+
+def test_in_the_baselines_a_state_leaves_with_its_leaf_and_not_before() -> None:
+    """A state takes 7 pages. The two prompts and their three states take 25, each of the six others 8, of 60. The state after the
+    system prompt is older than theirs, but block 3 and block 4, with the states after them, are the oldest leaves."""
+    lines = [line(blocks, output=1) for blocks in ([1, 2, 3], [1, 2, 4], *([number] for number in range(10, 16)), [1, 2, 8])]
+    result = played("sglang_plus", lines[:-1], "tiers.gpu.capacity=60pages")
+    counts = result.record["checkpoints"]
+    assert (counts["saved"], counts["evicted"]) == (3 + 6, 2)
+    assert hits(played("sglang_plus", lines, "tiers.gpu.capacity=60pages")) == [0, 0, 0, 0, 0, 0, 0, 0, 2]
 
 
 def test_vllm_plus_hits_whatever_is_known() -> None:
