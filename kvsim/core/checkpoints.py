@@ -306,7 +306,6 @@ class StateStore:
     def begin_from(self, node: Node, now: float, *, is_use: bool) -> None:
         """A request begins from this state; one that resumes does not use it a further time."""
         if is_use:
-            self.counts.used += 1
             self._use(node, now)
         else:
             node.last_used = now

@@ -178,12 +178,16 @@ class HybridCache(TieredCache):
             self.states.begin_from(state, self.now, is_use=not lease.is_resumed)
         elif lease.detached is not None and self.detached is not None:
             self.detached.touch(lease.detached)
-            self.states.counts.used += not lease.is_resumed
-        self.known_pages.setdefault(lease.request.index, lease.known_pages)
         if not lease.is_resumed:
-            lost = lease.known_pages - lease.gpu_pages - lease.lower_pages
-            self.states.counts.tokens_lost_to_missing_state += lost * self.page_tokens
+            self._count_admission(lease)
         return True
+
+    def _count_admission(self, lease: HybridLease) -> None:
+        """Count what a request begins from and what it lacks: once, however often it is admitted."""
+        self.known_pages[lease.request.index] = lease.known_pages
+        counts, lost = self.states.counts, lease.known_pages - lease.gpu_pages - lease.lower_pages
+        counts.used += lease.state is not None or lease.detached is not None
+        counts.tokens_lost_to_missing_state += lost * self.page_tokens
 
     def _plan(self, lease: HybridLease) -> list[int]:
         """Pages after which this prompt's states are saved."""
@@ -395,6 +399,9 @@ class HybridCache(TieredCache):
 
     def check(self) -> None:
         super().check()
+        counts = self.states.count(self.state_bytes)
+        if not 0 <= counts.evicted <= counts.saved:
+            raise AssertionError(f"{counts.evicted} states evicted of {counts.saved}")
         if not self.shares_room:
             from kvsim.core.check import Held, check
 

@@ -1,8 +1,9 @@
 """FLOP-aware eviction (Pan et al.: Marconi: Prefix caching for the era of hybrid LLMs, MLSys 2025, arXiv:2411.19379).
 
-Section 4.2, equations 1 and 2; 4.3 for who may leave and whose use counts. Where the authors' code (github.com/ruipeterpan/marconi)
-departs from the paper, the paper is followed: an MLP saves the FLOPs of an MLP, and what is freed are the victim's own bytes. Ages
-are counted in requests, as in that code; a trace whose times are rounded to seconds would make all but its newest requests equal.
+Section 4.2, equations 1 and 2; 4.3 for who may leave and whose use counts. Where the authors' code departs from the paper
+(github.com/ruipeterpan/marconi), the paper is followed: an MLP saves the FLOPs of an MLP, and what is freed are the victim's own
+bytes. Ages are counted in requests, as in that code: if the times of a trace are rounded to seconds, 1 / age in seconds is large
+for the newest requests, and the same for all others.
 """
 
 from array import array
@@ -96,6 +97,11 @@ class FlopAware(EvictionPolicy):
             # Heard only where there may be states: a policy that hears of removals costs more.
             setattr(self, "on_insert", self._note_arrival)  # noqa: B010  (a method that is replaced)
             setattr(self, "on_remove", self._note_removal)  # noqa: B010
+
+    @property
+    def chosen_alpha(self) -> float | None:
+        """The alpha in use; None while ``tuned`` has not chosen one yet, and 0 is in use."""
+        return self._alpha if self._tuning is None else None
 
     @classmethod
     def from_moment(cls, alpha: float, announced_s: "array[float]") -> "FlopAware":

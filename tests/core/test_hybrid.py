@@ -1,6 +1,8 @@
 """Hybrid models by hand: a letter is a page, a word is a prompt, and a prompt is reused up to its last saved state."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from kvsim.core.checkpoints import Place, StateIndex, first_of_run, places_after
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.pages import split_runs
+from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node
@@ -36,6 +39,26 @@ class SmallHybrid(HybridCache, SmallCache):  # type: ignore[misc]
 
     def node(self, word: str) -> Node:
         return SmallCache.node(self, word)
+
+    def request(self, word: str, **settings: Any) -> Request:
+        """As of any small cache; requests are numbered unless they say their number."""
+        self.requests = getattr(self, "requests", -1) + 1
+        settings.setdefault("index", self.requests)
+        return SmallCache.request(self, word, **settings)
+
+    def answer(self, word: str, answer: str) -> int:
+        """Hit pages of a request that keeps the pages of its answer; the answer has a token more, of which no KV is left."""
+        self.rules = replace(self.rules, cache_output=True)
+        whole = self.request(word + answer).runs
+        lease = self.look(word, output_tokens=len(answer) + 1, output_runs=split_runs(whole, len(word))[1])
+        assert self.admit(lease, len(word + answer), next(self.clock), lease.lower_pages)
+        self.move(lease.waits)
+        assert self.claim(lease, next(self.clock)) == []
+        self.move(self.load(lease, next(self.clock)))
+        self.move(self.insert(lease, next(self.clock)))
+        self.move(self.finish_request(lease))
+        self.check()
+        return lease.gpu_pages + lease.loaded_pages
 
 
 def hybrid(
@@ -143,6 +166,41 @@ def test_retention_at_intervals(interval: int, expected: set[str]) -> None:
     cache = hybrid(Retention(interval_tokens=interval))
     use(cache, "abc")
     assert cache.states_on("gpu") == expected
+
+
+ANSWERS = [
+    (NoCheckpoint, set()),
+    (EveryPage, {"a", "ab", "abc", "abcd", "abcde"}),
+    (partial(Interval, tokens=2), {"ab", "abc", "abcd"}),
+    (Last, {"abc", "abcde"}),
+    (Branch, {"abcde"}),
+    (partial(Branch, prompt_end=True), {"abc", "abcde"}),
+    (Retention, {"ab"}),
+    (partial(Retention, interval_tokens=2), {"ab", "abcd"}),
+]
+
+
+@pytest.mark.parametrize(("policy", "expected"), ANSWERS)
+def test_states_of_a_prompt_and_of_its_answer(policy: Callable[[], CheckpointPolicy], expected: set[str]) -> None:
+    """Prompt abc, answer de: what a page beyond begins from is the longest of them."""
+    cache = hybrid(policy())
+    assert cache.answer("abc", "de") == 0
+    assert cache.states_on("gpu") == expected
+    assert use(cache, "abcdef") == [max(map(len, expected), default=0)]
+
+
+def test_a_request_that_is_admitted_again_counts_once() -> None:
+    """abxy knows two pages and has no state; it is retracted, and then begins from the state that another has saved meanwhile."""
+    cache = hybrid(Last())
+    use(cache, "abc")
+    retracted = cache.admitted("abxy", index=7)
+    cache.release(retracted)
+    assert use(cache, "ab") == [0]
+    again = cache.run("abxy", index=7)
+    assert again.gpu_pages == 2
+    counts = cache.describe_checkpoints()
+    assert (counts["used"], counts["tokens_lost_to_missing_state"]) == (0, 2 + 2), "abxy's at first, and ab's"
+    cache.release(again)
 
 
 def test_a_state_stays_at_its_depth_when_its_node_is_cut() -> None:
@@ -257,6 +315,31 @@ def test_a_detached_state_counts_as_long_as_some_tier_has_the_kv() -> None:
     assert cache.use("abc") == (0, 3, 0), "the KV left the GPU, the CPU keeps it, the state is kept"
 
 
+def test_detached_states_through_all_that_may_become_of_their_kv() -> None:
+    """The GPU has four pages, the CPU eight. Once abc is gone from both, ab is computed again by others, and then abc."""
+    cache = hybrid(Last(detached=True), gpu=4, cpu=8)
+    assert use(cache, "abc", "wxyz") == [0, 0]
+    assert cache.on("gpu") == "wxyz" and cache.states_on("gpu") == {"wxyz"}
+    assert use(cache, "abc") == [3], "the CPU has the KV, and the state is kept"
+    use(cache, "mnop", "qrst")
+    assert not set("abc") & set(cache.on("gpu") + cache.on("cpu"))
+    cache.policy = NoCheckpoint()
+    assert use(cache, "abq") == [0], "no KV anywhere"
+    assert use(cache, "abz") == [0], "that of ab is back, but the state is deeper"
+    assert use(cache, "abc", "abc") == [0, 3], "that of abc is back"
+
+
+def test_the_usable_length_is_the_longest_state_within_the_longest_kv() -> None:
+    """A state after each page of abcde. vwx and mn leave a of it on the GPU and abc on the CPU; the states of b to e are detached."""
+    cache = hybrid(EveryPage(detached=True), gpu=6, cpu=8, states=None)
+    use(cache, "abcde")
+    cache.policy = NoCheckpoint()
+    use(cache, "vwx", "mn")
+    assert sorted(cache.on("gpu")) == sorted("avwxmn") and sorted(cache.on("cpu")) == sorted("abcvwxmn")
+    assert cache.detached is not None and len(cache.detached) == 4
+    assert cache.use("abcdef") == (1, 2, 0)
+
+
 def test_a_detached_state_without_kv_is_no_hit_until_the_kv_is_back() -> None:
     cache = hybrid(Last(detached=True), gpu=4)
     use(cache, "abc", "wxyz")
@@ -308,18 +391,10 @@ def test_a_state_that_is_saved_again_while_it_is_detached_is_one_state() -> None
 
 
 def test_the_states_of_an_answer_count_among_those_of_its_path() -> None:
+    """The one that its prompt saved makes way."""
     cache = hybrid(Last(max_states_per_path=1))
-    cache.rules = Rules(recompute_last_token=False, cache_output=True)
-    whole = cache.request("abcd")
-    request = cache.request("abc", output_tokens=2)
-    request.output_runs = split_runs(whole.runs, 3)[1]
-    lease = cache.match(request)
-    assert cache.admit(lease, 4, next(cache.clock)) and cache.claim(lease, next(cache.clock)) == []
-    cache.insert(lease, next(cache.clock))
-    assert cache.states_on("gpu") == {"abc"}
-    cache.finish_request(lease)
-    cache.check()
-    assert cache.states_on("gpu") == {"abcd"}
+    cache.answer("abc", "d")
+    assert cache.states_on("gpu") == {"abcd"} and cache.states.counts.saved == 2
 
 
 # --- places ----------------------------------------------------------------------------------------------------------

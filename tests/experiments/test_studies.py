@@ -1,5 +1,6 @@
 """Every study runs, on a trace of thirty requests, and writes its table and its page. What it claims is about the whole trace."""
 
+import csv
 import importlib.util
 import json
 import sys
@@ -74,7 +75,13 @@ def test_checkpoints(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
     assert module.main() == 0
     rows = (out / "results.csv").read_text().splitlines()
-    assert len(rows) == 1 + 2 * len(module.POLICIES) + 2 + 2
+    assert len(rows) == 1 + 2 * (len(module.POLICIES) + 3) + 2 * 2 + 2 * 2
     table = (out / "results.md").read_text()
-    assert table.count("| holds |") + table.count("| FAILS |") == 4
+    assert table.count("| holds |") + table.count("| FAILS |") == 5
+    for row in csv.DictReader(rows):
+        if row["study"] == "policy" and row["choice"] != "unlimited":
+            bounds = {
+                other["choice"]: float(other["hit_rate"]) for other in csv.DictReader(rows) if other["trace"] == row["trace"]
+            }
+            assert float(row["hit_rate"]) <= bounds["KV alone, Belady"] <= bounds["unlimited"]
     assert "## weka, qwen3_next_80b" in table and (out / "results.html").exists()

@@ -24,7 +24,7 @@ def test_without_states_it_is_lru() -> None:
 
 
 def test_a_state_leaves_with_its_pages_though_it_was_used_longer_ago() -> None:
-    """ab's state is the oldest, but prompts go on below it. Of 24 slots 19 are taken, and two more are needed than the free ones."""
+    """ab's state is the oldest, but prompts go on below it. Of 24 slots 19 are taken; two more are needed than are free."""
     expected = {LRUWithStates: ("abcdxe", {"ab", "abcd", "abcde"}), LRU: ("abcdxye", {"abcd", "xy", "abcde"})}
     for eviction, (pages, states) in expected.items():
         cache = cache_of(24, eviction())
