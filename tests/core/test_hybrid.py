@@ -330,7 +330,7 @@ def test_detached_states_through_all_that_may_become_of_their_kv() -> None:
 
 
 def test_the_usable_length_is_the_longest_state_within_the_longest_kv() -> None:
-    """A state after each page of abcde. vwx and mn leave a of it on the GPU and abc on the CPU; the states of b to e are detached."""
+    """A state after each page of abcde. vwx and mn leave a on the GPU and abc on the CPU; the states of b to e are detached."""
     cache = hybrid(EveryPage(detached=True), gpu=6, cpu=8, states=None)
     use(cache, "abcde")
     cache.policy = NoCheckpoint()
