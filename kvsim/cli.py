@@ -11,6 +11,7 @@ COMMANDS = {
     "simulate": "serve a trace in simulated time: hits, waiting times, link use",
     "replay": "play a trace without a clock: hit rates at full speed",
     "curve": "hit rate against capacity: LRU exactly in one pass, other policies beside it",
+    "calibrate": "measure this machine: conf/hardware/NAME.yaml",
     "report": "one HTML page over any number of runs",
     "policies": "list the policies and their settings",
     "new": "write a policy to start from, with its settings and its test",

@@ -32,8 +32,8 @@ MISTAKES = ("Config group override must be", "Only one of --run", "The --resolve
 TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
 
 
-def run_application(application: Callable[[], Any], arguments: Sequence[str]) -> None:
-    """Run ``application``, made by ``hydra.main``, with these arguments. Raises UsageError for a mistake in them."""
+def run_application(application: Callable[[], Any], arguments: Sequence[str], *, config_name: str = "config") -> None:
+    """Run ``application``, made by ``hydra.main`` with ``config_name``, with these arguments. Raises UsageError for a mistake."""
     arguments = _in_order(arguments)
     overrides = [word for word in arguments if not word.startswith("-")]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would otherwise print errors and end the process itself
@@ -50,7 +50,7 @@ def run_application(application: Callable[[], Any], arguments: Sequence[str]) ->
             end_sweep(is_interrupted=True)
         raise
     except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(explain(error, overrides)) from error
+        raise UsageError(explain(error, overrides, config_name)) from error
     except ValueError as error:
         if not str(error).startswith(MISTAKES):
             raise
@@ -94,7 +94,7 @@ def run_job(command: str, run: Callable[[Plan, str], Result], cfg: DictConfig) -
     return None
 
 
-def explain(error: Exception, overrides: Sequence[str]) -> str:
+def explain(error: Exception, overrides: Sequence[str], config_name: str = "config") -> str:
     """One line that says which override is wrong, and what would be right."""
     message = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
@@ -105,7 +105,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         if ambiguous := re.match(r"Ambiguous value for argument '(.*?)' 1\.", message):
             return f"{ambiguous[1]} lists several values: add -m to run one after another"
         if unknown := re.match(r"Could not (?:override|append to|delete) '(.*?)'", message):
-            return _unknown_key(unknown[1], overrides)
+            return _unknown_key(unknown[1], overrides, config_name)
     if isinstance(error, OmegaConfBaseException):
         return ": ".join(part for part in (error.full_key, str(error).splitlines()[0]) if part)
     return message
@@ -133,29 +133,30 @@ def _unknown_choice(error: MissingConfigException) -> str:
     return f"{group}={choice}: there is no such choice{hint} choose from {', '.join(options)}"
 
 
-def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+def _unknown_key(key: str, overrides: Sequence[str], config_name: str) -> str:
     if policy := TIER_POLICY.fullmatch(key):
         tier, family, setting = policy.groups()
         if setting is None:
             return f"{key}: say {family}@tiers.{tier}.{family}=NAME to give the tier its own policy"
         if not any(override.startswith(f"{family}@tiers.{tier}.") for override in overrides):
             return f"{key}: the tier has no policy of its own: add {family}@tiers.{tier}.{family}=NAME"
-    keys = _known_keys(overrides)
+    keys = _known_keys(overrides, config_name)
     if hint := closest(key, [name for name in keys if name.count(".") == key.count(".")]):
         return f"{key}: there is no such setting{hint}"
     parent = key.rpartition(".")[0]
     siblings = [own for start, _, own in (name.rpartition(".") for name in keys) if start == parent and own != "_target_"]
-    return f"{key}: there is no such setting; {parent or 'the configuration'} has {', '.join(siblings) or 'none'}"
+    known = ", ".join(dict.fromkeys(siblings))
+    return f"{key}: there is no such setting; {parent or 'the configuration'} has {known or 'none'}"
 
 
-def _known_keys(overrides: Sequence[str]) -> list[str]:
+def _known_keys(overrides: Sequence[str], config_name: str) -> list[str]:
     """All keys, with the user's choices of groups made as far as they can be."""
     groups = {folder.name for folder in files(CONFIG).iterdir() if folder.is_dir()}
     choices = [override for override in overrides if override.split("=")[0].split("@")[0] in groups]
     with hydra.initialize_config_module(CONFIG, version_base="1.3"):
         for chosen in (choices, []):
             try:
-                cfg = hydra.compose("config", overrides=chosen, return_hydra_config=True)
+                cfg = hydra.compose(config_name, overrides=chosen, return_hydra_config=True)
             except (HydraException, OmegaConfBaseException):
                 continue
             groups_of_tiers = [str(name) for name in cfg.hydra.runtime.choices if not str(name).startswith("hydra/")]

@@ -113,17 +113,34 @@ class Transformer:
         ``[sampled, vocabulary]`` of the decodes and of these chunks, in a buffer that the next step uses again.
         """
         tokens = len(decodes) + sum(chunk.tokens for chunk in chunks)
-        hidden = self._buffer("hidden", tokens, self.model.hidden_size)
-        torch.index_select(self.embeddings, 0, self._inputs(tokens), out=hidden)
         cut = self._cut(decodes) if decodes else None
         prompts = Prompts(self, chunks, len(decodes)) if chunks else None
+        hidden = self._run(tokens, cut, prompts, wait_layer)
+        ends = len(decodes) + np.cumsum([chunk.tokens for chunk in chunks[:sampled_tokens]], dtype=int)
+        return self._sample([hidden[: len(decodes)], *(hidden[end - 1 : end] for end in ends.tolist())])
+
+    @torch.inference_mode()
+    def products(self, tokens: int, *, sampled_tokens: int) -> torch.Tensor:
+        """Enqueue a step without attention, ``sampled_tokens`` of its tokens sampled: what any tokens cost, whatever they see."""
+        return self._sample([self._run(tokens, None, None, None)[:sampled_tokens]])
+
+    def _run(
+        self,
+        tokens: int,
+        cut: ContextParts | None,
+        prompts: "Prompts | None",
+        wait_layer: Callable[[int], None] | None,
+    ) -> torch.Tensor:
+        """All layers; returns the hidden states."""
+        hidden = self._buffer("hidden", tokens, self.model.hidden_size)
+        torch.index_select(self.embeddings, 0, self._inputs(tokens), out=hidden)
         routes = self._routes(tokens) if self.model.routed_experts else None
         for index, layer in enumerate(self.layers):
             if wait_layer is not None:
                 wait_layer(index)
             self._attention(index, layer, hidden, cut, prompts)
             self._mlp(layer, hidden, routes)
-        return self._sample(hidden, len(decodes), chunks[:sampled_tokens])
+        return hidden
 
     # One layer
 
@@ -168,10 +185,9 @@ class Transformer:
         gate_silu(both, activated)
         return activated
 
-    def _sample(self, hidden: torch.Tensor, decodes: int, ending: Sequence[ChunkSlots]) -> torch.Tensor:
-        ends = decodes + np.cumsum([chunk.tokens for chunk in ending], dtype=int)
-        rows = [hidden[:decodes], *(hidden[end - 1 : end] for end in ends.tolist())]
-        sampled = torch.cat(rows) if ending else hidden[:decodes]
+    def _sample(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """The logits of these rows of hidden states."""
+        sampled = torch.cat(parts) if len(parts) > 1 else parts[0]
         logits = self._buffer("logits", len(sampled), self.model.vocabulary)
         if len(sampled):
             torch.mm(rms_norm(sampled, sampled.shape[1:]), self.head, out=logits)

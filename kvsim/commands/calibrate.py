@@ -1,0 +1,248 @@
+"""``kvsim calibrate``: measures this machine and writes it down as a choice for ``hardware=``."""
+
+import platform
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import kvsim.conf
+from kvsim.build import check_output, construct
+from kvsim.commands.application import run_application
+from kvsim.commands.mistake import Mistake
+from kvsim.errors import UsageError
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvsim.substrate.hardware.calibration import Measured
+
+MOST_INTERPRETED_PARAMETERS = 10_000_000
+COMMENTS = {
+    "flops_per_s": "Products of large matrices of random numbers, bf16 on a GPU.",
+    "memory_bytes": "Memory of the GPU.",
+    "memory_bytes_per_s": "A copy within the GPU's memory, bytes read and written together.",
+    "gpus": "GPUs that serve one model together, tensor-parallel. One was measured.",
+    "host_to_device_bytes_per_s": "Pinned host memory to GPU, one long copy.",
+    "device_to_host_bytes_per_s": "GPU to pinned host memory, one long copy.",
+    "both_directions_bytes_per_s": "Sum of both directions while both are busy.",
+    "host_latency_s": "From asking for a copy of pages to its first byte, for fragments of the model's pages.",
+    "disk_read_bytes_per_s": "Reading pages: the fastest of disk_curves.",
+    "disk_write_bytes_per_s": "Writing pages: the fastest of disk_curves.",
+    "disk_latency_s": "Reading one block, nothing else being under way.",
+    "flops_efficiency": "1: the rate above is measured.",
+    "memory_efficiency": "1: the rate above is measured.",
+    "step_overhead_s": "What a step takes longer than the GPU is busy with it.",
+    "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; of both directions [fragment_bytes, bytes_per_s].",
+    "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]. depth: requests under way at once, the threads of the disk tier.",
+    "compute_curves": "Rows of [flops_per_byte, flops_per_s]; attention, prefill: [query_rows, context_tokens, flops_per_s],\n"
+    "# while decoding: [bytes of a layer, bytes_per_s].",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateSettings:
+    """The settings of ``conf/calibrate.yaml`` beside the model."""
+
+    name: str
+    overwrite: bool
+    output: str | None
+    disk: str
+    page_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+            raise ValueError(f"name must be a word of lower-case letters, digits and underscores, as my_h200, not {self.name!r}")
+        if self.page_tokens < 1:
+            raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+
+    @property
+    def file(self) -> Path:
+        """What will be written."""
+        folder = Path(self.output) if self.output else Path(str(files(kvsim.conf))) / "hardware"
+        return folder / f"{self.name}.yaml"
+
+
+@hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="calibrate")
+def application(cfg: DictConfig) -> None:
+    """The only job there is."""
+    try:
+        calibrate(cfg, chosen=list(HydraConfig.get().overrides.task))
+    except UsageError as error:
+        raise Mistake(error) from error
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command with the words that follow its name."""
+    if {"-m", "--multirun"} & set(arguments):
+        raise UsageError("kvsim calibrate measures one machine once: leave out -m")
+    run_application(application, arguments, config_name="calibrate")
+
+
+def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
+    """Measure, print the tables, write the file. Raises UsageError."""
+    config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+    settings = construct(CalibrateSettings, {name: value for name, value in config.items() if name != "model"}, "")
+    check_file(settings)
+    from kvsim.substrate.hardware.device import find_device
+
+    device = find_device()
+    if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
+        config["model"] = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
+    model = construct(ModelSpec, config["model"], "model")
+    if device.type != "cuda" and model.parameters > MOST_INTERPRETED_PARAMETERS:
+        raise UsageError(f"model: {model.parameters / 1e9:.1f} billion weights are too many without a GPU: say model=tiny")
+    console = Console()
+    began = time.perf_counter()
+    measured = measure(settings, model, device, console)
+    print_measured(measured, console)
+    text = written(measured, header(device, config["model"]))
+    check_text(text)
+    settings.file.write_text(text)
+    console.print(f"\n{settings.file}: for hardware={settings.name}, in {time.perf_counter() - began:.0f} s", highlight=False)
+    if device.type != "cuda":
+        console.print("There is no GPU: these are the numbers of Triton's interpreter, not those of a machine to simulate.")
+
+
+def check_file(settings: CalibrateSettings) -> None:
+    """Raise UsageError if the file must not or cannot be written, or the disk's folder is not there."""
+    if settings.file.exists() and not settings.overwrite:
+        raise UsageError(f"{settings.file}: there is such a file: choose another name=NAME, or say overwrite=true")
+    if not settings.file.parent.is_dir():
+        raise UsageError(f"output: there is no folder {settings.file.parent}")
+    check_output(settings.file.parent)
+    if not Path(settings.disk).is_dir():
+        raise UsageError(f"disk: there is no folder {settings.disk}")
+
+
+def measure(settings: CalibrateSettings, model: ModelSpec, device: "torch.device", console: Console) -> "Measured":
+    """What the machine does. Raises UsageError for a model that it cannot run and for a disk without room."""
+    from kvsim.substrate.hardware.calibration import Calibration
+
+    folder = Path(settings.disk)
+    try:
+        with console.status("") as status:
+            return Calibration(
+                model, settings.page_tokens, folder, device=device, seed=settings.seed, say=lambda part: status.update(part)
+            ).run()
+    except ValueError as error:
+        raise UsageError(f"model: {error}") from error
+    except OSError as error:
+        raise UsageError(f"disk: cannot use {folder}: {error.strerror}") from error
+
+
+def header(device: "torch.device", model: dict[str, Any]) -> str:
+    """The first lines of the file."""
+    import torch
+    import triton
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter, no GPU"
+    return (
+        f"# {name}, measured by kvsim calibrate with a model of {model['layers']} layers, hidden size {model['hidden_size']};\n"
+        f"# torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}."
+    )
+
+
+def written(measured: "Measured", first_lines: str) -> str:
+    """The text of the file."""
+    lines = [first_lines, "_target_: kvsim.hardware.HardwareSpec"]
+    for field in fields(HardwareSpec):
+        value = getattr(measured.hardware, field.name)
+        lines += ["", f"# {COMMENTS[field.name]}"]
+        if field.name.endswith("_curves"):
+            lines.append(f"{field.name}:")
+            for curve in fields(value):
+                lines += _curve(curve.name, getattr(value, curve.name))
+        else:
+            lines.append(f"{field.name}: {number(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _curve(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list):
+        return [f"  {name}: {number(value)}"]
+    return [f"  {name}:", *(f"    - [{', '.join(number(x) for x in row)}]" for row in value)]
+
+
+def number(value: float) -> str:
+    """Four digits, in a form that every YAML reader takes for a number; whole numbers as they are."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.3e}" if value >= 1e3 or 0 < value < 1e-2 else f"{value:.4g}" + ("" if value % 1 else ".0")
+
+
+def check_text(text: str) -> None:
+    """Raise UsageError if the file would not be a choice for ``hardware=``."""
+    construct(HardwareSpec, OmegaConf.to_container(OmegaConf.create(text)), "hardware")
+
+
+def print_measured(measured: "Measured", console: Console) -> None:
+    """One table for each part."""
+    spec = measured.hardware
+    assert spec.link_curves and spec.disk_curves and spec.compute_curves
+    peaks = [
+        ("products, TFLOP/s", tera(spec.flops_per_s)),
+        ("memory, GB/s", giga(spec.memory_bytes_per_s)),
+        ("memory, GB", giga(spec.memory_bytes)),
+        ("host to GPU, GB/s", giga(spec.host_to_device_bytes_per_s)),
+        ("GPU to host, GB/s", giga(spec.device_to_host_bytes_per_s)),
+        ("both at once, GB/s", giga(spec.both_directions_bytes_per_s)),
+        ("launch of a kernel, µs", micro(measured.launch_s)),
+        ("overhead of a step, µs", micro(spec.step_overhead_s)),
+        ("disk latency, µs", micro(spec.disk_latency_s)),
+    ]
+    show(console, "Machine", ["", "measured"], peaks)
+    links = spec.link_curves
+    copies = [
+        (f"{down[0]:,}", giga(down[2]), micro(down[1]), giga(up[2]), micro(up[1]), giga(both[1]))
+        for down, up, both in zip(links.host_to_device, links.device_to_host, links.both_directions, strict=True)
+    ]
+    show(console, "Copies of pages", ["fragment", "to GPU, GB/s", "µs", "back, GB/s", "µs", "both, GB/s"], copies)
+    both_ways = zip(spec.disk_curves.read, spec.disk_curves.write, strict=True)
+    disk = [(f"{read[0]}", f"{read[1]:,}", giga(read[2]), giga(write[2])) for read, write in both_ways]
+    cached = "" if measured.is_direct else ", through the page cache: the file system refuses O_DIRECT"
+    show(console, f"Disk{cached}", ["depth", "page", "read, GB/s", "write, GB/s"], disk)
+    curves = spec.compute_curves
+    products = [(f"{x:.4g}", tera(rate)) for x, rate in curves.linear]
+    show(console, "Products of a step", ["FLOPs a byte of weights", "TFLOP/s"], products)
+    chunks = [(f"{rows:,}", f"{context:,}", tera(rate)) for rows, context, rate in curves.prefill_attention]
+    show(console, "Attention of a chunk", ["rows of queries", "context", "TFLOP/s"], chunks)
+    decodes = [(f"{n_bytes:,}", giga(rate)) for n_bytes, rate in curves.decode_attention]
+    apart = f", batches up to {measured.decode_spread:.2f} times apart" if measured.decode_spread > 1 else ""
+    show(console, f"Attention of decoding requests{apart}", ["bytes of a layer", "GB/s"], decodes)
+
+
+def tera(value: float) -> str:
+    return f"{value / 1e12:.4g}"
+
+
+def giga(value: float) -> str:
+    return f"{value / 1e9:.4g}"
+
+
+def micro(value: float) -> str:
+    return f"{value * 1e6:.4g}"
+
+
+def show(console: Console, title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,209 @@
+"""Measures a machine: peaks, copies by fragment size, a disk by page size, the parts of a step by their sizes."""
+
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvsim.hardware import HardwareSpec
+from kvsim.hardware_curves import ComputeCurves, DiskCurves, Rows
+from kvsim.kernels.gated_silu import gate_silu
+from kvsim.model import ModelSpec
+from kvsim.substrate.hardware.disk_rates import DiskRates
+from kvsim.substrate.hardware.link_rates import LinkRates
+from kvsim.substrate.hardware.step_parts import StepParts
+from kvsim.substrate.hardware.stopwatch import Stopwatch
+from kvsim.substrate.hardware.transformer import Transformer, check_model
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+IN_A_ROW = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is measured."""
+
+    product: int = 8192
+    """Rows, columns and inner size of the product that stands for the peak."""
+    link_bytes: int = GIB
+    """Of the pools between which is copied."""
+    fragments: tuple[int, ...] = tuple(KIB << k for k in range(0, 12, 2))
+    copies: tuple[int, ...] = (0, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+    """Bytes of a copy, one page at least."""
+    disk_bytes: int = 2 * GIB
+    disk_pages: tuple[int, ...] = tuple(KIB << k for k in (4, 6, 8, 10, 12, 14))
+    depths: tuple[int, ...] = (1, 4, 16)
+    disk_s: float = 0.5
+    kv_bytes: int = 32 * GIB
+    """Of the pool of pages that steps read; a quarter of the GPU's memory at most."""
+    tokens: tuple[int, ...] = (1, 8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
+    chunks: tuple[int, ...] = (16, 128, 1024, 8192)
+    contexts: tuple[int, ...] = (128, 1024, 8192, 32768, 65536)
+    decode_tokens: tuple[int, ...] = (16, 256, 4096, 65536, 524288)
+    """Context tokens of all decoding requests together."""
+    batches: tuple[int, ...] = (1, 16, 128)
+    repeats: int = 5
+
+
+INTERPRETED = Sizes(
+    product=64,
+    link_bytes=64 * KIB,
+    fragments=(512, 1024),
+    copies=(0, 8 * KIB),
+    disk_bytes=MIB,
+    disk_pages=(16 * KIB, 64 * KIB),
+    depths=(1, 2),
+    disk_s=0.01,
+    kv_bytes=MIB,
+    tokens=(1, 4),
+    chunks=(8,),
+    contexts=(8, 32),
+    decode_tokens=(16, 64),
+    batches=(1, 2),
+    repeats=1,
+)
+"""For Triton's interpreter."""
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """A machine, and what of it is for the reader alone."""
+
+    hardware: HardwareSpec
+    launch_s: float
+    """From the launch of a small kernel to its end being seen."""
+    is_direct: bool
+    """Whether the disk was measured without the system's page cache."""
+    decode_spread: float
+    """How far batches of the same context tokens in all are apart, as the largest ratio of their times."""
+
+
+class Calibration:
+    """Measures the device and the host at hand, and a disk at ``folder``, with the work of ``model``.
+
+    All times are from the call to the end of the last byte or product as the host sees it, the median of several.
+    """
+
+    def __init__(
+        self, model: ModelSpec, page_tokens: int, folder: Path, *, device: torch.device, seed: int, say: Callable[[str], None]
+    ) -> None:
+        self.model, self.page_tokens, self.folder = model, page_tokens, folder
+        self.device, self.seed, self.say = device, seed, say
+        self.is_gpu = device.type == "cuda"
+        self.sizes = Sizes() if self.is_gpu else INTERPRETED
+        self.watch = Stopwatch(device, self.sizes.repeats)
+
+    def run(self) -> Measured:
+        """Measure everything. Raises ValueError for a model that the hardware cannot run, OSError for a disk that is full."""
+        check_model(self.model, self.device)
+        self.say("products and memory")
+        peaks = self.peaks()
+        self.say("copies between GPU and host")
+        with LinkRates(self.watch, layers=self.model.attention_layers, pool_bytes=self.sizes.link_bytes, seed=self.seed) as link:
+            link_peaks, links = link.peaks(), link.curves(self.sizes.fragments, self.sizes.copies)
+        del link
+        self.say("disk")
+        disk, disk_latency_s, is_direct = self.disk()
+        self.say("steps")
+        compute, overhead_s, spread = self.compute(peaks["flops_per_s"], peaks["memory_bytes_per_s"])
+        fragment_bytes = self.model.page_bytes(self.page_tokens) / self.model.attention_layers
+        hardware = HardwareSpec(
+            **(peaks | link_peaks),
+            host_latency_s=links.to_device(fragment_bytes)[1],
+            disk_read_bytes_per_s=max(row[2] for row in disk.read),
+            disk_write_bytes_per_s=max(row[2] for row in disk.write),
+            disk_latency_s=disk_latency_s,
+            step_overhead_s=overhead_s,
+            link_curves=links,
+            disk_curves=disk,
+            compute_curves=compute,
+        )
+        return Measured(hardware=hardware, launch_s=self.launch_s(), is_direct=is_direct, decode_spread=spread)
+
+    # Peaks
+
+    def peaks(self) -> dict[str, Any]:
+        """Rate of a large product of random matrices, size of the memory, and rate at which it is copied, both sides counted."""
+        size = self.sizes.product
+        dtype = torch.bfloat16 if self.is_gpu else torch.float32
+        left, right = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
+        out = torch.empty_like(left)
+        product_s = self._each_s(lambda: torch.mm(left, right, out=out))
+        source = torch.empty(self.sizes.link_bytes, dtype=torch.uint8, device=self.device).random_(0, 256)
+        target = torch.empty_like(source)
+        copy_s = self._each_s(lambda: target.copy_(source))
+        memory_bytes = torch.cuda.mem_get_info(self.device)[1] if self.is_gpu else host_memory_bytes()
+        return {
+            "flops_per_s": 2 * size**3 / product_s,
+            "memory_bytes": memory_bytes,
+            "memory_bytes_per_s": 2 * len(source) / copy_s,
+        }
+
+    def _each_s(self, action: Callable[[], object]) -> float:
+        """Seconds of each of several in a row, so that their launches do not count."""
+
+        def several() -> None:
+            for _ in range(IN_A_ROW):
+                action()
+
+        return self.watch.seconds(several) / IN_A_ROW
+
+    def launch_s(self) -> float:
+        """From the launch of a kernel that does next to nothing to its end."""
+        both, out = torch.ones(1, 32, device=self.device), torch.empty(1, 16, device=self.device)
+        return self.watch.seconds(lambda: gate_silu(both, out))
+
+    # Disk
+
+    def disk(self) -> tuple[DiskCurves, float, bool]:
+        """Curves, the time of reading one block, and whether the page cache was passed by."""
+        sizes = self.sizes
+        rates = DiskRates(self.folder, file_bytes=sizes.disk_bytes, seconds=sizes.disk_s, seed=self.seed)
+        read: Rows = []
+        write: Rows = []
+        with rates.open() as file:
+            for depth in sizes.depths:
+                for page_bytes in sizes.disk_pages:
+                    for rows, is_write in ((write, True), (read, False)):
+                        rate = rates.bytes_per_s(file, page_bytes=page_bytes, depth=depth, is_write=is_write)
+                        rows.append([depth, page_bytes, rate])
+            latency_s = rates.latency_s(file)
+        return DiskCurves(read=read, write=write), latency_s, rates.is_direct
+
+    # Steps
+
+    def compute(self, flops_per_s: float, memory_bytes_per_s: float) -> tuple[ComputeCurves, float, float]:
+        """Curves, the overhead of a step, and how far batches of equal context are apart. No part is faster than the peaks."""
+        gc.collect()
+        transformer = self._transformer()
+        steps = StepParts(self.watch, transformer, flops_per_s=flops_per_s, memory_bytes_per_s=memory_bytes_per_s, seed=self.seed)
+        linear = [steps.linear_row(tokens) for tokens in self.sizes.tokens]
+        prefill = [
+            steps.prefill_row(tokens, context)
+            for tokens in self.sizes.chunks
+            for context in self.sizes.contexts
+            if context >= tokens
+        ]
+        decode, spread = steps.decode_rows(self.sizes.decode_tokens, self.sizes.batches)
+        curves = ComputeCurves(linear=linear, prefill_attention=prefill, decode_attention=decode)
+        return curves, steps.overhead_s, spread
+
+    def _transformer(self) -> Transformer:
+        """Over a pool much larger than the caches, filled with any bits."""
+        model, page_bytes = self.model, self.model.page_bytes(self.page_tokens)
+        kv_bytes = self.sizes.kv_bytes
+        if self.is_gpu:
+            torch.cuda.empty_cache()
+            kv_bytes = min(kv_bytes, torch.cuda.mem_get_info(self.device)[1] // 4)
+        shape = (model.attention_layers, max(kv_bytes // page_bytes, 1), page_bytes // model.attention_layers)
+        kv = torch.empty(shape, dtype=torch.uint8, device=self.device).random_(0, 256)
+        return Transformer(model, kv, self.page_tokens, device=self.device, seed=self.seed)
+
+
+def host_memory_bytes() -> int:
+    """What stands for the GPU's memory where there is none."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,28 @@
+"""Which device there is."""
+
+import os
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def find_device() -> "torch.device":
+    """The first GPU or, without one, the CPU, on which Triton interprets kernels.
+
+    To be called before Triton is imported and CUDA begins, since both read the environment then. Raises UsageError if the
+    packages are missing.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Streams that share a hardware queue wait for each other.
+    try:
+        import torch
+
+        has_gpu = torch.cuda.is_available()
+        if not has_gpu:
+            os.environ["TRITON_INTERPRET"] = "1"
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"substrate=hardware needs torch and triton ({error}): install kvsim[hardware]") from error
+    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")

@@ -1,0 +1,120 @@
+"""How fast pages are copied between GPU and host, by the size of their fragments."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from kvsim.hardware_curves import LinkCurves, Rows
+from kvsim.substrate.hardware.stopwatch import Stopwatch
+from kvsim.substrate.hardware.tier_copy import CopyCalibration, TierCopy
+
+LEAST_LATENCY_S = 1e-7
+
+
+class LinkRates:
+    """Copies between two buffers of ``pool_bytes``, one in GPU memory, one pinned, taken as pools of ``layers`` layers.
+
+    Pages are in random order on both sides, as in a cache that has been in use. To be used in a ``with`` block.
+    """
+
+    def __init__(self, watch: Stopwatch, *, layers: int, pool_bytes: int, seed: int) -> None:
+        device = watch.device
+        self.watch, self.layers = watch, layers
+        self.rng = np.random.default_rng(seed)
+        self.gpu = torch.empty(pool_bytes, dtype=torch.uint8, device=device).random_(0, 256)
+        self.host = torch.empty(pool_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.host.copy_(self.gpu)
+        self.ways = Ways(device)
+
+    def __enter__(self) -> "LinkRates":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ways.close()
+
+    def curves(self, fragments: Sequence[int], copies: Sequence[int]) -> LinkCurves:
+        """Curves through these sizes of fragments, each from copies of so many bytes, a page at least."""
+        to_device: Rows = []
+        to_host: Rows = []
+        both: Rows = []
+        for fragment_bytes in fragments:
+            tiers = self._tiers(fragment_bytes)
+            to_device.append([fragment_bytes, *self._fit(tiers, tiers.load, copies)])
+            to_host.append([fragment_bytes, *self._fit(tiers, tiers.store, copies)])
+            both.append([fragment_bytes, self._both(tiers, copies[-1])])
+        return LinkCurves(host_to_device=to_device, device_to_host=to_host, both_directions=both)
+
+    def peaks(self) -> dict[str, float]:
+        """The rates of plain copies, by their names in HardwareSpec."""
+        gpu, host, half = self.gpu, self.host, len(self.gpu) // 2
+        down = [lambda: gpu[:half].copy_(host[:half], non_blocking=True)]
+        up = [lambda: host[half:].copy_(gpu[half:], non_blocking=True)]
+        rates = [len(way) * half / self.watch.seconds(lambda way=way: self.ways.start(*way)) for way in (down, up, down + up)]  # type: ignore[misc]
+        names = ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "both_directions_bytes_per_s")
+        return dict(zip(names, [*rates[:2], max(rates)], strict=True))
+
+    def _tiers(self, fragment_bytes: int) -> TierCopy:
+        pages = len(self.gpu) // (fragment_bytes * self.layers)
+        end = pages * fragment_bytes * self.layers
+        gpu, host = self.gpu[:end].view(self.layers, pages, -1), self.host[:end].view(pages, self.layers, -1)
+        return TierCopy(gpu, host, CopyCalibration())
+
+    def _fit(self, tiers: TierCopy, copy: Callable[..., None], copies: Sequence[int]) -> list[float]:
+        """Latency and rate of the line through copies of several sizes that is relatively nearest to all."""
+        pool_pages = len(tiers.host)
+        counts = sorted({min(pool_pages, max(1, n_bytes // tiers.page_bytes)) for n_bytes in copies})
+        times = []
+        for count in counts:
+            lists = self.rng.permutation(pool_pages)[:count], self.rng.permutation(pool_pages)[:count]
+            times.append(self.watch.seconds(lambda lists=lists: copy(*lists)))  # type: ignore[misc]
+        return list(fitted(np.array(counts) * tiers.page_bytes, np.array(times)))
+
+    def _both(self, tiers: TierCopy, n_bytes: int) -> float:
+        """The sum of both directions, each of which copies half of so many bytes."""
+        pool_pages = len(tiers.host)
+        count = max(1, min(pool_pages, n_bytes // tiers.page_bytes) // 2)
+        gpu, host = self.rng.permutation(pool_pages), self.rng.permutation(pool_pages)
+        load = lambda: tiers.load(host[:count], gpu[:count], is_shared=True)  # noqa: E731
+        store = lambda: tiers.store(gpu[count : 2 * count], host[count : 2 * count], is_shared=True)  # noqa: E731
+        return 2 * count * tiers.page_bytes / self.watch.seconds(lambda: self.ways.start(load, store))
+
+
+class Ways:
+    """Two threads, each with a stream of its own on a GPU, so that copies both ways are submitted and made at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.threads = ThreadPoolExecutor(2)
+        self.streams = [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else []  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self.threads.shutdown()
+
+    def start(self, *actions: Callable[[], object]) -> None:
+        """Start each; the current stream goes on when all have ended. Without a GPU they run one after another."""
+        if not self.streams:
+            for action in actions:
+                action()
+            return
+        caller = torch.cuda.current_stream(self.device)
+        streams = self.streams[: len(actions)]
+
+        def run(stream: torch.cuda.Stream, action: Callable[[], object]) -> None:
+            with torch.cuda.stream(stream):
+                stream.wait_stream(caller)
+                action()
+
+        list(self.threads.map(run, streams, actions))
+        for stream in streams:
+            caller.wait_stream(stream)
+
+
+def fitted(n_bytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """Latency and rate: the line through these points that is nearest to them, as a share of each. Both are above 0."""
+    sides = np.stack([1 / seconds, n_bytes / seconds], axis=1)
+    latency_s, byte_s = np.linalg.lstsq(sides, np.ones(len(seconds)), rcond=None)[0].tolist()
+    if len(seconds) == 1 or byte_s <= 0:
+        return LEAST_LATENCY_S, float((n_bytes / seconds).max())
+    return max(latency_s, LEAST_LATENCY_S), 1 / byte_s

@@ -1,0 +1,90 @@
+"""How fast the parts of a step are, by their sizes."""
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvsim.hardware_curves import Rows
+from kvsim.substrate.hardware.stopwatch import Stopwatch
+from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+
+DECODE_TOKENS = 256
+"""Up to so many tokens a step is taken for one that decodes: all are sampled. Of more, one is."""
+
+
+class StepParts:
+    """The parts of a step: what remains of whole steps when steps without that part are taken away."""
+
+    def __init__(
+        self, watch: Stopwatch, transformer: Transformer, *, flops_per_s: float, memory_bytes_per_s: float, seed: int
+    ) -> None:
+        self.watch, self.transformer, self.model = watch, transformer, transformer.model
+        self.flops_per_s, self.memory_bytes_per_s = flops_per_s, memory_bytes_per_s
+        self.layers = self.model.attention_layers
+        self.rng = np.random.default_rng(seed)
+        self._products: dict[tuple[int, int], float] = {}
+        self.overhead_s = self._overhead_s()
+
+    def linear_row(self, tokens: int) -> list[float]:
+        """FLOPs a byte of weights, and rate, of a step without attention."""
+        model, sampled = self.model, tokens if tokens <= DECODE_TOKENS else 1
+        flops = tokens * model.linear_flops_per_token + sampled * model.sampling_flops_per_token
+        return [flops / model.weight_bytes(tokens), flops / max(self._products_s(tokens, sampled) - self.overhead_s, 1e-9)]
+
+    def prefill_row(self, tokens: int, context: int) -> list[float]:
+        """Rows of queries, context and rate of a chunk's attention."""
+        chunk = ChunkSlots(tokens, context - tokens, self._slots(context))
+        step_s = self.watch.seconds(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
+        pairs = tokens * (context - tokens) + tokens * (tokens + 1) / 2
+        flops = self.model.attention_flops_per_pair * pairs
+        seconds = max(step_s - self._products_s(tokens, 1), flops / self.flops_per_s)
+        return [tokens * self.model.heads, context, flops / seconds]
+
+    def decode_rows(self, totals: Sequence[int], batches: Sequence[int]) -> tuple[Rows, float]:
+        """Bytes of a layer, and rate, by context tokens of all requests; the mean of batches, and how far they are apart."""
+        token_bytes = self.model.kv_bytes_per_token / self.layers
+        rows: Rows = []
+        spread, least_s = 1.0, 0.0
+        for tokens in totals:
+            fitting = [batch for batch in batches if tokens // batch >= self.transformer.page_tokens] or [1]
+            n_bytes = tokens * token_bytes
+            layer_s = [max(self._decode_s(tokens // batch, batch), n_bytes / self.memory_bytes_per_s) for batch in fitting]
+            spread = max(spread, max(layer_s) / min(layer_s))
+            least_s = max(1.01 * least_s, statistics.geometric_mean(layer_s))
+            rows.append([round(n_bytes), n_bytes / least_s])
+        return rows, spread
+
+    def _decode_s(self, context: int, batch: int) -> float:
+        """What the attention of a batch takes in one layer."""
+        decodes = [DecodeSlots(context, self._slots(context)) for _ in range(batch)]
+        step_s = self.watch.seconds(lambda: self.transformer.step([], decodes))
+        return (step_s - self._products_s(batch, batch)) / self.layers
+
+    def _products_s(self, tokens: int, sampled: int) -> float:
+        if (tokens, sampled) not in self._products:
+            step = partial(self.transformer.products, tokens, sampled_tokens=sampled)
+            self._products[tokens, sampled] = self.watch.seconds(step)
+        return self._products[tokens, sampled]
+
+    def _overhead_s(self) -> float:
+        """What a step of one token takes longer than the GPU is busy with it: its launch, and the news of its end."""
+        if self.watch.device.type != "cuda":
+            return 0.0
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+
+        def step() -> None:
+            begin.record()
+            self.transformer.products(1, sampled_tokens=1)
+            end.record()
+
+        wall_s = self.watch.seconds(step)
+        return max(0.0, wall_s - float(begin.elapsed_time(end)) / 1e3)
+
+    def _slots(self, tokens: int) -> torch.Tensor:
+        """Pages for so many tokens, anywhere in the pool; one may stand there twice."""
+        page_tokens, pages = self.transformer.page_tokens, self.transformer.kv.shape[1]
+        chosen = self.rng.integers(0, pages, -(-tokens // page_tokens), dtype=np.int32)
+        return torch.from_numpy(chosen).to(self.transformer.device)

@@ -1,0 +1,108 @@
+"""``kvsim calibrate`` writes a hardware file that a simulation takes; without a GPU it measures the interpreter and says so."""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+
+from kvsim.build import construct
+from kvsim.cli import main
+from kvsim.commands.calibrate import number
+from kvsim.engine.substrate import Work
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: measuring it takes minutes")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(path: Path, kind: type) -> object:
+    return construct(kind, OmegaConf.to_container(OmegaConf.create(path.read_text())), path.stem)
+
+
+@interpreted
+def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "name=mine", f"output={folder}"]) == 0
+    assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
+    shown = capsys.readouterr().out
+    assert "There is no GPU: these are the numbers of Triton's interpreter" in shown
+    assert "Copies of pages" in shown and "Attention of a chunk" in shown
+    text = (folder / "mine.yaml").read_text()
+    assert text.startswith("# Triton's interpreter, no GPU, measured by kvsim calibrate")
+    assert max(map(len, text.splitlines())) <= 130
+
+    spec = read(folder / "mine.yaml", HardwareSpec)
+    assert isinstance(spec, HardwareSpec) and spec.link_curves and spec.disk_curves and spec.compute_curves
+    assert [row[0] for row in spec.link_curves.host_to_device] == [512, 1024]
+    assert [row[:2] for row in spec.disk_curves.read] == [[1, 16384], [1, 65536], [2, 16384], [2, 65536]]
+    assert [row[:2] for row in spec.compute_curves.prefill_attention] == [[32, 8], [32, 32]]
+    assert [row[0] for row in spec.compute_curves.decode_attention] == [4096, 16384]
+    model = read(Path(str(files("kvsim.conf"))) / "model" / "tiny.yaml", ModelSpec)
+    assert isinstance(model, ModelSpec)
+    simulated = SimulatedSubstrate(model, spec, 16, links="fifo")
+    step_s = simulated.steps.leap_s(Work(decode_requests=1, decode_context_tokens=16), 1)
+    products_s = model.linear_flops_per_token + model.sampling_flops_per_token
+    decode_s = model.layers * 4096 / spec.compute_curves.decode_attention[0][1]
+    assert step_s == pytest.approx(products_s / spec.compute_curves.linear[0][1] + decode_s, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["nme=x"], "nme: there is no such setting; did you mean name?"),
+        (["trace=mooncake"], "trace: there is no such setting; the configuration has model, name, overwrite, output, disk, p"),
+        (["name=My-GPU"], "name must be a word of lower-case letters, digits and underscores, as my_h200, not 'My-GPU'"),
+        (["name=h200"], ".*hardware/h200.yaml: there is such a file: choose another name=NAME, or say overwrite=true"),
+        (["output=nowhere"], "output: there is no folder nowhere"),
+        (["disk=nowhere"], "disk: there is no folder nowhere"),
+        (["page_tokens=0"], "page_tokens must be at least 1, not 0"),
+        (["model=tinny"], "model=tinny: there is no such choice; did you mean tiny?"),
+        (["model=tiny", "model.kv_dtype_bytes=1", "output=."], r"model: kv_dtype_bytes must be 2 \(bf16\) or 4 \(float32\)"),
+        (["-m", "seed=1,2"], "kvsim calibrate measures one machine once: leave out -m"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_ends_with_one_line_before_anything_is_measured(
+    arguments: list[str], problem: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert re.match(f"kvsim: {problem}", shown.err)
+    assert shown.err.count("\n") == 1 and shown.out == ""
+    assert not list(folder.iterdir())
+
+
+@interpreted
+def test_a_large_model_is_not_interpreted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "model.layers=31", "output=."]) == 2
+    assert capsys.readouterr().err == "kvsim: model: 7.8 billion weights are too many without a GPU: say model=tiny\n"
+    assert not list(folder.iterdir())
+
+
+def test_a_file_is_replaced_if_that_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "measured.yaml").write_text("before")
+    assert main(["calibrate", "output=.", "disk=nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("kvsim: measured.yaml: there is such a file")
+    assert main(["calibrate", "output=.", "disk=nowhere", "overwrite=true"]) == 2
+    assert capsys.readouterr().err == "kvsim: disk: there is no folder nowhere\n"
+    assert (folder / "measured.yaml").read_text() == "before"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(7, "7"), (1.0, "1.0"), (0.0, "0.0"), (0.25, "0.25"), (5e10, "5.000e+10"), (1e-5, "1.000e-05")]
+)
+def test_numbers_are_numbers_to_every_reader(value: float, text: str) -> None:
+    assert number(value) == text
