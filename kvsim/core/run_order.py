@@ -1,7 +1,7 @@
 """An ordered set of pages, kept as runs: queues, ghost lists and tables of counts at a cost per run, whatever the page size."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from kvsim.core.pages import Run
@@ -10,15 +10,20 @@ from kvsim.core.pages import Run
 class _Segment:
     """Consecutive pages that are neighbours in the order too, with their value."""
 
-    __slots__ = ("start", "pages", "tail_first", "value", "older", "newer")
+    __slots__ = ("start", "stop", "tail_first", "value", "older", "newer")
 
-    def __init__(self, start: int, pages: int, tail_first: bool, value: Any) -> None:
+    def __init__(self, start: int, stop: int, tail_first: bool, value: Any, older: "_Segment | None" = None) -> None:
+        """Pages ``start ... stop - 1``; comes after ``older`` in the order, or begins one."""
         self.start = start
-        self.pages = pages
+        self.stop = stop
         self.tail_first = tail_first
         self.value = value
         self.older: _Segment = self
         self.newer: _Segment = self
+        if older is not None:
+            newer = older.newer
+            self.older, self.newer = older, newer
+            older.newer = newer.older = self
 
 
 class _Starts:
@@ -83,7 +88,7 @@ class RunOrder:
         self._starts = _Starts()
         self._upto = 0
         """All that has ever been here lies below this page id; what is first seen later lies above."""
-        self._end = _Segment(-1, 0, True, None)
+        self._end = _Segment(-1, -1, True, None)
         """Stands before the oldest and after the most recent segment."""
 
     def __contains__(self, page: object) -> bool:
@@ -102,7 +107,7 @@ class RunOrder:
                 if start < segment.start:
                     pieces.append(((start, segment.start - start), None))
                     start = segment.start
-                upto = min(stop, segment.start + segment.pages)
+                upto = segment.stop if segment.stop < stop else stop
                 pieces.append(((start, upto - start), segment.value))
                 start = upto
         return pieces
@@ -120,38 +125,29 @@ class RunOrder:
         """How many of the path's pages are here."""
         return sum([pages for (_, pages), value in self.pieces(runs) if value is not None])
 
-    def append(self, runs: Iterable[Run], *, tail_first: bool = True, value: Any = True) -> None:
+    def append(self, runs: Sequence[Run], *, tail_first: bool = True, value: Any = True) -> None:
         """Put the path's pages at the recent end, with this value (not None); those that are here already move there."""
-        runs = list(runs)
-        self.remove(runs)
         for start, pages in reversed(runs) if tail_first else runs:
+            stop = start + pages
+            if self._overlapping(start, pages) is not None:
+                self.remove(((start, pages),))
             self.pages += pages
-            if start + pages > self._upto:
-                self._upto = start + pages
-            if self._extend(self._end.older, start, pages, tail_first, value):
-                continue
-            segment = _Segment(start, pages, tail_first, value)
-            self._link(segment, self._end.older)
-            self._index(segment)
+            if stop > self._upto:
+                self._upto = stop
+            last = self._end.older
+            if last.tail_first != tail_first or last.value != value or (last.start != stop if tail_first else last.stop != start):
+                self._index(_Segment(start, stop, tail_first, value, last))
+            elif tail_first:  # a path that was cut long ago is one again
+                self._starts.move_down(stop, start)
+                del self._by_start[stop]
+                last.start = start
+                self._by_start[start] = last
+            else:
+                last.stop = stop
 
-    def _extend(self, last: _Segment, start: int, pages: int, tail_first: bool, value: Any) -> bool:
-        """Let the most recent segment take in a run that goes on where it ends, so that a path cut long ago is one again."""
-        if last.tail_first != tail_first or last.value != value:
-            return False
-        if tail_first and start + pages == last.start:
-            self._starts.move_down(last.start, start)
-            del self._by_start[last.start]
-            last.start = start
-            self._by_start[start] = last
-        elif tail_first or last.start + last.pages != start:
-            return False
-        last.pages += pages
-        return True
-
-    def may_hold(self, runs: Iterable[Run]) -> bool:
+    def may_hold(self, runs: Collection[Run]) -> bool:
         """False if none of the path's pages can be here, since all are newer than any that ever was."""
-        upto = self._upto
-        return any(start < upto for start, _ in runs)
+        return bool(runs) and min(runs)[0] < self._upto
 
     def touch(self, runs: Collection[Run], *, tail_first: bool = True) -> int:
         """Move those of the path's pages that are here to the recent end; their values stay. Returns how many these are."""
@@ -164,12 +160,11 @@ class RunOrder:
 
     def remove(self, runs: Iterable[Run]) -> int:
         """Take out those of the path's pages that are here. Returns how many these were."""
-        removed = 0
+        before = self.pages
         for start, pages in runs:
             for segment in self._cut_out(start, pages):
                 self._drop(segment)
-                removed += segment.pages
-        return removed
+        return before - self.pages
 
     def _cut_out(self, start: int, pages: int) -> list[_Segment]:
         """The segments that hold the run's pages and no others, cut where it begins and ends."""
@@ -177,30 +172,31 @@ class RunOrder:
         segments: list[_Segment] = []
         while start < stop and (segment := self._overlapping(start, stop - start)) is not None:
             if segment.start < start:
-                segment = self._cut(segment, start - segment.start)
-            if segment.start + segment.pages > stop:
-                self._cut(segment, stop - segment.start)
+                segment = self._cut(segment, start)
+            if segment.stop > stop:
+                self._cut(segment, stop)
             segments.append(segment)
-            start = segment.start + segment.pages
+            start = segment.stop
         return segments
 
     def pop_oldest(self, pages: int) -> list[Run]:
         """Take out the oldest pages, so many or all that there are. Returns them, the oldest run first."""
         runs = []
         while pages > 0 and (segment := self._end.newer) is not self._end:
-            if segment.pages <= pages:
+            start, stop = segment.start, segment.stop
+            if stop - start <= pages:
                 self._drop(segment)
-                runs.append((segment.start, segment.pages))
-                pages -= segment.pages
+                runs.append((start, stop - start))
+                pages -= stop - start
                 continue
             self.pages -= pages
-            segment.pages -= pages
             if segment.tail_first:
-                runs.append((segment.start + segment.pages, pages))
+                segment.stop = stop - pages
+                runs.append((segment.stop, pages))
                 break
-            runs.append((segment.start, pages))
+            runs.append((start, pages))
             self._unindex(segment)
-            segment.start += pages
+            segment.start = start + pages
             self._index(segment)
             break
         return runs
@@ -209,7 +205,7 @@ class RunOrder:
         """Move the oldest pages but those of ``keep``, so many or all that there are, to the recent end of another order."""
         kept = {segment for start, length in keep for segment in self._cut_out(start, length)} if pages > 0 else set()
         for segment in self._take_oldest(pages, kept):
-            run = segment.start, segment.pages
+            run = segment.start, segment.stop - segment.start
             other.append((run,), tail_first=segment.tail_first, value=segment.value)
 
     def _take_oldest(self, pages: int, kept: Collection[_Segment] = ()) -> Iterator[_Segment]:
@@ -218,19 +214,22 @@ class RunOrder:
             if segment in kept:
                 segment = segment.newer
                 continue
-            if segment.pages > pages:
-                segment = self._cut(segment, segment.pages - pages) if segment.tail_first else self._cut_off_head(segment, pages)
+            if segment.stop - segment.start > pages:
+                if segment.tail_first:
+                    segment = self._cut(segment, segment.stop - pages)
+                else:
+                    self._cut(segment, segment.start + pages)
             newer = segment.newer
             self._drop(segment)
             yield segment
-            pages -= segment.pages
+            pages -= segment.stop - segment.start
             segment = newer
 
     def oldest_first(self) -> Iterator[tuple[Run, bool, Any]]:
         """The order in runs, oldest first: (run, whether its last page is its oldest, value). Do not change it meanwhile."""
         segment = self._end.newer
         while segment is not self._end:
-            yield (segment.start, segment.pages), segment.tail_first, segment.value
+            yield (segment.start, segment.stop - segment.start), segment.tail_first, segment.value
             segment = segment.newer
 
     def _overlapping(self, start: int, pages: int) -> _Segment | None:
@@ -243,7 +242,7 @@ class RunOrder:
         before, after = self._starts.around(start)
         if before >= 0:
             segment = self._by_start[before]
-            if before + segment.pages > start:
+            if segment.stop > start:
                 return segment
         return self._by_start[after] if start < after < start + pages else None
 
@@ -255,25 +254,15 @@ class RunOrder:
         del self._by_start[segment.start]
         self._starts.remove(segment.start)
 
-    def _cut(self, segment: _Segment, pages: int) -> _Segment:
-        """Cut a segment after its first pages. Returns the rest, a new segment beside it in the order."""
-        rest = _Segment(segment.start + pages, segment.pages - pages, segment.tail_first, segment.value)
-        segment.pages = pages
+    def _cut(self, segment: _Segment, page: int) -> _Segment:
+        """Cut a segment before a page. Returns the rest, a new segment beside it in the order."""
+        older = segment.older if segment.tail_first else segment
+        rest = _Segment(page, segment.stop, segment.tail_first, segment.value, older)
+        segment.stop = page
         self._index(rest)
-        self._link(rest, segment.older if segment.tail_first else segment)
         return rest
-
-    def _cut_off_head(self, segment: _Segment, pages: int) -> _Segment:
-        self._cut(segment, pages)
-        return segment
-
-    @staticmethod
-    def _link(segment: _Segment, older: _Segment) -> None:
-        newer = older.newer
-        segment.older, segment.newer = older, newer
-        older.newer = newer.older = segment
 
     def _drop(self, segment: _Segment) -> None:
         self._unindex(segment)
         segment.older.newer, segment.newer.older = segment.newer, segment.older
-        self.pages -= segment.pages
+        self.pages -= segment.stop - segment.start

@@ -75,7 +75,7 @@ class ARC(QueueEviction):
 
     def choose(self) -> tuple[int, float] | None:
         surplus = self.sizes[ONCE] + self.left_pages - self.target_pages
-        return self.first_of((ONCE, inf) if surplus > 0 else (AGAIN, floor(-surplus) + 1))
+        return self.first_of(ONCE) if surplus > 0 else self.first_of(AGAIN, floor(-surplus) + 1)
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         return ArcOffload(capacity_pages)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import inf
 
 from kvsim.core.pages import Run
-from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.queues import Mark, QueueEviction
 
 
 @dataclass(kw_only=True, eq=False)
@@ -29,6 +30,10 @@ class MultiQueue(QueueEviction):
             raise ValueError(f"ghost must be above 0, not {self.ghost}: it is a multiple of the tier's pages")
         super().__init__(self.queues)
 
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self.ghost_pages = self.ghost * self.capacity_pages
+
     def advance(self, pages: int) -> None:
         """A place is a time in pages, times the number of queues, plus one for each queue that a page has sunk: none is equal."""
         self.clock += pages * self.queues
@@ -44,7 +49,6 @@ class MultiQueue(QueueEviction):
 
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
         self.ghosts.append(runs, value=mark[2])
-        forget_beyond(self.ghosts, self.ghost * self.capacity_pages)
 
     def choose(self) -> tuple[int, float] | None:
         life_time = self.life_time * self.queues
@@ -55,4 +59,4 @@ class MultiQueue(QueueEviction):
                 if place + life_time >= self.clock:
                     break
                 self.move(leaf, (queue - 1, place + life_time + 1, uses))
-        return self.first_of((0, inf))
+        return self.first_of(0)

@@ -60,7 +60,9 @@ class QueueEviction(EvictionPolicy):
         self.has_evicted = False
         """Since the latest request came."""
         self.ghosts = RunOrder()
-        """What has been evicted and is remembered."""
+        """What has been evicted and is remembered, and maybe older pages, which are forgotten before anything is looked up."""
+        self.ghost_pages = 0.0
+        """How many pages are remembered, at most."""
         self._running: set[Request] = set()
         """Requests that have been told of: each counts once."""
         self._request: Request | None = None
@@ -107,10 +109,15 @@ class QueueEviction(EvictionPolicy):
 
     def expect(self, runs: tuple[Run, ...]) -> bool:
         """A request needs these pages, which the tier lacks. Keeps their ghosts. Returns whether there are any."""
-        return self.ghosts.touch(runs) > 0
+        ghosts = self.ghosts
+        is_known = ghosts.may_hold(runs)
+        if is_known or ghosts.pages > 2 * self.ghost_pages:
+            forget_beyond(ghosts, self.ghost_pages)
+        return is_known and ghosts.touch(runs) > 0
 
     def recall(self, runs: tuple[Run, ...]) -> list[tuple[int, Any]]:
         """Pages enter the tier: take them out of the ghost list. Returns (pages, value), head to tail."""
+        forget_beyond(self.ghosts, self.ghost_pages)
         pieces = self.ghosts.pieces(runs)
         if len(pieces) > 1 or pieces[0][1] is not None:
             self.ghosts.remove(runs)
@@ -213,7 +220,6 @@ class QueueEviction(EvictionPolicy):
         self.left_pages += pages
         self.has_evicted = True
         self.remember(runs, mark)
-        self.on_evictable(node)
 
     def on_evictable(self, node: Node) -> None:
         queue, place, _ = self._marks[node]
@@ -264,34 +270,40 @@ class QueueEviction(EvictionPolicy):
             heappop(heap)
         return None
 
-    def first_of(self, *queues: tuple[int, float]) -> tuple[int, float] | None:
-        """The first of these (queue, most pages) that has a leaf; else any other queue that has one."""
-        for queue, most in queues:
-            if self.first(queue) is not None:
-                return queue, most
+    def first_of(self, queue: int, most_pages: float = inf) -> tuple[int, float] | None:
+        """The queue, if it has a leaf; else any other that has one, and no limit."""
+        if self.first(queue) is not None:
+            return queue, most_pages
         others = (queue for queue in range(len(self.heaps)) if self.first(queue) is not None)
         return next(((queue, inf) for queue in others), None)
 
     def victims(self, now: float) -> Iterator[Node]:
         if self._request is not None:
             self._expect()
+        tier, refused = self.tier, self._refused
         try:
             while (chosen := self.choose()) is not None:
                 queue, most = chosen
-                node = heappop(self.heaps[queue])[-1]
+                heap = self.heaps[queue]
+                entry = heap[0]
+                node = entry[-1]
                 if most < node.pages or self._above and node in self._above:
                     pages = min(self._last_pages(node), ceil(most) if most < inf else node.pages)
                     if pages < node.pages and not node.is_state:
                         self.cut(node, node.pages - pages)
                 self._offered = node
-                self._refused[node] = None
                 yield node
+                if node.state[tier] == READY:
+                    refused[node] = None
+                elif heap[0] is entry:
+                    heappop(heap)
         finally:
             self._offered = None
-            refused, self._refused = self._refused, {}
-            for node in refused:
-                if node.is_evictable(self.tier):
-                    self.on_evictable(node)
+            if refused:
+                self._refused = {}
+                for node in refused:
+                    if node.is_evictable(tier):
+                        self.on_evictable(node)
 
     def pages(self) -> dict[Node, int]:
         """How many pages of each node are in the queues."""

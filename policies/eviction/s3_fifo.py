@@ -6,7 +6,7 @@ from typing import Any
 
 from kvsim.core.pages import Run, count_pages
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, forget_beyond
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
 SMALL, MAIN = range(2)
 MOST_USES = 3
@@ -42,6 +42,7 @@ class S3FIFO(QueueEviction):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
+        self.ghost_pages = self.ghost * self.capacity_pages
         self._small_pages = self.share(self.small)
         self._main_pages = self.capacity_pages - self._small_pages
 
@@ -66,12 +67,11 @@ class S3FIFO(QueueEviction):
         self._is_filling = False
         if mark[0] == SMALL:
             self.ghosts.append(runs)
-            forget_beyond(self.ghosts, self.ghost * self.capacity_pages)
 
     def choose(self) -> tuple[int, float] | None:
         while True:
             surplus = self.sizes[MAIN] - self._main_pages
-            chosen = self.first_of((MAIN, surplus) if surplus > 0 else (SMALL, inf))
+            chosen = self.first_of(MAIN, surplus) if surplus > 0 else self.first_of(SMALL)
             if chosen is None:
                 return None
             leaf = self.heaps[chosen[0]][0][-1]

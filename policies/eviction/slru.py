@@ -69,4 +69,4 @@ class SizedSegmentedLRU(QueueEviction, SegmentedLRU):
     def choose(self) -> tuple[int, float] | None:
         fraction = PROTECTED_FRACTION if self.protected_fraction is None else self.protected_fraction
         self.demote(PROTECTED, PROBATION, fraction * self.capacity_pages)
-        return self.first_of((PROBATION, inf))
+        return self.first_of(PROBATION)

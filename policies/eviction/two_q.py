@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import floor, inf
 
 from kvsim.core.pages import Run
-from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, forget_beyond
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
 A1IN, AM = range(2)
 
@@ -28,6 +29,10 @@ class TwoQ(QueueEviction):
         if self.kout <= 0:
             raise ValueError(f"kout must be above 0, not {self.kout}: it is a multiple of the tier's pages")
 
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self.ghost_pages = self.kout * self.capacity_pages
+
     def enter(self, ghost: bool | None) -> Mark:
         return A1IN if ghost is None else AM, self.clock, None
 
@@ -37,8 +42,7 @@ class TwoQ(QueueEviction):
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
         if mark[0] == A1IN:
             self.ghosts.append(runs)
-            forget_beyond(self.ghosts, self.kout * self.capacity_pages)
 
     def choose(self) -> tuple[int, float] | None:
         surplus = self.sizes[A1IN] + self.left_pages - self.kin * self.capacity_pages
-        return self.first_of((A1IN, inf) if surplus > 0 else (AM, floor(-surplus) + 1))
+        return self.first_of(A1IN) if surplus > 0 else self.first_of(AM, floor(-surplus) + 1)

@@ -6,7 +6,7 @@ from math import floor, inf
 from kvsim.core.pages import Run
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, forget_beyond
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
 WINDOW, PROBATION, PROTECTED = range(3)
 MOST_USES = 15
@@ -39,6 +39,7 @@ class WTinyLFU(QueueEviction):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
+        self.ghost_pages = SAMPLE * self.capacity_pages
         self.window_pages = max(1, self.share(self.window))
 
     def advance(self, pages: int) -> None:
@@ -63,7 +64,6 @@ class WTinyLFU(QueueEviction):
 
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
         self.ghosts.append(runs, value=mark[2])
-        forget_beyond(self.ghosts, SAMPLE * self.capacity_pages)
 
     def choose(self) -> tuple[int, float] | None:
         while True:
@@ -75,7 +75,7 @@ class WTinyLFU(QueueEviction):
             candidate = self.first(WINDOW) if surplus > 0 else None
             if candidate is None:
                 most = inf if surplus > 0 else floor(-surplus) + 1
-                return self.first_of((main, most)) if victim is None else (main, most)
+                return self.first_of(main, most) if victim is None else (main, most)
             if victim is None or not self._is_better(candidate, victim):
                 return WINDOW, inf
             self.move(candidate, (PROBATION, self.end(), self.mark(candidate)[2]))
