@@ -26,7 +26,7 @@ Span = tuple[int, int, ExtraKey]
 
 def count_pages(runs: Iterable[Run]) -> int:
     """Pages in all runs."""
-    return sum(pages for _, pages in runs)
+    return sum([pages for _, pages in runs])
 
 
 def append_run(runs: list[Run], start: int, pages: int) -> None:
@@ -56,6 +56,16 @@ def drop_last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
         at -= 1
     start, length = runs[at]
     return (*runs[:at], (start, length - pages))
+
+
+def last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
+    """The last ``pages`` pages, of which there are as many; at least one."""
+    at = len(runs) - 1
+    while pages > runs[at][1]:
+        pages -= runs[at][1]
+        at -= 1
+    start, length = runs[at]
+    return ((start + length - pages, pages), *runs[at + 1 :])
 
 
 def join_runs(first: tuple[Run, ...], second: tuple[Run, ...]) -> tuple[Run, ...]:

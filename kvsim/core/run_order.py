@@ -27,7 +27,7 @@ class _Segment:
 
 
 class _Starts:
-    """Distinct page ids, sorted, in blocks: an insertion shifts one block only."""
+    """Where segments begin, sorted, in blocks: an insertion shifts one block only."""
 
     MOST = 512
 
@@ -36,14 +36,20 @@ class _Starts:
         self.firsts: list[int] = [-1]
         """Where each block begins: at its first id, or lower."""
 
-    def add(self, start: int) -> None:
-        at = bisect_right(self.firsts, start) - 1
-        block = self.blocks[at]
-        insort(block, start)
+    def place(self, start: int) -> tuple[list[int], int]:
+        """The block that an id belongs to, and how many of the block's ids are not above it."""
+        block = self.blocks[bisect_right(self.firsts, start) - 1]
+        return block, bisect_right(block, start)
+
+    def insert(self, block: list[int], place: int, start: int) -> None:
+        """Put an id where ``place`` said."""
+        block.insert(place, start)
         if len(block) > self.MOST:
-            self.blocks.insert(at + 1, block[self.MOST // 2 :])
-            self.firsts.insert(at + 1, block[self.MOST // 2])
+            half = block[self.MOST // 2 :]
             del block[self.MOST // 2 :]
+            at = bisect_right(self.firsts, block[0])
+            self.blocks.insert(at, half)
+            self.firsts.insert(at, half[0])
 
     def remove(self, start: int) -> None:
         at = bisect_right(self.firsts, start) - 1
@@ -127,21 +133,27 @@ class RunOrder:
 
     def append(self, runs: Sequence[Run], *, tail_first: bool = True, value: Any = True) -> None:
         """Put the path's pages at the recent end, with this value (not None); those that are here already move there."""
+        by_start, starts = self._by_start, self._starts
         for start, pages in reversed(runs) if tail_first else runs:
             stop = start + pages
-            if self._overlapping(start, pages) is not None:
+            block, place = starts.place(start)
+            is_free = 0 < place < len(block) and stop <= block[place] and by_start[block[place - 1]].stop <= start
+            if not is_free and self._overlapping(start, pages) is not None:
                 self.remove(((start, pages),))
+                block, place = starts.place(start)
             self.pages += pages
             if stop > self._upto:
                 self._upto = stop
             last = self._end.older
-            if last.tail_first != tail_first or last.value != value or (last.start != stop if tail_first else last.stop != start):
-                self._index(_Segment(start, stop, tail_first, value, last))
+            goes_on = last.start == stop if tail_first else last.stop == start
+            if not goes_on or last.value != value or last.tail_first != tail_first:
+                by_start[start] = _Segment(start, stop, tail_first, value, last)
+                starts.insert(block, place, start)
             elif tail_first:  # a path that was cut long ago is one again
-                self._starts.move_down(stop, start)
-                del self._by_start[stop]
+                starts.move_down(stop, start)
+                del by_start[stop]
                 last.start = start
-                self._by_start[start] = last
+                by_start[start] = last
             else:
                 last.stop = stop
 
@@ -248,7 +260,7 @@ class RunOrder:
 
     def _index(self, segment: _Segment) -> None:
         self._by_start[segment.start] = segment
-        self._starts.add(segment.start)
+        self._starts.insert(*self._starts.place(segment.start), segment.start)
 
     def _unindex(self, segment: _Segment) -> None:
         del self._by_start[segment.start]

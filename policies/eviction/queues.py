@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf
 from typing import Any
 
-from kvsim.core.pages import Run, count_pages, split_runs
+from kvsim.core.pages import Run, count_pages, last_pages
 from kvsim.core.request import Request
 from kvsim.core.run_order import RunOrder
 from kvsim.core.tree import READY, Node
@@ -147,15 +147,16 @@ class QueueEviction(EvictionPolicy):
         """Look up the ghosts of what the latest request did not find here."""
         request, self._request = self._request, None
         self._new = ()
-        if request is not None and self._hit_pages < request.prompt_pages:
-            rest = split_runs(request.runs, self._hit_pages)[1] if self._hit_pages else request.runs
+        if request is not None and (missing := request.prompt_pages - self._hit_pages):
+            rest = last_pages(request.runs, missing)
             if not self.expect(rest):
                 self._new = rest
 
     def on_insert(self, node: Node, now: float) -> None:
         if self._request is not None:
             self._expect()
-        self.left_pages = max(0, self.left_pages - node.pages)
+        left = self.left_pages - node.pages
+        self.left_pages = left if left > 0 else 0
         if node.runs == self._new or node.is_state:  # a state that comes back is new: there are ghosts of pages only
             mark = self._marks[node] = self.enter(None)
             self.sizes[mark[0]] += node.pages
@@ -166,7 +167,7 @@ class QueueEviction(EvictionPolicy):
         self._keep_parts(node, parts)
 
     def on_hit(self, node: Node, now: float) -> None:
-        if not node.is_state:
+        if node.runs[0][0] >= 0:  # no state
             self._hit_pages = node.depth + node.pages
         if self._above and node in self._above:
             self._set_parts(node, [(pages, self.use(mark)) for pages, mark in self.parts(node)])
@@ -211,11 +212,11 @@ class QueueEviction(EvictionPolicy):
         if node is self._offered:
             self.left_pages += node.pages
             self.has_evicted = True
-            if not node.is_state:
+            if node.runs[0][0] >= 0:  # no state
                 self.remember(node.runs, mark)
 
     def on_trim(self, node: Node, runs: tuple[Run, ...]) -> None:
-        mark, pages = self._marks[node], count_pages(runs)
+        mark, pages = self._marks[node], runs[0][1] if len(runs) == 1 else count_pages(runs)
         self.sizes[mark[0]] -= pages
         self.left_pages += pages
         self.has_evicted = True
@@ -254,19 +255,18 @@ class QueueEviction(EvictionPolicy):
 
     def is_true(self, queue: int, entry: Entry) -> bool:
         """Whether an entry of the queue's heap stands for a leaf that is there."""
-        node, tier = entry[4], self.tier
-        if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in self._refused:
-            return False
-        mark = self._marks[node]
-        return mark[1] == entry[0] and mark[0] == queue
+        node = entry[4]
+        return self.is_leaf(node) and self._marks[node][:2] == (queue, entry[0])
 
     def first(self, queue: int) -> Node | None:
-        """The leaf that is the first to leave its queue, if it has one."""
-        heap = self.heaps[queue]
+        """The leaf that is the first to leave its queue, if it has one. Its entry is at the top of the heap then."""
+        heap, tier, marks, refused = self.heaps[queue], self.tier, self._marks, self._refused
         while heap:
-            entry = heap[0]
-            if self.is_true(queue, entry):
-                return entry[4]
+            node = heap[0][4]
+            if node.state[tier] == READY and not node.pins[tier] and not node.kids[tier] and node not in refused:
+                mark = marks[node]
+                if mark[1] == heap[0][0] and mark[0] == queue:
+                    return node
             heappop(heap)
         return None
 

@@ -1,6 +1,7 @@
 """SIEVE (Zhang et al.: SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches, NSDI 2024)."""
 
 from dataclasses import dataclass
+from heapq import heappop
 from math import inf
 
 from kvsim.core.tree import Node
@@ -43,6 +44,12 @@ class Sieve(QueueEviction):
             return False
         mark = self.mark(entry[-1])
         return mark[1] == entry[0] and self._side(mark) == queue
+
+    def first(self, queue: int) -> Node | None:
+        heap = self.heaps[queue]
+        while heap and not self.is_true(queue, heap[0]):
+            heappop(heap)
+        return heap[0][-1] if heap else None
 
     def choose(self) -> tuple[int, float] | None:
         while True:
