@@ -35,7 +35,7 @@ class LinkRates:
         self.ways.close()
 
     def curves(self, fragments: Sequence[int], copies: Sequence[int]) -> LinkCurves:
-        """Curves through these sizes of fragments, each from copies of so many bytes, a page at least."""
+        """Curves through these sizes of fragments, from copies of so many bytes, a page at least; both ways from long ones."""
         to_device: Rows = []
         to_host: Rows = []
         both: Rows = []
@@ -43,7 +43,7 @@ class LinkRates:
             tiers = self._tiers(fragment_bytes)
             to_device.append([fragment_bytes, *self._fit(tiers, tiers.load, copies)])
             to_host.append([fragment_bytes, *self._fit(tiers, tiers.store, copies)])
-            both.append([fragment_bytes, self._both(tiers, copies[-1])])
+            both.append([fragment_bytes, self._both(tiers)])
         return LinkCurves(host_to_device=to_device, device_to_host=to_host, both_directions=both)
 
     def peaks(self) -> dict[str, float]:
@@ -71,10 +71,10 @@ class LinkRates:
             times.append(self.watch.seconds(lambda lists=lists: copy(*lists)))  # type: ignore[misc]
         return list(fitted(np.array(counts) * tiers.page_bytes, np.array(times)))
 
-    def _both(self, tiers: TierCopy, n_bytes: int) -> float:
-        """The sum of both directions, each of which copies half of so many bytes."""
+    def _both(self, tiers: TierCopy) -> float:
+        """The sum of both directions, each of which copies half of the pool."""
         pool_pages = len(tiers.host)
-        count = max(1, min(pool_pages, n_bytes // tiers.page_bytes) // 2)
+        count = max(1, pool_pages // 2)
         gpu, host = self.rng.permutation(pool_pages), self.rng.permutation(pool_pages)
         load = lambda: tiers.load(host[:count], gpu[:count], is_shared=True)  # noqa: E731
         store = lambda: tiers.store(gpu[count : 2 * count], host[count : 2 * count], is_shared=True)  # noqa: E731

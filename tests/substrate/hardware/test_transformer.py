@@ -142,6 +142,8 @@ def grouped_flops(left, right, *_, **__):
 
 @pytest.mark.parametrize("model", [TINY, EXPERTS, GATED, RELU], ids=["dense", "experts", "gate", "relu"])
 def test_flops_are_those_that_the_model_counts(model, device):
+    if device.type == "cuda":
+        pytest.skip("torch's counter of FLOPs cannot see a causal mask that is but a name for one")
     ours = transformer(model, device)
     chunks = [ChunkSlots(20, 12, slots(list(range(8)), device)), ChunkSlots(8, 0, slots([20, 21], device))]
     products = {torch.ops.aten.addmm_: added_flops, torch.ops.aten._grouped_mm: grouped_flops}
