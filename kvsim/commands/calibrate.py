@@ -41,7 +41,7 @@ COMMENTS = {
     "host_latency_s": "From asking for a copy of pages to its first byte, for fragments of the model's pages.",
     "disk_read_bytes_per_s": "Reading pages: the fastest of disk_curves.",
     "disk_write_bytes_per_s": "Writing pages: the fastest of disk_curves.",
-    "disk_latency_s": "Reading one block, nothing else being under way.",
+    "disk_latency_s": "Reading one small page, nothing else being under way.",
     "flops_efficiency": "1: the rate above is measured.",
     "memory_efficiency": "1: the rate above is measured.",
     "step_overhead_s": "What a step takes longer than the GPU is busy with it.",

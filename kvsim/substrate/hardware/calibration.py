@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kvsim.hardware import HardwareSpec
-from kvsim.hardware_curves import ComputeCurves, DiskCurves, Rows
+from kvsim.hardware_curves import ComputeCurves, DiskCurves
 from kvsim.kernels.gated_silu import gate_silu
 from kvsim.model import ModelSpec
 from kvsim.substrate.hardware.disk_rates import DiskRates
@@ -34,10 +34,12 @@ class Sizes:
     fragments: tuple[int, ...] = tuple(KIB << k for k in range(0, 12, 2))
     copies: tuple[int, ...] = (0, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
     """Bytes of a copy, one page at least."""
-    disk_bytes: int = 2 * GIB
+    disk_bytes: int = 512 * MIB
+    """Of a list of pages."""
+    most_disk_pages: int = 4096
+    """Of such a list, where pages are small."""
     disk_pages: tuple[int, ...] = tuple(KIB << k for k in (4, 6, 8, 10, 12, 14))
     depths: tuple[int, ...] = (1, 4, 16)
-    disk_s: float = 0.5
     kv_bytes: int = 32 * GIB
     """Of the pool of pages that steps read; a quarter of the GPU's memory at most."""
     tokens: tuple[int, ...] = (1, 8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -55,9 +57,9 @@ INTERPRETED = Sizes(
     fragments=(512, 1024),
     copies=(0, 8 * KIB),
     disk_bytes=MIB,
+    most_disk_pages=16,
     disk_pages=(16 * KIB, 64 * KIB),
     depths=(1, 2),
-    disk_s=0.01,
     kv_bytes=MIB,
     tokens=(1, 4),
     chunks=(8,),
@@ -160,19 +162,16 @@ class Calibration:
     # Disk
 
     def disk(self) -> tuple[DiskCurves, float, bool]:
-        """Curves, the time of reading one block, and whether the page cache was passed by."""
+        """Curves, the time of reading the smallest page, and whether the page cache was passed by."""
         sizes = self.sizes
-        rates = DiskRates(self.folder, file_bytes=sizes.disk_bytes, seconds=sizes.disk_s, seed=self.seed)
-        read: Rows = []
-        write: Rows = []
-        with rates.open() as file:
-            for depth in sizes.depths:
-                for page_bytes in sizes.disk_pages:
-                    for rows, is_write in ((write, True), (read, False)):
-                        rate = rates.bytes_per_s(file, page_bytes=page_bytes, depth=depth, is_write=is_write)
-                        rows.append([depth, page_bytes, rate])
-            latency_s = rates.latency_s(file)
-        return DiskCurves(read=read, write=write), latency_s, rates.is_direct
+        rates = DiskRates(self.folder, most_bytes=sizes.disk_bytes, most_pages=sizes.most_disk_pages, seed=self.seed)
+        cells = [(depth, page_bytes) for depth in sizes.depths for page_bytes in sizes.disk_pages]
+        found = [(depth, page_bytes, *rates.bytes_per_s(page_bytes, depth)) for depth, page_bytes in cells]
+        curves = DiskCurves(
+            read=[[depth, page_bytes, read] for depth, page_bytes, read, _ in found],
+            write=[[depth, page_bytes, write] for depth, page_bytes, _, write in found],
+        )
+        return curves, rates.latency_s(sizes.disk_pages[0]), rates.is_direct
 
     # Steps
 

@@ -1,95 +1,71 @@
-"""How fast a disk reads and writes whole pages, by their size and by how many requests are under way."""
+"""How fast a disk tier reads and writes pages, by their size and by its threads."""
 
 import mmap
-import os
 import statistics
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
-WRITTEN_BYTES = 4 << 20
-ALIGNMENT_BYTES = 4096
+from kvsim.substrate.hardware.disk_file import DiskFile
+
+DRAWN_BYTES = 4 << 20
+LATENCY_PAGES = 100
 
 
 class DiskRates:
-    """Reads and writes pages at random places of a file that it makes in ``folder``, and removes at the end.
+    """Writes pages to random slots of a new disk file in ``folder``, and reads them in another order; the file is removed.
 
-    Each thread has one request under way, as each thread of a disk tier has. The system's page cache is passed by (O_DIRECT);
-    where the file system refuses that, ``is_direct`` is False and what is measured may be the cache. Raises OSError if the
-    folder cannot hold the file.
+    What is timed is the disk tier's own work: checksums and the index with the bytes. ``is_direct`` says whether the system's
+    page cache was passed by. Raises OSError if the folder has no room, or if pages do not come back whole.
     """
 
-    def __init__(self, folder: Path, *, file_bytes: int, seconds: float, seed: int) -> None:
+    def __init__(self, folder: Path, *, most_bytes: int, most_pages: int, seed: int) -> None:
         self.folder = folder
-        self.file_bytes = file_bytes
-        self.seconds = seconds
-        """How long each cell is measured."""
+        self.most_bytes, self.most_pages = most_bytes, most_pages
+        """Of one list of pages."""
         self.rng = np.random.default_rng(seed)
+        self.memory = np.frombuffer(mmap.mmap(-1, most_bytes), dtype=np.uint8)
+        self.memory[:] = np.resize(np.frombuffer(self.rng.bytes(min(DRAWN_BYTES, most_bytes)), dtype=np.uint8), most_bytes)
         self.is_direct = True
 
+    def bytes_per_s(self, page_bytes: int, threads: int) -> tuple[float, float]:
+        """Rates of reading and of writing one long list of pages."""
+        pages = max(1, min(self.most_pages, self.most_bytes // page_bytes))
+        with self._open(pages, page_bytes, threads) as disk:
+            write_s = self._seconds(disk, disk.write, np.arange(pages))
+            read_s = self._seconds(disk, disk.read, self.rng.permutation(pages))
+        return pages * page_bytes / read_s, pages * page_bytes / write_s
+
+    def latency_s(self, page_bytes: int) -> float:
+        """The median time of reading one page, nothing else being under way."""
+        pages = min(LATENCY_PAGES, self.most_bytes // page_bytes)
+        with self._open(pages, page_bytes, 1) as disk:
+            self._seconds(disk, disk.write, np.arange(pages))
+            return statistics.median(self._seconds(disk, disk.read, np.array([page])) for page in range(pages))
+
     @contextmanager
-    def open(self) -> Iterator[int]:
-        """The file, filled, as a descriptor."""
-        with NamedTemporaryFile(dir=self.folder, prefix="kvsim-calibrate-") as named:
-            os.posix_fallocate(named.fileno(), 0, self.file_bytes)
-            file, self.is_direct = open_direct(Path(named.name))
+    def _open(self, pages: int, page_bytes: int, threads: int) -> Iterator[DiskFile]:
+        with TemporaryDirectory(dir=self.folder, prefix="kvsim-calibrate-") as inner:
+            disk = DiskFile(Path(inner), pages=pages, page_bytes=page_bytes, threads=threads)
+            self.slots = self.rng.permutation(pages)
+            self.is_direct = disk.is_direct
             try:
-                content = buffer(WRITTEN_BYTES)
-                content[:] = self.rng.bytes(WRITTEN_BYTES)
-                for place in range(0, self.file_bytes, WRITTEN_BYTES):
-                    os.pwrite(file, memoryview(content)[: self.file_bytes - place], place)
-                os.fsync(file)
-                yield file
+                yield disk
             finally:
-                os.close(file)
+                disk.close()
 
-    def latency_s(self, file: int) -> float:
-        """The median time of reading one block, nothing else being under way."""
-        into = buffer(ALIGNMENT_BYTES)
-        times = []
-        for place in self.rng.integers(0, self.file_bytes // ALIGNMENT_BYTES, 100):
-            start = time.perf_counter()
-            os.preadv(file, [into], int(place) * ALIGNMENT_BYTES)
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
-
-    def bytes_per_s(self, file: int, *, page_bytes: int, depth: int, is_write: bool) -> float:
-        """The rate of ``depth`` threads, each of which reads or writes one page after another."""
-        pages = self.file_bytes // page_bytes
-        orders = [self.rng.permutation(pages) for _ in range(depth)]
-        contents = [buffer(page_bytes) for _ in range(depth)]
-        for content in contents:
-            content[:] = self.rng.bytes(page_bytes)
-        move = os.pwritev if is_write else os.preadv
+    def _seconds(self, disk: DiskFile, move: Callable[..., "Future[int]"], order: np.ndarray) -> float:
+        """From asking for pages in this order to the last byte."""
+        host = self.memory[: disk.pages * disk.page_bytes].reshape(disk.pages, disk.page_bytes)
+        keys = [page.to_bytes(16) for page in order.tolist()]
         start = time.perf_counter()
-        deadline = start + self.seconds
-
-        def run(order: np.ndarray, content: mmap.mmap) -> int:
-            done = 0
-            while time.perf_counter() < deadline or not done:
-                done += move(file, [content], int(order[done // page_bytes % pages]) * page_bytes)
-            return done
-
-        with ThreadPoolExecutor(depth) as threads:
-            moved = sum(threads.map(run, orders, contents))
-        if is_write:
-            os.fdatasync(file)
-        return moved / (time.perf_counter() - start)
-
-
-def buffer(n_bytes: int) -> mmap.mmap:
-    """Memory that begins at a block's boundary, as O_DIRECT demands."""
-    return mmap.mmap(-1, n_bytes)
-
-
-def open_direct(path: Path) -> tuple[int, bool]:
-    """The file, and whether the page cache is passed by."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_DIRECT), True
-    except OSError:
-        return os.open(path, os.O_RDWR), False
+        arrived = move(self.slots[order], keys, host, order, cancelled=lambda: False).result()
+        seconds = time.perf_counter() - start
+        if arrived < len(order):
+            raise OSError(0, f"{len(order) - arrived} of {len(order)} pages were lost ({disk.faults})")
+        return seconds

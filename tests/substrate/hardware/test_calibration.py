@@ -30,14 +30,18 @@ def test_noise_makes_no_latency_or_rate_of_zero_or_less():
     assert fitted(np.array([1e6]), np.array([1e-3])) == (LEAST_LATENCY_S, 1e9)
 
 
-def test_a_disk_is_measured_in_a_file_that_is_gone_afterwards(tmp_path):
-    rates = DiskRates(tmp_path, file_bytes=1 << 18, seconds=0.005, seed=0)
-    with rates.open() as file:
-        assert len(list(tmp_path.iterdir())) == 1
-        for is_write in (False, True):
-            for depth in (1, 3):
-                assert 0 < rates.bytes_per_s(file, page_bytes=1 << 14, depth=depth, is_write=is_write) < 1e12
-        assert 0 < rates.latency_s(file) < 1
+def test_a_disk_is_measured_in_files_that_are_gone_afterwards(tmp_path):
+    rates = DiskRates(tmp_path, most_bytes=1 << 18, most_pages=8, seed=0)
+    for page_bytes, threads in ((1 << 14, 1), (1 << 16, 3)):
+        assert all(0 < rate < 1e12 for rate in rates.bytes_per_s(page_bytes, threads))
+    assert 0 < rates.latency_s(1 << 14) < 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_loses_pages_is_not_measured(tmp_path):
+    rates = DiskRates(tmp_path, most_bytes=1 << 18, most_pages=8, seed=0)
+    with rates._open(4, 1 << 14, 1) as disk, pytest.raises(OSError, match=r"4 of 4 pages were lost .*'missing': 1"):
+        rates._seconds(disk, disk.read, np.arange(4))
     assert not list(tmp_path.iterdir())
 
 
