@@ -354,6 +354,9 @@ class Engine:
             decode_context_tokens=self._context_offset + decoding * self.step,
             max_steps=steps,
             stop=self._wakeup,
+            prefilling=batch,
+            decoding=self.decoding,
+            decode_step=self.step,
         )
 
     def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:
@@ -501,5 +504,6 @@ class Engine:
             retractions=self.retractions,
             simulated_s=self._ended_s,
             wall_s=wall_s,
+            hardware=self.substrate.findings(),
             **describe_cache(self.cache, requests),
         )

@@ -39,3 +39,7 @@ class Job:
     def target_tokens(self) -> int:
         """Tokens to have on the GPU before the next one can be generated."""
         return self.request.prompt_tokens + self.generated
+
+    def cached_tokens(self, step: int) -> int:
+        """Tokens that the next token of a decoding request attends over, ``step`` decode steps into the run."""
+        return self.target_tokens - 1 + step - self.joined_step

@@ -63,6 +63,8 @@ class Outcome:
     retractions: int = 0
     simulated_s: float = 0.0
     wall_s: float = 0.0
+    hardware: dict[str, Any] = field(default_factory=dict)
+    """What a run on real memory has found out: see ``Substrate.findings``."""
     timeline: "Recorder | None" = None
     """What happened when, if that was recorded."""
 

@@ -1,7 +1,7 @@
 """Records what happens when, for a timeline: stands between the engine and its substrate, only where one is wanted."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simpy import Event
 
@@ -67,6 +67,12 @@ class Recorder:
     def link_use(self) -> dict[str, LinkUse]:
         self._look()
         return self._substrate.link_use()
+
+    def findings(self) -> dict[str, Any]:
+        return self._substrate.findings()
+
+    def close(self) -> None:
+        self._substrate.close()
 
     def _look(self) -> None:
         """Note what the tiers have evicted since the last time, and how many pages are in use."""

@@ -1,11 +1,13 @@
 """The contract of substrates: what makes time pass and bytes move."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from simpy import Environment, Event
 
 from kvsim.core.transfer import Transfer
+from kvsim.engine.job import Job
 from kvsim.engine.outcome import LinkUse
 
 
@@ -13,7 +15,9 @@ from kvsim.engine.outcome import LinkUse
 class Work:
     """One step of a batch: prefill chunks and a token for each decoding request; or several decode steps in one leap.
 
-    Step ``j`` (0, 1, ...) of a leap attends over ``decode_context_tokens + j * decode_requests`` cached tokens.
+    Step ``j`` (0, 1, ...) of a leap attends over ``decode_context_tokens + j * decode_requests`` cached tokens. The numbers
+    are all that arithmetic needs. A substrate with real memory reads from ``prefilling`` and ``decoding`` which slots and
+    pages the work is about: they are the engine's own lists, to be read before ``compute`` returns.
     """
 
     chunks: list[tuple[int, int]] = field(default_factory=list)
@@ -25,6 +29,12 @@ class Work:
     max_steps: int = 1
     stop: Event | None = None
     """If it happens, the leap ends at the next boundary between two steps."""
+    prefilling: list[tuple[Job, int]] = field(default_factory=list)
+    """The requests of ``chunks`` in the same order, each with the tokens of its chunk; ``computed`` is not counted up yet."""
+    decoding: Collection[Job] = ()
+    """The requests that decode."""
+    decode_step: int = 0
+    """Decode steps of the engine before this work: see ``Job.cached_tokens``."""
 
 
 class Substrate(Protocol):
@@ -50,3 +60,9 @@ class Substrate(Protocol):
 
     def link_use(self) -> dict[str, LinkUse]:
         """What each link has carried so far."""
+
+    def findings(self) -> dict[str, Any]:
+        """What a run on real memory has found out, for its record; nothing if there was none."""
+
+    def close(self) -> None:
+        """Give back what the run needed."""

@@ -1,5 +1,6 @@
 """Copies pages between the GPU's pool and the host's, by whichever method is fastest for their size."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -94,18 +95,34 @@ class TierCopy:
         self.loading, self.storing = ([Lane(self, lane_pages) for _ in range(lanes)] for _ in range(2))
 
     def load(
-        self, host_pages: np.ndarray, gpu_pages: np.ndarray, method: Method | None = None, *, is_shared: bool = False
+        self,
+        host_pages: np.ndarray,
+        gpu_pages: np.ndarray,
+        method: Method | None = None,
+        *,
+        is_shared: bool = False,
+        layers_at_once: int | None = None,
+        submitted: Callable[[], None] | None = None,
     ) -> None:
         """Copy pages to the GPU, by the method that the calibration chooses unless one is given.
 
-        ``is_shared`` says that pages are, or will be, stored meanwhile.
+        ``is_shared`` says that pages are, or will be, stored meanwhile. Of ``layers_at_once`` layers (all of them unless
+        given), the first ones first, all pages are copied before the next layers are; ``submitted`` is called after each
+        of these parts, when the current stream is about to end it.
         """
-        method = method or self.calibration.load_method(self.fragment_bytes, self.page_bytes, is_shared=is_shared)
+        layers_at_once = layers_at_once or self.layers
+        part_bytes = layers_at_once * self.fragment_bytes
+        method = method or self.calibration.load_method(self.fragment_bytes, part_bytes, is_shared=is_shared)
         lists = self._lists(gpu_pages, host_pages)
-        if method == "kernel":
-            copy_pages(self.host, self.gpu, lists[1], lists[0], programs=self.calibration.programs)
-        else:
-            self._spread(self.loading, "load", gpu_pages, host_pages, lists, is_staged=method == "staged")
+        for first in range(0, self.layers, layers_at_once):
+            layers = slice(first, min(first + layers_at_once, self.layers))
+            if method == "kernel":
+                source, target = self.host[:, layers], self.gpu[:, layers]
+                copy_pages(source, target, lists[1], lists[0], programs=self.calibration.programs)
+            else:
+                self._spread(self.loading, "load", gpu_pages, host_pages, lists, layers, is_staged=method == "staged")
+            if submitted is not None:
+                submitted()
 
     def store(
         self, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method | None = None, *, is_shared: bool = False
@@ -121,7 +138,7 @@ class TierCopy:
             pace = known.store_beside_load_bytes_per_s if is_shared else known.store_bytes_per_s
             copy_pages(self.gpu, self.host, lists[0], lists[1], programs=known.programs, bytes_per_s=pace)
         else:
-            self._spread(self.storing, "store", gpu_pages, host_pages, lists, is_staged=method == "staged")
+            self._spread(self.storing, "store", gpu_pages, host_pages, lists, slice(0, self.layers), is_staged=method == "staged")
 
     def _lists(self, gpu_pages: np.ndarray, host_pages: np.ndarray) -> torch.Tensor:
         """Both lists, checked, in GPU memory."""
@@ -138,6 +155,7 @@ class TierCopy:
         gpu_pages: np.ndarray,
         host_pages: np.ndarray,
         lists: torch.Tensor,
+        layers: slice,
         *,
         is_staged: bool,
     ) -> None:
@@ -152,9 +170,9 @@ class TierCopy:
             part, lane = slice(first, first + chunk), lanes[turn % len(lanes)]
             with lane.active():
                 if is_staged:
-                    getattr(lane, way)(host_pages[part], lists[0, part])
+                    getattr(lane, way)(host_pages[part], lists[0, part], layers)
                 else:
-                    lane.move(way, gpu_pages[part], host_pages[part])
+                    lane.move(way, gpu_pages[part], host_pages[part], layers)
         for lane in lanes:
             lane.precede(caller)
 
@@ -180,36 +198,37 @@ class Lane:
         if self.stream is not None and caller is not None:
             caller.wait_event(self.stream.record_event())
 
-    def load(self, host_pages: np.ndarray, gpu_list: torch.Tensor) -> None:
-        """Whole pages to the staging buffer, then from there to their places."""
-        tiers, staging = self.tiers, self.buffer()
-        copy_batch(self._staged(len(host_pages)), self._hosted(host_pages), tiers.page_bytes, self.stream)
-        copy_pages(staging, tiers.gpu, tiers.lane_list[: len(host_pages)], gpu_list, programs=tiers.programs)
+    def load(self, host_pages: np.ndarray, gpu_list: torch.Tensor, layers: slice) -> None:
+        """Some layers of pages to the staging buffer, then from there to their places."""
+        tiers, staging = self.tiers, self.buffer(len(host_pages), layers)
+        copy_batch(self._staged(staging), self._hosted(host_pages, layers), staging[0].numel(), self.stream)
+        copy_pages(staging, tiers.gpu[:, layers], tiers.lane_list[: len(host_pages)], gpu_list, programs=tiers.programs)
 
-    def store(self, host_pages: np.ndarray, gpu_list: torch.Tensor) -> None:
-        """Pages gathered in the staging buffer, then whole to the host."""
-        tiers, staging = self.tiers, self.buffer()
-        copy_pages(tiers.gpu, staging, gpu_list, tiers.lane_list[: len(host_pages)], programs=tiers.programs)
-        copy_batch(self._hosted(host_pages), self._staged(len(host_pages)), tiers.page_bytes, self.stream)
+    def store(self, host_pages: np.ndarray, gpu_list: torch.Tensor, layers: slice) -> None:
+        """Some layers of pages gathered in the staging buffer, then to the host."""
+        tiers, staging = self.tiers, self.buffer(len(host_pages), layers)
+        copy_pages(tiers.gpu[:, layers], staging, gpu_list, tiers.lane_list[: len(host_pages)], programs=tiers.programs)
+        copy_batch(self._hosted(host_pages, layers), self._staged(staging), staging[0].numel(), self.stream)
 
-    def move(self, way: Way, gpu_pages: np.ndarray, host_pages: np.ndarray) -> None:
+    def move(self, way: Way, gpu_pages: np.ndarray, host_pages: np.ndarray, layers: slice) -> None:
         """Every fragment by a copy of its own."""
-        tiers, layer = self.tiers, np.arange(self.tiers.layers)
+        tiers, layer = self.tiers, np.arange(layers.stop - layers.start)
         page_stride, layer_stride = tiers.gpu.stride(0), tiers.gpu.stride(1)
-        gpu = (tiers.gpu.data_ptr() + gpu_pages[:, None] * page_stride + layer * layer_stride).ravel()
-        host = (self._hosted(host_pages)[:, None] + layer * tiers.fragment_bytes).ravel()
+        first = tiers.gpu.data_ptr() + layers.start * layer_stride
+        gpu = (first + gpu_pages[:, None] * page_stride + layer * layer_stride).ravel()
+        host = (self._hosted(host_pages, layers)[:, None] + layer * tiers.fragment_bytes).ravel()
         copy_batch(*((gpu, host) if way == "load" else (host, gpu)), tiers.fragment_bytes, self.stream)
 
-    def buffer(self) -> torch.Tensor:
-        """The staging buffer, made when it is first used."""
+    def buffer(self, pages: int, layers: slice) -> torch.Tensor:
+        """Room for some layers of so many pages in the staging buffer, which is made when it is first used."""
+        tiers, shape = self.tiers, (pages, layers.stop - layers.start, self.tiers.fragment_bytes)
         if self.staging is None:
-            tiers = self.tiers
-            shape = self.pages, tiers.layers, tiers.fragment_bytes
-            self.staging = torch.empty(shape, dtype=torch.uint8, device=tiers.device)
-        return self.staging
+            self.staging = torch.empty(self.pages * tiers.page_bytes, dtype=torch.uint8, device=tiers.device)
+        return self.staging[: shape[0] * shape[1] * shape[2]].view(shape)
 
-    def _staged(self, pages: int) -> np.ndarray:
-        return self.buffer().data_ptr() + np.arange(pages, dtype=np.int64) * self.tiers.page_bytes
+    def _staged(self, staging: torch.Tensor) -> np.ndarray:
+        return staging.data_ptr() + np.arange(staging.shape[0], dtype=np.int64) * staging[0].numel()
 
-    def _hosted(self, host_pages: np.ndarray) -> np.ndarray:
-        return self.tiers.host.data_ptr() + host_pages.astype(np.int64) * self.tiers.page_bytes
+    def _hosted(self, host_pages: np.ndarray, layers: slice) -> np.ndarray:
+        tiers = self.tiers
+        return tiers.host.data_ptr() + layers.start * tiers.fragment_bytes + host_pages.astype(np.int64) * tiers.page_bytes

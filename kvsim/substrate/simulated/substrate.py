@@ -1,5 +1,7 @@
 """The simulated substrate: links, disk and compute on SimPy's virtual clock."""
 
+from typing import Any
+
 from simpy import Environment, Event
 
 from kvsim.core.transfer import Transfer
@@ -130,3 +132,9 @@ class SimulatedSubstrate:
 
     def link_use(self) -> dict[str, LinkUse]:
         return {name: channel.used() for name, channel in self.channels.items() if channel.use.transfers}
+
+    def findings(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to give back."""

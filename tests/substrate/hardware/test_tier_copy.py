@@ -48,6 +48,22 @@ def test_load_writes_the_named_pages_and_no_others(method, host_pages, device):
     assert torch.equal(copies.gpu, expected)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_layers_can_be_loaded_one_part_after_another(method, device):
+    copies = tiers(device, layers=5)
+    host_pages, gpu_pages, parts = np.array([24, 3, 4, 0, 9, 8, 7]), np.array([19, 0, 1, 7, 6, 5, 2]), []
+    before, loaded = copies.gpu.clone(), copies.gpu.clone()
+    loaded[gpu_pages.tolist()] = copies.host[host_pages].to(device)
+
+    def submitted():
+        wait(device)
+        parts.append(copies.gpu.clone())
+
+    copies.load(host_pages, gpu_pages, method, layers_at_once=2, submitted=submitted)
+    for part, layers in zip(parts, (2, 4, 5), strict=True):
+        assert torch.equal(part[:, :layers], loaded[:, :layers]) and torch.equal(part[:, layers:], before[:, layers:])
+
+
 @pytest.mark.parametrize(
     ("gpu_pages", "host_pages", "problem"),
     [

@@ -1,0 +1,144 @@
+"""The GPU's work: steps and leaps, one after another, in a thread and a stream of their own."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from simpy import Event
+
+from kvsim.core.cache import Lease
+from kvsim.substrate.hardware.flight import Flight
+from kvsim.substrate.hardware.page_names import PageNames
+from kvsim.substrate.hardware.patterns import Patterns, upload
+from kvsim.substrate.hardware.step_pages import ChunkPages, DecodePages
+from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.turn import Turn
+from kvsim.substrate.hardware.wall_clock import WallClock
+from kvsim.substrate.hardware.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leap:
+    """A step, or several decode steps, and what it touches."""
+
+    chunks: list[ChunkPages]
+    decodes: list[DecodePages]
+    loads: list[Flight]
+    steps: int
+    stop: Event | None
+    """If it has been triggered, the leap ends at the next boundary between two steps."""
+    done: Event
+    """Its value is the number of steps done."""
+
+
+class Compute:
+    """Runs leaps in the order in which they are given.
+
+    The host waits for the end of each step, as an engine does that needs its tokens. Within a step nobody waits for the GPU:
+    layer l starts when the GPU has layer l of the loads. After a request's first chunk all pages that it reuses are verified;
+    pages that a step completes are filled.
+    """
+
+    def __init__(
+        self, clock: WallClock, transformer: Transformer, patterns: Patterns, names: PageNames, turn: Turn, device: torch.device
+    ) -> None:
+        self.clock = clock
+        self.transformer = transformer
+        self.patterns = patterns
+        self.names = names
+        self.turn = turn
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._tables: dict[Lease, tuple[np.ndarray, torch.Tensor]] = {}
+        """The slots of each decoding request, here and in GPU memory."""
+        self._worker: Worker[Leap] = Worker("compute", self._run, self._fail, device)
+
+    def send(self, leap: Leap) -> None:
+        """Run a leap after those that were sent before."""
+        self._worker.give(leap)
+
+    def close(self) -> bool:
+        """Drop what is queued. Returns whether nothing is under way any more."""
+        return self._worker.close()
+
+    def _run(self, leap: Leap) -> None:
+        with self._active():
+            steps = self._compute(leap)
+        self.clock.complete(leap.done, steps)
+
+    def _fail(self, leap: Leap, error: BaseException) -> None:
+        self.clock.fail(leap.done, error)
+
+    def _active(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
+
+    def _compute(self, leap: Leap) -> int:
+        """Do the steps; returns how many."""
+        tables, reused, filled = self._upload(leap)
+        chunks = [ChunkSlots(chunk.tokens, chunk.start, table) for chunk, table in zip(leap.chunks, tables, strict=True)]
+        sampled = sum(chunk.is_sampled for chunk in leap.chunks)
+        for step in range(leap.steps):
+            decodes = [DecodeSlots(item.context_tokens + step, self._tables[item.lease][1]) for item in leap.decodes]
+            with self.turn:
+                self.transformer.step(chunks, decodes, self._waiting(leap.loads), sampled_tokens=sampled)
+                if not step:
+                    self._stamp(reused, filled)
+            if self.stream is not None:
+                self.stream.synchronize()
+            if leap.stop is not None and leap.stop.triggered:
+                break
+        return step + 1
+
+    def _stamp(self, reused: list[torch.Tensor], filled: list[torch.Tensor]) -> None:
+        """Verify the pages that are used again, then fill those that are new."""
+        if len(reused[0]):
+            self.patterns.verify(*reused)
+        if len(filled[0]):
+            self.patterns.fill(*filled)
+
+    def _waiting(self, loads: list[Flight]) -> "WaitLayer | None":
+        return WaitLayer(loads, self.stream, self.turn) if loads else None
+
+    def _upload(self, leap: Leap) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        """The chunks' slots, and (slots, numbers) of the pages to be verified and filled, in GPU memory.
+
+        The slots of decoding requests are sent only where they have changed.
+        """
+        chunks, decodes = leap.chunks, leap.decodes
+        known, self._tables = self._tables, {}
+        changed = []
+        for item in decodes:
+            if (entry := known.get(item.lease)) is not None and entry[0] is item.slots:
+                self._tables[item.lease] = entry
+            else:
+                changed.append(item)
+        reused = joined([chunk.slots[chunk.reused] for chunk in chunks])
+        reused_ids = joined([chunk.reused_ids for chunk in chunks])
+        filled = joined([item.filled_slots for item in [*chunks, *decodes]])
+        filled_ids = joined([item.filled_ids for item in [*chunks, *decodes]])
+        lists = [*(chunk.slots for chunk in chunks), *(item.slots for item in changed), reused, filled]
+        *tables, reused_slots, filled_slots = upload(lists, torch.int32, self.device)
+        numbers = [self.names.patterns(ids) for ids in (reused_ids, filled_ids)]
+        reused_numbers, filled_numbers = upload(numbers, torch.int64, self.device)
+        for item, table in zip(changed, tables[len(chunks) :], strict=True):
+            self._tables[item.lease] = item.slots, table
+        return tables[: len(chunks)], [reused_slots, reused_numbers], [filled_slots, filled_numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLayer:
+    """Lets a stream wait for a layer of all loads."""
+
+    loads: list[Flight]
+    stream: "torch.cuda.Stream | None"
+    turn: Turn
+
+    def __call__(self, layer: int) -> None:
+        for load in self.loads:
+            load.await_layer(layer, self.stream, self.turn)
+
+
+def joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """All of them in a row, int64."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *arrays])

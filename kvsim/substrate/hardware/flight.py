@@ -1,0 +1,106 @@
+"""Copies under way, and what a link has carried."""
+
+from dataclasses import dataclass, field
+from threading import Event as Flag
+from threading import Lock
+
+import numpy as np
+import torch
+from simpy import Event
+
+from kvsim.engine.outcome import LinkUse
+from kvsim.substrate.hardware.turn import Turn
+
+
+class Landing:
+    """A part of a load, some layers of its pages: ``submitted`` once the GPU knows of it, landed when ``event`` has happened."""
+
+    def __init__(self) -> None:
+        self.submitted = Flag()
+        self.event: torch.cuda.Event | None = None
+        """Stays None on a CPU, where what is submitted has landed."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Flight:
+    """The pages of a transfer as they were when it was submitted; its nodes may be cut, and slots change hands, afterwards."""
+
+    sources: np.ndarray
+    """Slots in the tier above or below, int64, in the order in which the pages arrive."""
+    targets: np.ndarray
+    page_ids: np.ndarray
+    done: Event
+    """Its value is the number of pages that arrived."""
+    layers_at_once: int = 0
+    """Of a load: the layers of each landing."""
+    landings: list[Landing] = field(default_factory=list)
+    is_cancelled: bool = False
+
+    @property
+    def pages(self) -> int:
+        return len(self.sources)
+
+    def await_layer(self, layer: int, stream: "torch.cuda.Stream | None", turn: Turn) -> None:
+        """Let what is submitted to ``stream`` from now on run after the load's ``layer`` has landed.
+
+        The caller waits only until the GPU knows of the copy.
+        """
+        if not self.landings:
+            return
+        landing = self.landings[layer // self.layers_at_once]
+        if not landing.submitted.is_set():
+            with turn.given_up():
+                landing.submitted.wait()
+        if landing.event is not None and stream is not None:
+            stream.wait_event(landing.event)
+
+    def give_up(self) -> None:
+        """Nobody shall wait for a landing any more."""
+        for landing in self.landings:
+            landing.submitted.set()
+
+
+class Meter:
+    """What one direction of a link has carried, and what it still has to. Any thread may book."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        """Assumed until something has been carried."""
+        self._asked_bytes = self._answered_bytes = 0
+        self._use = LinkUse()
+        self._busy_until_s = 0.0
+        self._intervals: list[tuple[float, float, float]] = []
+        self._lock = Lock()
+
+    def ask(self, n_bytes: int) -> None:
+        """So much is to be carried."""
+        with self._lock:
+            self._asked_bytes += n_bytes
+
+    def book(self, start_s: float, end_s: float, n_bytes: int, asked_bytes: int) -> None:
+        """Of ``asked_bytes``, ``n_bytes`` were carried in this time; the others are not wanted any more."""
+        with self._lock:
+            self._answered_bytes += asked_bytes
+            use = self._use
+            use.bytes += n_bytes
+            use.transfers += 1
+            use.busy_s += max(0.0, end_s - max(start_s, self._busy_until_s))
+            self._busy_until_s = max(self._busy_until_s, end_s)
+            self._intervals.append((start_s, end_s, n_bytes))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is to be carried, or under way."""
+        return self._asked_bytes > self._answered_bytes
+
+    def queued_s(self) -> float:
+        """Seconds until all that was asked for is carried, at the rate so far."""
+        with self._lock:
+            rate = self._use.bytes / self._use.busy_s if self._use.bytes and self._use.busy_s else self._bytes_per_s
+            return (self._asked_bytes - self._answered_bytes) / rate
+
+    def used(self) -> LinkUse:
+        """What was carried so far."""
+        with self._lock:
+            self._use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 3)
+            return self._use

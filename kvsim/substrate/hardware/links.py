@@ -1,0 +1,200 @@
+"""What carries pages: each direction between the GPU and host memory, and between host memory and a disk file."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvsim.substrate.hardware.flight import Flight, Landing, Meter
+from kvsim.substrate.hardware.tier_copy import TierCopy
+from kvsim.substrate.hardware.turn import Turn
+from kvsim.substrate.hardware.wall_clock import WallClock
+from kvsim.substrate.hardware.worker import Worker
+
+PART_BYTES = 4 << 20
+"""A load goes in parts of some layers, each at least so long: shorter ones cost more in calls than computing earlier gains."""
+
+
+class Link(Protocol):
+    """One direction of a link. Flights are carried in the order in which they come."""
+
+    meter: Meter
+
+    def send(self, flight: Flight) -> None:
+        """Carry a flight; its event happens when that has ended."""
+
+    def close(self) -> bool:
+        """Give up what is queued. Returns whether nothing is under way any more."""
+
+
+class HostLink:
+    """Between the GPU and host memory. One thread submits the copies to a stream of this direction, another waits for them."""
+
+    def __init__(
+        self, clock: WallClock, tiers: TierCopy, turn: Turn, meter: Meter, opposite: Meter, *, is_load: bool, is_layerwise: bool
+    ) -> None:
+        self.clock = clock
+        self.tiers = tiers
+        self.turn = turn
+        self.meter = meter
+        self.opposite = opposite
+        self.is_load = is_load
+        self.is_layerwise = is_layerwise
+        device, name = tiers.device, "load" if is_load else "store"
+        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._ended_s = 0.0
+        self._submitting: Worker[Flight] = Worker(f"{name} copies", self._submit, self._fail, device)
+        self._waiting: Worker[tuple[Flight, torch.cuda.Event, torch.cuda.Event]] = Worker(
+            f"{name} ends", self._wait, lambda task, error: self._fail(task[0], error), device
+        )
+
+    def send(self, flight: Flight) -> None:
+        layers = self.tiers.layers
+        if self.is_load:
+            parts = max(1, min(layers, flight.pages * self.tiers.page_bytes // PART_BYTES)) if self.is_layerwise else 1
+            flight.layers_at_once = -(-layers // parts)
+            flight.landings = [Landing() for _ in range(-(-layers // flight.layers_at_once))]
+        self.meter.ask(flight.pages * self.tiers.page_bytes)
+        self._submitting.give(flight)
+
+    def close(self) -> bool:
+        return self._submitting.close() and self._waiting.close()
+
+    def _submit(self, flight: Flight) -> None:
+        if flight.is_cancelled or not flight.pages:
+            flight.give_up()
+            self._end(flight, self.clock.elapsed_s(), 0)
+            return
+        start_s = self.clock.elapsed_s()
+        with self._active():
+            began = self._record()
+            self._copy(flight)
+            ended = self._record()
+        if began is None or ended is None:
+            self._end(flight, start_s, flight.pages)
+        else:
+            self._waiting.give((flight, began, ended))
+
+    def _active(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
+
+    def _record(self) -> "torch.cuda.Event | None":
+        """An event in the stream; who waits for it sleeps."""
+        if self.stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        event.record(self.stream)
+        return event
+
+    def _copy(self, flight: Flight) -> None:
+        with self.turn:
+            if not self.is_load:
+                self.tiers.store(flight.sources, flight.targets, is_shared=self.opposite.is_busy)
+                return
+            coming = iter(flight.landings)
+
+            def submitted() -> None:
+                landing = next(coming)
+                landing.event = None if self.stream is None else self.stream.record_event()
+                landing.submitted.set()
+
+            self.tiers.load(
+                flight.sources,
+                flight.targets,
+                is_shared=self.opposite.is_busy,
+                layers_at_once=flight.layers_at_once,
+                submitted=submitted,
+            )
+
+    def _wait(self, task: "tuple[Flight, torch.cuda.Event, torch.cuda.Event]") -> None:
+        flight, began, ended = task
+        ended.synchronize()
+        taken_s = began.elapsed_time(ended) / 1e3
+        self._end(flight, self.clock.elapsed_s() - taken_s, flight.pages)
+
+    def _end(self, flight: Flight, start_s: float, arrived: int) -> None:
+        now, page_bytes = self.clock.elapsed_s(), self.tiers.page_bytes
+        start_s, self._ended_s = min(max(start_s, self._ended_s), now), now
+        self.meter.book(start_s, now, arrived * page_bytes, flight.pages * page_bytes)
+        self.clock.complete(flight.done, arrived)
+
+    def _fail(self, flight: Flight, error: BaseException) -> None:
+        flight.give_up()
+        self.clock.fail(flight.done, error)
+
+
+class Disk(Protocol):
+    """What a disk link asks of a ``DiskFile``."""
+
+    faults: dict[str, int]
+
+    def read(
+        self, slots: np.ndarray, keys: list[bytes], host: np.ndarray, host_slots: np.ndarray, *, cancelled: Callable[[], bool]
+    ) -> "Future[int]":
+        """Pages that arrived whole, from the first one on."""
+
+    def write(
+        self, slots: np.ndarray, keys: list[bytes], host: np.ndarray, host_slots: np.ndarray, *, cancelled: Callable[[], bool]
+    ) -> "Future[int]":
+        """Pages that were written whole, from the first one on."""
+
+    def close(self) -> None:
+        """End all reading and writing."""
+
+
+class DiskLink:
+    """Between host memory and a disk file, one flight after another; the disk file divides each among its threads."""
+
+    def __init__(
+        self,
+        clock: WallClock,
+        disk: Disk,
+        host: np.ndarray,
+        keys: Callable[[np.ndarray], list[bytes]],
+        meter: Meter,
+        *,
+        is_read: bool,
+    ) -> None:
+        self.clock = clock
+        self.disk = disk
+        self.host = host
+        self.keys = keys
+        self.meter = meter
+        self.is_read = is_read
+        self._flight: Flight | None = None
+        name = "disk reads" if is_read else "disk writes"
+        self._worker: Worker[Flight] = Worker(name, self._carry, self._fail, torch.device("cpu"))
+
+    def send(self, flight: Flight) -> None:
+        self.meter.ask(flight.pages * self.host.shape[1])
+        self._worker.give(flight)
+
+    def close(self) -> bool:
+        if (flight := self._flight) is not None:
+            flight.is_cancelled = True
+        return self._worker.close()
+
+    def _carry(self, flight: Flight) -> None:
+        start_s, arrived = self.clock.elapsed_s(), 0
+        self._flight = flight
+        if flight.pages and not flight.is_cancelled:
+            arrived = self._call(flight).result()
+        page_bytes = self.host.shape[1]
+        self.meter.book(start_s, self.clock.elapsed_s(), arrived * page_bytes, flight.pages * page_bytes)
+        self.clock.complete(flight.done, arrived)
+
+    def _call(self, flight: Flight) -> "Future[int]":
+        keys = self.keys(flight.page_ids)
+
+        def cancelled() -> bool:
+            return flight.is_cancelled
+
+        if self.is_read:
+            return self.disk.read(flight.sources, keys, self.host, flight.targets, cancelled=cancelled)
+        return self.disk.write(flight.targets, keys, self.host, flight.sources, cancelled=cancelled)
+
+    def _fail(self, flight: Flight, error: BaseException) -> None:
+        self.clock.fail(flight.done, error)

@@ -1,0 +1,168 @@
+"""Opens the machine at hand for a run: checks what it can do, allocates memory, warms kernels up, starts the threads."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kvsim.errors import UsageError
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+from kvsim.substrate.hardware.compute import Compute
+from kvsim.substrate.hardware.disk_file import DiskFile
+from kvsim.substrate.hardware.flight import Meter
+from kvsim.substrate.hardware.links import Disk, DiskLink, HostLink, Link
+from kvsim.substrate.hardware.page_names import PageNames
+from kvsim.substrate.hardware.patterns import Patterns, upload
+from kvsim.substrate.hardware.pools import Pools
+from kvsim.substrate.hardware.step_pages import StepPages
+from kvsim.substrate.hardware.substrate import HardwareSubstrate
+from kvsim.substrate.hardware.tier_copy import CopyCalibration, TierCopy
+from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.turn import Turn
+from kvsim.substrate.hardware.wall_clock import WallClock
+
+WARM_COPY_PAGES = (1, 2, 3, 5, 16, 17, 64, 256)
+"""Kernels are compiled for few and for many pages, and for numbers of them that 16 divides."""
+WARM_DECODES = (1, 2, 3, 4, 8, 16, 17, 32, 64, 128, 256)
+"""Products of other sizes may be done by other kernels, which are loaded when they are first used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What a run asks of the machine. Capacities are in pages; 0: no such tier."""
+
+    model: ModelSpec
+    hardware: HardwareSpec
+    """Rates to assume of a link before it has carried anything."""
+    page_tokens: int
+    gpu_pages: int
+    cpu_pages: int
+    disk_pages: int
+    max_batch_tokens: int
+    max_running_requests: int
+    is_layerwise: bool
+    caches_output: bool
+    seed: int
+    page_ids: int
+    """Page ids of the trace are below this."""
+    key: Callable[[int], bytes]
+    """The key of a page for the disk: the same in every run."""
+    disk_folder: Path
+    keeps_disk: bool
+    """Whether the disk file stays, for the next run to begin with."""
+    disk_threads: int
+
+
+def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
+    """Raises UsageError for what the machine has not, or cannot do."""
+    model, page_tokens = demand.model, demand.page_tokens
+    pools = Pools(
+        layers=model.layers,
+        fragment_bytes=model.page_bytes(page_tokens) // model.layers,
+        gpu_pages=demand.gpu_pages,
+        cpu_pages=demand.cpu_pages,
+        weight_bytes=int(model.parameters * model.weight_dtype_bytes),
+        device=device,
+    )
+    try:
+        transformer = Transformer(model, pools.gpu, page_tokens, device=device, seed=demand.seed)
+    except ValueError as error:
+        pools.close()
+        raise UsageError(f"model: {error}") from error
+    disk = None
+    if demand.disk_pages:
+        try:
+            disk = open_disk(demand, pools.page_bytes)
+        except UsageError:
+            pools.close()
+            raise
+    patterns = Patterns(pools.gpu)
+    tiers = None if pools.host is None else TierCopy(pools.gpu, pools.host, CopyCalibration())
+    if device.type == "cuda":
+        warm_up(demand, transformer, patterns, tiers, device)
+    clock, turn = WallClock(), Turn(device)
+    names = PageNames(demand.page_ids, None if disk is None else demand.key)
+    links = open_links(demand, clock, turn, pools, tiers, disk, names)
+    return HardwareSubstrate(
+        clock,
+        pools=pools,
+        links=links,
+        compute=Compute(clock, transformer, patterns, names, turn, device),
+        pages=StepPages(page_tokens, caches_output=demand.caches_output),
+        patterns=patterns,
+        disk=disk,
+        scratch=None if demand.keeps_disk or disk is None else demand.disk_folder,
+    )
+
+
+def open_disk(demand: Demand, page_bytes: int) -> DiskFile:
+    """The disk file. Raises UsageError if the folder cannot be used or the disk is full."""
+    try:
+        return DiskFile(demand.disk_folder, pages=demand.disk_pages, page_bytes=page_bytes, threads=demand.disk_threads)
+    except ValueError as error:
+        raise UsageError(f"disk.folder: {error}") from error
+    except OSError as error:
+        raise UsageError(f"tiers.disk: {error.filename or demand.disk_folder}: {error.strerror}") from error
+
+
+def open_links(
+    demand: Demand,
+    clock: WallClock,
+    turn: Turn,
+    pools: Pools,
+    tiers: TierCopy | None,
+    disk: Disk | None,
+    names: PageNames,
+) -> dict[str, Link]:
+    """The links between the tiers that there are, by name."""
+    links: dict[str, Link] = {}
+    spec = demand.hardware
+    if tiers is not None:
+        down, up = Meter(spec.device_to_host_bytes_per_s), Meter(spec.host_to_device_bytes_per_s)
+        links["cpu-gpu"] = HostLink(clock, tiers, turn, up, down, is_load=True, is_layerwise=demand.is_layerwise)
+        links["gpu-cpu"] = HostLink(clock, tiers, turn, down, up, is_load=False, is_layerwise=False)
+    if disk is not None:
+        reads, writes = Meter(spec.disk_read_bytes_per_s), Meter(spec.disk_write_bytes_per_s)
+        links["disk-cpu"] = DiskLink(clock, disk, pools.rows, names.keys, reads, is_read=True)
+        links["cpu-disk"] = DiskLink(clock, disk, pools.rows, names.keys, writes, is_read=False)
+    return links
+
+
+def warm_up(demand: Demand, transformer: Transformer, patterns: Patterns, tiers: TierCopy | None, device: torch.device) -> None:
+    """Compile and load what a run will need, before its clock starts. What the pools hold is not used yet."""
+    pages = patterns.pool.shape[0]
+
+    def slots(count: int) -> np.ndarray:
+        return np.arange(count, dtype=np.int64) % pages
+
+    for count in WARM_COPY_PAGES:
+        if count <= pages:
+            lists, numbers = upload([slots(count)], torch.int32, device), upload([slots(count)], torch.int64, device)
+            patterns.fill(lists[0], numbers[0])
+            patterns.verify(lists[0], numbers[0])
+        if tiers is not None and count <= min(pages, tiers.host.shape[0]):
+            for is_shared in (False, True):
+                tiers.store(slots(count), slots(count), is_shared=is_shared)
+                tiers.load(slots(count), slots(count), is_shared=is_shared, layers_at_once=1)
+                tiers.load(slots(count), slots(count), is_shared=is_shared)
+    patterns.verified_pages = 0
+    for tokens in warm_sizes(demand.max_batch_tokens):
+        table = upload([slots(-(-2 * tokens // demand.page_tokens))], torch.int32, device)[0]
+        transformer.step([ChunkSlots(tokens, tokens, table)], [], None, sampled_tokens=1)
+    table = upload([slots(64)], torch.int32, device)[0]
+    context = 64 * demand.page_tokens - 1
+    for decodes in WARM_DECODES:
+        if decodes <= demand.max_running_requests:
+            transformer.step([], [DecodeSlots(context, table)] * decodes, None)
+    torch.cuda.synchronize(device)
+
+
+def warm_sizes(most: int) -> Sequence[int]:
+    """Numbers of prompt tokens up to the largest step's."""
+    sizes = [16]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return sizes

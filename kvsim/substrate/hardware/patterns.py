@@ -1,0 +1,47 @@
+"""What pages contain: words that tell which page they belong to, so that every reused page can be verified."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvsim.kernels.page_fill import fill_pages
+from kvsim.kernels.page_verify import verify_pages
+
+
+class Patterns:
+    """Fills and verifies pages of the GPU's pool ``[layer, page, fragment]``, on the current stream, without waiting for it.
+
+    Slots are int32, page ids int64 tensors on the pool's device.
+    """
+
+    def __init__(self, gpu: torch.Tensor) -> None:
+        self.pool = gpu.transpose(0, 1)
+        self.verified_pages = 0
+        """Pages whose verification was asked for."""
+        self._wrong = torch.zeros(2, dtype=torch.int64, device=gpu.device)
+        """Words and pages."""
+
+    def fill(self, slots: torch.Tensor, page_ids: torch.Tensor) -> None:
+        """Write the patterns of these pages."""
+        fill_pages(self.pool, slots, page_ids)
+
+    def verify(self, slots: torch.Tensor, page_ids: torch.Tensor) -> None:
+        """Compare pages with their patterns; what is wrong is added up on the device."""
+        wrong = verify_pages(self.pool, slots, page_ids)
+        self._wrong += torch.stack((wrong.sum(dtype=torch.int64), (wrong > 0).sum()))
+        self.verified_pages += len(slots)
+
+    def wrong(self) -> tuple[int, int]:
+        """Wrong words, and the pages that they are in. Waits for the device."""
+        words, pages = self._wrong.tolist()
+        return words, pages
+
+
+def upload(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """The arrays on ``device``, sent as one and without waiting for it."""
+    lengths = [len(array) for array in arrays]
+    joined = torch.empty(sum(lengths), dtype=dtype, pin_memory=device.type == "cuda")
+    if arrays:
+        np.concatenate(arrays, out=joined.numpy(), casting="same_kind")
+    return list(joined.to(device, non_blocking=True).split(lengths))

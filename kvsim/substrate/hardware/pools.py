@@ -1,0 +1,117 @@
+"""The memory behind the slots of the GPU and the CPU tier."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kvsim.errors import UsageError
+from kvsim.kernels.page_copy import check_pools
+
+GIB = 1 << 30
+GPU_RESERVE_BYTES = 4 * GIB
+"""GPU memory left for activations, staging buffers and the libraries."""
+REGISTER_PORTABLE_AND_MAPPED = 1 | 2
+"""``cudaHostRegisterPortable | cudaHostRegisterMapped``."""
+
+
+class Pools:
+    """Pages on the GPU and in host memory.
+
+    ``gpu`` is ``[layer, page, fragment]``, a fragment being a page's bytes of one layer; ``host`` is ``[page, layer,
+    fragment]`` in pinned memory, so that a page is contiguous there, or None without a CPU tier. Both hold bytes (uint8).
+    The host's pool begins at a multiple of 4096 bytes. On a CPU, pageable memory takes the place of both.
+    """
+
+    def __init__(self, *, layers: int, fragment_bytes: int, gpu_pages: int, cpu_pages: int, weight_bytes: int, device: torch.device):
+        """Allocate both. ``weight_bytes`` will be allocated beside them. Raises UsageError for more than there is."""
+        self.device = device
+        self.page_bytes = layers * fragment_bytes
+        self._map: mmap.mmap | None = None
+        self._is_registered = False
+        gpu_bytes, host_bytes = gpu_pages * self.page_bytes, cpu_pages * self.page_bytes
+        self._check_room(gpu_bytes, host_bytes, weight_bytes)
+        try:
+            self.gpu = torch.zeros((layers, gpu_pages, fragment_bytes), dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            raise UsageError(f"tiers.gpu.capacity: the GPU refuses {gib(gpu_bytes)}; give it less") from error
+        try:
+            check_pools(self.gpu.transpose(0, 1))
+        except ValueError as error:
+            raise UsageError(f"page_tokens: {error}; choose another page size") from error
+        self.host = self._pinned(host_bytes).view(cpu_pages, layers, fragment_bytes) if cpu_pages else None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The host's pool as ``[page, byte]``."""
+        assert self.host is not None
+        rows: np.ndarray = self.host.view(self.host.shape[0], self.page_bytes).numpy()
+        return rows
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._is_registered and self.host is not None:
+            torch.cuda.cudart().cudaHostUnregister(self.host.data_ptr())  # type: ignore[no-untyped-call]
+            self._is_registered = False
+        self.gpu = self.gpu[:, :0]
+        self.host = None
+        self._map = None
+
+    def _check_room(self, gpu_bytes: int, host_bytes: int, weight_bytes: int) -> None:
+        available = available_bytes()
+        if self.device.type != "cuda":
+            wanted = gpu_bytes + host_bytes + weight_bytes
+            if wanted > available:
+                raise UsageError(
+                    f"tiers: without a GPU, both tiers and the weights are in host memory: {gib(gpu_bytes)} + {gib(host_bytes)} + "
+                    f"{gib(weight_bytes)}, but {gib(available)} are available: give the tiers less, or choose model=tiny"
+                )
+            return
+        free = torch.cuda.mem_get_info(self.device)[0]
+        if gpu_bytes + weight_bytes + GPU_RESERVE_BYTES > free:
+            raise UsageError(
+                f"tiers.gpu.capacity: {gib(gpu_bytes)} beside {gib(weight_bytes)} of weights and {gib(GPU_RESERVE_BYTES)} for "
+                f"activations, but the GPU has {gib(free)} free: give it less"
+            )
+        if host_bytes > available:
+            raise UsageError(
+                f"tiers.cpu.capacity: {gib(host_bytes)} of pinned memory, but {gib(available)} are available: give it less"
+            )
+
+    def _pinned(self, n_bytes: int) -> torch.Tensor:
+        """Memory at a page's boundary. CUDA's own allocator in torch would round it up to a power of two."""
+        try:
+            self._map = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise UsageError(f"tiers.cpu.capacity: the system refuses {gib(n_bytes)}: {error.strerror}; give it less") from error
+        self._map.madvise(mmap.MADV_HUGEPAGE)
+        memory = torch.from_numpy(np.frombuffer(self._map, dtype=np.uint8))
+        if self.device.type == "cuda":
+            refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), n_bytes, REGISTER_PORTABLE_AND_MAPPED))  # type: ignore[no-untyped-call]
+            if refused:
+                raise UsageError(
+                    f"tiers.cpu.capacity: CUDA refuses to pin {gib(n_bytes)} (error {refused}): give it less, or raise the limit "
+                    "of locked memory (ulimit -l)"
+                )
+            self._is_registered = True
+        return memory
+
+
+def available_bytes() -> int:
+    """Memory that the system can give, and the control group allows."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        idle = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        reclaimable = int(idle["inactive_file"]) + int(idle["active_file"])
+        return available if limit == "max" else min(available, int(limit) - int(used) + reclaimable)
+    except (OSError, KeyError, ValueError):
+        return available
+
+
+def gib(n_bytes: float) -> str:
+    """Bytes as people read them."""
+    return f"{n_bytes / GIB:,.1f} GiB" if n_bytes >= GIB / 10 else f"{n_bytes / (1 << 20):,.1f} MiB"

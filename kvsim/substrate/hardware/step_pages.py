@@ -1,0 +1,145 @@
+"""Which slots and pages a step is about: read from the requests' leases, before the tree changes under it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.core.cache import Lease
+from kvsim.core.movement import GPU
+from kvsim.core.pages import Run
+from kvsim.core.request import Request
+from kvsim.core.tree import INCOMING, Node
+from kvsim.engine.substrate import Job, Work
+
+NOTHING = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPages:
+    """A prefill chunk. Arrays are int64."""
+
+    tokens: int
+    start: int
+    is_sampled: bool
+    """Whether it gives the request's next token."""
+    slots: np.ndarray
+    """Of all pages up to the chunk's end."""
+    reused: np.ndarray
+    """Of the first chunk after an admission: which entries of ``slots`` hold pages that were there or are being loaded."""
+    reused_ids: np.ndarray
+    filled_slots: np.ndarray
+    """Of the pages that are whole with this chunk, and their ids."""
+    filled_ids: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePages:
+    """A decoding request, as it is before the first of ``steps`` steps."""
+
+    lease: Lease
+    context_tokens: int
+    slots: np.ndarray
+    filled_slots: np.ndarray
+    """Of the pages that are whole after the last step, and their ids."""
+    filled_ids: np.ndarray
+
+
+class StepPages:
+    """Turns work into the pages that it reads and writes. ``caches_output``: pages of answers have ids and may be reused."""
+
+    def __init__(self, page_tokens: int, *, caches_output: bool) -> None:
+        self.page_tokens = page_tokens
+        self.caches_output = caches_output
+        self._begun: dict[Job, Lease] = {}
+        """Requests in the middle of their prefill, each with the lease of its last chunk."""
+        self._decoding: dict[Lease, np.ndarray] = {}
+        """The slots of each decoding request; a list only grows."""
+
+    def chunks(self, work: Work) -> list[ChunkPages]:
+        """The chunks of a step."""
+        return [self._chunk(job, tokens) for job, tokens in work.prefilling]
+
+    def decodes(self, work: Work) -> list[DecodePages]:
+        """The decoding requests of a leap."""
+        known, self._decoding = self._decoding, {}
+        decodes = []
+        for job in work.decoding:
+            lease = job.lease
+            assert lease is not None
+            slots = known.get(lease, NOTHING)
+            pages = lease.node.depth + lease.node.pages + len(lease.slots)
+            if len(slots) != pages:
+                slots = np.concatenate((*(node.slots[GPU] for node in path_of(lease)), lease.slots))
+            self._decoding[lease] = slots
+            decodes.append(self._decode(job, lease, slots, work))
+        return decodes
+
+    def _chunk(self, job: Job, tokens: int) -> ChunkPages:
+        lease, start, end = job.lease, job.computed, job.computed + tokens
+        assert lease is not None
+        path = path_of(lease)
+        is_first, is_last = self._begun.get(job) is not lease, end == job.target_tokens
+        if is_last:
+            self._begun.pop(job, None)
+        else:
+            self._begun[job] = lease
+        all_slots = np.concatenate((*(node.slots[GPU] for node in path), lease.slots))
+        ids = self._ids(job.request)
+        is_there = np.repeat([not is_gap(node) for node in path], [node.pages for node in path]).astype(bool)
+        reused = np.flatnonzero(is_there) if is_first else NOTHING
+        filled = np.arange(start // self.page_tokens, self._whole_pages(job.request, end, len(ids)))
+        filled = filled[(filled >= len(is_there)) | ~np.append(is_there, False)[np.minimum(filled, len(is_there))]]
+        if is_last:
+            filled = np.union1d(filled, np.flatnonzero(~is_there))
+        return ChunkPages(
+            tokens=tokens,
+            start=start,
+            is_sampled=is_last,
+            slots=all_slots[: -(-end // self.page_tokens)],
+            reused=reused,
+            reused_ids=ids[reused],
+            filled_slots=all_slots[filled],
+            filled_ids=ids[filled],
+        )
+
+    def _decode(self, job: Job, lease: Lease, slots: np.ndarray, work: Work) -> DecodePages:
+        context, filled, filled_ids = job.cached_tokens(work.decode_step), NOTHING, NOTHING
+        first, end = context // self.page_tokens, (context + work.max_steps) // self.page_tokens
+        if self.caches_output and end > first:
+            ids = self._ids(job.request)
+            filled = np.arange(first, min(end, len(ids)))
+            filled_ids = ids[filled]
+        return DecodePages(
+            lease=lease, context_tokens=context, slots=slots, filled_slots=slots[filled], filled_ids=filled_ids
+        )
+
+    def _whole_pages(self, request: Request, tokens: int, named_pages: int) -> int:
+        """How many of the named pages are whole when so many tokens are computed; the prompt's end may be a partial one's."""
+        pages = tokens // self.page_tokens
+        return min(max(pages, request.prompt_pages) if tokens >= request.prompt_tokens else pages, named_pages)
+
+    def _ids(self, request: Request) -> np.ndarray:
+        """The ids of a request's pages: its prompt's and, if they may be reused, its answer's."""
+        runs = request.runs
+        if self.caches_output and request.output_runs:
+            runs = (*runs, *request.output_runs)
+        return ids_of(runs)
+
+
+def ids_of(runs: tuple[Run, ...]) -> np.ndarray:
+    """All page ids of some runs."""
+    return np.concatenate([np.arange(start, start + pages, dtype=np.int64) for start, pages in runs]) if runs else NOTHING
+
+
+def path_of(lease: Lease) -> list[Node]:
+    """The nodes of a request's pages, from the first to the last."""
+    path, node = [], lease.node
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
+def is_gap(node: Node) -> bool:
+    """Whether the node's GPU slots wait for pages that no load brings any more."""
+    return node.state[GPU] == INCOMING and not any(transfer.target.index == GPU for transfer in node.transfers)

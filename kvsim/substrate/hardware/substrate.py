@@ -1,0 +1,127 @@
+"""The substrate of real memory: pages move between a GPU, pinned host memory and a disk file, and steps are computed."""
+
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+import torch
+from simpy import Event
+
+from kvsim.core.transfer import Transfer
+from kvsim.engine.outcome import LinkUse
+from kvsim.engine.substrate import Work
+from kvsim.substrate.hardware.compute import Compute, Leap
+from kvsim.substrate.hardware.flight import Flight
+from kvsim.substrate.hardware.links import Disk, Link
+from kvsim.substrate.hardware.patterns import Patterns
+from kvsim.substrate.hardware.pools import Pools
+from kvsim.substrate.hardware.step_pages import NOTHING, StepPages, ids_of
+from kvsim.substrate.hardware.wall_clock import WallClock
+
+
+class HardwareSubstrate:
+    """Pools, links and compute on one wall clock.
+
+    The slots and pages of a transfer or a step are read from nodes and leases when it is asked for; threads carry it out. So
+    the engine's own thread never waits for the GPU or a disk, and nothing but this class touches the cache's objects.
+    """
+
+    def __init__(
+        self,
+        clock: WallClock,
+        *,
+        pools: Pools,
+        links: dict[str, Link],
+        compute: Compute,
+        pages: StepPages,
+        patterns: Patterns,
+        disk: Disk | None,
+        scratch: Path | None = None,
+    ) -> None:
+        """``links`` by name, as ``gpu-cpu``. The folder ``scratch`` is removed at the end."""
+        self.env = clock
+        self.pools = pools
+        self.links = links
+        self.compute_queue = compute
+        self.pages = pages
+        self.patterns = patterns
+        self.disk = disk
+        self.scratch = scratch
+        self.flights: dict[Transfer, Flight] = {}
+        self.moved_pages = dict.fromkeys(links, 0)
+        self.restored_pages = 0
+        """Pages that the disk tier began with."""
+
+    def copy(self, transfer: Transfer) -> Event:
+        """As in the contract. What arrived is less than was asked for if a disk cannot read or write, or after ``cancel``."""
+        done = self.env.expect()
+        flight = self.flights[transfer] = Flight(
+            sources=slots_in(transfer, transfer.source.index),
+            targets=slots_in(transfer, transfer.target.index),
+            page_ids=ids_of(tuple(run for node in transfer.nodes for run in node.runs)),
+            done=done,
+        )
+        done.callbacks.append(lambda event: self._landed(transfer, flight, event))
+        self.links[transfer.name].send(flight)
+        return done
+
+    def _landed(self, transfer: Transfer, flight: Flight, event: Event) -> None:
+        del self.flights[transfer]
+        self.moved_pages[transfer.name] += event.value
+        transfer.has_fault = event.value < flight.pages and not flight.is_cancelled
+
+    def cancel(self, transfer: Transfer) -> None:
+        if (flight := self.flights.get(transfer)) is not None:
+            flight.is_cancelled = True
+
+    def queued_s(self, link: str) -> float:
+        return self.links[link].meter.queued_s()
+
+    def compute(self, work: Work, loads: list[Transfer]) -> Event:
+        done = self.env.expect()
+        self.compute_queue.send(
+            Leap(
+                chunks=self.pages.chunks(work),
+                decodes=self.pages.decodes(work),
+                loads=[self.flights[load] for load in loads if load in self.flights],
+                steps=work.max_steps,
+                stop=work.stop,
+                done=done,
+            )
+        )
+        return done
+
+    def link_use(self) -> dict[str, LinkUse]:
+        used = {name: link.meter.used() for name, link in self.links.items()}
+        return {name: use for name, use in used.items() if use.transfers}
+
+    def findings(self) -> dict[str, Any]:
+        """Pages moved and verified, words that were wrong, faults of the disk, and how far the host was behind the clock."""
+        wrong_words, wrong_pages = self.patterns.wrong()
+        device = self.pools.device
+        return {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "verified_pages": self.patterns.verified_pages,
+            "wrong_words": wrong_words,
+            "wrong_pages": wrong_pages,
+            "page_moves": {name: pages for name, pages in self.moved_pages.items() if pages},
+            "restored_pages": self.restored_pages,
+            "disk_faults": {} if self.disk is None else {name: count for name, count in self.disk.faults.items() if count},
+            "most_behind_s": self.env.most_behind_s,
+        }
+
+    def close(self) -> None:
+        """End the threads and give back the memory; the disk file stays unless it is scratch."""
+        has_ended = [part.close() for part in (self.compute_queue, *self.links.values())]
+        if self.disk is not None:
+            self.disk.close()
+        if all(has_ended):
+            self.pools.close()
+        if self.scratch is not None:
+            rmtree(self.scratch, ignore_errors=True)
+
+
+def slots_in(transfer: Transfer, tier: int) -> np.ndarray:
+    """The slots of a transfer's pages in a tier, in the order in which they are copied."""
+    return np.concatenate([NOTHING, *(node.slots[tier] for node in transfer.nodes)])
