@@ -95,7 +95,10 @@ def simulate(
     prefetch: PrefetchPolicy | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Result:
-    """Serve a trace in simulated time: ``kvsim simulate`` with these overrides; otherwise as ``replay``."""
+    """Serve a trace in simulated time: ``kvsim simulate`` with these overrides; otherwise as ``replay``.
+
+    With ``"substrate=hardware"``, on this machine; raises WrongResult if a reused page did not hold what was computed.
+    """
     return _execute("simulate", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
 
 
@@ -140,6 +143,7 @@ def _execute(
     run.check_capacity(plan, trace.requests)
     warmup_requests(plan.warmup, len(trace.requests))
     outcome = getattr(run, command)(plan, trace.requests, advance)
+    run.check_verified(outcome)
     return Result(record=describe(command, plan, outcome, is_named=not any(policies.values())), outcome=outcome)
 
 

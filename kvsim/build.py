@@ -32,6 +32,7 @@ from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.report.logger import Logger
+from kvsim.substrates import SUBSTRATES
 from kvsim.suggest import closest
 from kvsim.trace.base import TraceSource
 
@@ -44,9 +45,9 @@ PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("ev
 GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree"),
-    "replay": ("engine", "substrate", "curve", "timeline"),
+    "replay": ("engine", "substrate", "disk", "curve", "timeline"),
     "curve": (
-        "engine", "hardware", "substrate", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
+        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
         "print_tree", "timeline", "logger", "sweep.objective",
     ),
 }  # fmt: skip
@@ -71,8 +72,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.page_tokens < 1:
             raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
-        if self.substrate != "simulated":
-            raise ValueError(f"substrate must be simulated, not {self.substrate}")
+        if self.substrate not in SUBSTRATES:
+            raise ValueError(f"substrate must be one of {', '.join(SUBSTRATES)}, not {self.substrate}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be at least 0 and below 1, not {self.warmup}: it is the fraction to leave out")
         if self.seed < 0:
@@ -90,6 +91,23 @@ class SweepSettings:
     def __post_init__(self) -> None:
         if self.objective is not None and not self.objective:
             raise ValueError("objective is empty: name fields of result.json, as [hit_rate, ttft_s.p99], or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskSettings:
+    """The disk tier on real hardware."""
+
+    folder: str | None = None
+    threads: int = 4
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {self.threads}")
+
+    @property
+    def path(self) -> Path | None:
+        """The folder that the user chose."""
+        return None if self.folder is None else Path(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +138,8 @@ class Plan:
     engine: EngineSettings
     rules: Rules
     replay: ReplaySettings
+    substrate: str
+    disk: DiskSettings
     warmup: float
     seed: int
     print_tree: bool
@@ -153,6 +173,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         engine=construct(EngineSettings, config.get("engine"), "engine"),
         rules=construct(Rules, config.get("rules"), "rules"),
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
+        substrate=run.substrate,
+        disk=construct(DiskSettings, config.get("disk"), "disk"),
         warmup=run.warmup,
         seed=run.seed,
         print_tree=run.print_tree and command == "replay",
@@ -164,6 +186,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
     )
     _check_combination(plan, command, keys)
     _check_hardware(plan, command, keys)
+    _check_substrate(plan, keys)
     check_output(plan.output)
     return plan
 
@@ -187,7 +210,7 @@ def resolve(cfg: DictConfig) -> Config:
         config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}") from error
-    known = [*GROUPS, "tiers", "replay", "curve", "sweep", *(field.name for field in fields(RunSettings))]
+    known = [*GROUPS, "tiers", "replay", "disk", "curve", "sweep", *(field.name for field in fields(RunSettings))]
     _check_names("", config, known)
     _check_names("tiers", config.get("tiers"), TIERS)
     for tier in TIERS:
@@ -306,6 +329,17 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     is_read = command != "replay" or any(getattr(policy, "reads_hardware", False) for policy in policies)
     if (key := _given(keys, "hardware")) and not is_read:
         raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+
+
+def _check_substrate(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for what the substrate cannot carry out, and for settings that mean nothing to it."""
+    choice = SUBSTRATES[plan.substrate]
+    for name in choice.without_effect:
+        if key := _given(keys, name):
+            raise UsageError(f"{key} has no effect on substrate={plan.substrate}: leave it out")
+    if (key := _given(keys, "disk")) and plan.tiers[-1].name != "disk":
+        raise UsageError(f"{key} has no effect without a disk tier: set tiers.disk.capacity")
+    choice.check(plan)
 
 
 def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:

@@ -16,3 +16,9 @@ class TraceError(UsageError):
     def __init__(self, path: object, line: int | None, problem: str) -> None:
         where = f"{path}:{line}" if line is not None else f"{path}"
         super().__init__(f"{where}: {problem}")
+
+
+class WrongResult(UsageError):
+    """A run that has ended, and whose result, which is written, must not be trusted: no mistake of the user's."""
+
+    exit_code = 1

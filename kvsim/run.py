@@ -20,7 +20,7 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Recorder
 from kvsim.engine.replay import Replay
 from kvsim.engine.server import TieredServer
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, WrongResult
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
@@ -30,7 +30,7 @@ from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from kvsim.substrates import SUBSTRATES
 
 Advance = Callable[[int], None]
 """Is told now and then how many requests are done."""
@@ -59,16 +59,31 @@ def replay(
 
 
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
-    """Serve the requests in simulated time."""
+    """Serve the requests: in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
     check_answers(plan, requests)
-    tiers = build_tiers(plan, requests)
+    choice = SUBSTRATES[plan.substrate]
+    tiers = build_tiers(plan, requests, choice.pool)
     cache = TieredCache(tiers, plan.rules, plan.page_tokens) if not plan.model.is_hybrid else _hybrid_cache(plan, tiers, requests)
-    substrate = SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
-    recorder = Recorder(substrate, tiers) if plan.timeline else None
-    outcome = Engine(recorder or substrate, cache, _prefetching(plan, requests, cache), plan.engine).run(requests, advance)
+    prefetching = _prefetching(plan, requests, cache)
+    substrate = choice.open(plan, requests, cache)
+    try:
+        recorder = Recorder(substrate, tiers) if plan.timeline else None
+        outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
+    finally:
+        substrate.close()
     outcome.timeline = recorder
     return outcome
+
+
+def check_verified(outcome: Outcome) -> None:
+    """Raise WrongResult if pages that were reused on real memory held anything but what was computed."""
+    found = outcome.hardware
+    if found.get("wrong_words"):
+        raise WrongResult(
+            f"{found['wrong_words']:,} words in {found['wrong_pages']:,} of {found['verified_pages']:,} reused pages are wrong: "
+            f"the run on {found['device']} is not to be trusted"
+        )
 
 
 def _hybrid_cache(plan: Plan, tiers: list[Tier], requests: Sequence[Request]) -> HybridCache:

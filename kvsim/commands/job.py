@@ -40,4 +40,5 @@ def run_command(command: str, plan: Plan, command_line: str, job: Job | None = N
     if job is None:
         print_result(result, console)
         console.print(f"\n{plan.output}: {' '.join(files)}", highlight=False)
+    run.check_verified(outcome)
     return result

@@ -2,7 +2,7 @@
 
 Statistics over requests (``requests`` to ``throughput``) leave out the leading ``warmup`` fraction of the trace. What tiers,
 links, policies and the engine counted (``tiers``, ``links``, ``prefetch``, ``placement``, ``checkpoints``, ``retractions``,
-``simulated_s``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak and a link's use have no owner
+``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak and a link's use have no owner
 among the requests.
 
 A rejected request counts in ``requests`` and ``rejected`` and in nothing else: it was not served, so it weighs neither in
@@ -77,13 +77,14 @@ def summarize(
         "checkpoints": outcome.checkpoints,
         "retractions": outcome.retractions,
         "simulated_s": outcome.simulated_s,
+        "hardware": outcome.hardware or None,
         "load_s": load_s,
         "wall_s": outcome.wall_s,
         "requests_per_s": ratio(total, outcome.wall_s),
         "timeline": timeline(outcome, prompts, hit_tokens(outcome), skipped),
         "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
-    optional = ("config_hash", "command_line", "bounds", "page_bytes")
+    optional = ("config_hash", "command_line", "bounds", "page_bytes", "hardware")
     return {name: plain(value) for name, value in record.items() if value is not None or name not in optional}
 
 

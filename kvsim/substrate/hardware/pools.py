@@ -1,6 +1,7 @@
 """The memory behind the slots of the GPU and the CPU tier."""
 
 import mmap
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,8 @@ class Pools:
             self._map = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise UsageError(f"tiers.cpu.capacity: the system refuses {gib(n_bytes)}: {error.strerror}; give it less") from error
-        self._map.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # where the system has no huge pages
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         memory = torch.from_numpy(np.frombuffer(self._map, dtype=np.uint8))
         if self.device.type == "cuda":
             refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), n_bytes, REGISTER_PORTABLE_AND_MAPPED))  # type: ignore[no-untyped-call]

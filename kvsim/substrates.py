@@ -1,0 +1,92 @@
+"""The choices of ``substrate``: what makes time pass and bytes move in ``kvsim simulate``."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.core.cache import TieredCache
+from kvsim.core.pool import Pool, SlotPool
+from kvsim.core.request import Request
+from kvsim.engine.substrate import Substrate
+from kvsim.errors import UsageError
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+
+if TYPE_CHECKING:
+    from kvsim.build import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubstrateChoice:
+    """What a run with this substrate is made of."""
+
+    pool: type[Pool]
+    """Of every tier."""
+    open: "Callable[[Plan, Sequence[Request], TieredCache], Substrate]"
+    """Makes the substrate of a run, whose cache is empty. Raises UsageError for what it has not."""
+    check: "Callable[[Plan], None]"
+    """Raises UsageError for a plan that this substrate cannot carry out, as far as is known without opening it."""
+    without_effect: tuple[str, ...]
+    """Settings that mean nothing to it."""
+
+
+def open_simulated(plan: "Plan", requests: Sequence[Request], cache: TieredCache) -> Substrate:
+    return SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
+
+
+def open_hardware(plan: "Plan", requests: Sequence[Request], cache: TieredCache) -> Substrate:
+    from kvsim.substrate.hardware.device import find_device
+
+    device = find_device()  # before Triton is imported
+    from kvsim.core.restore import restore
+    from kvsim.substrate.hardware.machine import Demand, open_machine
+
+    capacities = {tier.name: tier.capacity_pages or 0 for tier in plan.tiers}
+    key = plan.trace.page_keys(plan.page_tokens)
+    demand = Demand(
+        model=plan.model,
+        hardware=plan.hardware,
+        page_tokens=plan.page_tokens,
+        gpu_pages=capacities["gpu"],
+        cpu_pages=capacities.get("cpu", 0),
+        disk_pages=capacities.get("disk", 0),
+        max_batch_tokens=plan.engine.max_batch_tokens,
+        max_running_requests=plan.engine.max_running_requests,
+        is_layerwise=plan.engine.overlap == "layerwise",
+        caches_output=plan.rules.cache_output,
+        seed=plan.seed,
+        page_ids=1 + max((last_page(request) for request in requests), default=-1),
+        key=key,
+        disk_folder=plan.disk.path or plan.output / "disk",
+        keeps_disk=plan.disk.path is not None,
+        disk_threads=plan.disk.threads,
+    )
+    substrate = open_machine(demand, device)
+    if substrate.disk is not None:
+        substrate.restored_pages = restore(cache, requests, key, substrate.disk.recovered(), 0.0)
+    return substrate
+
+
+def last_page(request: Request) -> int:
+    """The highest page id of a request; -1 if it has none."""
+    return max((start + pages - 1 for start, pages in (*request.runs, *(request.output_runs or ()))), default=-1)
+
+
+def check_simulated(plan: "Plan") -> None:
+    """Everything can be simulated."""
+
+
+def check_hardware(plan: "Plan") -> None:
+    """Raise UsageError for what has no memory of its own, or no kernels."""
+    if plan.model.is_hybrid:
+        raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose a model that has attention only")
+    if plan.hardware.gpus > 1:
+        raise UsageError(f"hardware.gpus is {plan.hardware.gpus}: substrate=hardware runs on one GPU")
+    for tier in plan.tiers:
+        if tier.capacity_pages is None:
+            raise UsageError(f"tiers.{tier.name}.capacity is unlimited, and real memory is not: say how much, as 40GiB")
+
+
+SUBSTRATES = {
+    "simulated": SubstrateChoice(pool=Pool, open=open_simulated, check=check_simulated, without_effect=("disk",)),
+    "hardware": SubstrateChoice(pool=SlotPool, open=open_hardware, check=check_hardware, without_effect=("engine.links",)),
+}
