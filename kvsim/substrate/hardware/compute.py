@@ -68,7 +68,7 @@ class Compute:
         self.clock.complete(leap.done, steps)
 
     def _fail(self, leap: Leap, error: BaseException) -> None:
-        self.clock.fail(leap.done, error)
+        self.clock.fail(error)
 
     def _active(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()

@@ -123,7 +123,7 @@ class HostLink:
 
     def _fail(self, flight: Flight, error: BaseException) -> None:
         flight.give_up()
-        self.clock.fail(flight.done, error)
+        self.clock.fail(error)
 
 
 class Disk(Protocol):
@@ -197,4 +197,4 @@ class DiskLink:
         return self.disk.write(flight.targets, keys, self.host, flight.sources, cancelled=cancelled)
 
     def _fail(self, flight: Flight, error: BaseException) -> None:
-        self.clock.fail(flight.done, error)
+        self.clock.fail(error)

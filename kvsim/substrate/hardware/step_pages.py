@@ -51,12 +51,13 @@ class StepPages:
         self.page_tokens = page_tokens
         self.caches_output = caches_output
         self._begun: dict[Job, Lease] = {}
-        """Requests in the middle of their prefill, each with the lease of its last chunk."""
+        """Running requests, each with the lease of its last chunk."""
         self._decoding: dict[Lease, np.ndarray] = {}
         """The slots of each decoding request; a list only grows."""
 
     def chunks(self, work: Work) -> list[ChunkPages]:
         """The chunks of a step."""
+        self._begun = {job: lease for job, lease in self._begun.items() if job.lease is lease}
         return [self._chunk(job, tokens) for job, tokens in work.prefilling]
 
     def decodes(self, work: Work) -> list[DecodePages]:
@@ -79,10 +80,7 @@ class StepPages:
         assert lease is not None
         path = path_of(lease)
         is_first, is_last = self._begun.get(job) is not lease, end == job.target_tokens
-        if is_last:
-            self._begun.pop(job, None)
-        else:
-            self._begun[job] = lease
+        self._begun[job] = lease
         all_slots = np.concatenate((*(node.slots[GPU] for node in path), lease.slots))
         ids = self._ids(job.request)
         is_there = np.repeat([not is_gap(node) for node in path], [node.pages for node in path]).astype(bool)

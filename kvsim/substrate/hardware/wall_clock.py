@@ -21,7 +21,8 @@ class WallClock(Environment):
         super().__init__()
         self.most_behind_s = 0.0
         """The longest that an event had to wait for its handling."""
-        self._reports: SimpleQueue[tuple[float, Event, bool, Any]] = SimpleQueue()
+        self._reports: SimpleQueue[tuple[float, Event | None, Any]] = SimpleQueue()
+        """(when, what happened, its value), or an error in the place of a value."""
         self._expected = 0
         self._began_s: float | None = None
 
@@ -30,17 +31,17 @@ class WallClock(Environment):
         return 0.0 if self._began_s is None else perf_counter() - self._began_s
 
     def expect(self) -> Event:
-        """An event that another thread will complete or fail, once."""
+        """An event that another thread will complete, once."""
         self._expected += 1
         return self.event()
 
     def complete(self, event: Event, value: Any = None) -> None:
         """Let an expected event happen now. Any thread may call this."""
-        self._reports.put((self.elapsed_s(), event, True, value))
+        self._reports.put((self.elapsed_s(), event, value))
 
-    def fail(self, event: Event, error: BaseException) -> None:
-        """Let an expected event fail now, which ends the run with the error. Any thread may call this."""
-        self._reports.put((self.elapsed_s(), event, False, error))
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error. Any thread may call this."""
+        self._reports.put((self.elapsed_s(), None, error))
 
     def run(self, until: Any = None) -> Any:
         if self._began_s is None:
@@ -64,7 +65,9 @@ class WallClock(Environment):
         self.most_behind_s = max(self.most_behind_s, -early_s)
         super().step()
 
-    def _schedule_report(self, at_s: float, event: Event, is_ok: bool, value: Any) -> None:
+    def _schedule_report(self, at_s: float, event: Event | None, value: Any) -> None:
+        if event is None:
+            raise value
         self._expected -= 1
-        event._ok, event._value = is_ok, value
+        event._ok, event._value = True, value
         self.schedule(event, NORMAL, max(0.0, at_s - self._now))

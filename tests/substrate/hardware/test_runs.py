@@ -1,0 +1,212 @@
+"""Whole runs on real memory: what is reused holds what was computed, and what is decided is what a simulation decides."""
+
+import json
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kvsim.cli import main  # noqa: E402
+from kvsim.core.request import Request  # noqa: E402
+from kvsim.errors import WrongResult  # noqa: E402
+from kvsim.run import check_verified  # noqa: E402
+from kvsim.substrate.hardware import links  # noqa: E402
+from tests.engine.small import ask, make_requests  # noqa: E402
+from tests.substrate.hardware.small import PAGE_BYTES, PAGE_TOKENS, SMALL, in_turn, plan, serve, tiers  # noqa: E402
+
+STORY = ("abcd", "abcx", "klmn", "abcdef", "pq", "klmno", "abcx")
+EAGER = ("prefetch=threshold", "prefetch.min_tokens=1", "prefetch.load_min_tokens=0", "prefetch.in_flight_fraction=1.0")
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_outlives_a_run():
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("placement", ["write_through", "write_back"])
+def test_one_at_a_time_all_is_as_simulated_and_every_reused_page_is_right(placement, tmp_path):
+    settings = [*tiers(8, 8, 40), f"placement={placement}"]
+    real = serve(plan(tmp_path, *settings), in_turn(*STORY))
+    simulated = serve(plan(tmp_path, *settings, substrate="simulated"), in_turn(*STORY))
+    assert real.hit_pages.tolist() == simulated.hit_pages.tolist()
+    assert real.hit_pages.sum(axis=0).all(), "all three tiers are hit"
+    assert real.tiers == simulated.tiers and real.placement == simulated.placement
+    assert bytes_of(real) == bytes_of(simulated)
+    found = real.hardware
+    assert found["wrong_words"] == 0 and found["disk_faults"] == {}
+    assert found["verified_pages"] == real.hit_pages.sum()
+    assert found["page_moves"] == {name: n_bytes // PAGE_BYTES for name, n_bytes in bytes_of(real).items()}
+
+
+def bytes_of(outcome):
+    return {name: link.bytes for name, link in outcome.links.items()}
+
+
+def test_many_at_a_time_reuse_right_pages(tmp_path, monkeypatch):
+    """Small steps, so that chunks of several requests mix with decodes, and loads in parts, so that layers wait for theirs."""
+    monkeypatch.setattr(links, "PART_BYTES", 1)
+    asks = [ask(word, 0.1 * at, output=2) for at, word in enumerate(("abcd", "klm", "abcdef", "abxy", "klmno", "abcdef"))]
+    settings = [*tiers(12, 12, 40), *EAGER, "engine.max_batch_tokens=14", "placement=write_back"]
+    outcome = serve(plan(tmp_path, *settings), make_requests(asks, PAGE_TOKENS))
+    assert not outcome.status.any() and outcome.hardware["wrong_words"] == 0
+    assert outcome.hardware["verified_pages"] >= outcome.hit_pages.sum() > 0
+    assert (outcome.ttft_s > 0).all() and (outcome.e2e_s >= outcome.ttft_s).all() and (outcome.tpot_s > 0).all()
+    for link in outcome.links.values():
+        assert 0 < link.busy_s <= outcome.simulated_s + 5
+        assert (link.intervals[:, 1] >= link.intervals[:, 0]).all() and len(link.intervals) == link.transfers
+
+
+def test_pages_of_answers_are_filled_before_they_are_reused(tmp_path):
+    """The first answer completes the prompt's third page and one more, which the second prompt goes on with."""
+    first = Request(
+        index=0, arrival_s=0.0, prompt_tokens=10, output_tokens=8, runs=((0, 2),), prompt_pages=2, output_runs=((2, 2),)
+    )
+    second = Request(
+        index=1, arrival_s=0.0, prompt_tokens=19, output_tokens=1, runs=((0, 4),), prompt_pages=4, output_runs=(), after=0
+    )
+    outcome = serve(plan(tmp_path, *tiers(20), "rules.cache_output=true"), [first, second])
+    assert outcome.hit_pages[1].tolist() == [4, 0, 0]
+    assert (outcome.hardware["verified_pages"], outcome.hardware["wrong_words"]) == (4, 0)
+
+
+def test_a_retracted_request_computes_again_what_is_gone(tmp_path):
+    """Two requests of 6 pages each in the end do not fit into 11."""
+    requests = make_requests([ask("abcd", output=6), ask("klmn", output=6)], PAGE_TOKENS)
+    outcome = serve(plan(tmp_path, *tiers(11, 8)), requests)
+    assert outcome.retractions and not outcome.status.any() and outcome.hardware["wrong_words"] == 0
+
+
+def after_reading(substrate, change):
+    """Let something happen to the first page of every read from disk, after its checksum was compared."""
+    read = substrate.disk.read
+
+    def meddled(slots, keys, host, host_slots, *, cancelled):
+        answer: Future[int] = Future()
+        answer.set_result(change(read(slots, keys, host, host_slots, cancelled=cancelled).result(), host[host_slots[0]]))
+        return answer
+
+    substrate.disk.read = meddled
+
+
+def test_a_page_that_has_changed_is_found_out(tmp_path):
+    def flip(pages, row):
+        row[700] ^= 1
+        return pages
+
+    outcome = serve(
+        plan(tmp_path, *tiers(5, 5, 30)), in_turn("abcd", "klmn", "pqrs", "abcd"), meddle=lambda real: after_reading(real, flip)
+    )
+    assert outcome.hit_pages[3].tolist() == [0, 0, 4]
+    assert (outcome.hardware["wrong_words"], outcome.hardware["wrong_pages"]) == (1, 1)
+    with pytest.raises(WrongResult, match="1 words in 1 of 4 reused pages are wrong"):
+        check_verified(outcome)
+
+
+def test_what_the_disk_does_not_deliver_is_computed(tmp_path):
+    """The file is damaged in the third page of the first prompt: two pages are hit, the others are filled anew."""
+
+    def damage(substrate):
+        write = substrate.disk.write
+        path = tmp_path / "run" / "disk" / "pages.data"
+
+        def damaged(slots, keys, host, host_slots, *, cancelled):
+            answer = write(slots, keys, host, host_slots, cancelled=cancelled)
+            answer.result()
+            if not damages:
+                damages.append(slots[2])
+                with path.open("r+b") as file:
+                    file.seek(int(slots[2]) * substrate.disk.slot_bytes + 100)
+                    file.write(b"other")
+            return answer
+
+        substrate.disk.write = damaged
+
+    damages: list[int] = []
+    requests = in_turn("abcd", "klmn", "pqrs", "abcd", "abcd")
+    outcome = serve(plan(tmp_path, *tiers(5, 5, 30)), requests, meddle=damage)
+    assert outcome.hit_pages[3].tolist() == [0, 0, 2]
+    assert outcome.hit_pages[4].tolist() == [4, 0, 0]
+    found = outcome.hardware
+    assert found["disk_faults"] == {"checksum": 1}
+    assert (found["verified_pages"], found["wrong_words"]) == (2 + 4, 0)
+
+
+def test_a_fetch_is_cancelled_when_its_request_is_admitted(tmp_path):
+    """The read waits until it is cancelled; what has arrived by then, two pages, is kept."""
+    reads: list[bool] = []
+
+    def slow(substrate):
+        read = substrate.disk.read
+
+        def waiting(slots, keys, host, host_slots, *, cancelled):
+            answer: Future[int] = Future()
+
+            def carry():
+                pages = read(slots[:2], keys[:2], host, host_slots[:2], cancelled=lambda: False).result()
+                while not cancelled():
+                    threading.Event().wait(0.001)
+                reads.append(True)
+                answer.set_result(pages)
+
+            threading.Thread(target=carry).start()
+            return answer
+
+        substrate.disk.read = waiting
+
+    requests = in_turn("abcd", "klmn", "pqrs", "abcd")
+    settings = [*tiers(5, 5, 30), *EAGER, "prefetch.base_s=0.05", "prefetch.per_1024_tokens_s=0"]
+    outcome = serve(plan(tmp_path, *settings), requests, meddle=slow)
+    assert reads == [True]
+    assert outcome.hit_pages[3].tolist() == [0, 0, 2] and outcome.hardware["wrong_words"] == 0
+
+
+def test_pages_on_disk_outlive_a_run(tmp_path):
+    settings = [*tiers(8, 8, 40), f"disk.folder={tmp_path / 'kept'}"]
+    first = serve(plan(tmp_path, *settings), in_turn("abcd"))
+    assert first.hardware["restored_pages"] == 0
+    second = serve(plan(tmp_path, *settings), in_turn("abcdef"))
+    assert second.hardware["restored_pages"] == 4 and second.hit_pages.tolist() == [[0, 0, 4]]
+    assert (second.hardware["verified_pages"], second.hardware["wrong_words"]) == (4, 0)
+
+
+@pytest.mark.parametrize("where", ["disk", "compute", "load"])
+def test_a_thread_that_fails_ends_the_run(where, tmp_path):
+    def break_it(substrate):
+        def broken(*_, **__):
+            raise OSError(5, f"{where} is broken")
+
+        if where == "disk":
+            substrate.disk.write = broken
+        elif where == "compute":
+            substrate.compute_queue.transformer.step = broken
+        else:
+            substrate.links["cpu-gpu"].tiers.load = broken
+
+    with pytest.raises(OSError, match=f"{where} is broken"):
+        serve(plan(tmp_path, *tiers(5, 12, 30)), in_turn("abcd", "klmn", "abcd"), meddle=break_it)
+
+
+def test_the_command_writes_the_record_and_removes_the_disk_file(tmp_path: Path, monkeypatch, capsys):
+    lines = [
+        {"timestamp": 0, "token_ids": list(range(13)), "output_length": 2},
+        {"timestamp": 100, "token_ids": [*range(12), 99], "output_length": 1},
+    ]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "trace=tokens", "trace.path=trace.jsonl", *tiers(10, 10, 10), "substrate=hardware", "output=run"]
+    assert main(["simulate", *words, "timeline=true"]) == 0
+    record = json.loads(Path("run/result.json").read_text())
+    assert record["hit_pages"] == {"gpu": 3, "cpu": 0, "disk": 0}
+    assert record["hardware"]["verified_pages"] == 3 and record["hardware"]["wrong_words"] == 0
+    assert sorted(path.name for path in Path("run").iterdir()) == [
+        "report.html",
+        "requests.csv.gz",
+        "result.json",
+        "timeline.json.gz",
+    ]
