@@ -82,6 +82,35 @@ def test_settings_reach_their_objects() -> None:
     assert (built.warmup, built.seed) == (0.5, 7)
 
 
+HARDWARE = ("substrate=hardware", "tiers.gpu.capacity=60pages")
+
+
+def test_real_hardware_has_settings_of_its_own() -> None:
+    built = plan(*HARDWARE, *THREE_TIERS, "disk.folder=pages", "disk.threads=2", command="simulate")
+    assert (built.substrate, built.disk.path, built.disk.threads) == ("hardware", Path("pages"), 2)
+    assert plan(*HARDWARE, command="simulate").disk.path is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["disk.threads=2", *THREE_TIERS], "disk.threads has no effect on substrate=simulated"),
+        ([*HARDWARE, "disk.folder=pages"], "disk.folder has no effect without a disk tier"),
+        ([*HARDWARE, *THREE_TIERS, "disk.threads=0"], "disk.threads must be at least 1, not 0"),
+        ([*HARDWARE, "engine.links=shared"], "engine.links has no effect on substrate=hardware"),
+        ([*HARDWARE, "tiers.cpu.capacity=unlimited"], "tiers.cpu.capacity is unlimited, and real memory is not"),
+        ([*HARDWARE, "hardware.gpus=2"], "hardware.gpus is 2: substrate=hardware runs on one GPU"),
+        ([*HARDWARE, "model=jamba_1_5_mini"], "model: substrate=hardware has no kernels for recurrent layers"),
+    ],
+)
+def test_what_real_hardware_cannot_do_is_refused_before_it_is_opened(overrides: list[str], expected: str) -> None:
+    assert problem(*overrides, command="simulate").startswith(expected)
+
+
+def test_a_replay_has_no_disk_file() -> None:
+    assert problem("disk.threads=2", *THREE_TIERS) == "disk.threads has no effect on kvsim replay: leave it out"
+
+
 def test_the_record_does_not_depend_on_the_folder() -> None:
     assert plan("output=a").config == plan("output=b").config
     assert plan("output=a").output == Path("a")
@@ -136,7 +165,7 @@ def test_a_machine_matters_to_a_replay_whose_policies_read_its_rates() -> None:
 
 
 def test_the_substrate_is_one_that_there_is() -> None:
-    assert problem("substrate=quantum", command="simulate") == "substrate must be simulated, not quantum"
+    assert problem("substrate=quantum", command="simulate") == "substrate must be one of simulated, hardware, not quantum"
 
 
 def test_settings_of_tiers_have_their_own_key() -> None:

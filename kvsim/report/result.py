@@ -2,8 +2,8 @@
 
 Statistics over requests (``requests`` to ``throughput``) leave out the leading ``warmup`` fraction of the trace. What tiers,
 links, policies and the engine counted (``tiers``, ``links``, ``prefetch``, ``placement``, ``checkpoints``, ``retractions``,
-``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak and a link's use have no owner
-among the requests.
+``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak and a link's use have no
+owner among the requests.
 
 A rejected request counts in ``requests`` and ``rejected`` and in nothing else: it was not served, so it weighs neither in
 ``prompt_tokens`` nor in any rate.

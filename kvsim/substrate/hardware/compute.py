@@ -115,8 +115,9 @@ class Compute:
                 changed.append(item)
         reused = joined([chunk.slots[chunk.reused] for chunk in chunks])
         reused_ids = joined([chunk.reused_ids for chunk in chunks])
-        filled = joined([item.filled_slots for item in [*chunks, *decodes]])
-        filled_ids = joined([item.filled_ids for item in [*chunks, *decodes]])
+        everyone: list[ChunkPages | DecodePages] = [*chunks, *decodes]
+        filled = joined([item.filled_slots for item in everyone])
+        filled_ids = joined([item.filled_ids for item in everyone])
         lists = [*(chunk.slots for chunk in chunks), *(item.slots for item in changed), reused, filled]
         *tables, reused_slots, filled_slots = upload(lists, torch.int32, self.device)
         numbers = [self.names.patterns(ids) for ids in (reused_ids, filled_ids)]

@@ -127,9 +127,12 @@ class HostLink:
 
 
 class Disk(Protocol):
-    """What a disk link asks of a ``DiskFile``."""
+    """What is asked of a ``DiskFile``."""
 
     faults: dict[str, int]
+
+    def recovered(self) -> dict[bytes, int]:
+        """The slot of each page that it has from an earlier run, by its key."""
 
     def read(
         self, slots: np.ndarray, keys: list[bytes], host: np.ndarray, host_slots: np.ndarray, *, cancelled: Callable[[], bool]

@@ -44,4 +44,4 @@ def upload(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.devic
     joined = torch.empty(sum(lengths), dtype=dtype, pin_memory=device.type == "cuda")
     if arrays:
         np.concatenate(arrays, out=joined.numpy(), casting="same_kind")
-    return list(joined.to(device, non_blocking=True).split(lengths))
+    return list(torch.split(joined.to(device, non_blocking=True), lengths))

@@ -25,7 +25,9 @@ class Pools:
     The host's pool begins at a multiple of 4096 bytes. On a CPU, pageable memory takes the place of both.
     """
 
-    def __init__(self, *, layers: int, fragment_bytes: int, gpu_pages: int, cpu_pages: int, weight_bytes: int, device: torch.device):
+    def __init__(
+        self, *, layers: int, fragment_bytes: int, gpu_pages: int, cpu_pages: int, weight_bytes: int, device: torch.device
+    ) -> None:
         """Allocate both. ``weight_bytes`` will be allocated beside them. Raises UsageError for more than there is."""
         self.device = device
         self.page_bytes = layers * fragment_bytes
@@ -65,8 +67,8 @@ class Pools:
             wanted = gpu_bytes + host_bytes + weight_bytes
             if wanted > available:
                 raise UsageError(
-                    f"tiers: without a GPU, both tiers and the weights are in host memory: {gib(gpu_bytes)} + {gib(host_bytes)} + "
-                    f"{gib(weight_bytes)}, but {gib(available)} are available: give the tiers less, or choose model=tiny"
+                    f"tiers: without a GPU, both tiers and the weights are in host memory: {gib(gpu_bytes)} + {gib(host_bytes)} "
+                    f"+ {gib(weight_bytes)}, but {gib(available)} are available: give the tiers less, or choose model=tiny"
                 )
             return
         free = torch.cuda.mem_get_info(self.device)[0]

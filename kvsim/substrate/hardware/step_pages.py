@@ -1,6 +1,7 @@
 """Which slots and pages a step is about: read from the requests' leases, before the tree changes under it."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,7 +10,10 @@ from kvsim.core.movement import GPU
 from kvsim.core.pages import Run
 from kvsim.core.request import Request
 from kvsim.core.tree import INCOMING, Node
-from kvsim.engine.substrate import Job, Work
+from kvsim.engine.substrate import Work
+
+if TYPE_CHECKING:
+    from kvsim.engine.job import Job
 
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -75,7 +79,7 @@ class StepPages:
             decodes.append(self._decode(job, lease, slots, work))
         return decodes
 
-    def _chunk(self, job: Job, tokens: int) -> ChunkPages:
+    def _chunk(self, job: "Job", tokens: int) -> ChunkPages:
         lease, start, end = job.lease, job.computed, job.computed + tokens
         assert lease is not None
         path = path_of(lease)
@@ -100,16 +104,14 @@ class StepPages:
             filled_ids=ids[filled],
         )
 
-    def _decode(self, job: Job, lease: Lease, slots: np.ndarray, work: Work) -> DecodePages:
+    def _decode(self, job: "Job", lease: Lease, slots: np.ndarray, work: Work) -> DecodePages:
         context, filled, filled_ids = job.cached_tokens(work.decode_step), NOTHING, NOTHING
         first, end = context // self.page_tokens, (context + work.max_steps) // self.page_tokens
         if self.caches_output and end > first:
             ids = self._ids(job.request)
             filled = np.arange(first, min(end, len(ids)))
             filled_ids = ids[filled]
-        return DecodePages(
-            lease=lease, context_tokens=context, slots=slots, filled_slots=slots[filled], filled_ids=filled_ids
-        )
+        return DecodePages(lease=lease, context_tokens=context, slots=slots, filled_slots=slots[filled], filled_ids=filled_ids)
 
     def _whole_pages(self, request: Request, tokens: int, named_pages: int) -> int:
         """How many of the named pages are whole when so many tokens are computed; the prompt's end may be a partial one's."""

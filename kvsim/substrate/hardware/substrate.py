@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from simpy import Event
+from simpy import Environment, Event
 
 from kvsim.core.transfer import Transfer
 from kvsim.engine.outcome import LinkUse
@@ -40,7 +40,8 @@ class HardwareSubstrate:
         scratch: Path | None = None,
     ) -> None:
         """``links`` by name, as ``gpu-cpu``. The folder ``scratch`` is removed at the end."""
-        self.env = clock
+        self.env: Environment = clock
+        self.clock = clock
         self.pools = pools
         self.links = links
         self.compute_queue = compute
@@ -55,7 +56,7 @@ class HardwareSubstrate:
 
     def copy(self, transfer: Transfer) -> Event:
         """As in the contract. What arrived is less than was asked for if a disk cannot read or write, or after ``cancel``."""
-        done = self.env.expect()
+        done = self.clock.expect()
         flight = self.flights[transfer] = Flight(
             sources=slots_in(transfer, transfer.source.index),
             targets=slots_in(transfer, transfer.target.index),
@@ -68,8 +69,9 @@ class HardwareSubstrate:
 
     def _landed(self, transfer: Transfer, flight: Flight, event: Event) -> None:
         del self.flights[transfer]
-        self.moved_pages[transfer.name] += event.value
-        transfer.has_fault = event.value < flight.pages and not flight.is_cancelled
+        arrived = int(event.value or 0)
+        self.moved_pages[transfer.name] += arrived
+        transfer.has_fault = arrived < flight.pages and not flight.is_cancelled
 
     def cancel(self, transfer: Transfer) -> None:
         if (flight := self.flights.get(transfer)) is not None:
@@ -79,7 +81,7 @@ class HardwareSubstrate:
         return self.links[link].meter.queued_s()
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
-        done = self.env.expect()
+        done = self.clock.expect()
         self.compute_queue.send(
             Leap(
                 chunks=self.pages.chunks(work),
@@ -108,12 +110,13 @@ class HardwareSubstrate:
             "page_moves": {name: pages for name, pages in self.moved_pages.items() if pages},
             "restored_pages": self.restored_pages,
             "disk_faults": {} if self.disk is None else {name: count for name, count in self.disk.faults.items() if count},
-            "most_behind_s": self.env.most_behind_s,
+            "most_behind_s": self.clock.most_behind_s,
         }
 
     def close(self) -> None:
         """End the threads and give back the memory; the disk file stays unless it is scratch."""
-        has_ended = [part.close() for part in (self.compute_queue, *self.links.values())]
+        parts: list[Compute | Link] = [self.compute_queue, *self.links.values()]
+        has_ended = [part.close() for part in parts]
         if self.disk is not None:
             self.disk.close()
         if all(has_ended):

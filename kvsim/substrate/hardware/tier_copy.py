@@ -230,5 +230,6 @@ class Lane:
         return staging.data_ptr() + np.arange(staging.shape[0], dtype=np.int64) * staging[0].numel()
 
     def _hosted(self, host_pages: np.ndarray, layers: slice) -> np.ndarray:
-        tiers = self.tiers
-        return tiers.host.data_ptr() + layers.start * tiers.fragment_bytes + host_pages.astype(np.int64) * tiers.page_bytes
+        first = self.tiers.host.data_ptr() + layers.start * self.tiers.fragment_bytes
+        addresses: np.ndarray = first + host_pages.astype(np.int64) * self.tiers.page_bytes
+        return addresses
