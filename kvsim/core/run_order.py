@@ -1,6 +1,6 @@
 """An ordered set of pages, kept as runs: queues, ghost lists and tables of counts at a cost per run, whatever the page size."""
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 

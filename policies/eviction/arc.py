@@ -1,7 +1,7 @@
 """ARC (Megiddo and Modha: ARC: a self-tuning, low overhead replacement cache, FAST 2003)."""
 
 from dataclasses import dataclass
-from math import floor, inf
+from math import floor
 
 from kvsim.core.offload import ArcOffload, OffloadOrder
 from kvsim.core.pages import Run

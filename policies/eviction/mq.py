@@ -1,7 +1,6 @@
 """MQ (Zhou, Philbin and Li: The multi-queue replacement algorithm for second level buffer caches, USENIX 2001)."""
 
 from dataclasses import dataclass
-from math import inf
 
 from kvsim.core.pages import Run
 from kvsim.policies.context import PolicyContext

@@ -1,7 +1,6 @@
 """S3-FIFO (Yang et al.: FIFO queues are all you need for cache eviction, SOSP 2023)."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from kvsim.core.pages import Run, count_pages

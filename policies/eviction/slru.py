@@ -1,7 +1,6 @@
 """Segmented LRU (Karedla, Love and Wherry: Caching strategies to improve disk system performance, IEEE Computer 27(3), 1994)."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Self
 
 from kvsim.core.tree import Node

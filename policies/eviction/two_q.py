@@ -1,7 +1,7 @@
 """2Q (Johnson and Shasha: 2Q: a low overhead high performance buffer management replacement algorithm, VLDB 1994)."""
 
 from dataclasses import dataclass
-from math import floor, inf
+from math import floor
 
 from kvsim.core.pages import Run
 from kvsim.policies.context import PolicyContext
