@@ -32,6 +32,7 @@ from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.report.logger import Logger
+from kvsim.report.validation import Tolerances
 from kvsim.substrates import SUBSTRATES
 from kvsim.suggest import closest
 from kvsim.trace.base import TraceSource
@@ -44,14 +45,15 @@ WITH_STATES = ("gpu", "cpu")
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
 GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
 WITHOUT_EFFECT = {
-    "simulate": ("replay", "curve", "print_tree"),
-    "replay": ("engine", "substrate", "disk", "curve", "timeline"),
+    "simulate": ("replay", "curve", "print_tree", "validate"),
+    "replay": ("engine", "substrate", "disk", "curve", "timeline", "validate"),
+    "validate": ("replay", "curve", "print_tree", "substrate", "logger"),
     "curve": (
         "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
-        "print_tree", "timeline", "logger", "sweep.objective",
+        "print_tree", "timeline", "logger", "sweep.objective", "validate",
     ),
 }  # fmt: skip
-NOT_RECORDED = ("output", "sweep")
+NOT_RECORDED = ("output", "sweep", "validate")
 """What a run's result does not depend on: it is no part of its record."""
 
 MOST_NUMBERED_SLOTS = 10_000_000
@@ -146,13 +148,14 @@ class Plan:
     timeline: bool
     logger: Logger
     sweep: SweepSettings
+    tolerances: Tolerances
     output: Path
     config: Config
     """The resolved configuration, for the record; without what does not bear on the result, as the folder."""
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -> Plan:
-    """The plan of ``command`` (simulate, replay or curve); ``overrides`` are those that the user gave. Raises UsageError."""
+    """The plan of ``command`` (simulate, replay, validate or curve); ``overrides`` are those that the user gave. Raises UsageError."""
     config = resolve(cfg)
     keys = {override.lstrip("+~").split("=", 1)[0] for override in overrides}
     for name in WITHOUT_EFFECT[command]:
@@ -173,7 +176,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         engine=construct(EngineSettings, config.get("engine"), "engine"),
         rules=construct(Rules, config.get("rules"), "rules"),
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
-        substrate=run.substrate,
+        substrate="hardware" if command == "validate" else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),
         warmup=run.warmup,
         seed=run.seed,
@@ -181,6 +184,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         timeline=run.timeline,
         logger=construct(Logger, config.get("logger"), "logger"),
         sweep=sweep_settings(config.get("sweep")),
+        tolerances=construct(Tolerances, config.get("validate"), "validate"),
         output=Path(run.output),
         config={key: value for key, value in config.items() if key not in NOT_RECORDED},
     )
@@ -210,7 +214,7 @@ def resolve(cfg: DictConfig) -> Config:
         config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}") from error
-    known = [*GROUPS, "tiers", "replay", "disk", "curve", "sweep", *(field.name for field in fields(RunSettings))]
+    known = [*GROUPS, "tiers", "replay", "disk", "curve", "sweep", "validate", *(field.name for field in fields(RunSettings))]
     _check_names("", config, known)
     _check_names("tiers", config.get("tiers"), TIERS)
     for tier in TIERS:
@@ -324,7 +328,12 @@ def _check_tier_policies(config: Config, present: list[str], keys: set[str]) -> 
 
 
 def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
-    """Raise UsageError for a machine that the user chose for a replay, where no policy decides by its rates."""
+    """Raise UsageError for a machine that the user chose for a replay, where no policy decides by its rates.
+
+    What is measured on this machine has to be compared with what is known of it.
+    """
+    if command == "validate" and not _given(keys, "hardware"):
+        raise UsageError("hardware: say hardware=NAME, the choice that kvsim calibrate has written for this machine")
     policies = [plan.prefetch, *(tier.eviction for tier in plan.tiers), *(tier.placement for tier in plan.tiers)]
     is_read = command != "replay" or any(getattr(policy, "reads_hardware", False) for policy in policies)
     if (key := _given(keys, "hardware")) and not is_read:

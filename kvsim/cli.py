@@ -12,6 +12,7 @@ COMMANDS = {
     "replay": "play a trace without a clock: hit rates at full speed",
     "curve": "hit rate against capacity: LRU exactly in one pass, other policies beside it",
     "calibrate": "measure this machine: conf/hardware/NAME.yaml",
+    "validate": "the same run simulated and on this machine's GPU, side by side",
     "report": "one HTML page over any number of runs",
     "policies": "list the policies and their settings",
     "new": "write a policy to start from, with its settings and its test",

@@ -1,0 +1,259 @@
+"""A run in simulated time beside the same run on real hardware: what differs, and whether that is within tolerances."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.errors import UsageError
+from kvsim.report.folder import prepare_folder, replacing
+from kvsim.report.html import LINK_COLOURS, document, draw_table, foot, laid_out, picture
+from kvsim.report.result import SCHEMA, Result, hit_definition, plain, to_json
+from kvsim.report.summary import Table, count, percent
+from kvsim.report.table import as_rich
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+QUANTILES = ("p50", "p90", "p99")
+MAY_DIFFER = ("substrate", "disk")
+"""Settings in which the two runs differ."""
+MOST_LISTED = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """By how much a simulation may be off. Rates differ in absolute terms, all else relative to what was measured."""
+
+    hit_rate: float = 0.005
+    """Of every tier."""
+    identical: float = 0.99
+    """Share of the requests whose hit pages must be the same in every tier."""
+    link_bytes: float = 0.01
+    """Of every link."""
+    ttft_p50: float = 0.05
+    ttft_p99: float = 0.10
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.identical > 1:
+            raise ValueError(f"identical is a share: it must be at most 1, not {self.identical}")
+
+
+def compare(
+    runs: tuple[Result, Result], outcomes: tuple[Outcome, Outcome], tolerances: Tolerances, command_line: str
+) -> Result:
+    """The record of a validation: the content of ``validate.json``. Each pair is simulated, then measured.
+
+    Raises UsageError if the two are not runs of one configuration over the same requests, of which the same were served.
+    """
+    _check_same(runs, outcomes)
+    simulated, measured = runs
+    skipped = simulated["warmup_requests"]
+    pages = [outcome.hit_pages[skipped:] for outcome in outcomes]
+    differing = np.flatnonzero((pages[0] != pages[1]).any(axis=1)) + skipped
+    served = outcomes[0].status[skipped:] != REJECTED
+    record = {
+        "schema": SCHEMA,
+        "command": "validate",
+        "command_line": command_line,
+        "config": simulated["config"],
+        "versions": simulated["versions"],
+        "seed": simulated["seed"],
+        "device": measured["hardware"]["device"],
+        "requests": simulated["requests"],
+        "hit_rate": {tier: _pair(*(_tier_rate(run, tier) for run in runs)) for tier in (*simulated["tiers"], "all")},
+        "identical": 1.0 - len(differing) / max(1, simulated["requests"]),
+        "different_requests": len(differing),
+        "first_different_requests": differing[:MOST_LISTED],
+        "ttft_s": {name: _pair(*(run["ttft_s"][name] for run in runs)) for name in QUANTILES},
+        "tpot_s": {name: _pair(*(run["tpot_s"][name] for run in runs)) for name in QUANTILES},
+        "links": {
+            name: {key: _pair(*(run["links"].get(name, {}).get(key, 0) for run in runs)) for key in ("bytes", "busy_s")}
+            for name in sorted({*simulated["links"], *measured["links"]})
+        },
+        "hardware": measured["hardware"],
+        "requests_ttft_s": [outcome.ttft_s[skipped:][served] for outcome in outcomes],
+        "requests_tpot_s": [outcome.tpot_s[skipped:][served] for outcome in outcomes],
+    }
+    checks = _checks(record, tolerances)
+    record |= {"checks": checks, "holds": all(check["holds"] for check in checks)}
+    return {name: plain(value) for name, value in record.items()}
+
+
+def write_validation(folder: Path, record: Result) -> None:
+    """Write ``validate.html`` and, last, ``validate.json``. Raises UsageError if the folder cannot be written."""
+    prepare_folder(folder)
+    (folder / "validate.json").unlink(missing_ok=True)
+    for name, text in (("validate.html", render_validation(record)), ("validate.json", to_json(record))):
+        with replacing(folder / name) as file:
+            file.write(text.encode())
+
+
+def print_validation(record: Result, console: Console) -> None:
+    """Print the tables."""
+    width = min(console.width, 100)
+    console.print(Text("kvsim validate", "bold"))
+    for line in (_scope(record), hit_definition(record["config"])):
+        console.print(Text(line, "dim"), width=width)
+    for table in tables(record):
+        console.print()
+        console.print(Text(table.title, "bold"), width=width)
+        console.print(as_rich(table), width=width)
+
+
+def failures(record: Result) -> str:
+    """The checks that fail, in words; empty if all hold."""
+    return ", ".join(
+        f"{check['name']} is {_number(check['measured'])} ({check['relation']} {_number(check['tolerance'])} wanted)"
+        for check in record["checks"]
+        if not check["holds"]
+    )
+
+
+def _check_same(runs: tuple[Result, Result], outcomes: tuple[Outcome, Outcome]) -> None:
+    configs = [{name: value for name, value in run["config"].items() if name not in MAY_DIFFER} for run in runs]
+    if differing := sorted(name for name in {*configs[0], *configs[1]} if configs[0].get(name) != configs[1].get(name)):
+        raise UsageError(f"the two runs differ in {', '.join(differing)}: only runs of one configuration can be compared")
+    prompts = [[(request.runs, request.prompt_tokens, request.output_tokens) for request in out.requests] for out in outcomes]
+    if prompts[0] != prompts[1]:
+        raise UsageError(f"the two runs are of {len(prompts[0])} and {len(prompts[1])} requests that do not match")
+    if unmatched := np.flatnonzero(outcomes[0].status != outcomes[1].status).tolist():
+        raise UsageError(f"request {unmatched[0]} was rejected in one of the runs only, as were {len(unmatched) - 1} others")
+
+
+def _tier_rate(run: Result, tier: str) -> float:
+    """Hit tokens per prompt token."""
+    tokens = sum(run["hit_tokens"].values()) if tier == "all" else run["hit_tokens"][tier]
+    return tokens / run["prompt_tokens"] if run["prompt_tokens"] else 0.0
+
+
+def _pair(simulated: float | None, measured: float | None) -> dict[str, float | None]:
+    """Two values, their difference and how large that is relative to what was measured."""
+    if simulated is None or measured is None:
+        return {"simulated": simulated, "hardware": measured, "difference": None, "error": None}
+    difference = simulated - measured
+    error = difference / measured if measured else 0.0 if not difference else None
+    return {"simulated": simulated, "hardware": measured, "difference": difference, "error": error}
+
+
+def _checks(record: Mapping[str, Any], tolerances: Tolerances) -> list[dict[str, Any]]:
+    """Each: name, what was measured, the tolerance, whether it must be at most or at least that, and whether it holds.
+
+    What is known of one run only cannot hold; a time that neither run has is not checked.
+    """
+    checks = [_at_most(f"hit_rate {tier}", pair["difference"], tolerances.hit_rate) for tier, pair in record["hit_rate"].items()]
+    identical = record["identical"]
+    checks.append(
+        {
+            "name": "identical",
+            "measured": identical,
+            "relation": "at least",
+            "tolerance": tolerances.identical,
+            "holds": identical >= tolerances.identical,
+        }
+    )
+    for name, link in record["links"].items():
+        checks.append(_at_most(f"link_bytes {name}", link["bytes"]["error"], tolerances.link_bytes))
+    for name in ("p50", "p99"):
+        pair = record["ttft_s"][name]
+        if pair["simulated"] is not None or pair["hardware"] is not None:
+            checks.append(_at_most(f"ttft_{name}", pair["error"], getattr(tolerances, f"ttft_{name}")))
+    return checks
+
+
+def _at_most(name: str, error: float | None, tolerance: float) -> dict[str, Any]:
+    holds = error is not None and abs(error) <= tolerance
+    return {"name": name, "measured": error, "relation": "at most", "tolerance": tolerance, "holds": holds}
+
+
+def _scope(record: Result) -> str:
+    device = "a CPU, whose kernels are interpreted" if record["device"] == "cpu" else f"an {record['device']}"
+    verified = record["hardware"]["verified_pages"]
+    return f"{count(record['requests'])} requests, simulated and on {device}; {count(verified)} reused pages verified."
+
+
+def tables(record: Result) -> list[Table]:
+    """Hit rates, times, links, and what was to hold."""
+    rates = [
+        (tier, percent(pair["simulated"]), percent(pair["hardware"]), f"{100 * pair['difference']:+.2f}")
+        for tier, pair in record["hit_rate"].items()
+    ]
+    times = [
+        (f"{label}, {name}", _number(pair["simulated"]), _number(pair["hardware"]), _signed(pair["error"]))
+        for label, key in (("time to first token", "ttft_s"), ("time per output token", "tpot_s"))
+        for name, pair in record[key].items()
+    ]
+    moved = [
+        (f"{name} {label}", _number(pair["simulated"] / scale), _number(pair["hardware"] / scale), _signed(pair["error"]))
+        for name, link in record["links"].items()
+        for label, scale, pair in (("moved (GB)", 1e9, link["bytes"]), ("busy (s)", 1, link["busy_s"]))
+    ]
+    checked = [
+        (
+            check["name"],
+            _number(check["measured"]),
+            f"{check['relation']} {_number(check['tolerance'])}",
+            "holds" if check["holds"] else "FAILS",
+        )
+        for check in record["checks"]
+    ]
+    both = ("simulated", "hardware")
+    drawn = [
+        Table(f"Hit rate ({count(record['different_requests'])} requests hit otherwise)", ("tier", *both, "points"), rates),
+        Table("Times in seconds", ("", *both, "error"), times),
+        Table("Links", ("", *both, "error"), moved),
+        Table("Tolerances", ("", "off by", "wanted", ""), checked),
+    ]
+    return [table for table in drawn if table.rows]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _signed(error: float | None) -> str:
+    return "-" if error is None else f"{error:+.1%}"
+
+
+def render_validation(record: Result) -> str:
+    """One self-contained HTML page."""
+    parts = [f'<p class="soft">{escape(line)}</p>' for line in (_scope(record), hit_definition(record["config"]))]
+    parts += [draw_table(table) for table in tables(record)]
+    titles = {"requests_ttft_s": "Time to first token of each request", "requests_tpot_s": "Time per output token"}
+    for number, (key, title) in enumerate(titles.items()):
+        parts.append(f"<h2>{title}</h2>")
+        figure = scatter(*record[key])
+        parts.append(picture(figure, number, with_script=not number, height="460px"))
+    return document("kvsim validate", [*parts, foot(record)])
+
+
+def scatter(simulated: list[float | None], measured: list[float | None]) -> "go.Figure":
+    """Each request's time on hardware (across) and simulated (up), in seconds, and the line on which both are equal."""
+    import plotly.graph_objects as go
+
+    pairs = [(real, said) for real, said in zip(measured, simulated, strict=True) if real and said]
+    times = [time for pair in pairs for time in pair]
+    ends = [min(times), max(times)] if times else [1e-3, 1.0]
+    figure = go.Figure()
+    figure.add_scatter(x=ends, y=ends, name="equal", mode="lines", line={"color": "#888", "dash": "dash", "width": 1})
+    figure.add_scatter(
+        x=[real for real, _ in pairs],
+        y=[said for _, said in pairs],
+        name="a request",
+        mode="markers",
+        marker={"color": LINK_COLOURS[1], "size": 5, "opacity": 0.6},
+    )
+    laid_out(figure, "on hardware (s)", "simulated (s)")
+    figure.update_layout(hovermode="closest")
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log", tickformat=None, rangemode="normal")
+    return figure
