@@ -155,7 +155,7 @@ class Plan:
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -> Plan:
-    """The plan of ``command`` (simulate, replay, validate or curve); ``overrides`` are those that the user gave. Raises UsageError."""
+    """The plan of a ``command`` (simulate, replay, validate, curve) with the overrides that the user gave. Raises UsageError."""
     config = resolve(cfg)
     keys = {override.lstrip("+~").split("=", 1)[0] for override in overrides}
     for name in WITHOUT_EFFECT[command]:

@@ -48,9 +48,7 @@ class Tolerances:
             raise ValueError(f"identical is a share: it must be at most 1, not {self.identical}")
 
 
-def compare(
-    runs: tuple[Result, Result], outcomes: tuple[Outcome, Outcome], tolerances: Tolerances, command_line: str
-) -> Result:
+def compare(runs: tuple[Result, Result], outcomes: tuple[Outcome, Outcome], tolerances: Tolerances, command_line: str) -> Result:
     """The record of a validation: the content of ``validate.json``. Each pair is simulated, then measured.
 
     Raises UsageError if the two are not runs of one configuration over the same requests, of which the same were served.

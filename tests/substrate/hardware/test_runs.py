@@ -15,6 +15,7 @@ from kvsim.core.request import Request  # noqa: E402
 from kvsim.errors import WrongResult  # noqa: E402
 from kvsim.run import check_verified  # noqa: E402
 from kvsim.substrate.hardware import links  # noqa: E402
+from kvsim.substrate.hardware.patterns import Patterns  # noqa: E402
 from tests.engine.small import ask, make_requests  # noqa: E402
 from tests.substrate.hardware.small import PAGE_BYTES, PAGE_TOKENS, SMALL, in_turn, plan, serve, tiers  # noqa: E402
 
@@ -192,15 +193,20 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
         serve(plan(tmp_path, *tiers(5, 12, 30)), in_turn("abcd", "klmn", "abcd"), meddle=break_it)
 
 
-def test_the_command_writes_the_record_and_removes_the_disk_file(tmp_path: Path, monkeypatch, capsys):
+@pytest.fixture
+def trace(tmp_path, monkeypatch):
+    """Two prompts that share three pages; overrides that name them."""
     lines = [
         {"timestamp": 0, "token_ids": list(range(13)), "output_length": 2},
-        {"timestamp": 100, "token_ids": [*range(12), 99], "output_length": 1},
+        {"timestamp": 50, "token_ids": [*range(12), 99], "output_length": 1},
     ]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.chdir(tmp_path)
-    words = [*SMALL, "trace=tokens", "trace.path=trace.jsonl", *tiers(10, 10, 10), "substrate=hardware", "output=run"]
-    assert main(["simulate", *words, "timeline=true"]) == 0
+    return [*SMALL, "trace=tokens", "trace.path=trace.jsonl", "output=run"]
+
+
+def test_the_command_writes_the_record_and_removes_the_disk_file(trace):
+    assert main(["simulate", *trace, *tiers(10, 10, 10), "substrate=hardware", "timeline=true"]) == 0
     record = json.loads(Path("run/result.json").read_text())
     assert record["hit_pages"] == {"gpu": 3, "cpu": 0, "disk": 0}
     assert record["hardware"]["verified_pages"] == 3 and record["hardware"]["wrong_words"] == 0
@@ -210,3 +216,37 @@ def test_the_command_writes_the_record_and_removes_the_disk_file(tmp_path: Path,
         "result.json",
         "timeline.json.gz",
     ]
+
+
+def test_wrong_words_end_the_command_with_1_after_the_record_is_written(trace, monkeypatch, capsys):
+    monkeypatch.setattr(Patterns, "fill", lambda self, slots, page_ids: None)
+    assert main(["simulate", *trace, *tiers(10), "substrate=hardware"]) == 1
+    assert json.loads(Path("run/result.json").read_text())["hardware"]["wrong_pages"] == 3
+    assert "in 3 of 3 reused pages are wrong" in capsys.readouterr().err
+
+
+def test_a_validation_runs_both_and_ends_with_1_beyond_its_tolerances(trace, capsys):
+    """An interpreter takes longer than the H200 that is simulated."""
+    words = ["validate", *trace, *tiers(10), "hardware=h200"]
+    assert main(words) == 1
+    assert "the simulation is not within its tolerances: ttft_p50 is -" in capsys.readouterr().err
+    record = json.loads(Path("run/validate.json").read_text())
+    assert record["identical"] == 1 and record["hit_rate"]["gpu"]["error"] == 0
+    for name in ("simulated", "hardware"):
+        assert json.loads(Path(f"run/{name}/result.json").read_text())["config"]["substrate"] == name
+    assert main([*words, "validate.ttft_p50=2", "validate.ttft_p99=2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "hardware: say hardware=NAME"),
+        (["hardware=h200", "substrate=hardware"], "substrate has no effect on kvsim validate"),
+        (["hardware=h200", "validate.identical=2"], "validate.identical is a share"),
+        (["hardware=h200", "-m"], "-m: kvsim validate takes one configuration"),
+    ],
+)
+def test_a_validation_says_what_it_needs(words, problem, trace, capsys):
+    assert main(["validate", *trace, *tiers(10), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"kvsim: {problem}")
+    assert not Path("run").exists()
