@@ -181,37 +181,38 @@ def _scope(record: Result) -> str:
 
 def tables(record: Result) -> list[Table]:
     """Hit rates, times, links, and what was to hold."""
-    rates = [
+    rates: list[tuple[str, ...]] = [
         (tier, percent(pair["simulated"]), percent(pair["hardware"]), f"{100 * pair['difference']:+.2f}")
         for tier, pair in record["hit_rate"].items()
     ]
     times = [
-        (f"{label}, {name}", _number(pair["simulated"]), _number(pair["hardware"]), _signed(pair["error"]))
+        _row(f"{label}, {name}", pair)
         for label, key in (("time to first token", "ttft_s"), ("time per output token", "tpot_s"))
         for name, pair in record[key].items()
     ]
     moved = [
-        (f"{name} {label}", _number(pair["simulated"] / scale), _number(pair["hardware"] / scale), _signed(pair["error"]))
+        _row(f"{name} {label}", link[key], scale)
         for name, link in record["links"].items()
-        for label, scale, pair in (("moved (GB)", 1e9, link["bytes"]), ("busy (s)", 1, link["busy_s"]))
-    ]
-    checked = [
-        (
-            check["name"],
-            _number(check["measured"]),
-            f"{check['relation']} {_number(check['tolerance'])}",
-            "holds" if check["holds"] else "FAILS",
-        )
-        for check in record["checks"]
+        for label, scale, key in (("moved (GB)", 1e9, "bytes"), ("busy (s)", 1.0, "busy_s"))
     ]
     both = ("simulated", "hardware")
     drawn = [
         Table(f"Hit rate ({count(record['different_requests'])} requests hit otherwise)", ("tier", *both, "points"), rates),
         Table("Times in seconds", ("", *both, "error"), times),
         Table("Links", ("", *both, "error"), moved),
-        Table("Tolerances", ("", "off by", "wanted", ""), checked),
+        Table("Tolerances", ("", "measured", "wanted", ""), [_verdict(check) for check in record["checks"]]),
     ]
     return [table for table in drawn if table.rows]
+
+
+def _row(name: str, pair: Mapping[str, Any], scale: float = 1.0) -> tuple[str, ...]:
+    values = (None if pair[key] is None else pair[key] / scale for key in ("simulated", "hardware"))
+    return (name, *map(_number, values), _signed(pair["error"]))
+
+
+def _verdict(check: Mapping[str, Any]) -> tuple[str, ...]:
+    wanted = f"{check['relation']} {_number(check['tolerance'])}"
+    return (check["name"], _number(check["measured"]), wanted, "holds" if check["holds"] else "FAILS")
 
 
 def _number(value: float | None) -> str:
