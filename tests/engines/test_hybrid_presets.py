@@ -136,3 +136,13 @@ def test_presets_that_cache_answers_say_so_if_the_trace_does_not_know_them(prese
 
     with pytest.raises(UsageError, match=r"trace\.answers=inferred"):
         played(preset, CHAT, answers="none")
+
+
+def test_marconi_with_states_in_room_of_their_own_needs_an_alpha() -> None:
+    from kvsim.errors import UsageError
+
+    with pytest.raises(
+        UsageError, match=r"^eviction of the gpu tier: FlopAware alpha=tuned needs recurrent states in the pages' room"
+    ):
+        played("marconi", CHAT, "tiers.gpu.states=9states")
+    assert hits(played("marconi", CHAT, "tiers.gpu.states=9states", "eviction.alpha=0.5")) == [0, 0, 2, 4]
