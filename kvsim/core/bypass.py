@@ -1,16 +1,26 @@
 """Serves requests from one tier whose policy may keep nothing of a request: an upper bound, not a tier that could be built."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.core.lru_curve import usable_pages
 from kvsim.core.movement import Counts
+from kvsim.core.pages import count_pages, join_runs
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.base import BypassEviction
+
+
+def with_answer(request: Request) -> Request:
+    """The request as if the pages of its answer, if they are known, belonged to its prompt."""
+    if not request.output_runs:
+        return request
+    runs = join_runs(request.runs, request.output_runs) if request.runs else request.output_runs
+    return replace(request, runs=runs, prompt_pages=count_pages(runs))
 
 
 class ServedPages:
@@ -25,7 +35,8 @@ class ServedPages:
 class BypassTier:
     """A cache for replay: each request is inserted first, and then the policy shrinks the tier to its capacity.
 
-    So all computed pages count as inserted, and those that do not stay, at once or later, as evicted.
+    So all computed pages count as inserted, and those that do not stay, at once or later, as evicted. With ``cache_output`` the
+    pages of the answer are computed, too, and hit by later prompts only.
     """
 
     def __init__(
@@ -44,7 +55,9 @@ class BypassTier:
         self._policy = policy
         self._largest_pages = largest_pages
         served = [request for request, pages in requests if pages <= largest_pages]
-        policy.prepare(served, [usable_pages(request, page_tokens, rules.recompute_last_token) for request in served])
+        usable = [usable_pages(request, page_tokens, rules.recompute_last_token) for request in served]
+        self._cache_output = rules.cache_output
+        policy.prepare([with_answer(request) for request in served] if rules.cache_output else served, usable)
 
     def serve(self, request: Request, pages: int, now: float) -> ServedPages | None:
         """Hit what is kept of the request, and let the policy say what stays. None if it takes too many pages."""
@@ -59,7 +72,8 @@ class BypassTier:
         pool = tier.pool
         before = pool.capacity - pool.free
         hit_pages, kept = self._policy.use(request)
-        computed = request.prompt_pages - hit_pages
+        answer = request.output_runs if self._cache_output else None
+        computed = request.prompt_pages - hit_pages + count_pages(answer or ())
         dropped = before + computed - kept
         tier.inserted_pages += computed
         tier.evicted_pages += dropped

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from kvsim.api import load_trace, replay, simulate
 from kvsim.build import Plan, TierPlan, build_run
 from kvsim.core.lru_curve import usable_pages
+from kvsim.core.pages import split_runs
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.eviction.lru import LRU
+from kvsim.run import replay as run_replay
 from kvsim.run import upper_bound
 from tests.core.test_reuse import paths_of
 from tests.engine.test_replay import workloads
@@ -77,6 +79,54 @@ def test_pages_inserted_less_pages_evicted_are_there() -> None:
     outcome = play(requests_of(["ab", "cd", "a", "cd"]), 2)
     use = outcome.tiers["gpu"]
     assert (use.inserted_pages, use.evicted_pages, use.peak_pages) == (5, 5, 2)
+
+
+def with_answers(words: list[tuple[str, str]]) -> list[Request]:
+    """Requests of words and their answers, a page each letter and one token more, whose page is not kept."""
+    whole = requests_of([word + answer for word, answer in words])
+    return [
+        replace(
+            request,
+            prompt_tokens=4 * len(word),
+            output_tokens=4 * len(answer) + 1,
+            runs=split_runs(request.runs, len(word))[0],
+            prompt_pages=len(word),
+            output_runs=split_runs(request.runs, len(word))[1],
+        )
+        for request, (word, answer) in zip(whole, words, strict=True)
+    ]
+
+
+def play_answers(requests: list[Request], eviction: str, capacity: int, *, cache_output: bool = True) -> Outcome:
+    policy = Belady() if eviction == "belady" else LRU()
+    tier = TierPlan(name="gpu", capacity_pages=capacity, eviction=policy, placement=None)
+    rules = Rules(recompute_last_token=False, cache_output=cache_output)
+    return run_replay(replace(plan(), tiers=[tier], rules=rules), requests)
+
+
+def test_pages_of_answers_are_hit_by_later_prompts() -> None:
+    """ab is answered with c. Inserted are ab, c, and d; where answers are not kept, c is computed again."""
+    requests = with_answers([("ab", "c"), ("abcd", "")])
+    kept, dropped = play_answers(requests, "belady", 5), play_answers(requests, "belady", 5, cache_output=False)
+    assert (kept.hit_pages[:, 0].tolist(), kept.tiers["gpu"].inserted_pages) == ([0, 3], 4)
+    assert (dropped.hit_pages[:, 0].tolist(), dropped.tiers["gpu"].inserted_pages) == ([0, 2], 4)
+
+
+def test_an_answer_that_was_known_before_is_no_hit() -> None:
+    """The second answer is the first again: only a is worth a page until then, and abc afterwards."""
+    requests = with_answers([("a", "bc"), ("a", "bc"), ("abc", "")])
+    assert play_answers(requests, "belady", 5).hit_pages[:, 0].tolist() == [0, 1, 3]
+
+
+LETTERS = st.tuples(st.text("ab", min_size=1, max_size=4), st.text("ab", max_size=3))
+
+
+@given(words=st.lists(LETTERS, min_size=1, max_size=20), capacity=st.integers(8, 14))
+@settings(max_examples=40, deadline=None)
+def test_with_answers_lru_hits_no_more(words: list[tuple[str, str]], capacity: int) -> None:
+    requests = with_answers(words)
+    bound = play_answers(requests, "belady", capacity).hit_pages.sum()
+    assert bound >= play_answers(requests, "lru", capacity).hit_pages.sum()
 
 
 def page_by_page(requests: list[Request], capacity: int, recompute: bool) -> list[int]:
