@@ -75,7 +75,7 @@ def test_checkpoints(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
     assert module.main() == 0
     rows = (out / "results.csv").read_text().splitlines()
-    assert len(rows) == 1 + 2 * (len(module.POLICIES) + 3) + 2 * 2 + 2 * 2
+    assert len(rows) == 1 + 2 * (len(module.POLICIES) + 3) + 2 * 2 * 2 + 2 * 2
     table = (out / "results.md").read_text()
     assert table.count("| holds |") + table.count("| FAILS |") == 5
     for row in csv.DictReader(rows):
