@@ -6,24 +6,31 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import exp, inf
 
 from kvsim.core.request import Request
-from kvsim.core.tree import Node
+from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
-HORIZONS_PER_WINDOW = 32
+HORIZONS_PER_WINDOW = 16
 """How often all bounds are renewed: the sooner, the tighter they are."""
+
+
+Entry = tuple[float, int, int, Node]
+"""A leaf: last use, minus the end in pages, number of the entry, node."""
 
 
 class RequestClass:
     """Requests of one type and turn: how often and how soon they are continued, and the leaves that they were the last to use."""
 
-    def __init__(self, tier: int) -> None:
+    def __init__(self, tier: int, window_s: float) -> None:
         self.tier = tier
+        self.window_s = window_s
         self.requests = self.continued = 0
         self.reuse_s = 0.0
         """Sum over the continued ones of the time until then."""
-        self.heap: list[tuple[float, int, int, Node]] = []
-        """(last use, minus the end in pages, number of the entry, node); looked at when an entry comes to the top."""
+        self._rate = self._p = self._later = 0.0
+        """a, p and e^-aW, by the latest counts."""
+        self.heap: list[Entry] = []
+        """Looked at when an entry comes to the top."""
         self._compact_at = 64
         self.head_used_s = inf
         """When the head was used last, when the class was looked at."""
@@ -40,30 +47,38 @@ class RequestClass:
             heapify(heap)
             self._compact_at = max(64, 2 * len(heap))
 
-    def head(self) -> Node | None:
-        """The least recently used leaf; of several, the one that ends last."""
+    def head(self) -> Entry | None:
+        """The entry of the least recently used leaf; of several, that of the one which ends last."""
         heap, tier = self.heap, self.tier
         while heap:
-            last_used, end, number, node = heap[0]
-            if not node.is_evictable(tier) or node.notes[tier] is not self:
+            entry = heap[0]
+            last_used, end, number, node = entry
+            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node.notes[tier] is not self:
                 heappop(heap)
-            elif (node.last_used, -(node.depth + node.pages)) != (last_used, end):
-                heapreplace(heap, (node.last_used, -(node.depth + node.pages), number, node))
+            elif node.last_used != last_used or node.depth + node.pages + end:
+                heapreplace(heap, (node.last_used, -node.depth - node.pages, number, node))
             else:
-                return node
+                return entry
         return None
 
-    def reuse_probability(self, age_s: float, window_s: float) -> float:
+    def count(self, *, requests: int = 0, continued: int = 0, reuse_s: float = 0.0) -> None:
+        """Count requests of the class, those that have been continued, and how long that took."""
+        self.requests += requests
+        self.continued += continued
+        self.reuse_s += reuse_s
+        self._rate = (self.continued + 1) / (self.reuse_s + self.window_s)
+        self._p = (self.continued + 1) / (self.requests + 2)
+        self._later = exp(-self._rate * self.window_s)
+
+    def reuse_probability(self, age_s: float) -> float:
         """Chance that a leaf without a use for ``age_s`` has one in the next ``window_s``; falls with age.
 
         1 for a class without requests: that of nodes whose first request has not finished.
         """
         if not self.requests:
             return 1.0
-        rate = (self.continued + 1) / (self.reuse_s + window_s)
-        p = (self.continued + 1) / (self.requests + 2)
-        still = exp(-rate * age_s)
-        return p * (still - still * exp(-rate * window_s)) / (1 - p + p * still)
+        p, still = self._p, exp(-self._rate * age_s)
+        return p * (still - still * self._later) / (1 - p + p * still)
 
 
 Place = tuple[float, int, int, int, RequestClass]
@@ -105,7 +120,7 @@ class WorkloadAware(EvictionPolicy):
         context.require("session", "the session of each request")
         context.require("turn", "the turn of each request in its session")
         context.require("kind", "the type of each request")
-        self._unfinished = RequestClass(self.tier)
+        self._unfinished = RequestClass(self.tier, self.window_s)
 
     def on_request(self, request: Request, now: float) -> None:
         index, previous, then = self._latest.get(request.session, (-1, None, now))
@@ -113,17 +128,16 @@ class WorkloadAware(EvictionPolicy):
             return
         own = self._class_of(request)
         self._latest[request.session] = request.index, own, now
-        own.requests += 1
+        own.count(requests=1)
         self._changed[own] = None
         if previous is not None:
-            previous.continued += 1
-            previous.reuse_s += now - then
+            previous.count(continued=1, reuse_s=now - then)
             self._changed[previous] = None
 
     def on_finish(self, request: Request, node: Node, now: float) -> None:
         own = self._class_of(request)
         if request.session < 0:
-            own.requests += 1
+            own.count(requests=1)
             self._changed[own] = None
         self.note_path(node, own)
 
@@ -140,27 +154,31 @@ class WorkloadAware(EvictionPolicy):
     def victims(self, now: float) -> Iterator[Node]:
         if now >= self._horizon_s:
             self._horizon_s = now + self.window_s / HORIZONS_PER_WINDOW
+            self._changed.update(dict.fromkeys([own for _, _, _, version, own in self._bounds if version == own.version]))
             self._bounds.clear()
-            self._changed = dict.fromkeys((self._unfinished, *self._classes.values()))
         known: list[Place] = []
-        looked_at: list[RequestClass] = []
-        offered: list[Node] = []
+        looked_at: list[Place] = []
+        offered: dict[Node, RequestClass] = {}
         try:
             while (own := self._next_class(known, looked_at, now)) is not None:
                 node = heappop(own.heap)[3]
-                offered.append(node)
+                offered[node] = own
                 yield node
                 self._enter(known, own, now)
         finally:
             for node in offered:
                 if node.is_evictable(self.tier):
                     self.on_evictable(node)
-            self._changed.update(dict.fromkeys(looked_at))
+            self._changed.update(dict.fromkeys(offered.values()))
+            for place in looked_at:  # their bounds still hold
+                if place[4].head_used_s < inf:
+                    heappush(self._bounds, place)
 
-    def _next_class(self, known: list[Place], looked_at: list[RequestClass], now: float) -> RequestClass | None:
-        """The class whose head has the least P. ``known`` are classes by P, those with a bound below that move there."""
+    def _next_class(self, known: list[Place], looked_at: list[Place], now: float) -> RequestClass | None:
+        """The class whose head has the least P. ``known`` are classes by P; those with a bound below are looked at for it."""
         bounds = self._bounds
         for own in self._changed:
+            own.version += 1
             self._enter(bounds, own, self._horizon_s)
         self._changed.clear()
         while True:
@@ -168,23 +186,23 @@ class WorkloadAware(EvictionPolicy):
                 heappop(known)
             if not bounds or known and known[0][0] < bounds[0][0]:
                 return heappop(known)[4] if known else None
-            _, _, _, version, own = heappop(bounds)
-            if version == own.version:
-                looked_at.append(own)
-                self._enter(known, own, now)
+            place = heappop(bounds)
+            if place[3] == place[4].version:
+                looked_at.append(place)
+                self._enter(known, place[4], now)
 
     def _enter(self, places: list[Place], own: RequestClass, now: float) -> None:
-        """Give the class a new place, by the P that its head has at ``now``; none if it has no leaf."""
-        own.version += 1
+        """Give the class a place, by the P that its head has at ``now``; none if it has no leaf."""
         head = own.head()
-        own.head_used_s = inf if head is None else head.last_used
-        if head is not None:
-            p = own.reuse_probability(now - head.last_used, self.window_s)
-            self._entries += 1
-            heappush(places, (p, -(head.depth + head.pages), self._entries, own.version, own))
+        if head is None:
+            own.head_used_s = inf
+            return
+        own.head_used_s = used_s = head[0]
+        self._entries += 1
+        heappush(places, (own.reuse_probability(now - used_s), head[1], self._entries, own.version, own))
 
     def _class_of(self, request: Request) -> RequestClass:
         key = request.kind, request.turn
         if key not in self._classes:
-            self._classes[key] = RequestClass(self.tier)
+            self._classes[key] = RequestClass(self.tier, self.window_s)
         return self._classes[key]

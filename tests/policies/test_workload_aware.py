@@ -10,23 +10,23 @@ from kvsim.policies.eviction.workload_aware import RequestClass, WorkloadAware
 from tests.core.small import SmallCache, make_request, small_cache
 
 
-def class_of(requests: int, continued: int, reuse_s: float) -> RequestClass:
-    made = RequestClass(0)
-    made.requests, made.continued, made.reuse_s = requests, continued, reuse_s
+def class_of(requests: int, continued: int, reuse_s: float, window_s: float = 10.0) -> RequestClass:
+    made = RequestClass(0, window_s)
+    made.count(requests=requests, continued=continued, reuse_s=reuse_s)
     return made
 
 
 def test_the_chance_of_reuse_is_that_of_the_paper() -> None:
     """p = 6 / 12, a = 6 / (20 + 10) = .2; at age 5: .5 (e^-1 - e^-3) / (.5 + .5 e^-1)."""
     made = class_of(10, 5, 20.0)
-    assert made.reuse_probability(5.0, 10.0) == pytest.approx((exp(-1) - exp(-3)) / (1 + exp(-1)))
-    assert made.reuse_probability(0.0, 10.0) == pytest.approx(0.5 * (1 - exp(-2)))
-    assert class_of(0, 0, 0.0).reuse_probability(5.0, 10.0) == 1
+    assert made.reuse_probability(5.0) == pytest.approx((exp(-1) - exp(-3)) / (1 + exp(-1)))
+    assert made.reuse_probability(0.0) == pytest.approx(0.5 * (1 - exp(-2)))
+    assert class_of(0, 0, 0.0).reuse_probability(5.0) == 1
 
 
 def test_it_falls_with_age() -> None:
-    for made in (class_of(10, 5, 20.0), class_of(50, 49, 1.0), class_of(3, 0, 0.0)):
-        chances = [made.reuse_probability(age_s / 4, 7.0) for age_s in range(200)]
+    for made in (class_of(10, 5, 20.0, 7.0), class_of(50, 49, 1.0, 7.0), class_of(3, 0, 0.0, 7.0)):
+        chances = [made.reuse_probability(age_s / 4) for age_s in range(200)]
         assert chances == sorted(chances, reverse=True)
 
 
@@ -69,9 +69,8 @@ def test_among_equals_the_later_offset_leaves_first() -> None:
 
 def least(cache: SmallCache, now: float) -> tuple[float, int]:
     """P and the end of the node that leaves first, by looking at all."""
-    window_s = cache.gpu.eviction.window_s
     leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
-    return min((node.notes[0].reuse_probability(now - node.last_used, window_s), -node.depth - node.pages) for node in leaves)
+    return min((node.notes[0].reuse_probability(now - node.last_used), -node.depth - node.pages) for node in leaves)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -91,7 +90,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int) -> None:
         now = float(next(cache.clock))
         if any(node.is_evictable(0) for node in cache.tree.root.descendants()):
             victim = next(cache.gpu.eviction.victims(now))
-            chance = victim.notes[0].reuse_probability(now - victim.last_used, cache.gpu.eviction.window_s)
+            chance = victim.notes[0].reuse_probability(now - victim.last_used)
             assert (chance, -victim.depth - victim.pages) == least(cache, now)
 
 
