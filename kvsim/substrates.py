@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvsim.core.cache import TieredCache
@@ -56,13 +57,17 @@ def open_hardware(plan: "Plan", requests: Sequence[Request], cache: TieredCache)
         seed=plan.seed,
         page_ids=1 + max((last_page(request) for request in requests), default=-1),
         key=key,
-        disk_folder=plan.disk.path or plan.output / "disk",
+        disk_folder=disk_folder(plan),
         keeps_disk=plan.disk.path is not None,
         disk_threads=plan.disk.threads,
     )
     substrate = open_machine(demand, device)
     if substrate.disk is not None:
-        substrate.restored_pages = restore(cache, requests, key, substrate.disk.recovered(), 0.0)
+        try:
+            substrate.restored_pages = restore(cache, requests, key, substrate.disk.recovered(), 0.0)
+        except BaseException:
+            substrate.close()
+            raise
     return substrate
 
 
@@ -76,7 +81,7 @@ def check_simulated(plan: "Plan") -> None:
 
 
 def check_hardware(plan: "Plan") -> None:
-    """Raise UsageError for what has no memory of its own, or no kernels."""
+    """Raise UsageError for what has no kernels, or not as much memory as it would need."""
     if plan.model.is_hybrid:
         raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose a model that has attention only")
     if plan.hardware.gpus > 1:
@@ -84,6 +89,23 @@ def check_hardware(plan: "Plan") -> None:
     for tier in plan.tiers:
         if tier.capacity_pages is None:
             raise UsageError(f"tiers.{tier.name}.capacity is unlimited, and real memory is not: say how much, as 40GiB")
+    from kvsim.substrate.hardware.memory import available_bytes, free_disk_bytes, gib
+
+    folder, page_bytes = disk_folder(plan), plan.model.page_bytes(plan.page_tokens)
+    room = {
+        "gpu": (plan.hardware.memory_bytes, "of hardware.memory_bytes"),
+        "cpu": (available_bytes(), "of memory available"),
+        "disk": (free_disk_bytes(folder), f"free for {folder}"),
+    }
+    for tier in plan.tiers:
+        n_bytes, (there, where) = (tier.capacity_pages or 0) * page_bytes, room[tier.name]
+        if n_bytes > there:
+            raise UsageError(f"tiers.{tier.name}.capacity: {gib(n_bytes)}, but there are {gib(there)} {where}: give it less")
+
+
+def disk_folder(plan: "Plan") -> Path:
+    """Where the disk file is: in the user's folder, or in the run's."""
+    return plan.disk.path or plan.output / "disk"
 
 
 SUBSTRATES = {

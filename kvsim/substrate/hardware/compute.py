@@ -1,5 +1,6 @@
 """The GPU's work: steps and leaps, one after another, in a thread and a stream of their own."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -57,6 +58,15 @@ class Compute:
     def send(self, leap: Leap) -> None:
         """Run a leap after those that were sent before."""
         self._worker.give(leap)
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """Run a function in the thread and the stream of the steps, and wait for it."""
+
+        def run() -> None:
+            with self._active():
+                function()
+
+        self._worker.call(run)
 
     def close(self) -> bool:
         """Drop what is queued. Returns whether nothing is under way any more."""

@@ -1,9 +1,9 @@
 """What carries pages: each direction between the GPU and host memory, and between host memory and a disk file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ class Link(Protocol):
 
     def send(self, flight: Flight) -> None:
         """Carry a flight; its event happens when that has ended."""
+
+    def warm_up(self, counts: Sequence[int]) -> None:
+        """Copy so many pages each, so that no kernel has to be compiled later. What the pools hold is lost."""
 
     def close(self) -> bool:
         """Give up what is queued. Returns whether nothing is under way any more."""
@@ -60,8 +63,23 @@ class HostLink:
         self.meter.ask(flight.pages * self.tiers.page_bytes)
         self._submitting.give(flight)
 
+    def warm_up(self, counts: Sequence[int]) -> None:
+        def copy() -> None:
+            with self._active():
+                for pages in (np.arange(count) for count in counts):
+                    for is_shared in (False, True):
+                        if self.is_load:
+                            self.tiers.load(pages, pages, is_shared=is_shared)
+                            self.tiers.load(pages, pages, is_shared=is_shared, layers_at_once=1)
+                        else:
+                            self.tiers.store(pages, pages, is_shared=is_shared)
+
+        self._submitting.call(copy)
+
     def close(self) -> bool:
-        return self._submitting.close() and self._waiting.close()
+        workers: list[Worker[Any]] = [self._submitting, self._waiting]
+        has_ended = [worker.close() for worker in workers]
+        return all(has_ended)
 
     def _submit(self, flight: Flight) -> None:
         if flight.is_cancelled or not flight.pages:
@@ -174,6 +192,9 @@ class DiskLink:
     def send(self, flight: Flight) -> None:
         self.meter.ask(flight.pages * self.host.shape[1])
         self._worker.give(flight)
+
+    def warm_up(self, counts: Sequence[int]) -> None:
+        """There are no kernels."""
 
     def close(self) -> bool:
         if (flight := self._flight) is not None:

@@ -1,10 +1,10 @@
 """Opens the machine at hand for a run: checks what it can do, allocates memory, warms kernels up, starts the threads."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from kvsim.errors import UsageError
@@ -15,17 +15,18 @@ from kvsim.substrate.hardware.disk_file import DiskFile
 from kvsim.substrate.hardware.flight import Meter
 from kvsim.substrate.hardware.links import Disk, DiskLink, HostLink, Link
 from kvsim.substrate.hardware.page_names import PageNames
-from kvsim.substrate.hardware.patterns import Patterns, upload
+from kvsim.substrate.hardware.patterns import Patterns
 from kvsim.substrate.hardware.pools import Pools
 from kvsim.substrate.hardware.step_pages import StepPages
-from kvsim.substrate.hardware.substrate import HardwareSubstrate
+from kvsim.substrate.hardware.substrate import HardwareSubstrate, remove
 from kvsim.substrate.hardware.tier_copy import CopyCalibration, TierCopy
-from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer, check_model
 from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.wall_clock import WallClock
 
 WARM_COPY_PAGES = (1, 2, 3, 5, 16, 17, 64, 256)
 """Kernels are compiled for few and for many pages, and for numbers of them that 16 divides."""
+WARM_CONTEXT_TOKENS = 1023
 WARM_DECODES = (1, 2, 3, 4, 8, 16, 17, 32, 64, 128, 256)
 """Products of other sizes may be done by other kernels, which are loaded when they are first used."""
 
@@ -59,43 +60,48 @@ class Demand:
 def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
     """Raises UsageError for what the machine has not, or cannot do."""
     model, page_tokens = demand.model, demand.page_tokens
-    pools = Pools(
-        layers=model.layers,
-        fragment_bytes=model.page_bytes(page_tokens) // model.layers,
-        gpu_pages=demand.gpu_pages,
-        cpu_pages=demand.cpu_pages,
-        weight_bytes=int(model.parameters * model.weight_dtype_bytes),
-        device=device,
-    )
-    try:
-        transformer = Transformer(model, pools.gpu, page_tokens, device=device, seed=demand.seed)
-    except ValueError as error:
-        pools.close()
-        raise UsageError(f"model: {error}") from error
-    disk = None
-    if demand.disk_pages:
+    with ExitStack() as undo:
         try:
+            check_model(model, device)
+        except ValueError as error:
+            raise UsageError(f"model.{error}") from error
+        pools = Pools(
+            layers=model.layers,
+            fragment_bytes=model.page_bytes(page_tokens) // model.layers,
+            gpu_pages=demand.gpu_pages,
+            cpu_pages=demand.cpu_pages,
+            weight_bytes=int(model.parameters * model.weight_dtype_bytes),
+            device=device,
+        )
+        undo.callback(pools.close)
+        try:
+            transformer = Transformer(model, pools.gpu, page_tokens, device=device, seed=demand.seed)
+        except (ValueError, torch.OutOfMemoryError) as error:
+            raise UsageError(f"model: {error}") from error
+        disk, scratch = None, None
+        if demand.disk_pages:
             disk = open_disk(demand, pools.page_bytes)
-        except UsageError:
-            pools.close()
-            raise
-    patterns = Patterns(pools.gpu)
-    tiers = None if pools.host is None else TierCopy(pools.gpu, pools.host, CopyCalibration())
+            scratch = None if demand.keeps_disk else demand.disk_folder
+            undo.callback(remove, scratch)
+            undo.callback(disk.close)
+        clock, turn, patterns = WallClock(), Turn(device), Patterns(pools.gpu)
+        names = PageNames(demand.page_ids, None if disk is None else demand.key)
+        links = open_links(demand, clock, turn, pools, disk, names)
+        compute = Compute(clock, transformer, patterns, names, turn, device)
+        substrate = HardwareSubstrate(
+            clock,
+            pools=pools,
+            links=links,
+            compute=compute,
+            pages=StepPages(page_tokens, caches_output=demand.caches_output),
+            patterns=patterns,
+            disk=disk,
+            scratch=scratch,
+        )
+        undo.pop_all()
     if device.type == "cuda":
-        warm_up(demand, transformer, patterns, tiers, device)
-    clock, turn = WallClock(), Turn(device)
-    names = PageNames(demand.page_ids, None if disk is None else demand.key)
-    links = open_links(demand, clock, turn, pools, tiers, disk, names)
-    return HardwareSubstrate(
-        clock,
-        pools=pools,
-        links=links,
-        compute=Compute(clock, transformer, patterns, names, turn, device),
-        pages=StepPages(page_tokens, caches_output=demand.caches_output),
-        patterns=patterns,
-        disk=disk,
-        scratch=None if demand.keeps_disk or disk is None else demand.disk_folder,
-    )
+        warm_up(demand, substrate)
+    return substrate
 
 
 def open_disk(demand: Demand, page_bytes: int) -> DiskFile:
@@ -113,14 +119,14 @@ def open_links(
     clock: WallClock,
     turn: Turn,
     pools: Pools,
-    tiers: TierCopy | None,
     disk: Disk | None,
     names: PageNames,
 ) -> dict[str, Link]:
     """The links between the tiers that there are, by name."""
     links: dict[str, Link] = {}
     spec = demand.hardware
-    if tiers is not None:
+    if pools.host is not None:
+        tiers = TierCopy(pools.gpu, pools.host, CopyCalibration())
         down, up = Meter(spec.device_to_host_bytes_per_s), Meter(spec.host_to_device_bytes_per_s)
         links["cpu-gpu"] = HostLink(clock, tiers, turn, up, down, is_load=True, is_layerwise=demand.is_layerwise)
         links["gpu-cpu"] = HostLink(clock, tiers, turn, down, up, is_load=False, is_layerwise=False)
@@ -131,33 +137,39 @@ def open_links(
     return links
 
 
-def warm_up(demand: Demand, transformer: Transformer, patterns: Patterns, tiers: TierCopy | None, device: torch.device) -> None:
-    """Compile and load what a run will need, before its clock starts. What the pools hold is not used yet."""
-    pages = patterns.pool.shape[0]
+def warm_up(demand: Demand, substrate: HardwareSubstrate) -> None:
+    """Compile and load what a run will need, before its clock starts, in the threads that will. The pools hold nothing yet.
 
-    def slots(count: int) -> np.ndarray:
-        return np.arange(count, dtype=np.int64) % pages
+    Raises UsageError if the largest step does not fit beside the pools.
+    """
+    device, most = substrate.pools.device, substrate.pools.gpu.shape[1]
 
-    for count in WARM_COPY_PAGES:
-        if count <= pages:
-            lists, numbers = upload([slots(count)], torch.int32, device), upload([slots(count)], torch.int64, device)
-            patterns.fill(lists[0], numbers[0])
-            patterns.verify(lists[0], numbers[0])
-        if tiers is not None and count <= min(pages, tiers.host.shape[0]):
-            for is_shared in (False, True):
-                tiers.store(slots(count), slots(count), is_shared=is_shared)
-                tiers.load(slots(count), slots(count), is_shared=is_shared, layers_at_once=1)
-                tiers.load(slots(count), slots(count), is_shared=is_shared)
-    patterns.verified_pages = 0
-    for tokens in warm_sizes(demand.max_batch_tokens):
-        table = upload([slots(-(-2 * tokens // demand.page_tokens))], torch.int32, device)[0]
-        transformer.step([ChunkSlots(tokens, tokens, table)], [], None, sampled_tokens=1)
-    table = upload([slots(64)], torch.int32, device)[0]
-    context = 64 * demand.page_tokens - 1
-    for decodes in WARM_DECODES:
-        if decodes <= demand.max_running_requests:
-            transformer.step([], [DecodeSlots(context, table)] * decodes, None)
-    torch.cuda.synchronize(device)
+    def steps() -> None:
+        transformer, patterns = substrate.compute_queue.transformer, substrate.patterns
+        for count in (count for count in WARM_COPY_PAGES if count <= most):
+            slots = torch.arange(count, dtype=torch.int32, device=device)
+            patterns.fill(slots, slots.long())
+            patterns.verify(slots, slots.long())
+        patterns.verified_pages = 0
+        longest = max(2 * demand.max_batch_tokens, WARM_CONTEXT_TOKENS)
+        table = torch.arange(-(-longest // demand.page_tokens), dtype=torch.int32, device=device) % most
+        for tokens in warm_sizes(demand.max_batch_tokens):
+            transformer.step([ChunkSlots(tokens, tokens, table)], [], None, sampled_tokens=1)
+        for decodes in (count for count in WARM_DECODES if count <= demand.max_running_requests):
+            transformer.step([], [DecodeSlots(WARM_CONTEXT_TOKENS, table)] * decodes, None)
+        torch.cuda.synchronize(device)
+
+    try:
+        substrate.compute_queue.warm_up(steps)
+        for link in substrate.links.values():
+            link.warm_up([count for count in WARM_COPY_PAGES if count <= min(demand.gpu_pages, demand.cpu_pages)])
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError as error:
+        substrate.close()
+        raise UsageError(f"tiers.gpu.capacity leaves too little memory for a step: {error}; give it less") from error
+    except BaseException:
+        substrate.close()
+        raise
 
 
 def warm_sizes(most: int) -> Sequence[int]:

@@ -2,15 +2,14 @@
 
 import mmap
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from kvsim.errors import UsageError
 from kvsim.kernels.page_copy import check_pools
+from kvsim.substrate.hardware.memory import GIB, available_bytes, gib
 
-GIB = 1 << 30
 GPU_RESERVE_BYTES = 4 * GIB
 """GPU memory left for activations, staging buffers and the libraries."""
 REGISTER_PORTABLE_AND_MAPPED = 1 | 2
@@ -100,22 +99,3 @@ class Pools:
                 )
             self._is_registered = True
         return memory
-
-
-def available_bytes() -> int:
-    """Memory that the system can give, and the control group allows."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        idle = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        reclaimable = int(idle["inactive_file"]) + int(idle["active_file"])
-        return available if limit == "max" else min(available, int(limit) - int(used) + reclaimable)
-    except (OSError, KeyError, ValueError):
-        return available
-
-
-def gib(n_bytes: float) -> str:
-    """Bytes as people read them."""
-    return f"{n_bytes / GIB:,.1f} GiB" if n_bytes >= GIB / 10 else f"{n_bytes / (1 << 20):,.1f} MiB"

@@ -1,5 +1,6 @@
 """The substrate of real memory: pages move between a GPU, pinned host memory and a disk file, and steps are computed."""
 
+import sys
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -18,6 +19,9 @@ from kvsim.substrate.hardware.patterns import Patterns
 from kvsim.substrate.hardware.pools import Pools
 from kvsim.substrate.hardware.step_pages import NOTHING, StepPages, ids_of
 from kvsim.substrate.hardware.wall_clock import WallClock
+
+SWITCH_S = 5e-4
+"""After so long a thread that computes in Python gives way to one that has something to submit."""
 
 
 class HardwareSubstrate:
@@ -49,6 +53,8 @@ class HardwareSubstrate:
         self.patterns = patterns
         self.disk = disk
         self.scratch = scratch
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         self.flights: dict[Transfer, Flight] = {}
         self.moved_pages = dict.fromkeys(links, 0)
         self.restored_pages = 0
@@ -121,8 +127,14 @@ class HardwareSubstrate:
             self.disk.close()
         if all(has_ended):
             self.pools.close()
-        if self.scratch is not None:
-            rmtree(self.scratch, ignore_errors=True)
+        remove(self.scratch)
+        sys.setswitchinterval(self._switch_s)
+
+
+def remove(folder: Path | None) -> None:
+    """Remove a folder with what is in it, if one is given."""
+    if folder is not None:
+        rmtree(folder, ignore_errors=True)
 
 
 def slots_in(transfer: Transfer, tier: int) -> np.ndarray:

@@ -1,6 +1,8 @@
 """A thread that does one thing after another."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
@@ -22,23 +24,34 @@ class Worker(Thread, Generic[T]):
         self.failed = failed
         self.device = device
         self._is_closing = False
-        self._given: SimpleQueue[T | None] = SimpleQueue()
+        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.start()
 
     def give(self, task: T) -> None:
         """Queue something to be done."""
-        self._given.put(task)
+        self._given.put(partial(self._do, task))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run a function in this thread, which has libraries' handles of its own, and wait for it. Raises what it raises."""
+        answer: Future[None] = Future()
+
+        def answered() -> None:
+            try:
+                function()
+            except BaseException as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        self._given.put(answered)
+        answer.result()
 
     def run(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         with torch.no_grad():
-            while (task := self._given.get()) is not None:
-                try:
-                    if not self._is_closing:
-                        self.work(task)
-                except BaseException as error:
-                    self.failed(task, error)
+            while (act := self._given.get()) is not None:
+                act()
 
     def close(self) -> bool:
         """End after the task under way; what is queued is dropped. Returns whether the thread has ended."""
@@ -46,3 +59,11 @@ class Worker(Thread, Generic[T]):
         self._given.put(None)
         self.join(PATIENCE_S)
         return not self.is_alive()
+
+    def _do(self, task: T) -> None:
+        if self._is_closing:
+            return
+        try:
+            self.work(task)
+        except BaseException as error:
+            self.failed(task, error)

@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kvsim.errors import UsageError  # noqa: E402
-from kvsim.substrate.hardware.pools import GIB, Pools, available_bytes  # noqa: E402
+from kvsim.substrate.hardware.memory import GIB, available_bytes  # noqa: E402
+from kvsim.substrate.hardware.pools import Pools  # noqa: E402
 
 
 def pools(device, **sizes):

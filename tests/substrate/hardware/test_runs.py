@@ -193,6 +193,29 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
         serve(plan(tmp_path, *tiers(5, 12, 30)), in_turn("abcd", "klmn", "abcd"), meddle=break_it)
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["page_tokens=3"],
+            "page_tokens: a fragment (a page's bytes of one layer) must be a multiple of 16 bytes and at least 512",
+        ),
+        (["tiers.cpu.capacity=100TiB"], "tiers.cpu.capacity: 102,400.0 GiB, but there are "),
+        (["tiers.gpu.capacity=100TiB"], "tiers.gpu.capacity: 102,400.0 GiB, but there are 131.3 GiB of hardware.memory_bytes"),
+        (["model=deepseek_v3", "tiers.gpu.capacity=10pages"], "model.kv_latent_dim: there is no kernel for latent attention"),
+        (["disk.folder=trace.jsonl", *tiers(10, 10, 10)[1:]], "tiers.disk: trace.jsonl"),
+        (["tiers.disk.capacity=1000TiB", "tiers.cpu.capacity=10pages"], "tiers.disk.capacity: 1,024,000.0 GiB, but there"),
+    ],
+)
+def test_what_the_machine_has_not_is_said_in_one_line(words, problem, trace, capsys):
+    names = {word.split("=")[0] for word in words}
+    own = [word for word in [*trace, *tiers(10)] if word.split("=")[0].split(".")[0] != "model" or "model" not in names]
+    assert main(["simulate", "substrate=hardware", *(word for word in own if word.split("=")[0] not in names), *words]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"kvsim: {problem}") and shown.count("\n") == 1
+    assert not Path("run/disk").exists() and not Path("run/result.json").exists()
+
+
 @pytest.fixture
 def trace(tmp_path, monkeypatch):
     """Two prompts that share three pages; overrides that name them."""
