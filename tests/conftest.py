@@ -5,10 +5,16 @@ from pathlib import Path
 
 import pytest
 
-if not Path("/dev/nvidia0").exists():
+HAS_GPU = Path("/dev/nvidia0").exists()
+if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported.
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not HAS_GPU:
+        pytest.skip("needs an NVIDIA GPU")
 
 
 @pytest.fixture(scope="session")

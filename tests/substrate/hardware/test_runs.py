@@ -63,6 +63,21 @@ def test_many_at_a_time_reuse_right_pages(tmp_path, monkeypatch):
         assert (link.intervals[:, 1] >= link.intervals[:, 0]).all() and len(link.intervals) == link.transfers
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_loads_and_steps_overlap_and_pages_are_right(tmp_path, monkeypatch):
+    """Layers wide enough to take a while, in bf16, beside copies both ways and a disk."""
+    monkeypatch.setattr(links, "PART_BYTES", 1 << 16)
+    wide = ["model.layers=8", "model.hidden_size=1024", "model.heads=8", "model.kv_heads=8", "model.head_dim=128"]
+    wide += ["model.mlp_width=4096", "model.kv_dtype_bytes=2", "model.weight_dtype_bytes=2"]
+    words = ["".join(chr(ord("a") + (seed * step) % 26) for step in range(1, 40)) for seed in (1, 3, 5, 1, 7, 9, 3, 5, 11, 1)]
+    asks = [ask(word[: 20 + number], 0.01 * number, output=8) for number, word in enumerate(words)]
+    outcome = serve(plan(tmp_path, *tiers(80, 100, 400), *EAGER, *wide), make_requests(asks, PAGE_TOKENS))
+    assert not outcome.status.any() and outcome.hit_pages[:, 1:].sum() > 0
+    assert outcome.hardware["wrong_words"] == 0 and outcome.hardware["verified_pages"] >= outcome.hit_pages.sum()
+    for link in outcome.links.values():
+        assert link.busy_s <= outcome.simulated_s + 1
+
+
 def test_pages_of_answers_are_filled_before_they_are_reused(tmp_path):
     """The first answer completes the prompt's third page and one more, which the second prompt goes on with."""
     first = Request(
