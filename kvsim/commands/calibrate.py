@@ -4,7 +4,7 @@ import platform
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -44,7 +44,7 @@ COMMENTS = {
     "disk_latency_s": "Reading one small page, nothing else being under way.",
     "flops_efficiency": "1: the rate above is measured.",
     "memory_efficiency": "1: the rate above is measured.",
-    "step_overhead_s": "What a step takes longer than the GPU is busy with it.",
+    "step_overhead_s": "What a decode step of the serving engine takes longer than the sum of its parts.",
     "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; of both directions [fragment_bytes, bytes_per_s].",
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]. depth: requests under way at once, the threads of the disk tier.",
     "compute_curves": "Rows of [flops_per_byte, flops_per_s]; attention, prefill: [query_rows, context_tokens, flops_per_s],\n"
@@ -101,7 +101,9 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     check_file(settings)
     from kvsim.substrate.hardware.device import find_device
 
-    device = find_device()
+    device = find_device()  # before Triton is imported
+    from kvsim.commands.engine_overhead import engine_overhead_s
+
     if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
         config["model"] = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
     model = construct(ModelSpec, config["model"], "model")
@@ -110,6 +112,9 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     console = Console()
     began = time.perf_counter()
     measured = measure(settings, model, device, console)
+    with console.status("the serving engine"):
+        overhead_s = engine_overhead_s(model, measured.hardware, settings.page_tokens, device)
+    measured = replace(measured, hardware=replace(measured.hardware, step_overhead_s=overhead_s))
     print_measured(measured, console)
     text = written(measured, header(device, config["model"]))
     check_text(text)

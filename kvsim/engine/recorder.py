@@ -19,6 +19,8 @@ class Batch(NamedTuple):
     prefill_requests: int
     prefill_tokens: int
     decode_requests: int
+    decode_context_tokens: int
+    """Cached tokens over which the first step's decoding requests attend."""
     steps: int
 
 
@@ -58,8 +60,8 @@ class Recorder:
         tokens = sum(tokens for tokens, _ in work.chunks)
 
         def end(event: Event) -> None:
-            batch = Batch(start_s, self.env.now, len(work.chunks), tokens, work.decode_requests, int(event.value or 0))
-            self.batches.append(batch)
+            decoding = work.decode_requests, work.decode_context_tokens
+            self.batches.append(Batch(start_s, self.env.now, len(work.chunks), tokens, *decoding, int(event.value or 0)))
 
         done.callbacks.append(end)
         return done

@@ -56,7 +56,9 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     step_s = simulated.steps.leap_s(Work(decode_requests=1, decode_context_tokens=16), 1)
     products_s = model.linear_flops_per_token + model.sampling_flops_per_token
     decode_s = model.layers * 4096 / spec.compute_curves.decode_attention[0][1]
-    assert step_s == pytest.approx(products_s / spec.compute_curves.linear[0][1] + decode_s, rel=1e-2)
+    parts_s = products_s / spec.compute_curves.linear[0][1] + decode_s
+    assert step_s == pytest.approx(parts_s + spec.step_overhead_s, rel=1e-2)
+    assert spec.step_overhead_s >= 0
 
 
 @pytest.mark.parametrize(

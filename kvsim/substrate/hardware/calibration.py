@@ -49,6 +49,8 @@ class Sizes:
     """Context tokens of all decoding requests together."""
     batches: tuple[int, ...] = (1, 16, 128)
     repeats: int = 5
+    heat_s: float = 0.5
+    """How long each product and step goes on before it is timed."""
 
 
 INTERPRETED = Sizes(
@@ -67,6 +69,7 @@ INTERPRETED = Sizes(
     decode_tokens=(16, 64),
     batches=(1, 2),
     repeats=1,
+    heat_s=0.0,
 )
 """For Triton's interpreter."""
 
@@ -98,6 +101,7 @@ class Calibration:
         self.is_gpu = device.type == "cuda"
         self.sizes = Sizes() if self.is_gpu else INTERPRETED
         self.watch = Stopwatch(device, self.sizes.repeats)
+        self.steady = Stopwatch(device, self.sizes.repeats, self.sizes.heat_s)
 
     def run(self) -> Measured:
         """Measure everything. Raises ValueError for a model that the hardware cannot run, OSError for a disk that is full."""
@@ -152,7 +156,7 @@ class Calibration:
             for _ in range(IN_A_ROW):
                 action()
 
-        return self.watch.seconds(several) / IN_A_ROW
+        return self.steady.seconds(several) / IN_A_ROW
 
     def launch_s(self) -> float:
         """From the launch of a kernel that does next to nothing to its end."""
@@ -179,7 +183,9 @@ class Calibration:
         """Curves, the overhead of a step, and how far batches of equal context are apart. No part is faster than the peaks."""
         gc.collect()
         transformer = self._transformer()
-        steps = StepParts(self.watch, transformer, flops_per_s=flops_per_s, memory_bytes_per_s=memory_bytes_per_s, seed=self.seed)
+        steps = StepParts(
+            self.steady, transformer, flops_per_s=flops_per_s, memory_bytes_per_s=memory_bytes_per_s, seed=self.seed
+        )
         linear = [steps.linear_row(tokens) for tokens in self.sizes.tokens]
         prefill = [
             steps.prefill_row(tokens, context)
