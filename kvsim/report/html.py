@@ -5,7 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from kvsim.report.result import Result, hit_definition
-from kvsim.report.summary import Table, capacity, facts, percent, scope, settings, shares, tables
+from kvsim.report.summary import Table, capacity, clock, facts, percent, scope, settings, shares, tables
 from kvsim.report.timeline import middles
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _link_figure(result: Result) -> "go.Figure | None":
     for number, (name, use) in enumerate(links["utilization"].items()):
         colour = LINK_COLOURS[number % len(LINK_COLOURS)]
         figure.add_scatter(x=middles(links["edges_s"]), y=use, name=name, mode="lines", line={"color": colour, "width": 1.5})
-    return laid_out(figure, "simulated time (s)", "busy share of the time")
+    return laid_out(figure, f"{clock(result)} (s)", "busy share of the time")
 
 
 def laid_out(figure: "go.Figure", x_title: str, y_title: str) -> "go.Figure":

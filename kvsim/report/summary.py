@@ -22,11 +22,12 @@ def facts(result: Result) -> list[tuple[str, str]]:
     pairs = [
         ("requests", _requests(result)),
         ("hit rate", _hit_rate(result)),
-        ("throughput", _throughput(result["throughput"])),
+        ("throughput", _throughput(result)),
         ("prefetch", counters(result["prefetch"])),
         ("placement", counters(result["placement"] if len(result["tiers"]) > 1 else {})),
         ("checkpoints", counters(result["checkpoints"])),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
+        ("hardware", _hardware(result.get("hardware", {}))),
         ("run", _run(result)),
     ]
     return [(name, text) for name, text in pairs if text]
@@ -103,16 +104,34 @@ def _hit_rate(result: Result) -> str:
     return f"{percent(result['hit_rate'])} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
 
 
-def _throughput(rates: Mapping[str, float | None]) -> str:
+def _throughput(result: Result) -> str:
+    rates = result["throughput"]
     if rates["requests_per_s"] is None:
         return ""
     requests, prompt, output = (digits(rates[f"{what}_per_s"]) for what in ("requests", "prompt_tokens", "output_tokens"))
-    return f"{requests} requests/s, {prompt} prompt tokens/s, {output} output tokens/s in simulated time"
+    return f"{requests} requests/s, {prompt} prompt tokens/s, {output} output tokens/s in {clock(result)}"
+
+
+def clock(result: Result) -> str:
+    """Which time the run's times are in."""
+    return "real time" if result.get("hardware") else "simulated time"
+
+
+def _hardware(found: Mapping[str, Any]) -> str:
+    """What the run on real memory has found out."""
+    if not found:
+        return ""
+    faults = counters({f"disk {name}": number for name, number in found["disk_faults"].items()})
+    verified = (
+        f"{found['device']}, {count(found['verified_pages'])} reused pages verified, {count(found['wrong_words'])} wrong words"
+    )
+    return ", ".join(part for part in (verified, faults) if part)
 
 
 def _run(result: Result) -> str:
     total = result["requests"] + result["warmup_requests"]
-    simulated = f"{digits(result['simulated_s'])} s simulated, " if result["simulated_s"] else ""
+    is_simulated = result["simulated_s"] and not result.get("hardware")
+    simulated = f"{digits(result['simulated_s'])} s simulated, " if is_simulated else ""
     done = f"{count(total)} requests in {digits(result['wall_s'])} s, {digits(result['requests_per_s'])} requests/s"
     return f"{simulated}{done}; trace read in {digits(result['load_s'])} s"
 

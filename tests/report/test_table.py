@@ -73,3 +73,10 @@ def test_measured_numbers_have_three_digits():
 def test_settings_are_lines_of_dotted_keys():
     config = {"page_tokens": 16, "tiers": {"gpu": {"capacity": "4pages"}}, "limit": None, "empty": {}}
     assert settings(config) == ["page_tokens=16", "tiers.gpu.capacity=4pages", "limit=null", "empty={}"]
+
+
+def test_real_hardware_says_what_it_verified(simulated: Outcome) -> None:
+    simulated.hardware = {"device": "NVIDIA H200", "verified_pages": 1200, "wrong_words": 0, "disk_faults": {"checksum": 2}}
+    shown = " ".join(printed(simulated).split())
+    assert "NVIDIA H200, 1,200 reused pages verified, 0 wrong words, disk checksum 2" in shown
+    assert "in real time" in shown and "simulated" not in shown.partition("seconds")[0].replace("kvsim simulate", "")
