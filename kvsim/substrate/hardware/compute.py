@@ -69,8 +69,12 @@ class Compute:
         self._worker.call(run)
 
     def close(self) -> bool:
-        """Drop what is queued. Returns whether nothing is under way any more."""
-        return self._worker.close()
+        """Drop what is queued. Returns whether nothing is under way any more; then the weights are given back, too."""
+        if not self._worker.close():
+            return False
+        del self.transformer, self.patterns
+        self._tables.clear()
+        return True
 
     def _run(self, leap: Leap) -> None:
         with self._active():
@@ -96,7 +100,7 @@ class Compute:
                     self._stamp(reused, filled)
             if self.stream is not None:
                 self.stream.synchronize()
-            if leap.stop is not None and leap.stop.triggered:
+            if leap.stop is not None and leap.stop.triggered or self._worker.is_closing:
                 break
         return step + 1
 

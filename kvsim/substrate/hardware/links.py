@@ -30,7 +30,7 @@ class Link(Protocol):
         """Copy so many pages each, so that no kernel has to be compiled later. What the pools hold is lost."""
 
     def close(self) -> bool:
-        """Give up what is queued. Returns whether nothing is under way any more."""
+        """Give up what is queued. Returns whether nothing is under way any more; then the pools are let go."""
 
 
 class HostLink:
@@ -79,7 +79,10 @@ class HostLink:
     def close(self) -> bool:
         workers: list[Worker[Any]] = [self._submitting, self._waiting]
         has_ended = [worker.close() for worker in workers]
-        return all(has_ended)
+        if not all(has_ended):
+            return False
+        del self.tiers
+        return True
 
     def _submit(self, flight: Flight) -> None:
         if flight.is_cancelled or not flight.pages:
@@ -199,7 +202,10 @@ class DiskLink:
     def close(self) -> bool:
         if (flight := self._flight) is not None:
             flight.is_cancelled = True
-        return self._worker.close()
+        if not self._worker.close():
+            return False
+        del self.host
+        return True
 
     def _carry(self, flight: Flight) -> None:
         start_s, arrived = self.clock.elapsed_s(), 0

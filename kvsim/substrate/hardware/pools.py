@@ -56,9 +56,9 @@ class Pools:
         if self._is_registered and self.host is not None:
             torch.cuda.cudart().cudaHostUnregister(self.host.data_ptr())  # type: ignore[no-untyped-call]
             self._is_registered = False
-        self.gpu = self.gpu[:, :0]
-        self.host = None
-        self._map = None
+        self.gpu, self.host, self._map = torch.empty(0), None, None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _check_room(self, gpu_bytes: int, host_bytes: int, weight_bytes: int) -> None:
         available = available_bytes()

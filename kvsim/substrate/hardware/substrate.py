@@ -120,12 +120,19 @@ class HardwareSubstrate:
         }
 
     def close(self) -> None:
-        """End the threads and give back the memory; the disk file stays unless it is scratch."""
+        """End the threads and give back the memory; the disk file stays unless it is scratch.
+
+        Not left to the garbage collector: the next job of a sweep needs the memory.
+        """
+        for flight in self.flights.values():
+            flight.is_cancelled = True
+            flight.give_up()
         parts: list[Compute | Link] = [self.compute_queue, *self.links.values()]
         has_ended = [part.close() for part in parts]
         if self.disk is not None:
             self.disk.close()
         if all(has_ended):
+            del self.patterns
             self.pools.close()
         remove(self.scratch)
         sys.setswitchinterval(self._switch_s)

@@ -23,7 +23,8 @@ class Worker(Thread, Generic[T]):
         self.work = work
         self.failed = failed
         self.device = device
-        self._is_closing = False
+        self.is_closing = False
+        """What is under way may end early."""
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.start()
 
@@ -55,13 +56,13 @@ class Worker(Thread, Generic[T]):
 
     def close(self) -> bool:
         """End after the task under way; what is queued is dropped. Returns whether the thread has ended."""
-        self._is_closing = True
+        self.is_closing = True
         self._given.put(None)
         self.join(PATIENCE_S)
         return not self.is_alive()
 
     def _do(self, task: T) -> None:
-        if self._is_closing:
+        if self.is_closing:
             return
         try:
             self.work(task)

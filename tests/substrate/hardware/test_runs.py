@@ -1,7 +1,10 @@
 """Whole runs on real memory: what is reused holds what was computed, and what is decided is what a simulation decides."""
 
+import gc
 import json
 import threading
+import time
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -288,3 +291,31 @@ def test_a_validation_says_what_it_needs(words, problem, trace, capsys):
     assert main(["validate", *trace, *tiers(10), *words]) == 2
     assert capsys.readouterr().err.startswith(f"kvsim: {problem}")
     assert not Path("run").exists()
+
+
+def test_memory_is_given_back_at_once(tmp_path):
+    """Not when the garbage collector finds it: the next job of a sweep needs it."""
+    pools = []
+
+    def remember(substrate):
+        pools.extend(
+            weakref.ref(part) for part in (substrate.pools.gpu, substrate.pools.host, substrate.compute_queue.transformer)
+        )
+
+    gc.disable()
+    try:
+        serve(plan(tmp_path, *tiers(8, 8, 8)), in_turn("ab", "abc"), meddle=remember)
+        assert [part() for part in pools] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_ends_a_run_in_the_middle_of_a_leap(tmp_path):
+    def interrupt(substrate):
+        substrate.clock.timeout(1.0).callbacks.append(lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+
+    requests = make_requests([ask("abcd", output=200)], PAGE_TOKENS)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        serve(plan(tmp_path, *tiers(80)), requests, meddle=interrupt)
+    assert time.monotonic() - began < 30
