@@ -61,14 +61,21 @@ def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "results.html").exists()
 
 
-def test_checkpoints(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
-    sessions = [
+@pytest.fixture
+def sessions(tmp_path: Path) -> Path:
+    """Three agent sessions in WEKA's format, of three requests each."""
+    path = tmp_path / "weka.jsonl"
+    lines = [
         {"id": str(at), "requests": [{"t": t, "in": 64 * (20 + t), "out": 64, "hash_ids": list(range(20 + t))} for t in range(3)]}
         for at in range(3)
     ]
-    (tmp_path / "weka.jsonl").write_text("\n".join(map(json.dumps, sessions)))
-    files = ("--conversation", str(trace), "--weka", str(tmp_path / "weka.jsonl"), "--requests", "30", "9")
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_checkpoints(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    files = ("--conversation", str(trace), "--weka", str(sessions), "--requests", "30", "9")
     module = study("checkpoints", monkeypatch, *files, "--output", str(out))
     for name, value in {"GIB": (5,), "MODELS": ("qwen3_next_80b",), "INTERVALS": (512, 2048), "SPLITS": (0.1, 0.5)}.items():
         monkeypatch.setattr(module, name, value)
@@ -85,3 +92,69 @@ def test_checkpoints(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             }
             assert float(row["hit_rate"]) <= bounds["KV alone, Belady"] <= bounds["unlimited"]
     assert "## weka, qwen3_next_80b" in table and (out / "results.html").exists()
+
+
+def verdicts(table: str) -> int:
+    """The claims of a study that were decided."""
+    return table.count("| holds |") + table.count("| FAILS |")
+
+
+def test_write_policy(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("write_policy", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "GPU_GIB", (2,))
+    monkeypatch.setattr(module, "CPU_GIB", (1,))
+    monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
+    assert module.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 4 and "| 2 + 1 GiB |" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 3 * 2
+    assert (tmp_path / "out" / "results.html").exists()
+
+
+def test_prefetch_threshold(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("prefetch_threshold", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "THRESHOLDS", (128, 4096))
+    monkeypatch.setattr(module, "GB_PER_S", (1, 5))
+    monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
+    assert module.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 4 and "wait_complete" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 1 + 2 * (1 + 2 + 3)
+
+
+def test_memory_split(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("memory_split", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "SIZES", ((1, 2, 4),))
+    monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
+    assert module.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 4 and "| 1 + 2 + 4 GiB, write_back |" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * (1 + 3 * 3)
+
+
+def test_the_slope_of_a_memory_split_is_that_of_a_line_through_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("memory_split", monkeypatch)
+    assert module.slope([5.0, 5.0 + 8 * 0.5, 5.0 + 16 * 0.5, 5.0 + 32 * 0.5]) == pytest.approx((0.5, 0.0))
+
+
+def test_agents(sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("agents", monkeypatch, "--trace", str(sessions), "--limit", "9", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "SESSIONS", (2,))
+    monkeypatch.setattr(module, "GIB", (1, 2))
+    monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
+    assert module.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 4 and "| 2 sessions, 1 GiB |" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 4
+
+
+def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--conversation", str(trace), "--weka", str(sessions), "--limit", "9")
+    module = study("checkpoint_interval", monkeypatch, *files, "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "INTERVALS", (512, 1024, 4096))
+    monkeypatch.setattr(module, "GIB", (5,))
+    monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
+    assert module.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 4 and "## conversation: hit rate" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3
