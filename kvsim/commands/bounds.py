@@ -23,10 +23,10 @@ Bound = dict[str, Any]
 def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     """A name for each bound that there is for a plan; runs that share a bound share its name.
 
-    Both leave out what the GPU tier can never hold, as the runs do. There is none for models whose hits need a recurrent state,
-    and none where answers are cached: MIN knows of neither.
+    Both leave out what the GPU tier can never hold, as the runs do. There is none for models whose hits need a recurrent state:
+    MIN knows of none.
     """
-    if plan.model.is_hybrid or plan.rules.cache_output:
+    if plan.model.is_hybrid:
         return {}
     capacities = [tier.capacity_pages for tier in plan.tiers]
     room = capacities[0]

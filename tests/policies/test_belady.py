@@ -127,6 +127,10 @@ def test_with_answers_lru_hits_no_more(words: list[tuple[str, str]], capacity: i
     requests = with_answers(words)
     bound = play_answers(requests, "belady", capacity).hit_pages.sum()
     assert bound >= play_answers(requests, "lru", capacity).hit_pages.sum()
+    tiers = [TierPlan(name=name, capacity_pages=capacity, eviction=LRU(), placement=None) for name in ("gpu", "cpu")]
+    rules = Rules(recompute_last_token=False, cache_output=True)
+    of_two = upper_bound(replace(plan(), tiers=tiers, rules=rules), requests).hit_pages.sum()
+    assert of_two == play_answers(requests, "belady", 2 * capacity).hit_pages.sum() >= bound
 
 
 def page_by_page(requests: list[Request], capacity: int, recompute: bool) -> list[int]:
