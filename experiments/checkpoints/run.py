@@ -366,7 +366,7 @@ def draw(folder: Path, rows: dict[Cell, Row], sources: list[Source]) -> None:
         figure.add_scatter(x=[x for x, _ in part], y=[y for _, y in part], name=f"split, {name}", line=line, row=height, col=2)
     figure.update_xaxes(tickformat=".0%", title="of the memory for pages", row=height, col=2)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="hit tokens / prompt tokens", row=height, col=2)
-    figure.update_layout(template="plotly_white", width=1200, height=420 * height + 80, legend={"orientation": "h", "y": 1.08})
+    figure.update_layout(template="plotly_white", width=1200, height=420 * height + 80, legend={"orientation": "h", "y": 1.12})
     page = folder / "results.html"
     figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
     take_screenshot(page, folder / "results.png", width=1216, height=420 * height + 96)
