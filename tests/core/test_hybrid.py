@@ -196,7 +196,9 @@ def test_a_request_that_is_admitted_again_counts_once() -> None:
     retracted = cache.admitted("abxy", index=7)
     cache.release(retracted)
     assert use(cache, "ab") == [0]
-    again = cache.run("abxy", index=7)
+    again = cache.look("abxy", index=7)
+    again.is_resumed = True
+    assert cache.admit(again, 4, next(cache.clock)) and cache.claim(again, next(cache.clock)) == []
     assert again.gpu_pages == 2
     counts = cache.describe_checkpoints()
     assert (counts["used"], counts["tokens_lost_to_missing_state"]) == (0, 2 + 2), "abxy's at first, and ab's"
