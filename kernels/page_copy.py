@@ -16,7 +16,7 @@ WARPS = 32
 """A tile is 64 bytes a thread. Two are in flight, so that few programs keep a link with a long latency busy."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pages", "tiles", "tile_ns"])
 def page_copy_kernel(
     source,
     target,

@@ -25,7 +25,7 @@ BOUNDED = {2: -0x4001, 4: -0x40000001}
 """By bytes of an element: all bits but the exponent's highest, which only numbers of 2 and more, infinities and NaN have set."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_count"])
 def paged_attention_kernel(
     query,
     pool,
@@ -89,7 +89,7 @@ def paged_attention_kernel(
     tl.store(weights + to, most + tl.log2(total), mask=row < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests"])
 def join_kernel(
     partial,
     weights,

@@ -154,7 +154,13 @@ def warm_up(demand: Demand, substrate: HardwareSubstrate) -> None:
         longest = max(2 * demand.max_batch_tokens, WARM_CONTEXT_TOKENS)
         table = torch.arange(-(-longest // demand.page_tokens), dtype=torch.int32, device=device) % most
         for tokens in warm_sizes(demand.max_batch_tokens):
-            transformer.step([ChunkSlots(tokens, tokens, table)], [], None, sampled_tokens=1)
+            for chunk in (
+                (tokens, 0),
+                (tokens, tokens),
+                (tokens - 3, 0),
+                (tokens - 3, 5),
+            ):  # even and odd ones, from the start and on
+                transformer.step([ChunkSlots(*chunk, table)], [], None, sampled_tokens=1)
         for decodes in (count for count in WARM_DECODES if count <= demand.max_running_requests):
             transformer.step([], [DecodeSlots(WARM_CONTEXT_TOKENS, table)] * decodes, None)
         torch.cuda.synchronize(device)

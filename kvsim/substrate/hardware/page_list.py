@@ -3,6 +3,9 @@
 import numpy as np
 import torch
 
+ALIGNED_ENTRIES = 4
+"""Each row begins where 16 bytes divide the address: kernels are compiled anew for one that does not."""
+
 
 def check_page_list(pages: np.ndarray, seen: np.ndarray, *, name: str) -> None:
     """Raise ValueError if ``pages`` names a page twice or one that the pool does not have.
@@ -23,7 +26,10 @@ def check_page_list(pages: np.ndarray, seen: np.ndarray, *, name: str) -> None:
 
 def upload_page_lists(*lists: np.ndarray, device: torch.device) -> torch.Tensor:
     """The lists, equally long, as rows of an int32 tensor on ``device``, without waiting for the GPU."""
-    rows = torch.empty((len(lists), len(lists[0])), dtype=torch.int32, pin_memory=device.type == "cuda")
+    count = len(lists[0])
+    rows = torch.empty(
+        (len(lists), -(-count // ALIGNED_ENTRIES) * ALIGNED_ENTRIES), dtype=torch.int32, pin_memory=device.type == "cuda"
+    )
     for row, pages in zip(rows.numpy(), lists, strict=True):
-        row[:] = pages
-    return rows.to(device, non_blocking=True)
+        row[:count] = pages
+    return rows.to(device, non_blocking=True)[:, :count]

@@ -7,6 +7,7 @@ import torch
 
 from kvsim.kernels.page_fill import fill_pages
 from kvsim.kernels.page_verify import verify_pages
+from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES
 
 
 class Patterns:
@@ -39,9 +40,14 @@ class Patterns:
 
 
 def upload(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """The arrays on ``device``, sent as one and without waiting for it."""
-    lengths = [len(array) for array in arrays]
-    joined = torch.empty(sum(lengths), dtype=dtype, pin_memory=device.type == "cuda")
-    if arrays:
-        np.concatenate(arrays, out=joined.numpy(), casting="same_kind")
-    return list(torch.split(joined.to(device, non_blocking=True), lengths))
+    """The arrays on ``device``, sent as one and without waiting for it.
+
+    Each begins where 16 divides the address: Triton compiles a kernel anew, in the middle of a run, for a list that does not.
+    """
+    ends = np.cumsum([-(-len(array) // ALIGNED_ENTRIES) * ALIGNED_ENTRIES for array in arrays], dtype=int).tolist()
+    places = [slice(start, start + len(array)) for start, array in zip([0, *ends], arrays, strict=False)]
+    host = torch.empty(ends[-1] if ends else 0, dtype=dtype, pin_memory=device.type == "cuda")
+    for place, array in zip(places, arrays, strict=True):
+        host.numpy()[place] = array
+    sent = host.to(device, non_blocking=True)
+    return [sent[place] for place in places]

@@ -10,7 +10,7 @@ import torch
 
 from kvsim.kernels.page_copy import check_pools, copy_pages
 from kvsim.substrate.hardware.batch_memcpy import copy_batch
-from kvsim.substrate.hardware.page_list import check_page_list, upload_page_lists
+from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES, check_page_list, upload_page_lists
 
 Method = Literal["kernel", "staged", "memcpy"]
 Way = Literal["load", "store"]
@@ -163,6 +163,8 @@ class TierCopy:
         caller = torch.cuda.current_stream(self.device) if self.gpu.is_cuda else None
         begun = None if caller is None else caller.record_event()
         chunk = max(1, min(len(self.lane_list), -(-len(gpu_pages) // (2 * len(lanes)))))
+        if chunk > ALIGNED_ENTRIES:
+            chunk -= chunk % ALIGNED_ENTRIES
         lanes = lanes[: -(-len(gpu_pages) // chunk)]
         for lane in lanes:
             lane.follow(begun)

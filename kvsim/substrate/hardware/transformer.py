@@ -88,6 +88,9 @@ class Transformer:
         shape = {"kv_heads": model.kv_heads, "head_dim": model.head_dim, "element_bytes": model.kv_dtype_bytes}
         check_fragment(self.kv[0], page_tokens=page_tokens, **shape)
         check_memory(model, device)
+        if device.type == "cuda":
+            # Chunks that begin a prompt and those that go on are attended by one kernel: cuDNN's is for the former alone.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.query_width, self.kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.embeddings = self._matrix(model.vocabulary, model.hidden_size)
