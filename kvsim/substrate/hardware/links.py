@@ -14,7 +14,7 @@ from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.wall_clock import WallClock
 from kvsim.substrate.hardware.worker import Worker
 
-PART_BYTES = 4 << 20
+PART_BYTES = 32 << 20
 """A load goes in parts of some layers, each at least so long: shorter ones cost more in calls than computing earlier gains."""
 
 

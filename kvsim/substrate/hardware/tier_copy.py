@@ -162,7 +162,9 @@ class TierCopy:
         """Chunks of the lists go to the lanes in turn, so that one lane's copy fills the gaps of the others."""
         caller = torch.cuda.current_stream(self.device) if self.gpu.is_cuda else None
         begun = None if caller is None else caller.record_event()
-        chunk = max(1, min(len(self.lane_list), -(-len(gpu_pages) // (2 * len(lanes)))))
+        chunk = max(1, -(-len(gpu_pages) // (2 * len(lanes))))
+        if is_staged:
+            chunk = min(chunk, len(self.lane_list))
         if chunk > ALIGNED_ENTRIES:
             chunk -= chunk % ALIGNED_ENTRIES
         lanes = lanes[: -(-len(gpu_pages) // chunk)]
