@@ -310,7 +310,7 @@ class InstantCache(TieredCache):
             if lower.wanted_pages:
                 written = self._decide_prompt(nodes[-1], tier, lower, now)
             else:
-                written = self._decide_offers(nodes, tier, lower, now)
+                written = self._decide_offers(self.parents_first(nodes), tier, lower, now)
             self.is_offering = False
             if written:
                 self._arrive_all(written, lower, now)
@@ -321,9 +321,12 @@ class InstantCache(TieredCache):
     # --- the tails of nodes ------------------------------------------------------------------------------------------
 
     def _heir(self, node: Node, lower: Tier) -> Node | None:
-        """The child, in the lower tier only, that the node's last pages become a part of when they move there."""
+        """The child, in the lower tier only, that the node's last pages become a part of when they move there.
+
+        None if they could go on from there, which the child has not.
+        """
         children = node.children
-        if len(children) != 1 or self._hears_cuts:
+        if len(children) != 1 or self._hears_cuts or lower.lower is not None and lower.lower.after_use:
             return None
         (child,) = children.values()
         state = child.state
@@ -394,21 +397,17 @@ class InstantCache(TieredCache):
         return path
 
     def _decide_offers(self, nodes: list[Node], tier: Tier, lower: Tier, now: float) -> list[Node]:
-        """Give slots below to nodes that the policy wants there, whose parents are there and that there is room for."""
-        upper, index = tier.index, lower.index
+        """Give slots below to nodes that the policy wants there, that overtake no parent and that there is room for."""
         written: list[Node] = []
         for node in nodes:
-            parent = node.parent
-            assert parent is not None and lower.after_use is not None
-            if node.state[upper] != READY or node.state[index] or parent.parent is not None and not parent.state[index]:
+            assert lower.after_use is not None
+            if not self.may_follow(node, tier, lower) or not lower.after_use(node, now):
                 continue
-            if not lower.after_use(node, now):
-                continue
-            if self.make_room(lower, node.pages, now, written):
+            if not self.make_room(lower, node.pages, now, written):
+                self.counts.no_room_pages += node.pages
+            elif node.state[tier.index] == READY:
                 self._take_slots(node, lower)
                 written.append(node)
-            else:
-                self.counts.no_room_pages += node.pages
         return written
 
     def _decide_prompt(self, node: Node, tier: Tier, lower: Tier, now: float) -> list[Node]:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import inf
 
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
@@ -177,16 +178,29 @@ class Movement(Residency):
             self._offer(node, tier, lower, now)
 
     def _offer(self, node: Node, tier: Tier, lower: Tier, now: float) -> None:
-        """Copy a node to the tier below if the policy wants that, its parent is there and there is room."""
-        parent, index = node.parent, lower.index
-        assert parent is not None and lower.after_use is not None
-        if node.state[tier.index] != READY or node.state[index] or parent.parent is not None and not parent.state[index]:
+        """Copy a node to the tier below if the policy wants that, no parent has to go first and there is room."""
+        assert lower.after_use is not None
+        if not self.may_follow(node, tier, lower) or not lower.after_use(node, now):
             return
-        if lower.after_use(node, now):
-            if self.make_room(lower, node.pages, now):
-                self.write_down(node, tier, lower)
-            else:
-                self.counts.no_room_pages += node.pages
+        if not self.make_room(lower, node.pages, now):
+            self.counts.no_room_pages += node.pages
+        elif node.state[tier.index] == READY:  # the room can have cost what is above the node, and it with that
+            self.write_down(node, tier, lower)
+
+    @staticmethod
+    def may_follow(node: Node, tier: Tier, lower: Tier) -> bool:
+        """Whether a node can be copied to the tier below, which lacks it, without overtaking its parent.
+
+        A parent that is in the same tier goes first. One that is elsewhere comes in its turn, if it ever does.
+        """
+        upper, index, parent = tier.index, lower.index, node.parent
+        assert parent is not None
+        return node.state[upper] == READY and not node.state[index] and (parent.state[upper] != READY or parent.state[index] > 0)
+
+    @staticmethod
+    def parents_first(nodes: list[Node]) -> list[Node]:
+        """The order in which nodes are offered to the next tier: pages from the first of a path on, then states."""
+        return sorted(nodes, key=lambda node: inf if node.is_state else node.depth) if len(nodes) > 1 else nodes
 
     def _offer_prompt(self, node: Node, prompt: Request, tier: Tier, lower: Tier, now: float) -> None:
         """Copy what the policy wants of a prompt, which ends with ``node``, to the tier below: all of it or nothing."""
@@ -203,7 +217,9 @@ class Movement(Residency):
         self.unpin(above, lower.index)
 
     def wanted_nodes(self, node: Node, prompt: Request, tier: Tier, lower: Tier, now: float) -> list[Node]:
-        """The nodes of a prompt that the policy wants below and that are not there; the last one is cut if need be."""
+        """The nodes of a prompt that the tier has and that the policy wants below, up to the first that is only on its way to
+        the tier. The last one is cut if need be.
+        """
         path: list[Node] = []
         while node.parent is not None:
             path.append(node)
@@ -213,9 +229,9 @@ class Movement(Residency):
         wanted = lower.wanted_pages(prompt, path, now)
         nodes = []
         for node in path:
-            if node.depth >= wanted or node.state[tier.index] != READY and not node.state[lower.index]:
+            if node.depth >= wanted or node.state[tier.index] not in (ABSENT, READY) and not node.state[lower.index]:
                 break
-            if not node.state[lower.index]:
+            if node.state[tier.index] and not node.state[lower.index]:
                 nodes.append(node if node.depth + node.pages <= wanted else self.cut(node, wanted - node.depth))
         return nodes
 
@@ -394,7 +410,7 @@ class Movement(Residency):
         if target.index > source.index and target.lower is not None and target.lower.after_use:
             self.is_offering = True
             if not target.lower.wanted_pages:
-                for node in transfer.nodes:
+                for node in self.parents_first(transfer.nodes):
                     self._offer(node, target, target.lower, now)
             elif transfer.request is not None and transfer.nodes:
                 self._offer_prompt(transfer.nodes[-1], transfer.request, target, target.lower, now)

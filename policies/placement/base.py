@@ -15,7 +15,7 @@ class PlacementPolicy(ABC):
 
     The core owns slots, pins and transfers and does what can be done: a copy that finds no room after the tier's own
     evictions is not made, and the refusal is counted. A policy decides about what was used node by node (``after_use``) or
-    for a prompt as a whole (``wanted_pages``). Nodes are written then only below a parent that is written.
+    for a prompt as a whole (``wanted_pages``). A node is written then only after its parent, if the tier above has that, too.
     """
 
     keeps_loaded: bool = True
@@ -44,8 +44,8 @@ class PlacementPolicy(ABC):
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
         """How many pages of a computed prompt, from the first on, the lower tier should have.
 
-        ``path`` leads from the root to the prompt's last node. All that the lower tier lacks of them is written or, if there
-        is no room for all of it, nothing. Asked again when pages of this prompt have arrived in the upper tier from above.
+        ``path`` leads from the root to the prompt's last node. All of them that the upper tier has and the lower one lacks are
+        written or, if there is no room for all, none. Asked again when pages of this prompt have arrived in the upper tier from above.
         """
         return 0
 

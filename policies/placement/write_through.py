@@ -11,6 +11,7 @@ class WriteThrough(PlacementPolicy):
     """Writes every page to the tier below as soon as it is computed: eviction then frees at once, but the tiers hold the same.
 
     after use        copy down, parent first; tried again at every later use until there is room
+    from above       the same for pages that come to a tier that has another one below
     after eviction   nothing: what was not copied is dropped
     """
 

@@ -11,6 +11,7 @@ class WriteThroughSelective(PlacementPolicy):
     """Writes a page down once it has proved popular, so that pages used once cost no link time and no room below.
 
     after use        copy down from the ``hits``-th use on, parent first; the request that computed the page is the first
+    from above       the same for pages that come to a tier that has another one below
     after eviction   nothing: what was not copied is dropped
     """
 

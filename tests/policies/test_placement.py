@@ -97,6 +97,63 @@ def test_each_edge_can_have_its_own_policy() -> None:
     assert (cache.on("cpu"), cache.on("disk")) == ("xyz", "abc")
 
 
+@pytest.mark.parametrize("upper", [WriteBack, Exclusive, partial(CostAware, margin=1e-9)])
+def test_what_is_written_back_goes_on_to_the_disk_though_its_first_page_never_leaves_the_gpu(upper: Any) -> None:
+    cache = small_cache(gpu=3, cpu=2, disk=8, placement=[upper, WriteThrough])
+    cache.use("abc")
+    assert (cache.on("cpu"), cache.on("disk")) == ("", "")
+    cache.use("axy")
+    assert (cache.on("gpu"), cache.on("cpu"), cache.on("disk")) == ("axy", "bc", "bc")
+    cache.use("auv")
+    assert (cache.on("gpu"), cache.on("cpu"), cache.on("disk")) == ("auv", "xy", "bcxy")
+    assert cache.use("abc")[::2] == (1, 2)
+
+
+def test_of_what_is_written_back_at_once_parents_go_on_to_the_disk_first() -> None:
+    cache = small_cache(gpu=4, cpu=8, disk=8, placement=[WriteBack, WriteThrough])
+    cache.use("ab")
+    cache.use("abc")
+    cache.use("xyz")
+    assert (cache.on("gpu"), cache.on("cpu"), cache.on("disk")) == ("axyz", "bc", "bc")
+
+
+def test_written_back_pages_go_on_to_the_disk_at_the_second_use_if_it_is_selective() -> None:
+    cache = small_cache(gpu=3, cpu=8, disk=8, placement=[WriteBack, WriteThroughSelective])
+    cache.use("abc")
+    cache.use("axy")
+    assert (cache.on("cpu"), cache.on("disk")) == ("bc", "")
+    assert cache.use("abc") == (1, 2, 0)
+    assert (cache.on("cpu"), cache.on("disk")) == ("bcxy", "bc")
+
+
+def test_no_child_overtakes_a_parent_that_the_disk_had_no_room_for() -> None:
+    cache = small_cache(gpu=4, cpu=8, disk=2, placement=[WriteBack, WriteThrough])
+    cache.use("abc")
+    cache.use("abcd")
+    cache.use("wxyz")
+    assert (cache.on("cpu"), cache.on("disk")) == ("abcd", "")
+    assert cache.counts.no_room_pages == 3
+
+
+def test_room_on_disk_that_costs_what_is_above_a_page_costs_the_page() -> None:
+    cache = small_cache(gpu=3, cpu=1, disk=1, placement=[WriteBack, WriteThroughSelective])
+    for word in ("a", "a", "xyz", "ab", "u", "ab"):
+        cache.use(word)
+    assert (cache.on("gpu"), cache.on("cpu"), cache.on("disk")) == ("abu", "x", "a")
+    cache.use("rst")
+    assert (cache.on("gpu"), cache.on("cpu"), cache.on("disk")) == ("rst", "", "")
+
+
+@pytest.mark.parametrize("lower", [StoreThreshold, partial(ByLength, disk_min_tokens=3)])
+def test_of_a_prompt_the_disk_gets_what_was_written_back_when_it_is_offered_again(lower: Any) -> None:
+    cache = small_cache(gpu=3, cpu=8, disk=8, placement=[WriteBack, lower])
+    cache.use("abc")
+    cache.use("axy")
+    assert (cache.on("cpu"), cache.on("disk")) == ("bc", "")
+    assert cache.use("abc") == (1, 2, 0)
+    assert cache.on("disk") == ("bc" if lower is StoreThreshold else "b")
+
+
 # --- write-back above a watermark ---
 
 
