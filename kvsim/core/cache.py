@@ -27,7 +27,7 @@ class Lease:
     __slots__ = (
         "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "leading_cpu_pages", "rest", "node", "slots",
         "owed_pages", "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch", "hits",
-        "is_finishing", "is_resumed",
+        "is_finishing", "is_resumed", "is_known_prompt",
     )  # fmt: skip
     node: Node
     """The deepest node of the pinned path, after admission."""
@@ -53,6 +53,8 @@ class Lease:
         """The answer is there: what is inserted now is no prompt."""
         self.is_resumed = False
         """The request was admitted before and gave everything back: what it finds again is used no further time."""
+        self.is_known_prompt = False
+        """The prompt was computed before, by the same request: policies that count prompts have heard of it."""
         self.waits = NO_TRANSFERS
         """Write-downs that make room for this request."""
 
@@ -485,7 +487,7 @@ class TieredCache(Movement):
             self.persist(lease.node)
         if self._single:
             return NO_TRANSFERS
-        for offer in self.offering if not lease.is_finishing else ():
+        for offer in self.offering if not (lease.is_finishing or lease.is_known_prompt) else ():
             offer(lease.request, now)
         prompt = None if lease.is_finishing else lease.request
         for tier in self.tiers[:-1]:

@@ -138,7 +138,8 @@ class HybridCache(TieredCache):
         depth = max(found[0] if found else 0, detached[0] if detached else 0)
         if depth < lease.gpu_pages + lease.lower_pages:
             longer, lease = lease, self.match_runs(request, split_runs(request.runs, depth)[0])
-            lease.known_pages, lease.is_resumed = longer.known_pages, longer.is_resumed
+            lease.known_pages = longer.known_pages
+            lease.is_resumed, lease.is_known_prompt = longer.is_resumed, longer.is_known_prompt
         if found is not None and found[0] == depth:
             lease.state = found[1]
         elif detached is not None:

@@ -219,7 +219,7 @@ class Engine:
                 yield self.mover.end_of(job.fetch)
                 continue
             lease = cache.match(request)
-            lease.is_resumed = job.is_known
+            lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0
             load_pages = 0
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)

@@ -30,7 +30,7 @@ class PlacementPolicy(ABC):
 
     @optional
     def on_request(self, request: Request, now: float) -> None:
-        """The request's prompt is computed; what it used is about to be offered."""
+        """The request's prompt is computed for the first time; what it used is about to be offered."""
 
     @optional
     def after_use(self, node: Node, now: float) -> bool:
@@ -45,7 +45,8 @@ class PlacementPolicy(ABC):
         """How many pages of a computed prompt, from the first on, the lower tier should have.
 
         ``path`` leads from the root to the prompt's last node. All of them that the upper tier has and the lower one lacks are
-        written or, if there is no room for all, none. Asked again when pages of this prompt have arrived in the upper tier from above.
+        written or, if there is no room for all, none. Asked again when pages of this prompt have arrived in the upper tier
+        from above.
         """
         return 0
 

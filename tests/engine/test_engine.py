@@ -1,10 +1,14 @@
 """The engine: who runs, who waits, who is sent back, and what is counted. See small.py for the round numbers."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.outcome import FINISHED, REJECTED
 from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
@@ -217,11 +221,12 @@ def test_hits_and_time_to_first_token_of_a_retracted_request_are_those_of_its_fi
     assert outcome.status.tolist() == [FINISHED] * 3
 
 
-def test_a_retracted_request_uses_its_pages_once_however_often_it_is_admitted() -> None:
+@pytest.mark.parametrize("placement", [WriteThroughSelective, partial(StoreThreshold, k=2)])
+def test_a_retracted_request_uses_and_offers_its_pages_once_however_often_it_is_admitted(placement: Any) -> None:
     asks = ask("a", output=12), ask("b", output=12)
-    outcome = small_engine(gpu=5, cpu=8, placement=WriteThroughSelective).serve(*asks)
+    outcome = small_engine(gpu=5, cpu=8, placement=placement).serve(*asks)
     assert outcome.retractions == 1 and outcome.placement["written_pages"] == 0
-    outcome = small_engine(gpu=5, cpu=8, placement=WriteThroughSelective).serve(*asks, ask("b", 100))
+    outcome = small_engine(gpu=5, cpu=8, placement=placement).serve(*asks, ask("b", 100))
     assert outcome.retractions == 1 and outcome.placement["written_pages"] == 1
 
 
