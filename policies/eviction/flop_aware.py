@@ -7,7 +7,7 @@ for the newest requests, and the same for all others.
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
@@ -62,14 +62,14 @@ class FlopAware(EvictionPolicy):
         """Last use of each bin's head; infinite without one."""
         self._used_s_array = np.full(BINS, inf)
         """The same."""
-        self._turns_array = np.full(BINS, inf)
-        """The same in turns: so many requests had been announced."""
+        self._front: list[int] = []
+        """The bins whose head was used before those of all bins below: one of them has the least utility."""
+        self._turns: list[int] = []
+        """Of each bin of the front, when its head was used: so many requests had been announced."""
+        self._high = 0
+        """All bins above are empty."""
         self._announced_s = array("d")
         """When, ascending: each time that a request was about to use or to insert nodes."""
-        self._efficiencies = np.full(BINS, inf)
-        """The number of each bin; infinite for an empty one."""
-        self._low, self._high = BINS, -1
-        """All bins before and behind are empty."""
         self._newest: list[tuple[float, int, Node]] = []
         self._entries = 0
         self._compact_at = 1024
@@ -174,9 +174,9 @@ class FlopAware(EvictionPolicy):
         ``begin``: the depth where its pages begin, if that is about to change. None for a state that leaves only when nothing
         else can.
         """
-        partner, tier = node.partner, self.tier
         if not self._linear:
             return (node.depth if begin is None else begin) + node.depth + node.pages
+        partner, tier = node.partner, self.tier
         if node.is_state:
             if partner is None or partner.partner is not node or partner.state[tier] != READY:
                 return 0.0
@@ -226,40 +226,66 @@ class FlopAware(EvictionPolicy):
         self._newest = [entry for entry in self._newest if entry[2].is_evictable(tier) and -entry[0] == self._used_at(entry[2])]
         heapify(self._newest)
         self._compact_at = max(1024, 2 * len(self._newest))
-        latest = ({entry[2]: entry for entry in sorted(heap) if entry[2].is_evictable(tier)} for heap in self._heaps)
-        self._fill([list(entries.values()) for entries in latest])
+        self._fill([self._latest(heap) if len(heap) > 1 else heap for heap in self._heaps])
+
+    def _latest(self, heap: list[tuple[float, int, Node]]) -> list[tuple[float, int, Node]]:
+        """The last entry of each leaf."""
+        return list({entry[2]: entry for entry in sorted(heap) if entry[2].is_evictable(self.tier)}.values())
 
     def _compact_last(self) -> None:
         """Keep one entry for each state that leaves when nothing else can."""
-        states = {entry[2]: entry for entry in sorted(self._last_resort)}
-        self._last_resort = [entry for node, entry in states.items() if node.is_evictable(self.tier)]
-        heapify(self._last_resort)
+        self._last_resort = self._latest(self._last_resort)
         self._compact_last_at = max(1024, 2 * len(self._last_resort))
 
     def _fill(self, heaps: list[list[tuple[float, int, Node]]]) -> None:
         """Put the entries into the first bins; the rest is empty."""
         self._heaps = heaps + [[] for _ in range(BINS - len(heaps))]
-        for place, heap in enumerate(self._heaps):
+        for heap in self._heaps:
             heapify(heap)
-            self._set_head(place, heap[0][0] if heap else inf)
+        self._used_s = [heap[0][0] if heap else inf for heap in self._heaps]
+        self._used_s_array = np.array(self._used_s)
+        self._front, self._turns, self._high = [], [], BINS - 1
+        self._find_front(0, 0, inf)
 
     def _set_head(self, place: int, used_s: float) -> None:
-        if used_s == inf:
-            self._efficiencies[place] = inf
-        elif self._used_s[place] == inf:
-            self._efficiencies[place] = place
-            if place < self._low:
-                self._low = place
-            if place > self._high:
-                self._high = place
-        self._used_s[place] = self._used_s_array[place] = used_s
-        self._turns_array[place] = bisect_right(self._announced_s, used_s) if used_s != inf else inf
+        """The bin's head has changed; infinite: it is empty."""
+        heads_s, front, turns = self._used_s, self._front, self._turns
+        heads_s[place] = self._used_s_array[place] = used_s
+        if place > self._high:
+            self._high = place
+        at = bisect_left(front, place)
+        was_in_front = at < len(front) and front[at] == place
+        if was_in_front:
+            del front[at], turns[at]
+        bound_s = heads_s[front[at - 1]] if at else inf
+        if used_s < bound_s:
+            while at < len(front) and heads_s[front[at]] >= used_s:
+                del front[at], turns[at]
+            self._enter_front(at, place)
+            at, bound_s = at + 1, used_s
+        if was_in_front:
+            self._find_front(at, place + 1, bound_s)
+
+    def _find_front(self, at: int, begin: int, bound_s: float) -> None:
+        """Find the front's bins from ``begin`` to the one that is its ``at``-th now: their heads were used before the bound."""
+        heads_s, front = self._used_s, self._front
+        stop = front[at] if at < len(front) else self._high + 1
+        while begin < stop:
+            oldest = begin + int(self._used_s_array[begin:stop].argmin())
+            if heads_s[oldest] >= bound_s:
+                break
+            self._enter_front(at, oldest)
+            stop = oldest
+
+    def _enter_front(self, at: int, place: int) -> None:
+        self._front.insert(at, place)
+        self._turns.insert(at, bisect_right(self._announced_s, self._used_s[place]))
 
     def victims(self, now: float) -> Iterator[Node]:
         offered = self._offered
         try:
             while True:
-                if (place := self._least(now)) is not None:
+                if (place := self._least()) is not None:
                     heap = self._heaps[place]
                     node = heappop(heap)[2]
                     self._set_head(place, heap[0][0] if heap else inf)
@@ -291,48 +317,38 @@ class FlopAware(EvictionPolicy):
                 return heappop(heap)[2]
         return None
 
-    def _least(self, now: float) -> int | None:
+    def _least(self) -> int | None:
         """The bin whose head has the least utility."""
-        used_s, is_current = self._used_s, self._is_current
-        while True:
-            low, high = self._low, self._high
-            if low > high:
-                return None
-            if used_s[low] == inf or used_s[high] == inf:
-                self._find_ends()
+        is_current, alpha, announced_s = self._is_current, self._alpha, self._announced_s
+        while front := self._front:
+            heads_s, low, oldest = self._used_s, front[0], front[-1]
+            if not is_current(oldest):
                 continue
-            place = oldest = low + int(self._used_s_array[low : high + 1].argmin())
-            if self._alpha:
-                if not is_current(oldest) or low != oldest and not is_current(low) or high != oldest and not is_current(high):
-                    continue
-                utilities = self._efficiencies[low : high + 1] * (self._alpha / (high - low) if high > low else 1.0)
-                turns, last_turn = self._turns_array[low : high + 1], len(self._announced_s)
-                newest_age = max(last_turn - bisect_right(self._announced_s, self._newest_use_s()), 1)
-                oldest_age = last_turn - self._turns_array[oldest]
-                if oldest_age > newest_age:
-                    ages = last_turn - turns
-                    np.maximum(ages, 1.0, out=ages)
-                    utilities += 1 / (1 / newest_age - 1 / oldest_age) / ages
-                place = low + int(utilities.argmin())
-            if place == oldest and self._alpha or is_current(place):
+            if not alpha:
+                return oldest
+            while heads_s[self._high] == inf:
+                self._high -= 1
+            high = self._high
+            if low != oldest and not is_current(low) or high != oldest and not is_current(high):
+                continue
+            last_turn = len(announced_s)
+            newest_age = max(last_turn - bisect_right(announced_s, self._newest_use_s()), 1)
+            oldest_age = last_turn - self._turns[-1]
+            weight = alpha / (high - low) if high > low else 1.0
+            recency = 1 / (1 / newest_age - 1 / oldest_age) if oldest_age > newest_age else 0.0
+            ages = [last_turn - turn or 1 for turn in self._turns]
+            utilities = [place * weight + recency / age for place, age in zip(front, ages, strict=True)]
+            place = front[utilities.index(min(utilities))]
+            if place == oldest or is_current(place):
                 return place
-
-    def _find_ends(self) -> None:
-        """Put ``_low`` and ``_high`` to the first and the last bin that is not empty, or past all if none is."""
-        used_s, low, high = self._used_s, self._low, self._high
-        while low <= high and used_s[low] == inf:
-            low += 1
-        while low <= high and used_s[high] == inf:
-            high -= 1
-        self._low, self._high = (low, high) if low <= high else (BINS, -1)
+        return None
 
     def _is_current(self, place: int) -> bool:
         """Whether the bin's head is as it was entered; if not, it is put right."""
-        heap, tier, before = self._heaps[place], self.tier, self._used_s[place]
-        offered, width = self._offered, self._width
+        heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[place], self._width
         while heap:
             used_s, number, node = heap[0]
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in offered:
+            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in self._offered:
                 heappop(heap)
             elif (efficiency := self._efficiency(node)) is None or efficiency // width != place:
                 heappop(heap)
@@ -341,12 +357,12 @@ class FlopAware(EvictionPolicy):
                     return False
             elif (last_used := self._used_at(node)) != used_s:
                 heapreplace(heap, (last_used, number, node))
+            elif used_s == before_s:
+                return True
             else:
                 break
-        after = heap[0][0] if heap else inf
-        if after != before:
-            self._set_head(place, after)
-        return after == before
+        self._set_head(place, heap[0][0] if heap else inf)
+        return False
 
     def _newest_use_s(self) -> float:
         """The latest use of a leaf; there is one."""

@@ -95,9 +95,8 @@ class Tuning:
             pages = max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // tokens))
             if single is None:
                 saved += context.saved_flops(0, hit_pages(cache, request, pages, now) * tokens)
-            elif (held := single.serve(request, pages, now)) is not None:
-                saved += context.saved_flops(0, held.hits[0] * tokens)
-                single.finish_request(held)
+            elif (hits := single.serve_alone(request, pages, now)) is not None:
+                saved += context.saved_flops(0, hits[0] * tokens)
         return saved
 
 

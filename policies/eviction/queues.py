@@ -295,7 +295,7 @@ class QueueEviction(EvictionPolicy):
                 yield node
                 if node.state[tier] == READY:
                     refused[node] = None
-                elif heap[0] is entry:
+                elif heap and heap[0] is entry:
                     heappop(heap)
         finally:
             self._offered = None
