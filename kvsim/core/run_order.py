@@ -207,7 +207,8 @@ class RunOrder:
                 runs.append((segment.stop, pages))
                 break
             runs.append((start, pages))
-            self._unindex(segment)
+            del self._by_start[start]
+            self._starts.remove(start)
             segment.start = start + pages
             self._index(segment)
             break
@@ -262,10 +263,6 @@ class RunOrder:
         self._by_start[segment.start] = segment
         self._starts.insert(*self._starts.place(segment.start), segment.start)
 
-    def _unindex(self, segment: _Segment) -> None:
-        del self._by_start[segment.start]
-        self._starts.remove(segment.start)
-
     def _cut(self, segment: _Segment, page: int) -> _Segment:
         """Cut a segment before a page. Returns the rest, a new segment beside it in the order."""
         older = segment.older if segment.tail_first else segment
@@ -275,6 +272,8 @@ class RunOrder:
         return rest
 
     def _drop(self, segment: _Segment) -> None:
-        self._unindex(segment)
-        segment.older.newer, segment.newer.older = segment.newer, segment.older
-        self.pages -= segment.stop - segment.start
+        start, older, newer = segment.start, segment.older, segment.newer
+        del self._by_start[start]
+        self._starts.remove(start)
+        older.newer, newer.older = newer, older
+        self.pages -= segment.stop - start

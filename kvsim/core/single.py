@@ -282,10 +282,12 @@ class SingleTier:
 
     def _make_room(self, missing: int, now: float) -> None:
         """Evict so many pages, of which there are as many."""
-        tier, pool = self.tier, self.tier.pool
+        tier, pool, counts_slots = self.tier, self.tier.pool, self._in_one_pass
         tier.evictable_pages -= missing
         tier.evicted_pages += missing
         self.cache.counts.dropped_pages += missing
+        if counts_slots:
+            pool.free += missing
         on_evictable, on_remove = tier.on_evictable, tier.on_remove
         for node in tier.eviction.victims(now):
             pages = node.pages
@@ -296,7 +298,8 @@ class SingleTier:
                 self.cache.cut(node, pages - missing)
                 pages = missing
             node.state[0] = ABSENT
-            pool.give(node.slots[0])
+            if not counts_slots:
+                pool.give(node.slots[0])
             if on_remove:
                 on_remove(node)
             parent: Any = node.parent
@@ -344,7 +347,7 @@ class SingleTier:
             self._after_pass(node, then)
 
     def _trim(self, node: Node, pages: int) -> None:
-        """Evict a node's last pages; so many stay."""
+        """Evict a node's last pages; so many stay. Slots that are only counted have been given back."""
         tier, runs = self.tier, node.runs
         gone: tuple[Run, ...]
         if len(runs) == 1:
@@ -352,8 +355,11 @@ class SingleTier:
         else:
             node.runs, gone = split_runs(runs, pages)
         node.pages = pages
-        node.slots[0], freed = tier.pool.split(node.slots[0], pages)
-        tier.pool.give(freed)
+        if self._in_one_pass:
+            node.slots[0] = pages
+        else:
+            node.slots[0], freed = tier.pool.split(node.slots[0], pages)
+            tier.pool.give(freed)
         if tier.on_trim:
             tier.on_trim(node, gone)
 

@@ -5,7 +5,6 @@ The rules are those of Continuum (arXiv:2511.02230, 2025); ttl.py says them.
 
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
-from itertools import pairwise
 from math import inf, sqrt
 
 from kvsim.core.request import Request
@@ -40,21 +39,21 @@ class Pauses:
         return self._taus_s[bisect_left(self._prices_s, gain_s)]
 
     def _consider(self) -> None:
-        """Keep the taus that are best for some gain, the upper hull of the distribution, and the gain from which each is."""
+        """Keep the taus that are best for some gain, the upper hull of the distribution, and the gain from which each is.
+
+        The price of a tau is the seconds of waiting for one more pause that ends in time, from the tau before it on.
+        """
         self._pauses_s.sort()
         self._considered = count = len(self)
-        hull = [(0.0, 0)]
+        taus_s, ranks, prices_s = [0.0], [0], [-inf]
         for rank, pause_s in enumerate(self._pauses_s, 1):
-            while len(hull) > 1 and _price(hull[-2], hull[-1]) >= _price(hull[-1], (pause_s, rank)):
-                hull.pop()
-            hull.append((pause_s, rank))
-        self._taus_s = [tau_s for tau_s, _ in hull]
-        self._prices_s = [count * _price(left, right) for left, right in pairwise(hull)]
-
-
-def _price(left: tuple[float, int], right: tuple[float, int]) -> float:
-    """Seconds of waiting for one more pause that ends in time."""
-    return (right[0] - left[0]) / (right[1] - left[1])
+            while prices_s[-1] >= (price_s := (pause_s - taus_s[-1]) / (rank - ranks[-1])):
+                del taus_s[-1], ranks[-1], prices_s[-1]
+            taus_s.append(pause_s)
+            ranks.append(rank)
+            prices_s.append(price_s)
+        self._taus_s = taus_s
+        self._prices_s = [count * price_s for price_s in prices_s[1:]]
 
 
 class Memory:

@@ -50,12 +50,13 @@ class MultiQueue(QueueEviction):
         self.ghosts.append(runs, value=mark[2])
 
     def choose(self) -> tuple[int, float] | None:
-        life_time = self.life_time * self.queues
+        life_time, heaps = self.life_time * self.queues, self.heaps
+        expired = self.clock - life_time
         for queue in range(self.queues - 1, 0, -1):
-            heap = self.heaps[queue]
-            while heap and heap[0][0] + life_time < self.clock and (leaf := self.first(queue)) is not None:
+            heap = heaps[queue]
+            while heap and heap[0][0] < expired and (leaf := self.first(queue)) is not None:
                 _, place, uses = self.mark(leaf)
-                if place + life_time >= self.clock:
+                if place >= expired:
                     break
                 self.move(leaf, (queue - 1, place + life_time + 1, uses))
         return self.first_of(0)
