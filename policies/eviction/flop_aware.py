@@ -62,10 +62,10 @@ class FlopAware(EvictionPolicy):
         """Last use of each bin's head; infinite without one."""
         self._used_s_array = np.full(BINS, inf)
         """The same."""
+        self._turns = [0] * BINS
+        """The same in turns, unless the bin is empty: so many requests had been announced."""
         self._front: list[int] = []
         """The bins whose head was used before those of all bins below: one of them has the least utility."""
-        self._turns: list[int] = []
-        """Of each bin of the front, when its head was used: so many requests had been announced."""
         self._high = 0
         """All bins above are empty."""
         self._announced_s = array("d")
@@ -244,24 +244,26 @@ class FlopAware(EvictionPolicy):
             heapify(heap)
         self._used_s = [heap[0][0] if heap else inf for heap in self._heaps]
         self._used_s_array = np.array(self._used_s)
-        self._front, self._turns, self._high = [], [], BINS - 1
+        self._turns = [bisect_right(self._announced_s, used_s) for used_s in self._used_s]
+        self._front, self._high = [], BINS - 1
         self._find_front(0, 0, inf)
 
     def _set_head(self, place: int, used_s: float) -> None:
         """The bin's head has changed; infinite: it is empty."""
-        heads_s, front, turns = self._used_s, self._front, self._turns
+        heads_s, front = self._used_s, self._front
         heads_s[place] = self._used_s_array[place] = used_s
+        self._turns[place] = bisect_right(self._announced_s, used_s)
         if place > self._high:
             self._high = place
         at = bisect_left(front, place)
         was_in_front = at < len(front) and front[at] == place
         if was_in_front:
-            del front[at], turns[at]
+            del front[at]
         bound_s = heads_s[front[at - 1]] if at else inf
         if used_s < bound_s:
             while at < len(front) and heads_s[front[at]] >= used_s:
-                del front[at], turns[at]
-            self._enter_front(at, place)
+                del front[at]
+            front.insert(at, place)
             at, bound_s = at + 1, used_s
         if was_in_front:
             self._find_front(at, place + 1, bound_s)
@@ -274,12 +276,8 @@ class FlopAware(EvictionPolicy):
             oldest = begin + int(self._used_s_array[begin:stop].argmin())
             if heads_s[oldest] >= bound_s:
                 break
-            self._enter_front(at, oldest)
+            front.insert(at, oldest)
             stop = oldest
-
-    def _enter_front(self, at: int, place: int) -> None:
-        self._front.insert(at, place)
-        self._turns.insert(at, bisect_right(self._announced_s, self._used_s[place]))
 
     def victims(self, now: float) -> Iterator[Node]:
         offered = self._offered
@@ -321,7 +319,7 @@ class FlopAware(EvictionPolicy):
         """The bin whose head has the least utility."""
         is_current, alpha, announced_s = self._is_current, self._alpha, self._announced_s
         while front := self._front:
-            heads_s, low, oldest = self._used_s, front[0], front[-1]
+            heads_s, turns, low, oldest = self._used_s, self._turns, front[0], front[-1]
             if not is_current(oldest):
                 continue
             if not alpha:
@@ -333,11 +331,10 @@ class FlopAware(EvictionPolicy):
                 continue
             last_turn = len(announced_s)
             newest_age = max(last_turn - bisect_right(announced_s, self._newest_use_s()), 1)
-            oldest_age = last_turn - self._turns[-1]
+            oldest_age = last_turn - turns[oldest]
             weight = alpha / (high - low) if high > low else 1.0
             recency = 1 / (1 / newest_age - 1 / oldest_age) if oldest_age > newest_age else 0.0
-            ages = [last_turn - turn or 1 for turn in self._turns]
-            utilities = [place * weight + recency / age for place, age in zip(front, ages, strict=True)]
+            utilities = [place * weight + recency / (last_turn - turns[place] or 1) for place in front]
             place = front[utilities.index(min(utilities))]
             if place == oldest or is_current(place):
                 return place
