@@ -34,8 +34,8 @@ def test_the_longest_detached_state_of_a_long_prompt_is_found_at_once(run_count:
             states.insert(Place(first + depth - 1, depth, first))
     first = runs[0][0]
     states.insert(Place(first, 1, first))
-    rounds, best = 100, float("inf")
-    for _ in range(5):
+    rounds, best = 10, float("inf")
+    for _ in range(100):  # the best of many: others use the machine
         began = process_time()
         for _ in range(rounds):
             found = states.longest(runs, 1_875)

@@ -27,5 +27,11 @@ def test_the_last_queue_takes_all_that_is_above() -> None:
 
 
 def test_ghosts_are_bounded() -> None:
-    cache = filled(MultiQueue(ghost=1.5), *"abcdefghij", gpu=2)
-    assert cache.gpu.eviction.ghosts.pages == 3
+    """Of what has left, a ... h, the last three are remembered; of what is not looked up, at most twice as many are kept."""
+    policy = MultiQueue(ghost=1.5)
+    cache = filled(policy, *"abcdefghij", gpu=2)
+    assert policy.ghosts.pages <= 6 + 1
+    cache.use("e")
+    assert policy.mark(cache.node("e"))[2] == 1
+    cache.use("h")
+    assert policy.mark(cache.node("h"))[2] == 2

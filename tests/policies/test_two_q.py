@@ -26,8 +26,8 @@ def test_the_main_list_is_lru() -> None:
 
 def test_only_the_most_recent_ghosts_are_remembered() -> None:
     cache = filled(TwoQ(), *"abcdefg", gpu=4)
-    assert cache.gpu.eviction.ghosts.pages == 2
     cache.use("a")
+    assert cache.gpu.eviction.ghosts.pages == 2
     assert cache.gpu.eviction.sizes == [4, 0], "a, b and c have left, and a is forgotten"
 
 
