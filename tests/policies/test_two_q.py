@@ -27,8 +27,9 @@ def test_the_main_list_is_lru() -> None:
 def test_only_the_most_recent_ghosts_are_remembered() -> None:
     cache = filled(TwoQ(), *"abcdefg", gpu=4)
     cache.use("a")
-    assert cache.gpu.eviction.ghosts.pages == 2
     assert cache.gpu.eviction.sizes == [4, 0], "a, b and c have left, and a is forgotten"
+    cache.use("c")
+    assert cache.gpu.eviction.sizes == [3, 1], "c is remembered, and d, which left last"
 
 
 def test_part_of_a_path_may_be_remembered() -> None:
