@@ -158,3 +158,39 @@ def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkey
     table = (tmp_path / "out" / "results.md").read_text()
     assert verdicts(table) == 4 and "## conversation: hit rate" in table
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3
+
+
+def test_validation_tables(tmp_path: Path) -> None:
+    path = EXPERIMENTS / "hardware" / "validation.py"
+    spec = importlib.util.spec_from_file_location("study_validation", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def pair(simulated: float, hardware: float) -> dict[str, float]:
+        return {
+            "simulated": simulated, "hardware": hardware, "difference": simulated - hardware, "error": simulated / hardware - 1
+        }  # fmt: skip
+
+    names = list(module.configurations(""))
+    for place, name in enumerate(names):
+        record = {
+            "device": "a GPU", "identical": 1.0, "hit_rate": {"gpu": pair(0.5, 0.501)},
+            "ttft_s": {quantile: pair(place + 1.0, place + 1.02) for quantile in ("p50", "p90", "p99")},
+            "tpot_s": {"p50": pair(0.01, 0.01)}, "links": {"gpu-cpu": {"bytes": pair(1e9, 1e9), "busy_s": pair(1, 2)}},
+            "hardware": {"wrong_words": 0, "verified_pages": 10, "page_moves": {"gpu-cpu": 20}},
+        }  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "validate.json").write_text(json.dumps(record))
+    arguments = ["--read", str(tmp_path), "--output", str(tmp_path)]
+    assert module.main(arguments) == 0
+    table = (tmp_path / "validation.md").read_text()
+    assert "| hit rate, gpu (%) | 50 | 50.1 | -0.10 points |" in table
+    assert "0 wrong words in 50 reused pages; 100 pages moved | holds |" in table
+    assert len((tmp_path / "validation.csv").read_text().splitlines()) == 1 + 7 * len(names)
+    first = json.loads((tmp_path / names[0] / "validate.json").read_text())
+    first["ttft_s"]["p50"] = pair(9.0, 1.0)
+    (tmp_path / names[0] / "validate.json").write_text(json.dumps(first))
+    assert module.main(arguments) == 1
+    table = (tmp_path / "validation.md").read_text()
+    assert table.count("FAILS") == 2, "its times, and the ranking"
