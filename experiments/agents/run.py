@@ -23,6 +23,7 @@ Exits with 1 if a claim fails.
 import argparse
 import csv
 import sys
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -176,11 +177,11 @@ def finding(rows: Rows) -> str:
     )
 
 
-def _gain(rows: Rows, of) -> float:  # type: ignore[no-untyped-def]
+def _gain(rows: Rows, of: Callable[[Iterable[float]], float]) -> float:
     return float(of(rows[Cell(*p, "continuum")].replayed - rows[Cell(*p, "lru")].replayed for p in places()))
 
 
-def _left(rows: Rows, of) -> float:  # type: ignore[no-untyped-def]
+def _left(rows: Rows, of: Callable[[Iterable[float]], float]) -> float:
     return float(of(rows[Cell(*p, BOUND)].replayed - rows[Cell(*p, "lru")].replayed for p in places()))
 
 

@@ -18,7 +18,7 @@ Exits with 1 if a claim fails.
 import argparse
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -227,7 +227,7 @@ def write_markdown(path: Path, rows: dict[Cell, Row]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def table(rows, value, text, best) -> list[str]:  # type: ignore[no-untyped-def]
+def table(rows: dict[Cell, Row], value: Callable[[Row], float], text: str, best: Callable[[Iterable[float]], float]) -> list[str]:
     """One row a place, the best value in bold."""
     lines = [f"| GPU + CPU | {' | '.join(POLICIES)} |", "|---" * (len(POLICIES) + 1) + "|"]
     for place in places():
