@@ -12,7 +12,7 @@ test: .venv/installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy -p kvsim
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix

@@ -22,9 +22,12 @@ def test_pages_are_hashed_by_the_million() -> None:
     assert best > 5e6, f"{best:,.0f} tokens a second"
 
 
-@pytest.mark.parametrize("run_count", [1, 20, 200, 1_875])
-def test_the_longest_detached_state_of_a_long_prompt_is_found_at_once(run_count: int) -> None:
-    """120,000 tokens are 1,875 pages of 64, in so many runs; 100,000 other states are known. When idle, 10 us for 200 runs."""
+@pytest.mark.parametrize(("run_count", "most_us"), [(1, 20), (20, 40), (200, 100), (1_875, 500)])
+def test_the_longest_detached_state_of_a_long_prompt_is_found_at_once(run_count: int, most_us: float) -> None:
+    """120,000 tokens are 1,875 pages of 64, in so many runs; 100,000 other states are known.
+
+    When idle, 10 us for 200 runs, and 75 us where every page is a run of its own, which no trace has.
+    """
     states = DetachedStates(None)
     length = 1_875 // run_count
     runs = tuple((1_000_000 * number, length) for number in range(1, run_count + 1))
@@ -41,4 +44,4 @@ def test_the_longest_detached_state_of_a_long_prompt_is_found_at_once(run_count:
             found = states.longest(runs, 1_875)
         best = min(best, (process_time() - began) / rounds)
     assert found == (1, first), "in the first of all runs, found last"
-    assert best < 100e-6, f"{best * 1e6:.1f} us"
+    assert best < most_us * 1e-6, f"{best * 1e6:.1f} us"
