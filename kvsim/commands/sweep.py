@@ -7,7 +7,7 @@ import shlex
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -27,6 +28,7 @@ from kvsim.build import Plan, SweepSettings, build_run, check_output, sweep_sett
 from kvsim.commands.bounds import complete, compute_once
 from kvsim.commands.fingerprint import configuration_hash
 from kvsim.commands.mistake import Mistake
+from kvsim.commands.sweep_loader import SweepLoader
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import Result
@@ -37,6 +39,7 @@ Objective = float | list[float] | None
 HASH = re.compile(rb'"config_hash": "([0-9a-f]{32})"')
 SAME_TERMINAL = (".BasicLauncher", ".JoblibLauncher", ".RayLauncher")
 """Launchers whose jobs write to the terminal of the sweep."""
+_check_of_hydra = Sweeper.validate_batch_is_legal
 WATCH_S = 0.5
 HEAD_BYTES = 400
 """The hash of a finished job stands in so many leading bytes of its result."""
@@ -136,7 +139,10 @@ def begin_sweep(config: DictConfig) -> None:
     with replacing(folder / "sweep.json") as file:
         record = {"command": command, "command_line": shlex.join(words), "swept": _swept(config, arguments)}
         file.write(json.dumps(record, indent=2).encode())
-    setattr(BasicSweeper, "validate_batch_is_legal", _try_each_value)  # noqa: B010  (types do not allow the assignment)
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
+    hydra.config_loader = SweepLoader(hydra.config_loader.get_search_path())
+    setattr(Sweeper, "validate_batch_is_legal", _try_each_choice)  # noqa: B010  (types do not allow the assignment)
     watch = None
     if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):
         watch = FailureWatch(folder)
@@ -144,17 +150,24 @@ def begin_sweep(config: DictConfig) -> None:
     _begun[:] = [Begun(folder, command, settings, watch)]
 
 
-def _try_each_value(sweeper: BasicSweeper, batch: list[list[str]]) -> None:
-    """Compose a configuration with each value of each key once.
+def _try_each_choice(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+    """Compose a configuration with each choice from a group, and with each key that is set, once.
 
-    Hydra would compose those of all jobs before it begins the first, which takes as long as a short replay of each.
+    Hydra would compose those of all jobs before it begins the first.
     """
     assert sweeper.hydra_context is not None and sweeper.config is not None
+    loader = sweeper.hydra_context.config_loader
+    if not isinstance(loader, SweepLoader):  # another program's sweep in this process
+        _check_of_hydra(sweeper, batch)
+        return
+    read = cache(lambda line: OverridesParser.create().parse_overrides([line])[0])
+    what = cache(lambda line: read(line).key_or_group if loader.sets_value(read(line)) else line)
     tried: set[str] = set()
     for job in batch:
-        if not tried.issuperset(job):
-            sweeper.hydra_context.config_loader.load_sweep_config(master_config=sweeper.config, sweep_overrides=list(job))
-            tried.update(job)
+        tries = {what(line) for line in job}
+        if not tries <= tried:
+            loader.load_sweep_config(master_config=sweeper.config, sweep_overrides=list(job))
+            tried |= tries
 
 
 def end_sweep(*, is_interrupted: bool = False) -> None:

@@ -1,0 +1,65 @@
+"""Composes the configurations of a sweep's jobs. Hydra would begin each from the files: as long as a short replay takes."""
+
+import os
+from copy import deepcopy
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+_composed: dict[tuple[Any, ...], DictConfig] = {}
+"""By what was chosen. Of this process: a launcher's worker gets a loader of its own for each job."""
+MOST_COMPOSED = 100
+
+
+class SweepLoader(ConfigLoaderImpl):
+    """Composes one configuration for each choice of groups, and sets in a copy of it what differs from job to job.
+
+    What it gives is what Hydra's own loader gives. Overrides that do more than choose from a group or set a value that is
+    there (``+key=``, ``~key``) are left to that. Files of configurations must not change meanwhile.
+    """
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """As in Hydra's contract."""
+        compose = super().load_configuration
+        settings = from_shell, validate_sweep_overrides
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        values = [override for override in parsed if self.sets_value(override)]
+        if run_mode != RunMode.RUN or not values or any(override.is_sweep_override() for override in values):
+            return compose(config_name, overrides, run_mode, *settings)
+        chosen = [override.input_line or "" for override in parsed if override not in values]
+        sources = tuple(path.path for path in self.config_search_path.get_path())
+        key = (config_name, sources, os.getcwd(), tuple(chosen), *settings)
+        if key not in _composed:
+            if len(_composed) >= MOST_COMPOSED:
+                _composed.clear()
+            _composed[key] = compose(config_name, chosen, run_mode, *settings)
+        config = deepcopy(_composed[key])
+        self._apply_overrides_to_config(values, config)
+        own = [override for override in parsed if not override.is_hydra_override()]
+        job = config.hydra.job
+        config.hydra.overrides.task = [override.input_line for override in own]
+        job.override_dirname = get_overrides_dirname(
+            overrides=own,
+            kv_sep=job.config.override_dirname.kv_sep,
+            item_sep=job.config.override_dirname.item_sep,
+            exclude_keys=job.config.override_dirname.exclude_keys,
+        )
+        return config
+
+    def sets_value(self, override: Override) -> bool:
+        """Whether it sets a value in the configuration, and neither chooses from a group nor adds or takes away a key."""
+        key = override.key_or_group
+        if override.is_hydra_override() or override.is_add() or override.is_force_add() or override.is_delete():
+            return False
+        return override.package is None and not self.repository.group_exists(key)
