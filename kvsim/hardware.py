@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvsim.copy_rule import CopyRule
 from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
 
 RATES_AND_SIZES = (
@@ -56,9 +57,11 @@ class HardwareSpec:
     """Time of a step that is neither compute nor memory: scheduling, launch, sampling."""
 
     link_curves: LinkCurves | None = None
-    """Measured, as ``kvsim calibrate`` does, like the two below."""
+    """Measured, as ``kvsim calibrate`` does, like those below."""
     disk_curves: DiskCurves | None = None
     compute_curves: ComputeCurves | None = None
+    copy_rule: CopyRule | None = None
+    """How ``substrate=hardware`` copies pages; None: as on an H200."""
 
     def __post_init__(self) -> None:
         for name in RATES_AND_SIZES:

@@ -50,12 +50,17 @@ class DiskCurves:
     """Rows of [depth, page_bytes, bytes_per_s]; the depth is how many requests are under way."""
     write: list[Any]
     """The same."""
+    both: list[Any] | None = None
+    """Rows of [depth, page_bytes, bytes_per_s]: the sum while pages are read and others written, so many of each at once.
+    None: reading and writing do not slow each other down."""
     depth: int = 4
     """Requests under way at once in the run at hand: the threads of its disk tier."""
 
     def __post_init__(self) -> None:
         for name in ("read", "write"):
-            check_rows(f"disk_curves.{name}", getattr(self, name), "depth", "page_bytes", "bytes_per_s", keys=2)
+            self._check(name)
+        if self.both is not None:
+            self._check("both")
         if self.depth < 1:
             raise ValueError(f"disk_curves.depth must be at least 1, not {self.depth}")
 
@@ -64,6 +69,13 @@ class DiskCurves:
 
     def write_bytes_per_s(self, page_bytes: float) -> float:
         return interpolated_twice(self.write, self.depth, page_bytes)
+
+    def total_bytes_per_s(self, page_bytes: float) -> float | None:
+        """Limit of the sum while pages are read and written at once, if there is one."""
+        return None if self.both is None else interpolated_twice(self.both, self.depth, page_bytes)
+
+    def _check(self, name: str) -> None:
+        check_rows(f"disk_curves.{name}", getattr(self, name), "depth", "page_bytes", "bytes_per_s", keys=2)
 
 
 @dataclass(kw_only=True)

@@ -43,6 +43,10 @@ def test_a_disk_has_a_rate_for_each_depth_and_size_of_page() -> None:
     assert DiskCurves(**DISK, depth=2).read_bytes_per_s(400) == pytest.approx((20 * 40) ** 0.5)
     assert DiskCurves(**DISK).read_bytes_per_s(1e9) == DiskCurves(**DISK, depth=64).read_bytes_per_s(1e9) == 40
     assert DiskCurves(**DISK).write_bytes_per_s(1) == 5
+    assert DiskCurves(**DISK).total_bytes_per_s(1) is None
+    assert DiskCurves(**DISK, both=[[1, 100, 12.0], [4, 100, 44.0]]).total_bytes_per_s(100) == 44
+    with pytest.raises(ValueError, match=r"disk_curves.both must be rows of \[depth, page_bytes, bytes_per_s\], one at least"):
+        DiskCurves(**DISK, both=[])
 
 
 @pytest.mark.parametrize(

@@ -36,24 +36,25 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Streams that share
 import torch
 import triton
 
-from kvsim.substrate.hardware.tier_copy import CopyCalibration, Method, TierCopy
+from kvsim.copy_rule import CopyRule, Method
+from kvsim.substrate.hardware import method_rates
+from kvsim.substrate.hardware.method_rates import STORE_PACE, derived_rule
+from kvsim.substrate.hardware.tier_copy import TierCopy, Way
 
 HERE = Path(__file__).resolve().parent
 METHODS: tuple[Method, ...] = ("kernel", "staged", "memcpy")
-WAYS = ("load", "store")
+WAYS: tuple[Way, ...] = ("load", "store")
 LAYERS = 32
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MEMCPY_BYTES = GIB
-STORE_PACE = 0.945
-"""Share of memcpy's rate at which a kernel that stores is held: just below what it reaches, so that no queue builds up."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One timed case; rates are shares of memcpy's."""
 
-    way: str
-    method: str
+    way: Way
+    method: Method
     fragment_bytes: int
     layers: int
     fragments: int
@@ -130,7 +131,7 @@ def check(machine: Machine, fragment_sizes: list[int]) -> int:
             gpu = torch.randint(0, 256, (layers, 40, fragment_bytes), dtype=torch.uint8, device=machine.device)
             host = torch.randint(0, 256, (50, layers, fragment_bytes), dtype=torch.uint8)
             host = host.pin_memory() if machine.has_gpu else host
-            tiers = TierCopy(gpu, host, CopyCalibration(), lanes=2, lane_bytes=8 * layers * fragment_bytes)
+            tiers = TierCopy(gpu, host, CopyRule(), lanes=2, lane_bytes=8 * layers * fragment_bytes)
             for method in METHODS:
                 for ours, theirs in page_lists(machine.rng, pages):
                     cases += 1
@@ -217,11 +218,9 @@ def copying(tiers: TierCopy, way: str, gpu_pages: np.ndarray, host_pages: np.nda
     return lambda: tiers.store(gpu_pages, host_pages, method)
 
 
-def calibration(rates: dict[str, float]) -> CopyCalibration:
+def calibration(rates: dict[str, float]) -> CopyRule:
     """The default methods, with paces that fit this link."""
-    return replace(
-        CopyCalibration(), store_bytes_per_s=STORE_PACE * rates["store"], store_beside_load_bytes_per_s=0.45 * rates["both"]
-    )
+    return replace(CopyRule(), store_bytes_per_s=STORE_PACE * rates["store"], store_beside_load_bytes_per_s=0.45 * rates["both"])
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,7 @@ def measure_pairs(machine: Machine, rates: dict[str, float], fragment_sizes: lis
         for store in METHODS:
             for pace in (0.80, 0.85, 0.90, 0.95, 1.0) if store == "kernel" else (1.0,):
                 rate = pace * rates["both"] / 2
-                known = replace(CopyCalibration(), store_bytes_per_s=rate, store_beside_load_bytes_per_s=rate)
+                known = replace(CopyRule(), store_bytes_per_s=rate, store_beside_load_bytes_per_s=rate)
                 tiers = TierCopy(*pools, known)
                 for load in METHODS:
                     ways = (
@@ -337,40 +336,18 @@ class Loop:
         return statistics.median(2 * times[k] / (times[k - 1] + times[k + 1]) for k in range(1, 11, 2))
 
 
-def derive(reach: list[Cell], pairs: list[Pair], rates: dict[str, float]) -> CopyCalibration:
+def derive(reach: list[Cell], pairs: list[Pair], rates: dict[str, float]) -> CopyRule:
     """The launcher's rule: a copy engine is used from the size on from which it is within 2% of the fastest."""
-    largest = {(cell.way, cell.method, cell.fragment_bytes): cell.share for cell in reach}
-    sizes = sorted({size for _, _, size in largest}, reverse=True)
-
-    def good_from(method: str, others: tuple[str, ...], ways: tuple[str, ...]) -> int:
-        """The least fragment from which on the method keeps up."""
-        least = 2 * sizes[0]
-        for size in sizes:
-            if any(largest[way, method, size] < 0.98 * max(largest[way, other, size] for other in others) for way in ways):
-                break
-            least = size
-        return least
-
-    beside = [pair for pair in pairs if pair.store == "kernel"]
-    best = max((pair for pair in beside if pair.load == "staged"), key=lambda pair: pair.share)
-    staged_beside = min((pair.fragment_bytes for pair in beside if is_better_staged(pair, beside)), default=sizes[0])
-    return CopyCalibration(
-        memcpy_fragment_bytes=good_from("memcpy", METHODS, WAYS),
-        staged_load_page_bytes=LAYERS * good_from("staged", ("kernel",), ("load",)),
-        staged_store_page_bytes=LAYERS * good_from("staged", ("kernel",), ("store",)),
-        staged_load_beside_store_page_bytes=LAYERS * staged_beside,
-        store_bytes_per_s=STORE_PACE * rates["store"],
-        store_beside_load_bytes_per_s=best.pace * rates["both"] / 2,
+    return derived_rule(
+        {(cell.way, cell.method, cell.fragment_bytes): cell.share for cell in reach},
+        [
+            method_rates.Pair(pair.fragment_bytes, pair.load, pair.pace * rates["both"] / 2, pair.share)
+            for pair in pairs
+            if pair.store == "kernel" and pair.load != "memcpy"
+        ],
+        layers=LAYERS,
+        store_bytes_per_s=rates["store"],
     )
-
-
-def is_better_staged(pair: Pair, pairs: list[Pair]) -> bool:
-    same = [other.share for other in pairs if other.fragment_bytes == pair.fragment_bytes and other.load == "kernel"]
-    return pair.load == "staged" and pair.share >= max(same)
-
-
-def pace_of(pair: Pair) -> str:
-    return f"{pair.pace:g}" if pair.store == "kernel" else "-"
 
 
 def table(header: list[str], rows: list[list[object]]) -> str:
@@ -454,7 +431,7 @@ def report(
     ]
     rule = derive(reach, pairs, rates)
     text.append(
-        "## The rule\n\n" + table(["`CopyCalibration`", ""], [[k, f"{v:.4g}" if v > 1e9 else v] for k, v in asdict(rule).items()])
+        "## The rule\n\n" + table(["`CopyRule`", ""], [[k, f"{v:.4g}" if v > 1e9 else v] for k, v in asdict(rule).items()])
     )
     rows = [
         [size(p.fragment_bytes), p.load, p.store, f"{p.pace:g}" if p.store == "kernel" else "-", f"{p.share:.3f}"] for p in pairs

@@ -4,7 +4,7 @@ import platform
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -46,9 +46,11 @@ COMMENTS = {
     "memory_efficiency": "1: the rate above is measured.",
     "step_overhead_s": "What a decode step of the serving engine takes longer than the sum of its parts.",
     "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; of both directions [fragment_bytes, bytes_per_s].",
-    "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]. depth: requests under way at once, the threads of the disk tier.",
+    "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: the sum while pages are read and others written.\n"
+    "# depth: requests under way at once, the threads of the disk tier.",
     "compute_curves": "Rows of [flops_per_byte, flops_per_s]; attention, prefill: [query_rows, context_tokens, flops_per_s],\n"
     "# while decoding: [bytes of a layer, bytes_per_s].",
+    "copy_rule": "How substrate=hardware copies pages of which size: by a kernel, staged, or by memcpy.",
 }
 
 
@@ -169,7 +171,7 @@ def written(measured: "Measured", first_lines: str) -> str:
     for field in fields(HardwareSpec):
         value = getattr(measured.hardware, field.name)
         lines += ["", f"# {COMMENTS[field.name]}"]
-        if field.name.endswith("_curves"):
+        if is_dataclass(value):
             lines.append(f"{field.name}:")
             for curve in fields(value):
                 lines += _curve(curve.name, getattr(value, curve.name))
@@ -199,7 +201,7 @@ def check_text(text: str) -> None:
 def print_measured(measured: "Measured", console: Console) -> None:
     """One table for each part."""
     spec = measured.hardware
-    assert spec.link_curves and spec.disk_curves and spec.compute_curves
+    assert spec.link_curves and spec.disk_curves and spec.compute_curves and spec.copy_rule
     peaks = [
         ("products, TFLOP/s", tera(spec.flops_per_s)),
         ("memory, GB/s", giga(spec.memory_bytes_per_s)),
@@ -218,10 +220,13 @@ def print_measured(measured: "Measured", console: Console) -> None:
         for down, up, both in zip(links.host_to_device, links.device_to_host, links.both_directions, strict=True)
     ]
     show(console, "Copies of pages", ["fragment", "to GPU, GB/s", "µs", "back, GB/s", "µs", "both, GB/s"], copies)
-    both_ways = zip(spec.disk_curves.read, spec.disk_curves.write, strict=True)
-    disk = [(f"{read[0]}", f"{read[1]:,}", giga(read[2]), giga(write[2])) for read, write in both_ways]
+    show(
+        console, "How pages are copied", ["", "measured"], [(key, number(value)) for key, value in asdict(spec.copy_rule).items()]
+    )
+    rows = zip(spec.disk_curves.read, spec.disk_curves.write, spec.disk_curves.both or (), strict=True)
+    disk = [(f"{read[0]}", f"{read[1]:,}", giga(read[2]), giga(write[2]), giga(both[2])) for read, write, both in rows]
     cached = "" if measured.is_direct else ", through the page cache: the file system refuses O_DIRECT"
-    show(console, f"Disk{cached}", ["depth", "page", "read, GB/s", "write, GB/s"], disk)
+    show(console, f"Disk{cached}", ["depth", "page", "read, GB/s", "write, GB/s", "both, GB/s"], disk)
     curves = spec.compute_curves
     products = [(f"{x:.4g}", tera(rate)) for x, rate in curves.linear]
     show(console, "Products of a step", ["FLOPs a byte of weights", "TFLOP/s"], products)

@@ -47,6 +47,9 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     spec = read(folder / "mine.yaml", HardwareSpec)
     assert isinstance(spec, HardwareSpec) and spec.link_curves and spec.disk_curves and spec.compute_curves
     assert [row[0] for row in spec.link_curves.host_to_device] == [512, 1024]
+    assert spec.copy_rule and spec.copy_rule.programs in (1, 2)
+    assert spec.copy_rule.store_bytes_per_s < spec.device_to_host_bytes_per_s
+    assert spec.disk_curves.both and len(spec.disk_curves.both) == 4
     assert [row[:2] for row in spec.disk_curves.read] == [[1, 16384], [1, 65536], [2, 16384], [2, 65536]]
     assert [row[:2] for row in spec.compute_curves.prefill_attention] == [[32, 8], [32, 32]]
     assert [row[0] for row in spec.compute_curves.decode_attention] == [4096, 16384]

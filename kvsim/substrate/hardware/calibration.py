@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kvsim.copy_rule import CopyRule
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves, DiskCurves
 from kvsim.kernels.gated_silu import gate_silu
@@ -32,6 +33,10 @@ class Sizes:
     link_bytes: int = GIB
     """Of the pools between which is copied."""
     fragments: tuple[int, ...] = tuple(KIB << k for k in range(0, 12, 2))
+    list_bytes: int = 256 * MIB
+    """Of the lists by which methods are compared."""
+    programs: tuple[int, ...] = (2, 4, 8, 16)
+    paces: tuple[float, ...] = (0.8, 0.85, 0.9, 0.95, 1.0)
     copies: tuple[int, ...] = (0, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
     """Bytes of a copy, one page at least."""
     disk_bytes: int = 512 * MIB
@@ -57,6 +62,9 @@ INTERPRETED = Sizes(
     product=64,
     link_bytes=64 * KIB,
     fragments=(512, 1024),
+    list_bytes=8 * KIB,
+    programs=(1, 2),
+    paces=(1.0,),
     copies=(0, 8 * KIB),
     disk_bytes=MIB,
     most_disk_pages=16,
@@ -110,7 +118,9 @@ class Calibration:
         peaks = self.peaks()
         self.say("copies between GPU and host")
         with LinkRates(self.watch, layers=self.model.attention_layers, pool_bytes=self.sizes.link_bytes, seed=self.seed) as link:
-            link_peaks, links = link.peaks(), link.curves(self.sizes.fragments, self.sizes.copies)
+            link_peaks = link.peaks()
+            copy_rule = self.copy_rule(link, link_peaks)
+            links = link.curves(self.sizes.fragments, self.sizes.copies)
         del link
         self.say("disk")
         disk, disk_latency_s, is_direct = self.disk()
@@ -127,6 +137,7 @@ class Calibration:
             link_curves=links,
             disk_curves=disk,
             compute_curves=compute,
+            copy_rule=copy_rule,
         )
         return Measured(hardware=hardware, launch_s=self.launch_s(), is_direct=is_direct, decode_spread=spread)
 
@@ -163,6 +174,18 @@ class Calibration:
         both, out = torch.ones(1, 32, device=self.device), torch.empty(1, 16, device=self.device)
         return self.watch.seconds(lambda: gate_silu(both, out))
 
+    def copy_rule(self, link: LinkRates, peaks: dict[str, float]) -> CopyRule:
+        """Which method copies pages of which size, by comparing them."""
+        sizes = self.sizes
+        return link.find_rule(
+            sizes.fragments,
+            list_bytes=sizes.list_bytes,
+            programs=sizes.programs,
+            paces=sizes.paces,
+            store_bytes_per_s=peaks["device_to_host_bytes_per_s"],
+            both_bytes_per_s=peaks["both_directions_bytes_per_s"],
+        )
+
     # Disk
 
     def disk(self) -> tuple[DiskCurves, float, bool]:
@@ -170,11 +193,9 @@ class Calibration:
         sizes = self.sizes
         rates = DiskRates(self.folder, most_bytes=sizes.disk_bytes, most_pages=sizes.most_disk_pages, seed=self.seed)
         cells = [(depth, page_bytes) for depth in sizes.depths for page_bytes in sizes.disk_pages]
-        found = [(depth, page_bytes, *rates.bytes_per_s(page_bytes, depth)) for depth, page_bytes in cells]
-        curves = DiskCurves(
-            read=[[depth, page_bytes, read] for depth, page_bytes, read, _ in found],
-            write=[[depth, page_bytes, write] for depth, page_bytes, _, write in found],
-        )
+        found = [(depth, page_bytes, rates.bytes_per_s(page_bytes, depth)) for depth, page_bytes in cells]
+        read, write, both = ([[depth, page_bytes, rate[at]] for depth, page_bytes, rate in found] for at in range(3))
+        curves = DiskCurves(read=read, write=write, both=both)
         return curves, rates.latency_s(sizes.disk_pages[0]), rates.is_direct
 
     # Steps

@@ -33,13 +33,15 @@ class DiskRates:
         self.memory[:] = np.resize(np.frombuffer(self.rng.bytes(min(DRAWN_BYTES, most_bytes)), dtype=np.uint8), most_bytes)
         self.is_direct = True
 
-    def bytes_per_s(self, page_bytes: int, threads: int) -> tuple[float, float]:
-        """Rates of reading and of writing one long list of pages."""
+    def bytes_per_s(self, page_bytes: int, threads: int) -> tuple[float, float, float]:
+        """Rates of reading one long list of pages, of writing it, and the sum of both while some are read and others written."""
         pages = max(1, min(self.most_pages, self.most_bytes // page_bytes))
         with self._open(pages, page_bytes, threads) as disk:
             write_s = self._seconds(disk, disk.write, np.arange(pages))
             read_s = self._seconds(disk, disk.read, self.rng.permutation(pages))
-        return pages * page_bytes / read_s, pages * page_bytes / write_s
+            both_s = self._both_seconds(disk, self.rng.permutation(pages), write_s / (read_s + write_s))
+        n_bytes = pages * page_bytes
+        return n_bytes / read_s, n_bytes / write_s, n_bytes / both_s
 
     def latency_s(self, page_bytes: int) -> float:
         """The median time of reading one page, nothing else being under way."""
@@ -61,11 +63,24 @@ class DiskRates:
 
     def _seconds(self, disk: DiskFile, move: Callable[..., "Future[int]"], order: np.ndarray) -> float:
         """From asking for pages in this order to the last byte."""
+        start = time.perf_counter()
+        self._wait(disk, len(order), self._start(disk, move, order))
+        return time.perf_counter() - start
+
+    def _both_seconds(self, disk: DiskFile, order: np.ndarray, read_share: float) -> float:
+        """The same for reading the first pages while the others are written; both take about as long by themselves."""
+        reads = round(read_share * len(order))
+        start = time.perf_counter()
+        read, written = self._start(disk, disk.read, order[:reads]), self._start(disk, disk.write, order[reads:])
+        self._wait(disk, reads, read)
+        self._wait(disk, len(order) - reads, written)
+        return time.perf_counter() - start
+
+    def _start(self, disk: DiskFile, move: Callable[..., "Future[int]"], order: np.ndarray) -> "Future[int]":
         host = self.memory[: disk.pages * disk.page_bytes].reshape(disk.pages, disk.page_bytes)
         keys = [page.to_bytes(16) for page in order.tolist()]
-        start = time.perf_counter()
-        arrived = move(self.slots[order], keys, host, order, cancelled=lambda: False).result()
-        seconds = time.perf_counter() - start
-        if arrived < len(order):
-            raise OSError(0, f"{len(order) - arrived} of {len(order)} pages were lost ({disk.faults})")
-        return seconds
+        return move(self.slots[order], keys, host, order, cancelled=lambda: False)
+
+    def _wait(self, disk: DiskFile, pages: int, arrived: "Future[int]") -> None:
+        if arrived.result() < pages:
+            raise OSError(0, f"{pages - arrived.result()} of {pages} pages were lost ({disk.faults})")

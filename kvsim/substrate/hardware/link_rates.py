@@ -2,15 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from statistics import harmonic_mean
 
 import numpy as np
 import torch
 
+from kvsim.copy_rule import CopyRule, Method
 from kvsim.hardware_curves import LinkCurves, Rows
+from kvsim.substrate.hardware.method_rates import STORE_PACE, Pair, derived_rule, fewest_programs, paced
 from kvsim.substrate.hardware.stopwatch import Stopwatch
-from kvsim.substrate.hardware.tier_copy import CopyCalibration, TierCopy
+from kvsim.substrate.hardware.tier_copy import TierCopy, Way
 
 LEAST_LATENCY_S = 1e-7
+WAYS: tuple[Way, ...] = ("load", "store")
+METHODS: tuple[Method, ...] = ("kernel", "staged", "memcpy")
+LOADS: tuple[Method, ...] = ("kernel", "staged")
 
 
 class LinkRates:
@@ -27,12 +34,45 @@ class LinkRates:
         self.host = torch.empty(pool_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.host.copy_(self.gpu)
         self.ways = Ways(device)
+        self.rule = CopyRule()
 
     def __enter__(self) -> "LinkRates":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.ways.close()
+
+    def find_rule(
+        self,
+        fragments: Sequence[int],
+        *,
+        list_bytes: int,
+        programs: Sequence[int],
+        paces: Sequence[float],
+        store_bytes_per_s: float,
+        both_bytes_per_s: float,
+    ) -> CopyRule:
+        """Measure the methods with lists of so many bytes, and copy by the rule that follows from here on.
+
+        ``paces`` of a kernel that stores beside loads are shares of half of ``both_bytes_per_s``; both rates are a plain copy's.
+        """
+        by_programs: dict[int, float] = {}
+        for count in programs:
+            self.rule = CopyRule(programs=count, store_bytes_per_s=STORE_PACE * store_bytes_per_s)
+            rates = [self._rate(size, list_bytes, way, "kernel") for size in fragments for way in WAYS]
+            by_programs[count] = harmonic_mean(rates)
+        self.rule = CopyRule(programs=fewest_programs(by_programs), store_bytes_per_s=STORE_PACE * store_bytes_per_s)
+        cells = [(way, method, size) for size in fragments for method in METHODS for way in WAYS]
+        alone = {(way, method, size): self._rate(size, list_bytes, way, method) for way, method, size in cells}
+        pairs = []
+        for size in fragments:
+            for pace in (share * both_bytes_per_s / 2 for share in paces):
+                tiers = self._tiers(size, paced(self.rule, pace))
+                pairs += [Pair(size, load, pace, self._both(tiers, load, "kernel")) for load in LOADS]
+        self.rule = derived_rule(
+            alone, pairs, layers=self.layers, store_bytes_per_s=store_bytes_per_s, programs=self.rule.programs
+        )
+        return self.rule
 
     def curves(self, fragments: Sequence[int], copies: Sequence[int]) -> LinkCurves:
         """Curves through these sizes of fragments, from copies of so many bytes, a page at least; both ways from long ones."""
@@ -41,7 +81,7 @@ class LinkRates:
         both: Rows = []
         for fragment_bytes in fragments:
             tiers = self._tiers(fragment_bytes)
-            to_device.append([fragment_bytes, *self._fit(tiers, tiers.load, copies)])
+            to_device.append([fragment_bytes, *self._fit(tiers, partial(load_layerwise, tiers), copies)])
             to_host.append([fragment_bytes, *self._fit(tiers, tiers.store, copies)])
             both.append([fragment_bytes, self._both(tiers)])
         return LinkCurves(host_to_device=to_device, device_to_host=to_host, both_directions=both)
@@ -55,11 +95,11 @@ class LinkRates:
         names = ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "both_directions_bytes_per_s")
         return dict(zip(names, [*rates[:2], max(rates)], strict=True))
 
-    def _tiers(self, fragment_bytes: int) -> TierCopy:
+    def _tiers(self, fragment_bytes: int, rule: CopyRule | None = None) -> TierCopy:
         pages = len(self.gpu) // (fragment_bytes * self.layers)
         end = pages * fragment_bytes * self.layers
         gpu, host = self.gpu[:end].view(self.layers, pages, -1), self.host[:end].view(pages, self.layers, -1)
-        return TierCopy(gpu, host, CopyCalibration())
+        return TierCopy(gpu, host, rule or self.rule)
 
     def _fit(self, tiers: TierCopy, copy: Callable[..., None], copies: Sequence[int]) -> list[float]:
         """Latency and rate of the line through copies of several sizes that is relatively nearest to all."""
@@ -71,14 +111,27 @@ class LinkRates:
             times.append(self.watch.seconds(lambda lists=lists: copy(*lists)))  # type: ignore[misc]
         return list(fitted(np.array(counts) * tiers.page_bytes, np.array(times)))
 
-    def _both(self, tiers: TierCopy) -> float:
-        """The sum of both directions, each of which copies half of the pool."""
+    def _rate(self, fragment_bytes: int, list_bytes: int, way: Way, method: Method) -> float:
+        """Bytes a second of one long list."""
+        tiers = self._tiers(fragment_bytes)
+        count = min(len(tiers.host), max(1, list_bytes // tiers.page_bytes))
+        gpu, host = (self.rng.permutation(len(tiers.host))[:count] for _ in range(2))
+        copy = partial(tiers.load, host, gpu, method) if way == "load" else partial(tiers.store, gpu, host, method)
+        return count * tiers.page_bytes / self.watch.seconds(copy)
+
+    def _both(self, tiers: TierCopy, load_by: Method | None = None, store_by: Method | None = None) -> float:
+        """The sum of both directions, each of which copies half of the pool; by the rule's methods unless some are given."""
         pool_pages = len(tiers.host)
         count = max(1, pool_pages // 2)
         gpu, host = self.rng.permutation(pool_pages), self.rng.permutation(pool_pages)
-        load = lambda: tiers.load(host[:count], gpu[:count], is_shared=True)  # noqa: E731
-        store = lambda: tiers.store(gpu[count : 2 * count], host[count : 2 * count], is_shared=True)  # noqa: E731
+        load = lambda: tiers.load(host[:count], gpu[:count], load_by, is_shared=True)  # noqa: E731
+        store = lambda: tiers.store(gpu[count : 2 * count], host[count : 2 * count], store_by, is_shared=True)  # noqa: E731
         return 2 * count * tiers.page_bytes / self.watch.seconds(lambda: self.ways.start(load, store))
+
+
+def load_layerwise(tiers: TierCopy, host_pages: np.ndarray, gpu_pages: np.ndarray) -> None:
+    """Load pages as a run does: in parts of some layers."""
+    tiers.load(host_pages, gpu_pages, layers_at_once=tiers.layerwise(len(host_pages)))
 
 
 class Ways:

@@ -14,9 +14,6 @@ from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.wall_clock import WallClock
 from kvsim.substrate.hardware.worker import Worker
 
-PART_BYTES = 32 << 20
-"""A load goes in parts of some layers, each at least so long: shorter ones cost more in calls than computing earlier gains."""
-
 
 class Link(Protocol):
     """One direction of a link. Flights are carried in the order in which they come."""
@@ -57,8 +54,7 @@ class HostLink:
     def send(self, flight: Flight) -> None:
         layers = self.tiers.layers
         if self.is_load:
-            parts = max(1, min(layers, flight.pages * self.tiers.page_bytes // PART_BYTES)) if self.is_layerwise else 1
-            flight.layers_at_once = -(-layers // parts)
+            flight.layers_at_once = self.tiers.layerwise(flight.pages) if self.is_layerwise else layers
             flight.landings = [Landing() for _ in range(-(-layers // flight.layers_at_once))]
         self.meter.ask(flight.pages * self.tiers.page_bytes)
         self._submitting.give(flight)

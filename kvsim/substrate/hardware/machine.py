@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kvsim.copy_rule import CopyRule
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
@@ -19,7 +20,7 @@ from kvsim.substrate.hardware.patterns import Patterns
 from kvsim.substrate.hardware.pools import Pools
 from kvsim.substrate.hardware.step_pages import StepPages
 from kvsim.substrate.hardware.substrate import HardwareSubstrate, remove
-from kvsim.substrate.hardware.tier_copy import CopyCalibration, TierCopy
+from kvsim.substrate.hardware.tier_copy import TierCopy
 from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer, check_model
 from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.wall_clock import WallClock
@@ -37,7 +38,7 @@ class Demand:
 
     model: ModelSpec
     hardware: HardwareSpec
-    """Rates to assume of a link before it has carried anything."""
+    """Its rates are assumed of a link before it has carried anything; its ``copy_rule`` chooses how pages are copied."""
     page_tokens: int
     gpu_pages: int
     cpu_pages: int
@@ -126,7 +127,7 @@ def open_links(
     links: dict[str, Link] = {}
     spec = demand.hardware
     if pools.host is not None:
-        tiers = TierCopy(pools.gpu, pools.host, CopyCalibration())
+        tiers = TierCopy(pools.gpu, pools.host, spec.copy_rule or CopyRule())
         down, up = Meter(spec.device_to_host_bytes_per_s), Meter(spec.host_to_device_bytes_per_s)
         links["cpu-gpu"] = HostLink(clock, tiers, turn, up, down, is_load=True, is_layerwise=demand.is_layerwise)
         links["gpu-cpu"] = HostLink(clock, tiers, turn, down, up, is_load=False, is_layerwise=False)

@@ -2,62 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
+from kvsim.copy_rule import CopyRule, Method
 from kvsim.kernels.page_copy import check_pools, copy_pages
 from kvsim.substrate.hardware.batch_memcpy import copy_batch
 from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES, check_page_list, upload_page_lists
 
-Method = Literal["kernel", "staged", "memcpy"]
 Way = Literal["load", "store"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CopyCalibration:
-    """Which method copies pages of which size. The defaults are those of an H200, from ``experiments/hardware/copies.py``.
-
-    kernel   a kernel reads or writes the host's pages over the bus: any page, but it takes multiprocessors from others
-    staged   copy engines move whole host pages, a kernel gathers or scatters them in GPU memory
-    memcpy   copy engines move every fragment to its place: no multiprocessor is used
-    """
-
-    programs: int = 4
-    """Programs of the kernel. Each keeps 128 KiB in flight."""
-    memcpy_fragment_bytes: int = 1 << 15
-    """Fragments at least so long are copied by memcpy."""
-    staged_load_page_bytes: int = 1 << 16
-    """Other pages at least so long in the host's pool, all layers, are staged on their way to the GPU."""
-    staged_store_page_bytes: int = 1 << 20
-    """The same on their way to the host."""
-    staged_load_beside_store_page_bytes: int = 1 << 16
-    """The same to the GPU while pages are on their way to the host: two kernels share the link worse than two kinds of engine."""
-    store_bytes_per_s: float = 52.3e9
-    """Rate to which a kernel holds itself back when it writes to the host: just below what the link takes."""
-    store_beside_load_bytes_per_s: float = 47e9
-    """The same while pages are on their way to the GPU, whose read requests go the same way."""
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-
-    def load_method(self, fragment_bytes: int, page_bytes: int, *, is_shared: bool) -> Method:
-        """How pages of ``page_bytes`` (all layers) get to the GPU."""
-        staged = self.staged_load_beside_store_page_bytes if is_shared else self.staged_load_page_bytes
-        return self._method(fragment_bytes, page_bytes, staged)
-
-    def store_method(self, fragment_bytes: int, page_bytes: int) -> Method:
-        """How pages of ``page_bytes`` (all layers) get to the host."""
-        return self._method(fragment_bytes, page_bytes, self.staged_store_page_bytes)
-
-    def _method(self, fragment_bytes: int, page_bytes: int, staged_page_bytes: int) -> Method:
-        if fragment_bytes >= self.memcpy_fragment_bytes:
-            return "memcpy"
-        return "staged" if page_bytes >= staged_page_bytes else "kernel"
+PART_BYTES = 32 << 20
+"""A load goes in parts of some layers, each at least so long: shorter ones cost more in calls than computing earlier gains."""
 
 
 class TierCopy:
@@ -74,14 +31,14 @@ class TierCopy:
         self,
         gpu: torch.Tensor,
         host: torch.Tensor,
-        calibration: CopyCalibration,
+        rule: CopyRule,
         *,
         lanes: int = 4,
         lane_bytes: int = 16 << 20,
     ) -> None:
         self.gpu = gpu.view(torch.uint8).transpose(0, 1)
         self.host = host.view(torch.uint8)
-        self.calibration = calibration
+        self.rule = rule
         self.fragment_bytes = check_pools(self.gpu, self.host)
         self.layers = self.gpu.shape[1]
         self.page_bytes = self.layers * self.fragment_bytes
@@ -94,6 +51,11 @@ class TierCopy:
         self.lane_list = torch.arange(lane_pages, dtype=torch.int32, device=self.device)
         self.loading, self.storing = ([Lane(self, lane_pages) for _ in range(lanes)] for _ in range(2))
 
+    def layerwise(self, pages: int) -> int:
+        """Layers to load at once, so that the first ones of so many pages can be used before the last ones are there."""
+        parts = max(1, min(self.layers, pages * self.page_bytes // PART_BYTES))
+        return -(-self.layers // parts)
+
     def load(
         self,
         host_pages: np.ndarray,
@@ -104,7 +66,7 @@ class TierCopy:
         layers_at_once: int | None = None,
         submitted: Callable[[], None] | None = None,
     ) -> None:
-        """Copy pages to the GPU, by the method that the calibration chooses unless one is given.
+        """Copy pages to the GPU, by the method that the rule chooses unless one is given.
 
         ``is_shared`` says that pages are, or will be, stored meanwhile. Of ``layers_at_once`` layers (all of them unless
         given), the first ones first, all pages are copied before the next layers are; ``submitted`` is called after each
@@ -112,13 +74,13 @@ class TierCopy:
         """
         layers_at_once = layers_at_once or self.layers
         part_bytes = layers_at_once * self.fragment_bytes
-        method = method or self.calibration.load_method(self.fragment_bytes, part_bytes, is_shared=is_shared)
+        method = method or self.rule.load_method(self.fragment_bytes, part_bytes, is_shared=is_shared)
         lists = self._lists(gpu_pages, host_pages)
         for first in range(0, self.layers, layers_at_once):
             layers = slice(first, min(first + layers_at_once, self.layers))
             if method == "kernel":
                 source, target = self.host[:, layers], self.gpu[:, layers]
-                copy_pages(source, target, lists[1], lists[0], programs=self.calibration.programs)
+                copy_pages(source, target, lists[1], lists[0], programs=self.rule.programs)
             else:
                 self._spread(self.loading, "load", gpu_pages, host_pages, lists, layers, is_staged=method == "staged")
             if submitted is not None:
@@ -127,11 +89,11 @@ class TierCopy:
     def store(
         self, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method | None = None, *, is_shared: bool = False
     ) -> None:
-        """Copy pages to the host, by the method that the calibration chooses unless one is given.
+        """Copy pages to the host, by the method that the rule chooses unless one is given.
 
         ``is_shared`` says that pages are, or will be, loaded meanwhile: then the kernel leaves the link time for that.
         """
-        known = self.calibration
+        known = self.rule
         method = method or known.store_method(self.fragment_bytes, self.page_bytes)
         lists = self._lists(gpu_pages, host_pages)
         if method == "kernel":

@@ -32,6 +32,8 @@ class SimulatedSubstrate:
         rates, total = self._rates(hardware, fragment_bytes)
         channels = {name: Channel(self.env, *rate, is_shared=is_shared) for name, rate in rates.items()}
         Channel.couple(channels["cpu-gpu"], channels["gpu-cpu"], total)
+        if hardware.disk_curves and (disk_total := hardware.disk_curves.total_bytes_per_s(self.page_bytes)):
+            Channel.couple(channels["disk-cpu"], channels["cpu-disk"], disk_total)
         return channels
 
     def _rates(self, hardware: HardwareSpec, fragment_bytes: float) -> tuple[dict[str, tuple[float, float]], float]:

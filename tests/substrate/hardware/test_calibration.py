@@ -1,14 +1,21 @@
 """Lines through measured times, and disks measured in files that are gone afterwards."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from kvsim.copy_rule import CopyRule  # noqa: E402
 from kvsim.substrate.hardware.disk_rates import DiskRates  # noqa: E402
 from kvsim.substrate.hardware.link_rates import LEAST_LATENCY_S, fitted  # noqa: E402
+from kvsim.substrate.hardware.method_rates import Pair, derived_rule, fewest_programs  # noqa: E402
 from kvsim.substrate.hardware.stopwatch import Stopwatch  # noqa: E402
+
+EXPERIMENTS = Path(__file__).parents[3] / "experiments" / "hardware"
 
 
 def test_a_line_has_the_latency_and_the_rate_of_its_points():
@@ -33,7 +40,8 @@ def test_noise_makes_no_latency_or_rate_of_zero_or_less():
 def test_a_disk_is_measured_in_files_that_are_gone_afterwards(tmp_path):
     rates = DiskRates(tmp_path, most_bytes=1 << 18, most_pages=8, seed=0)
     for page_bytes, threads in ((1 << 14, 1), (1 << 16, 3)):
-        assert all(0 < rate < 1e12 for rate in rates.bytes_per_s(page_bytes, threads))
+        found = rates.bytes_per_s(page_bytes, threads)
+        assert len(found) == 3 and all(0 < rate < 1e12 for rate in found)
     assert 0 < rates.latency_s(1 << 14) < 1
     assert not list(tmp_path.iterdir())
 
@@ -43,6 +51,69 @@ def test_a_disk_that_loses_pages_is_not_measured(tmp_path):
     with rates._open(4, 1 << 14, 1) as disk, pytest.raises(OSError, match=r"4 of 4 pages were lost .*'missing': 1"):
         rates._seconds(disk, disk.read, np.arange(4))
     assert not list(tmp_path.iterdir())
+
+
+def test_reading_beside_writing_loses_no_page_of_either(tmp_path):
+    rates = DiskRates(tmp_path, most_bytes=1 << 18, most_pages=16, seed=0)
+    with rates._open(16, 1 << 14, 2) as disk:
+        rates._seconds(disk, disk.write, np.arange(16))
+        for share in (0.0, 0.3, 1.0):
+            assert 0 < rates._both_seconds(disk, np.arange(16), share) < 1
+        assert len(disk.recovered()) == 16 and not any(disk.faults.values())
+
+
+def made_rule(load, store, memcpy=(0.02, 0.03, 0.97), pairs=(), programs=4):
+    """The rule for fragments of 1, 8 and 64 KiB, 4 a page; rates of the kernel and of staged copies by direction."""
+    alone = {}
+    for way, (kernel, staged) in {"load": load, "store": store}.items():
+        for at, size in enumerate((1 << 10, 1 << 13, 1 << 16)):
+            alone |= {(way, "kernel", size): kernel[at], (way, "staged", size): staged[at], (way, "memcpy", size): memcpy[at]}
+    return derived_rule(alone, pairs, layers=4, store_bytes_per_s=100.0, programs=programs)
+
+
+def test_a_method_is_used_from_the_size_on_from_which_it_keeps_up():
+    pairs = [Pair(size, load, pace, rate) for size, load, pace, rate in (
+        (1 << 10, "kernel", 40.0, 0.8), (1 << 10, "staged", 40.0, 0.7), (1 << 10, "staged", 45.0, 0.6),
+        (1 << 13, "kernel", 45.0, 0.8), (1 << 13, "staged", 40.0, 0.7), (1 << 13, "staged", 45.0, 0.9),
+    )]  # fmt: skip
+    rule = made_rule(([0.9, 0.9, 0.9], [0.5, 0.89, 0.95]), ([0.9, 0.9, 0.9], [0.9, 0.5, 0.9]), pairs=pairs, programs=8)
+    assert rule == CopyRule(
+        programs=8,
+        memcpy_fragment_bytes=1 << 16,
+        staged_load_page_bytes=4 << 13,
+        staged_store_page_bytes=4 << 16,
+        staged_load_beside_store_page_bytes=4 << 13,
+        store_bytes_per_s=94.5,
+        store_beside_load_bytes_per_s=45.0,
+    )
+
+
+def test_a_method_that_never_keeps_up_is_never_used():
+    pairs = [Pair(1 << 10, "kernel", 40.0, 0.8), Pair(1 << 10, "staged", 45.0, 0.7)]
+    slow = [0.1, 0.1, 0.1]
+    rule = made_rule(([0.9, 0.9, 0.9], slow), ([0.9, 0.9, 0.9], slow), memcpy=slow, pairs=pairs)
+    for size in (1 << 10, 1 << 16):
+        assert rule.load_method(size, 4 * size, is_shared=False) == rule.store_method(size, 4 * size) == "kernel"
+    assert rule.load_method(1 << 10, 4 << 10, is_shared=True) == "kernel" and rule.store_beside_load_bytes_per_s == 45.0
+
+
+def test_no_more_programs_are_taken_than_are_of_use():
+    assert fewest_programs({2: 0.9, 4: 0.995, 8: 1.0, 16: 0.7}) == 4
+
+
+def test_the_default_rule_is_that_of_the_committed_copies():
+    """Derived again from experiments/hardware/copies.csv and, for both ways at once, from rows of copies.md."""
+    with (EXPERIMENTS / "copies.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    alone = {(row["way"], row["method"], int(row["fragment_bytes"])): float(row["share"]) for row in rows[-66:]}
+    assert len(alone) == 3 * 2 * 11
+    pairs = [Pair(1 << 10, "kernel", 1.0, 0.736), Pair(1 << 10, "staged", 1.0, 0.717)]
+    pairs += [Pair(1 << 11, "kernel", 1.0, 0.755), Pair(1 << 11, "staged", 47.08e9, 0.817)]
+    rule, known = derived_rule(alone, pairs, layers=32, store_bytes_per_s=55.36e9), CopyRule()
+    for name in ("programs", "memcpy_fragment_bytes", "staged_load_page_bytes", "staged_store_page_bytes"):
+        assert getattr(rule, name) == getattr(known, name)
+    assert rule.staged_load_beside_store_page_bytes == known.staged_load_beside_store_page_bytes
+    assert rule.store_bytes_per_s == pytest.approx(known.store_bytes_per_s, rel=0.01)
 
 
 def test_a_stopwatch_leaves_the_first_call_out():

@@ -9,11 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.substrate.hardware import links as links_module  # noqa: E402
+from kvsim.copy_rule import CopyRule  # noqa: E402
+from kvsim.substrate.hardware import tier_copy  # noqa: E402
 from kvsim.substrate.hardware.flight import Flight, Meter  # noqa: E402
 from kvsim.substrate.hardware.links import DiskLink, HostLink  # noqa: E402
 from kvsim.substrate.hardware.page_names import PageNames  # noqa: E402
-from kvsim.substrate.hardware.tier_copy import CopyCalibration, TierCopy  # noqa: E402
+from kvsim.substrate.hardware.tier_copy import TierCopy  # noqa: E402
 from kvsim.substrate.hardware.turn import Turn  # noqa: E402
 from kvsim.substrate.hardware.wall_clock import WallClock  # noqa: E402
 
@@ -33,7 +34,7 @@ class HostLinks:
         gpu = torch.randint(0, 256, (LAYERS, 20, FRAGMENT_BYTES), dtype=torch.uint8, device=device)
         host = torch.randint(0, 256, (25, LAYERS, FRAGMENT_BYTES), dtype=torch.uint8)
         self.device = device
-        self.tiers = TierCopy(gpu, host.pin_memory() if device.type == "cuda" else host, CopyCalibration())
+        self.tiers = TierCopy(gpu, host.pin_memory() if device.type == "cuda" else host, CopyRule())
         self.clock, self.turn, up, down = WallClock(), Turn(device), Meter(1e9), Meter(1e9)
         self.loads = HostLink(self.clock, self.tiers, self.turn, up, down, is_load=True, is_layerwise=is_layerwise)
         self.stores = HostLink(self.clock, self.tiers, self.turn, down, up, is_load=False, is_layerwise=False)
@@ -65,7 +66,7 @@ def test_pages_go_down_and_up_again_in_order(device):
 
 @pytest.mark.parametrize(("part_bytes", "parts"), [(1, 3), (2 * PAGE_BYTES // 2, 2), (1 << 20, 1)])
 def test_a_load_lands_in_parts_of_some_layers_each_long_enough(part_bytes, parts, device, monkeypatch):
-    monkeypatch.setattr(links_module, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(tier_copy, "PART_BYTES", part_bytes)
     with HostLinks(device) as both:
         load = flight(both.clock, [5, 6], [1, 2])
         both.loads.send(load)
@@ -79,7 +80,7 @@ def test_a_load_lands_in_parts_of_some_layers_each_long_enough(part_bytes, parts
 
 
 def test_without_overlap_a_load_lands_at_once(device, monkeypatch):
-    monkeypatch.setattr(links_module, "PART_BYTES", 1)
+    monkeypatch.setattr(tier_copy, "PART_BYTES", 1)
     with HostLinks(device, is_layerwise=False) as both:
         load = flight(both.clock, [5], [1])
         both.loads.send(load)

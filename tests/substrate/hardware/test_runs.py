@@ -17,7 +17,7 @@ from kvsim.cli import main  # noqa: E402
 from kvsim.core.request import Request  # noqa: E402
 from kvsim.errors import WrongResult  # noqa: E402
 from kvsim.run import check_verified  # noqa: E402
-from kvsim.substrate.hardware import links  # noqa: E402
+from kvsim.substrate.hardware import tier_copy  # noqa: E402
 from kvsim.substrate.hardware.patterns import Patterns  # noqa: E402
 from tests.engine.small import ask, make_requests  # noqa: E402
 from tests.substrate.hardware.small import PAGE_BYTES, PAGE_TOKENS, SMALL, in_turn, plan, serve, tiers  # noqa: E402
@@ -54,7 +54,7 @@ def bytes_of(outcome):
 
 def test_many_at_a_time_reuse_right_pages(tmp_path, monkeypatch):
     """Small steps, so that chunks of several requests mix with decodes, and loads in parts, so that layers wait for theirs."""
-    monkeypatch.setattr(links, "PART_BYTES", 1)
+    monkeypatch.setattr(tier_copy, "PART_BYTES", 1)
     asks = [ask(word, 0.1 * at, output=2) for at, word in enumerate(("abcd", "klm", "abcdef", "abxy", "klmno", "abcdef"))]
     settings = [*tiers(12, 12, 40), *EAGER, "engine.max_batch_tokens=14", "placement=write_back"]
     outcome = serve(plan(tmp_path, *settings), make_requests(asks, PAGE_TOKENS))
@@ -69,7 +69,7 @@ def test_many_at_a_time_reuse_right_pages(tmp_path, monkeypatch):
 @pytest.mark.gpu
 def test_on_a_gpu_loads_and_steps_overlap_and_pages_are_right(tmp_path, monkeypatch):
     """Layers wide enough to take a while, in bf16, beside copies both ways and a disk."""
-    monkeypatch.setattr(links, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(tier_copy, "PART_BYTES", 1 << 16)
     wide = ["model.layers=8", "model.hidden_size=1024", "model.heads=8", "model.kv_heads=8", "model.head_dim=128"]
     wide += ["model.mlp_width=4096", "model.kv_dtype_bytes=2", "model.weight_dtype_bytes=2"]
     words = ["".join(chr(ord("a") + (seed * step) % 26) for step in range(1, 40)) for seed in (1, 3, 5, 1, 7, 9, 3, 5, 11, 1)]

@@ -6,9 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from kvsim.copy_rule import CopyRule  # noqa: E402
 from kvsim.substrate.hardware.batch_memcpy import merged  # noqa: E402
 from kvsim.substrate.hardware.page_list import check_page_list, upload_page_lists  # noqa: E402
-from kvsim.substrate.hardware.tier_copy import CopyCalibration, TierCopy  # noqa: E402
+from kvsim.substrate.hardware.tier_copy import TierCopy  # noqa: E402
 
 METHODS = ["kernel", "staged", "memcpy", None]
 
@@ -17,7 +18,7 @@ def tiers(device: "torch.device", fragment_bytes: int = 528, layers: int = 3) ->
     gpu = torch.randint(0, 256, (layers, 20, fragment_bytes), dtype=torch.uint8, device=device)
     host = torch.randint(0, 256, (25, layers, fragment_bytes), dtype=torch.uint8)
     host = host.pin_memory() if device.type == "cuda" else host
-    return TierCopy(gpu, host, CopyCalibration(), lanes=2, lane_bytes=3 * layers * fragment_bytes)
+    return TierCopy(gpu, host, CopyRule(), lanes=2, lane_bytes=3 * layers * fragment_bytes)
 
 
 def wait(device: "torch.device") -> None:
@@ -89,7 +90,7 @@ def test_bad_lists_are_refused_and_nothing_moves(gpu_pages, host_pages, problem,
 def test_a_host_pool_with_gaps_is_refused(device):
     gpu, host = torch.zeros(2, 4, 512, dtype=torch.uint8, device=device), torch.zeros(4, 2, 1024, dtype=torch.uint8)
     with pytest.raises(ValueError, match="contiguous in the host's pool"):
-        TierCopy(gpu, host[:, :, :512], CopyCalibration())
+        TierCopy(gpu, host[:, :, :512], CopyRule())
 
 
 def test_scratch_space_need_not_be_cleared():
@@ -111,7 +112,7 @@ def test_neighbours_on_both_sides_become_one_copy():
 
 
 def test_sizes_and_traffic_decide_the_method():
-    known = CopyCalibration(
+    known = CopyRule(
         memcpy_fragment_bytes=1000,
         staged_load_page_bytes=500,
         staged_store_page_bytes=700,
@@ -125,4 +126,4 @@ def test_sizes_and_traffic_decide_the_method():
 
 def test_a_setting_that_is_not_above_zero_is_refused():
     with pytest.raises(ValueError, match="programs must be above 0, not 0"):
-        CopyCalibration(programs=0)
+        CopyRule(programs=0)

@@ -150,6 +150,14 @@ def test_channels_have_the_rates_of_the_runs_pages() -> None:
     assert [flow.ended_s for flow in both] == pytest.approx([10.25, 10.5])  # 37.5 and 22.5 bytes a second
 
 
+def test_a_disk_that_reads_and_writes_at_once_carries_no_more_than_was_measured() -> None:
+    disk = DiskCurves(read=[[4, 16, 8.0]], write=[[4, 16, 4.0]], both=[[4, 16, 6.0]])
+    channels = SimulatedSubstrate(MODEL, machine(disk_curves=disk, disk_latency_s=0.0), 2, links="fifo").channels
+    flows = [channels["disk-cpu"].send(40.0), channels["cpu-disk"].send(24.0)]
+    channels["disk-cpu"].env.run()
+    assert [flow.ended_s for flow in flows] == pytest.approx([10.0, 11.0])  # 4 and 2 bytes a second; then 4 for the last 4
+
+
 def test_gpus_have_links_of_their_own_for_parts_of_each_fragment() -> None:
     """Pages of 2 tokens: fragments of 8 bytes, 4 on each of two GPUs."""
     links = LinkCurves(
