@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import hydra.utils
-from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -235,12 +234,7 @@ def construct(kind: type[T], node: Any, key: str) -> T:
     _check_names(key, given, [field.name for field in fields(cast(Any, cls)) if field.init])
     try:
         values = _convert(cls, given, key)
-        target = {"_target_": f"{cls.__module__}.{cls.__qualname__}", "_convert_": "object"}
-        return cast(T, hydra.utils.instantiate(target, **values))
-    except InstantiationException as error:
-        if not isinstance(error.__cause__, ValueError):
-            raise
-        raise UsageError(_with_key(key, str(error.__cause__), given)) from error
+        return cls(**values)
     except OmegaConfBaseException as error:
         raise UsageError(f"{_join(key, error.full_key)}: {_first_line(error)}") from error
     except ValueError as error:

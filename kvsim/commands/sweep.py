@@ -18,6 +18,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.plugins.sweeper import Sweeper
@@ -105,7 +107,7 @@ def forget_sweep() -> None:
 
 
 class SweepCallback(Callback):
-    """Is told by Hydra when a multirun begins, in the process that launches its jobs."""
+    """Is told by Hydra when a multirun begins, in the process that launches its jobs, and of each job in the job's process."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
@@ -115,6 +117,16 @@ class SweepCallback(Callback):
         except Exception as error:  # Hydra would only warn, and go on
             traceback.print_exc()
             raise SystemExit(1) from error
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Keep the plugins of this process: launchers would have Hydra import them all again before its next job."""
+        plugins = Plugins.instance()
+        found = plugins.discover(), plugins.get_stats()
+        setattr(Plugins, "_scan_all_plugins", staticmethod(lambda modules: found))  # noqa: B010  (as below)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Leave the configuration out of what a launcher sends back: a sweeper reads the returned value alone."""
+        job_return.cfg = job_return.hydra_cfg = None
 
 
 def begin_sweep(config: DictConfig) -> None:

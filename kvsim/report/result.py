@@ -13,6 +13,7 @@ import json
 import platform
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,7 @@ def ratio(part: float, whole: float) -> float | None:
     return float(part / whole) if whole > 0 else None
 
 
+@cache
 def installed_versions() -> dict[str, str]:
     """Versions of Python, kvsim and the packages that results depend on."""
     from importlib import metadata
