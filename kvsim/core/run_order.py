@@ -1,6 +1,6 @@
 """An ordered set of pages, kept as runs: queues, ghost lists and tables of counts at a cost per run, whatever the page size."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,24 +10,25 @@ from kvsim.core.pages import Run
 class _Segment:
     """Consecutive pages that are neighbours in the order too, with their value."""
 
-    __slots__ = ("start", "stop", "tail_first", "value", "older", "newer")
+    __slots__ = ("start", "stop", "tail_first", "value", "anchor", "older", "newer")
 
     def __init__(self, start: int, stop: int, tail_first: bool, value: Any, older: "_Segment | None" = None) -> None:
         """Pages ``start ... stop - 1``; comes after ``older`` in the order, or begins one."""
-        self.start = start
+        self.start = self.anchor = start
+        """``anchor`` is the one of its pages under which it is found; it stays where the segment grows."""
         self.stop = stop
         self.tail_first = tail_first
         self.value = value
-        self.older: _Segment = self
-        self.newer: _Segment = self
-        if older is not None:
-            newer = older.newer
-            self.older, self.newer = older, newer
+        if older is None:
+            self.older = self.newer = self
+        else:
+            self.older = older
+            self.newer = newer = older.newer
             older.newer = newer.older = self
 
 
-class _Starts:
-    """Where segments begin, sorted, in blocks: an insertion shifts one block only."""
+class _Anchors:
+    """Under which page each segment is found, sorted, in blocks: an insertion shifts one block only."""
 
     MOST = 512
 
@@ -36,41 +37,33 @@ class _Starts:
         self.firsts: list[int] = [-1]
         """Where each block begins: at its first id, or lower."""
 
-    def place(self, start: int) -> tuple[list[int], int]:
-        """The block that an id belongs to, and how many of the block's ids are not above it."""
-        block = self.blocks[bisect_right(self.firsts, start) - 1]
-        return block, bisect_right(block, start)
-
-    def insert(self, block: list[int], place: int, start: int) -> None:
-        """Put an id where ``place`` said."""
-        block.insert(place, start)
-        if len(block) > self.MOST:
-            half = block[self.MOST // 2 :]
-            del block[self.MOST // 2 :]
-            at = bisect_right(self.firsts, block[0])
-            self.blocks.insert(at, half)
-            self.firsts.insert(at, half[0])
-
-    def remove(self, start: int) -> None:
-        at = bisect_right(self.firsts, start) - 1
+    def insert(self, anchor: int) -> None:
+        at = bisect_right(self.firsts, anchor) - 1
         block = self.blocks[at]
-        del block[bisect_left(block, start)]
+        insort(block, anchor)
+        if len(block) > self.MOST:
+            self.halve(at)
+
+    def halve(self, at: int) -> None:
+        """Make two blocks of one."""
+        block = self.blocks[at]
+        half = block[self.MOST // 2 :]
+        del block[self.MOST // 2 :]
+        self.blocks.insert(at + 1, half)
+        self.firsts.insert(at + 1, half[0])
+
+    def remove(self, anchor: int) -> None:
+        at = bisect_right(self.firsts, anchor) - 1
+        block = self.blocks[at]
+        del block[bisect_left(block, anchor)]
         if not block and at:
             del self.blocks[at], self.firsts[at]
 
-    def move_down(self, start: int, target: int) -> None:
-        """Put a lower id in the place of one; there is none between them."""
-        at = bisect_right(self.firsts, start) - 1
+    def around(self, page: int) -> tuple[int, int]:
+        """The last anchor up to ``page``, and the first one after it; -1 where there is none."""
+        at = bisect_right(self.firsts, page) - 1
         block = self.blocks[at]
-        block[bisect_left(block, start)] = target
-        if target < self.firsts[at]:
-            self.firsts[at] = target
-
-    def around(self, start: int) -> tuple[int, int]:
-        """The last id up to ``start``, and the first one after it; -1 where there is none."""
-        at = bisect_right(self.firsts, start) - 1
-        block = self.blocks[at]
-        place = bisect_right(block, start)
+        place = bisect_right(block, page)
         if place < len(block):
             after = block[place]
         else:
@@ -90,8 +83,8 @@ class RunOrder:
     def __init__(self) -> None:
         self.pages = 0
         """How many there are."""
-        self._by_start: dict[int, _Segment] = {}
-        self._starts = _Starts()
+        self._by_anchor: dict[int, _Segment] = {}
+        self._anchors = _Anchors()
         self._upto = 0
         """All that has ever been here lies below this page id; what is first seen later lies above."""
         self._end = _Segment(-1, -1, True, None)
@@ -133,27 +126,31 @@ class RunOrder:
 
     def append(self, runs: Sequence[Run], *, tail_first: bool = True, value: Any = True) -> None:
         """Put the path's pages at the recent end, with this value (not None); those that are here already move there."""
-        by_start, starts = self._by_start, self._starts
+        by_anchor, anchors, end = self._by_anchor, self._anchors, self._end
         for start, pages in reversed(runs) if tail_first else runs:
             stop = start + pages
-            block, place = starts.place(start)
-            is_free = 0 < place < len(block) and stop <= block[place] and by_start[block[place - 1]].stop <= start
+            at = bisect_right(anchors.firsts, start) - 1
+            block = anchors.blocks[at]
+            place = bisect_right(block, start)
+            is_free = (
+                0 < place < len(block) and stop <= by_anchor[block[place]].start and by_anchor[block[place - 1]].stop <= start
+            )
             if not is_free and self._overlapping(start, pages) is not None:
                 self.remove(((start, pages),))
-                block, place = starts.place(start)
+                at = bisect_right(anchors.firsts, start) - 1
+                block = anchors.blocks[at]
+                place = bisect_right(block, start)
             self.pages += pages
             if stop > self._upto:
                 self._upto = stop
-            last = self._end.older
-            goes_on = last.start == stop if tail_first else last.stop == start
-            if not goes_on or last.value != value or last.tail_first != tail_first:
-                by_start[start] = _Segment(start, stop, tail_first, value, last)
-                starts.insert(block, place, start)
+            last = end.older
+            if (last.start != stop if tail_first else last.stop != start) or last.value != value or last.tail_first != tail_first:
+                by_anchor[start] = _Segment(start, stop, tail_first, value, last)
+                block.insert(place, start)
+                if len(block) > anchors.MOST:
+                    anchors.halve(at)
             elif tail_first:  # a path that was cut long ago is one again
-                starts.move_down(stop, start)
-                del by_start[stop]
                 last.start = start
-                by_start[start] = last
             else:
                 last.stop = stop
 
@@ -205,12 +202,10 @@ class RunOrder:
             if segment.tail_first:
                 segment.stop = stop - pages
                 runs.append((segment.stop, pages))
-                break
-            runs.append((start, pages))
-            del self._by_start[start]
-            self._starts.remove(start)
-            segment.start = start + pages
-            self._index(segment)
+            else:
+                segment.start = start + pages
+                runs.append((start, pages))
+            self._find_anchor(segment)
             break
         return runs
 
@@ -249,31 +244,44 @@ class RunOrder:
         """The first segment, by page id, that shares a page with the run."""
         if start >= self._upto:
             return None
-        found: _Segment | None = self._by_start.get(start)
-        if found is not None or not self._by_start:
+        found: _Segment | None = self._by_anchor.get(start)
+        if found is not None or not self._by_anchor:
             return found
-        before, after = self._starts.around(start)
+        before, after = self._anchors.around(start)
         if before >= 0:
-            segment = self._by_start[before]
+            segment = self._by_anchor[before]
             if segment.stop > start:
                 return segment
-        return self._by_start[after] if start < after < start + pages else None
+        if after >= 0:
+            segment = self._by_anchor[after]
+            if segment.start < start + pages:
+                return segment
+        return None
+
+    def _find_anchor(self, segment: _Segment) -> None:
+        """Give a segment that has become shorter another anchor, if it has lost its own."""
+        if not segment.start <= segment.anchor < segment.stop:
+            del self._by_anchor[segment.anchor]
+            self._anchors.remove(segment.anchor)
+            segment.anchor = segment.start
+            self._index(segment)
 
     def _index(self, segment: _Segment) -> None:
-        self._by_start[segment.start] = segment
-        self._starts.insert(*self._starts.place(segment.start), segment.start)
+        self._by_anchor[segment.anchor] = segment
+        self._anchors.insert(segment.anchor)
 
     def _cut(self, segment: _Segment, page: int) -> _Segment:
         """Cut a segment before a page. Returns the rest, a new segment beside it in the order."""
         older = segment.older if segment.tail_first else segment
         rest = _Segment(page, segment.stop, segment.tail_first, segment.value, older)
         segment.stop = page
+        self._find_anchor(segment)
         self._index(rest)
         return rest
 
     def _drop(self, segment: _Segment) -> None:
-        start, older, newer = segment.start, segment.older, segment.newer
-        del self._by_start[start]
-        self._starts.remove(start)
+        anchor, older, newer = segment.anchor, segment.older, segment.newer
+        del self._by_anchor[anchor]
+        self._anchors.remove(anchor)
         older.newer, newer.older = newer, older
-        self.pages -= segment.stop - start
+        self.pages -= segment.stop - segment.start
