@@ -55,7 +55,7 @@ class SingleTier:
         """Slots are numbers."""
         self._uses_heap = self._heap is not None and tier.on_remove is None and self._in_one_pass
         """Victims can be taken from the policy's heap without telling anybody."""
-        self._hears_cuts = tier.on_split is not None
+        self._queues: Any = getattr(tier.eviction, "pass_queues", None) if self._in_one_pass else None
         self._may_lengthen = self._uses_heap and tier.eviction.recency_only and not self._is_told()
         """What a request adds below a leaf that only it uses may become part of that leaf."""
 
@@ -90,6 +90,8 @@ class SingleTier:
         if missing > 0:
             if self._uses_heap:
                 self._make_room_from_heap(missing, now)
+            elif self._queues is not None:
+                self._make_room_from_queues(missing, now)
             else:
                 self._make_room(missing, now)
         held = HeldPages(request, node, hit_pages, pool.take(pages - hit_pages))
@@ -144,12 +146,9 @@ class SingleTier:
         recomputes = self._recompute_last_token and (request.prompt_tokens - 1) // cache.page_tokens < request.prompt_pages
         if recomputes:
             runs = split_runs(runs, (request.prompt_tokens - 1) // cache.page_tokens)[0]
-        if self._hears_cuts:
-            node, rest = self._use_and_tell(request, runs, now)
-        else:
-            for announce in cache.announced:
-                announce(request, now)
-            node, rest = self._use(cache.tree.root, runs, now) if runs else (cache.tree.root, runs)
+        for announce in cache.announced:
+            announce(request, now)
+        node, rest = self._use(cache.tree.root, runs, now) if runs else (cache.tree.root, runs)
         depth = hit_pages = node.depth + node.pages
         if recomputes:
             rest = split_runs(request.runs, depth)[1]
@@ -158,6 +157,8 @@ class SingleTier:
         if free < 0:
             if self._uses_heap:
                 self._make_room_from_heap(-free, now)
+            elif self._queues is not None:
+                self._make_room_from_queues(-free, now)
             else:
                 self._make_room(-free, now)
             free = 0
@@ -199,27 +200,11 @@ class SingleTier:
             tier.on_evictable(node)
         return hit_pages, 0, 0
 
-    def _use_and_tell(self, request: Request, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:
-        """Match, announce the request, count and tell its hits. Returns the last node, pinned, and the rest of the runs."""
-        cache, on_hit = self.cache, self.tier.on_hit
-        path, partial, agreed, rest = cache.tree.walk(cache.tree.root, runs)
-        if partial is not None:
-            path.append(self._cut(partial, agreed))
-        for announce in cache.announced:
-            announce(request, now)
-        if not path:
-            return cache.tree.root, rest
-        for node in path:
-            node.hits += 1
-            node.last_used = now
-        node.pins[0] = 1
-        if on_hit:
-            for used in path:
-                on_hit(used, now)
-        return node, rest
-
     def _use(self, node: Node, runs: tuple[Run, ...], now: float) -> tuple[Node, tuple[Run, ...]]:
-        """Follow ``runs`` down from ``node`` and count and tell hits. Returns the last node and the rest of the runs."""
+        """Follow ``runs`` down from ``node`` and count and tell hits. Returns the last node and the rest of the runs.
+
+        No path is pinned, but a node is while its hit is told: to the policy it is in use.
+        """
         at, last, on_hit = 0, len(runs) - 1, self.tier.on_hit
         start, left = runs[0]
         children = node.children
@@ -233,7 +218,9 @@ class SingleTier:
                 node.hits += 1
                 node.last_used = now
                 if on_hit:
+                    node.pins[0] = 1
                     on_hit(node, now)
+                    node.pins[0] = 0
                 if agreed < pages or at > last:
                     return node, runs_after(runs, at, left)
                 start = runs[at][0] + runs[at][1] - left
@@ -248,7 +235,9 @@ class SingleTier:
                 node.hits += 1
                 node.last_used = now
                 if on_hit:
+                    node.pins[0] = 1
                     on_hit(node, now)
+                    node.pins[0] = 0
                 if pages < left:
                     start += pages
                     left -= pages
@@ -345,6 +334,45 @@ class SingleTier:
                 tier.on_evictable(parent)
         if self._after_pass:
             self._after_pass(node, then)
+
+    def _make_room_from_queues(self, missing: int, now: float) -> None:
+        """As ``_make_room``, with ``QueueEviction.victims`` put in line."""
+        tier, heaps = self.tier, self._queues
+        policy: Any = tier.eviction
+        tier.evictable_pages -= missing
+        tier.evicted_pages += missing
+        tier.pool.free += missing
+        self.cache.counts.dropped_pages += missing
+        policy.begin_pass()
+        choose, mixed = policy.choose, policy.mixed
+        while missing:
+            queue, most = choose()
+            heap = heaps[queue]
+            node = heap[0][4]
+            pages = node.pages
+            if most < pages or mixed and node in mixed:
+                pages = policy.cut_victim(node, most)
+            runs = node.runs
+            if pages > missing:
+                kept = node.slots[0] = node.pages = pages - missing
+                if len(runs) == 1:
+                    start = runs[0][0]
+                    node.runs = ((start, kept),)
+                    policy.on_trim(node, ((start + kept, missing),))
+                else:
+                    node.runs, gone = split_runs(runs, kept)
+                    policy.on_trim(node, gone)
+                return
+            heappop(heap)
+            missing -= pages
+            parent = node.parent
+            node.state[0] = ABSENT
+            policy.on_victim(node)
+            del parent.children[runs[0][0]]
+            kids = parent.kids
+            left = kids[0] = kids[0] - 1
+            if not left and not parent.pins[0] and parent.state[0] == READY:
+                tier.on_evictable(parent)
 
     def _trim(self, node: Node, pages: int) -> None:
         """Evict a node's last pages; so many stay. Slots that are only counted have been given back."""

@@ -71,9 +71,9 @@ class QueueEviction(EvictionPolicy):
         self._new: tuple[Run, ...] = ()
         """What the latest request needs, if none of it has a ghost."""
         self._marks: dict[Node, Mark] = {}
-        """Of each node's last pages, and of all others unless the node is in ``_above``."""
-        self._above: dict[Node, list[Part]] = {}
-        """The parts before the last one, head to tail."""
+        """Of each node's last pages, and of all others unless the node is in ``mixed``."""
+        self.mixed: dict[Node, list[Part]] = {}
+        """The parts before the last one, head to tail, of nodes that have several."""
         self.heaps: list[list[Entry]] = [[] for _ in range(queues)]
         """Of each queue. Entries that are not true any more are dropped when they come to the top."""
         self._entries = 0
@@ -169,7 +169,7 @@ class QueueEviction(EvictionPolicy):
     def on_hit(self, node: Node, now: float) -> None:
         if node.runs[0][0] >= 0:  # no state
             self._hit_pages = node.depth + node.pages
-        if self._above and node in self._above:
+        if self.mixed and node in self.mixed:
             self._set_parts(node, [(pages, self.use(mark)) for pages, mark in self.parts(node)])
         else:
             old = self._marks[node]
@@ -181,10 +181,10 @@ class QueueEviction(EvictionPolicy):
             self.on_evictable(node)
 
     def on_split(self, upper: Node, lower: Node) -> None:
-        if lower not in self._above:
+        if lower not in self.mixed:
             self._marks[upper] = self._marks[lower]
             return
-        before = self._above[lower]
+        before = self.mixed[lower]
         last = upper.pages + lower.pages - sum([pages for pages, _ in before])
         parts, above, left = [*before, (last, self._marks[lower])], [], upper.pages
         while left:
@@ -198,22 +198,28 @@ class QueueEviction(EvictionPolicy):
 
     def on_merge(self, upper: Node, lower: Node) -> None:
         self._keep_parts(lower, self.parts(upper) + self.parts(lower))
-        self._above.pop(upper, None)
+        self.mixed.pop(upper, None)
         del self._marks[upper]
 
     def on_remove(self, node: Node) -> None:
-        if self._above and node in self._above:
+        if self.mixed and node in self.mixed:
             for pages, part in self.parts(node):
                 self.sizes[part[0]] -= pages
-            del self._above[node], self._marks[node]
+            del self.mixed[node], self._marks[node]
             return
-        mark = self._marks.pop(node)
-        self.sizes[mark[0]] -= node.pages
         if node is self._offered:
-            self.left_pages += node.pages
-            self.has_evicted = True
-            if node.runs[0][0] >= 0:  # no state
-                self.remember(node.runs, mark)
+            self.on_victim(node)
+        else:
+            self.sizes[self._marks.pop(node)[0]] -= node.pages
+
+    def on_victim(self, node: Node) -> None:
+        """The leaf that was chosen leaves."""
+        mark, pages, runs = self._marks.pop(node), node.pages, node.runs
+        self.sizes[mark[0]] -= pages
+        self.left_pages += pages
+        self.has_evicted = True
+        if runs[0][0] >= 0:  # no state
+            self.remember(runs, mark)
 
     def on_trim(self, node: Node, runs: tuple[Run, ...]) -> None:
         mark, pages = self._marks[node], runs[0][1] if len(runs) == 1 else count_pages(runs)
@@ -278,8 +284,7 @@ class QueueEviction(EvictionPolicy):
         return next(((queue, inf) for queue in others), None)
 
     def victims(self, now: float) -> Iterator[Node]:
-        if self._request is not None:
-            self._expect()
+        self.begin_pass()
         tier, refused = self.tier, self._refused
         try:
             while (chosen := self.choose()) is not None:
@@ -287,10 +292,8 @@ class QueueEviction(EvictionPolicy):
                 heap = self.heaps[queue]
                 entry = heap[0]
                 node = entry[-1]
-                if most < node.pages or self._above and node in self._above:
-                    pages = min(self._last_pages(node), ceil(most) if most < inf else node.pages)
-                    if pages < node.pages and not node.is_state:
-                        self.cut(node, node.pages - pages)
+                if (most < node.pages or node in self.mixed) and not node.is_state:
+                    self.cut_victim(node, most)
                 self._offered = node
                 yield node
                 if node.state[tier] == READY:
@@ -304,6 +307,26 @@ class QueueEviction(EvictionPolicy):
                 for node in refused:
                     if node.is_evictable(tier):
                         self.on_evictable(node)
+
+    @property
+    def pass_queues(self) -> list[list[Entry]] | None:
+        """The heaps, if ``victims`` and ``on_remove`` are as here: then ``single.py`` takes victims from them by itself."""
+        own = type(self)
+        return self.heaps if (own.victims, own.on_remove) == (QueueEviction.victims, QueueEviction.on_remove) else None
+
+    def begin_pass(self) -> None:
+        """Victims are about to be chosen."""
+        if self._request is not None:
+            self._expect()
+
+    def cut_victim(self, node: Node, most_pages: float) -> int:
+        """Cut the pages that leave, at most so many, from those that stay. Returns how many leave."""
+        pages = self._last_pages(node)
+        if most_pages < pages:
+            pages = ceil(most_pages)
+        if pages < node.pages:
+            self.cut(node, node.pages - pages)
+        return pages
 
     def pages(self) -> dict[Node, int]:
         """How many pages of each node are in the queues."""
@@ -328,8 +351,8 @@ class QueueEviction(EvictionPolicy):
             pages = self._last_pages(node)
             self.sizes[old[0]] -= pages
             self.sizes[mark[0]] += pages
-            if node in self._above:
-                self._keep_parts(node, [*self._above[node], (pages, mark)])
+            if node in self.mixed:
+                self._keep_parts(node, [*self.mixed[node], (pages, mark)])
                 break
             self._marks[node] = mark
             node = node.parent
@@ -342,10 +365,10 @@ class QueueEviction(EvictionPolicy):
 
     def _last_pages(self, node: Node) -> int:
         """Pages of the node's last part."""
-        return node.pages - sum([pages for pages, _ in self._above[node]]) if node in self._above else node.pages
+        return node.pages - sum([pages for pages, _ in self.mixed[node]]) if node in self.mixed else node.pages
 
     def parts(self, node: Node) -> list[Part]:
-        return [*self._above.get(node, ()), (self._last_pages(node), self._marks[node])]
+        return [*self.mixed.get(node, ()), (self._last_pages(node), self._marks[node])]
 
     def _set_parts(self, node: Node, parts: list[Part]) -> None:
         """Give every part of a node another mark."""
@@ -364,6 +387,6 @@ class QueueEviction(EvictionPolicy):
                 joined.append((pages, mark))
         self._marks[node] = joined.pop()[1]
         if joined:
-            self._above[node] = joined
+            self.mixed[node] = joined
         else:
-            self._above.pop(node, None)
+            self.mixed.pop(node, None)
