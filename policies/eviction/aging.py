@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from heapq import heapreplace
 from typing import Any
 
 from kvsim.core.tree import NO_NOTES, READY, Node
@@ -50,9 +51,12 @@ class AgingEviction(RankedEviction):
         return self.heap if type(self).victims is AgingEviction.victims else None
 
     def after_pass(self, node: Node, rank: tuple[float, ...]) -> None:
-        self._rise(node, node.depth if node.state[self.tier] != READY else node.depth + node.pages)
-        if node.is_evictable(self.tier):
-            self.on_evictable(node)
+        if node.state[self.tier] != READY:
+            self._rise(node, node.depth)
+            return
+        self._rise(node, node.depth + node.pages)
+        if (now_rank := self.rank(node)) != rank:  # its last page is another one, and its entry is still the first
+            heapreplace(self.heap, (now_rank, self.heap[0][1], node))
 
     def _rise(self, node: Node, left: int) -> None:
         """All pages of a node that are deeper than ``left`` pages have left, the last of them the one that follows these."""

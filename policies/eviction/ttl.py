@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from kvsim.core.request import Request
-from kvsim.core.tree import Node
+from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.eviction.continuum import Continuum
@@ -100,7 +100,7 @@ class TimeToLive(RankedEviction):
         self._now, expiring, tier = now, self._expiring, self.tier
         while expiring and expiring[0][0] <= now:
             node = heappop(expiring)[2]
-            if node.is_evictable(tier):
+            if node.state[tier] == READY and not node.pins[tier] and not node.kids[tier]:
                 super().on_evictable(node)
 
     def _compact(self) -> None:

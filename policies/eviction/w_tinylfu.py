@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from math import floor, inf
 
 from kvsim.core.pages import Run
-from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
@@ -66,19 +65,20 @@ class WTinyLFU(QueueEviction):
         self.ghosts.append(runs, value=mark[2])
 
     def choose(self) -> tuple[int, float] | None:
+        sizes, first, window_pages = self.sizes, self.first, self.window_pages
+        protected_pages = PROTECTED_FRACTION * (self.capacity_pages - window_pages)
         while True:
-            self.demote(PROTECTED, PROBATION, PROTECTED_FRACTION * (self.capacity_pages - self.window_pages))
-            surplus = self.sizes[WINDOW] + self.left_pages + 1 - self.window_pages
-            main, victim = PROBATION, self.first(PROBATION)
+            if sizes[PROTECTED] > protected_pages:
+                self.demote(PROTECTED, PROBATION, protected_pages)
+            surplus = sizes[WINDOW] + self.left_pages + 1 - window_pages
+            main, victim = PROBATION, first(PROBATION)
             if victim is None:
-                main, victim = PROTECTED, self.first(PROTECTED)
-            candidate = self.first(WINDOW) if surplus > 0 else None
+                main, victim = PROTECTED, first(PROTECTED)
+            candidate = first(WINDOW) if surplus > 0 else None
             if candidate is None:
                 most = inf if surplus > 0 else floor(-surplus) + 1
                 return self.first_of(main, most) if victim is None else (main, most)
-            if victim is None or not self._is_better(candidate, victim):
+            value = self.mark(candidate)[2]
+            if victim is None or self.frequency(value) <= self.frequency(self.mark(victim)[2]):
                 return WINDOW, inf
-            self.move(candidate, (PROBATION, self.end(), self.mark(candidate)[2]))
-
-    def _is_better(self, candidate: Node, victim: Node) -> bool:
-        return self.frequency(self.mark(candidate)[2]) > self.frequency(self.mark(victim)[2])
+            self.move(candidate, (PROBATION, self.end(), value))
