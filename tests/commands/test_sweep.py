@@ -11,19 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 from hydra._internal.core_plugins import basic_sweeper
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from kvsim.cli import main
 from kvsim.commands.sweep import SweepCallback
-from kvsim.commands.sweep_loader import SweepLoader
 
 SMALL = ("trace.sessions=20", "tiers.gpu.capacity=3000pages,6000pages", "eviction=lru,arc", "output=sweep")
 MEASURED = ("versions", "load_s", "wall_s", "requests_per_s")
@@ -187,29 +183,6 @@ def test_mistakes_end_before_any_job(
     assert main(["replay", "trace.sessions=20", "output=sweep", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(folder.glob("sweep/*/result.json"))
-
-
-@pytest.mark.parametrize(
-    "job",
-    [
-        ["eviction=arc", "tiers.gpu.capacity=3000pages", "trace.sessions=20"],
-        ["trace.sessions=20", "eviction=slru", "eviction.protected_hits=3", "tiers.gpu={capacity: 5pages}", "seed=1"],
-        ["eviction@tiers.gpu.eviction=slru", "tiers.gpu.eviction.protected_hits=3"],
-        ["preset=sglang", "page_tokens=1", "+tiers.gpu.more=1", "~timeline", "seed=2"],
-        ["seed=1"],
-        [],
-    ],
-)
-def test_a_job_is_composed_as_hydra_would(job: list[str]) -> None:
-    """Twice: the second time, the choices are taken from those composed before."""
-    with hydra.initialize_config_module("kvsim.conf", version_base="1.3", job_name="replay"):
-        theirs = GlobalHydra.instance().config_loader()
-        ours = SweepLoader(theirs.get_search_path())
-        master = theirs.load_configuration("config", ["hydra/launcher=basic"], RunMode.MULTIRUN)
-        for seed in (7, 8):
-            overrides = [*job, f"warmup=0.{seed}"]
-            expected, found = (loader.load_sweep_config(master, overrides) for loader in (theirs, ours))
-            assert OmegaConf.to_container(found) == OmegaConf.to_container(expected)
 
 
 def test_a_mistake_in_any_choice_or_key_ends_a_sweep_before_its_first_job(
