@@ -210,13 +210,15 @@ def test_a_trial_begins_with_the_states_of_the_snapshot() -> None:
 
 
 def test_it_costs_at_most_three_times_what_lru_costs(shared: object) -> None:
-    """On the conversation trace, states in the room of pages. The trial for alpha comes on top and is left out."""
-    trace = load_trace("mooncake", path=f"{shared}/traces/mooncake_conversation_trace.jsonl.gz", page_tokens=512, limit=6000)
+    """On the conversation trace, states in the room of pages: less than three times as much. The trial for alpha is left out."""
+    trace = load_trace("mooncake", path=f"{shared}/traces/mooncake_conversation_trace.jsonl.gz", page_tokens=512, limit=3000)
     setting = ("model=qwen3_next_80b", "checkpoint=last", "tiers.gpu.capacity=20GiB")
-    seconds = []
-    for eviction in (("eviction=lru",), ("eviction=flop_aware", "eviction.alpha=1")):
-        began = process_time()
-        result = replay(trace, *setting, *eviction)
-        seconds.append(process_time() - began)
-        assert result.hit_rate > 0.01
-    assert seconds[1] < 3 * seconds[0], seconds
+    choices = {"lru": ("eviction=lru",), "flop_aware": ("eviction=flop_aware", "eviction.alpha=1")}
+    best = dict.fromkeys(choices, float("inf"))
+    for _ in range(3):  # the best of some: others use the machine
+        for name, eviction in choices.items():
+            began = process_time()
+            result = replay(trace, *setting, *eviction)
+            best[name] = min(best[name], process_time() - began)
+            assert result.hit_rate > 0.01
+    assert best["flop_aware"] < 3 * best["lru"], best
