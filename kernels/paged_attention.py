@@ -18,7 +18,6 @@ BLOCK_TOKENS = 64
 """Tokens that a program holds at a time."""
 LEAST_ROWS = 16
 """The fewest rows that a matrix product on tensor cores has."""
-LONGEST_PART_TOKENS = 2048
 PROGRAMS_PER_MULTIPROCESSOR = 4
 JOINED_PARTS = 16
 BOUNDED = {2: -0x4001, 4: -0x40000001}
@@ -29,8 +28,8 @@ BOUNDED = {2: -0x4001, 4: -0x40000001}
 def paged_attention_kernel(
     query,
     pool,
-    slots,
     parts,
+    tables,
     partial,
     weights,
     part_count,
@@ -47,13 +46,15 @@ def paged_attention_kernel(
     BLOCK: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
-    """One program attends to one part of one request with the GROUP query heads of one KV head."""
+    """One program attends to one part of one request with the GROUP query heads of one KV head. A part may be empty."""
     part = tl.program_id(0)
     kv_head = tl.program_id(1)
-    request = tl.load(parts + part).to(tl.int64)
-    start = tl.load(parts + part_count + part)
-    end = tl.load(parts + 2 * part_count + part)
-    first_slot = tl.load(parts + 3 * part_count + part)
+    request = tl.load(parts + part)
+    start = tl.load(parts + part_count + part).to(tl.int32)
+    end = tl.load(parts + 2 * part_count + part).to(tl.int32)
+    if start >= end:
+        return
+    slots = tl.load(tables + request).to(tl.pointer_type(tl.int32))
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, DIMS)[None, :]
     head = kv_head * GROUP + row
@@ -67,7 +68,7 @@ def paged_attention_kernel(
     for first in range(start, end, BLOCK):
         token = first + tl.arange(0, BLOCK)
         is_token = token < end
-        slot = tl.load(slots + first_slot + token // PAGE, mask=is_token, other=0).to(tl.int64)
+        slot = tl.load(slots + token // PAGE, mask=is_token, other=0).to(tl.int64)
         place = slot * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
         address = pool + place[:, None] + dim
         is_read = is_token[:, None] & (dim < DIM)
@@ -132,13 +133,43 @@ class ContextParts:
     """How the contexts of a batch are cut into parts, in GPU memory: made once, used in every layer."""
 
     parts: torch.Tensor
-    """int32 ``[4, parts]``: request, first token, end, index of the request's first slot."""
+    """int64 ``[3, parts]``: request, first token, end. Empty parts may follow."""
     spans: torch.Tensor
-    """int32 ``[2, requests]``: first part, number of parts."""
-    slots: torch.Tensor
-    """int32: the page slots of all requests, one request after another."""
+    """int64 ``[2, requests]``: first part, number of parts."""
+    tables: torch.Tensor
+    """int64 ``[requests]``: where each request's page slots are. They must stay there."""
     partial: torch.Tensor
     weights: torch.Tensor
+
+    @classmethod
+    def of(cls, table: torch.Tensor, parts: int, requests: int, heads: int, head_dim: int) -> "ContextParts":
+        """Parts, spans and tables are those of one ``table``, one after another."""
+        end = 3 * parts + 2 * requests
+        return cls(
+            parts=table[: 3 * parts].view(3, parts),
+            spans=table[3 * parts : end].view(2, requests),
+            tables=table[end:],
+            partial=torch.empty((parts, heads, head_dim), dtype=torch.float32, device=table.device),
+            weights=torch.empty((parts, heads), dtype=torch.float32, device=table.device),
+        )
+
+
+class ContextRoom:
+    """Memory for the parts of up to ``requests`` contexts of any length, always at the same place, as a CUDA graph needs it.
+
+    What is in ``parts`` is the last batch that was cut into it. Requests that the batch does not have attend to its first part.
+    """
+
+    def __init__(self, requests: int, *, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
+        most = wanted_programs(device) // kv_heads + requests
+        self.requests = requests
+        self.table = torch.zeros(table_length(most, requests), dtype=torch.int64, device=device)
+        self.parts = ContextParts.of(self.table, most, requests, heads, head_dim)
+
+
+def table_length(parts: int, requests: int) -> int:
+    """Numbers that say how so many requests are cut into so many parts."""
+    return 3 * parts + 3 * requests
 
 
 def cut_contexts(
@@ -150,12 +181,15 @@ def cut_contexts(
     kv_heads: int,
     head_dim: int,
     device: torch.device,
+    room: ContextRoom | None = None,
 ) -> ContextParts:
-    """Cut contexts of so many tokens into parts of equal length, so many that they fill the GPU.
+    """Cut contexts of so many tokens into parts of equal length, about as many as fill the GPU, written to ``room`` if given.
 
-    ``slots`` has the page slots of each request (int32, on ``device``), at least those of its context. The host does not wait
-    for the GPU. Raises ValueError for an empty context or one that has too few slots.
+    ``slots`` has the page slots of each request (int32, contiguous, on ``device``), at least those of its context. The host
+    does not wait for the GPU. Raises ValueError for an empty context, one that has too few slots, and more than there is room
+    for.
     """
+    requests = len(contexts)
     counts = np.array([len(each) for each in slots])
     needed = -(-contexts // page_tokens)
     if contexts.min() < 1:
@@ -164,24 +198,26 @@ def cut_contexts(
         short = int(np.flatnonzero(counts < needed)[0])
         raise ValueError(f"a context of {contexts[short]} tokens needs {needed[short]} pages, not {counts[short]}")
     wanted = triton.next_power_of_2(-(-int(contexts.sum()) * kv_heads // wanted_programs(device)))
-    length = min(max(wanted, BLOCK_TOKENS), LONGEST_PART_TOKENS)
+    length = max(wanted, BLOCK_TOKENS)
     shares = -(-contexts // length)
-    request = np.repeat(np.arange(len(contexts)), shares)
+    request = np.repeat(np.arange(requests), shares)
     first_part = np.cumsum(shares) - shares
     start = (np.arange(len(request)) - first_part[request]) * length
-    first_slot = (np.cumsum(counts) - counts)[request]
-    table = np.concatenate([request, start, np.minimum(start + length, contexts[request]), first_slot, first_part, shares])
-    host = torch.empty(len(table), dtype=torch.int32, pin_memory=device.type == "cuda")
-    host.numpy()[:] = table
-    uploaded = host.to(device, non_blocking=True)
-    parts = len(request)
-    return ContextParts(
-        parts=uploaded[: 4 * parts].view(4, parts),
-        spans=uploaded[4 * parts :].view(2, len(contexts)),
-        slots=torch.cat(slots),
-        partial=torch.empty((parts, heads, head_dim), dtype=torch.float32, device=device),
-        weights=torch.empty((parts, heads), dtype=torch.float32, device=device),
-    )
+    parts, columns = len(request), requests
+    if room is not None:
+        parts, columns = room.parts.parts.shape[1], room.requests
+        if requests > columns:
+            raise ValueError(f"there is room for {columns} requests, not {requests}")
+    host = torch.zeros(table_length(parts, columns), dtype=torch.int64, pin_memory=device.type == "cuda")
+    table = host.numpy()
+    by_part, by_request = table[: 3 * parts].reshape(3, parts), table[3 * parts :].reshape(3, columns)
+    by_part[:, : len(request)] = request, start, np.minimum(start + length, contexts[request])
+    by_request[1, requests:] = 1
+    by_request[:, :requests] = first_part, shares, [each.data_ptr() for each in slots]
+    if room is None:
+        return ContextParts.of(host.to(device, non_blocking=True), parts, columns, heads, head_dim)
+    room.table.copy_(host, non_blocking=True)
+    return room.parts
 
 
 @cache
@@ -214,8 +250,8 @@ def attend_pages(
     paged_attention_kernel[(parts, kv_heads)](
         query,
         words,
-        cut.slots,
         cut.parts,
+        cut.tables,
         cut.partial,
         cut.weights,
         parts,

@@ -45,6 +45,7 @@ COMMENTS = {
     "flops_efficiency": "1: the rate above is measured.",
     "memory_efficiency": "1: the rate above is measured.",
     "step_overhead_s": "What a decode step of the serving engine takes longer than the sum of its parts.",
+    "prefill_launch_s": "What the host takes to launch a step with prefill: no such step is shorter.",
     "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; of both directions [fragment_bytes, bytes_per_s].",
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: the sum while pages are read and others written.\n"
     "# depth: requests under way at once, the threads of the disk tier.",
@@ -211,6 +212,7 @@ def print_measured(measured: "Measured", console: Console) -> None:
         ("both at once, GB/s", giga(spec.both_directions_bytes_per_s)),
         ("launch of a kernel, µs", micro(measured.launch_s)),
         ("overhead of a step, µs", micro(spec.step_overhead_s)),
+        ("launch of a step with prefill, µs", micro(spec.prefill_launch_s)),
         ("disk latency, µs", micro(spec.disk_latency_s)),
     ]
     show(console, "Machine", ["", "measured"], peaks)

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from kvsim.kernels import paged_attention  # noqa: E402
 from kvsim.kernels.page_gather import gather_pages  # noqa: E402
-from kvsim.kernels.paged_attention import attend_pages, cut_contexts  # noqa: E402
+from kvsim.kernels.paged_attention import ContextRoom, attend_pages, cut_contexts  # noqa: E402
 
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -81,6 +81,37 @@ def test_a_long_context_is_cut_into_parts_and_a_short_one_beside_it_is_not(devic
     assert cut.spans.tolist() == [[0, 12], [12, 1]]  # 1505 tokens for 12 programs: 125.4, to the next power of two
     assert cut.parts[1:3, [0, 11, 12]].tolist() == [[0, 1408, 0], [128, 1500, 5]]
     assert error(out, slowly(query, pool, slots, contexts, page_tokens, 1)) < 1e-5
+
+
+def test_a_batch_may_be_cut_into_room_for_a_larger_one_again_and_again(device):
+    """Requests that the batch does not have get a result, too: that of its first part."""
+    pool = pool_of(40, 4, 2, 16, torch.float32, device)
+    room = ContextRoom(4, heads=4, kv_heads=2, head_dim=16, device=device)
+    for contexts in ([90, 7, 30], [5], [1, 2, 3, 156]):
+        slots = [torch.randperm(40, device=device)[: -(-context // 4)].int() for context in contexts]
+        query, out = torch.randn(4, 4, 16, device=device), torch.full((4, 4, 16), float("nan"), device=device)
+        shape = {"page_tokens": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "device": device}
+        cut = cut_contexts(np.array(contexts), slots, room=room, **shape)
+        assert cut is room.parts
+        attend_pages(query, pool, cut, out, page_tokens=4, kv_heads=2)
+        count = len(contexts)
+        assert error(out[:count], slowly(query[:count], pool, slots, contexts, 4, 2)) < 1e-5
+        assert torch.isfinite(out).all()
+    with pytest.raises(ValueError, match="room for 4 requests, not 5"):
+        cut_contexts(np.ones(5, dtype=int), [slots[0]] * 5, room=room, **shape)
+
+
+@pytest.mark.parametrize("contexts", [[1] * 8, [65] * 8, [10_000, *[1] * 7], [129, 64, 65, 1000, 3, 2, 77, 640]])
+def test_there_is_room_for_contexts_of_any_length(contexts, device, monkeypatch):
+    monkeypatch.setattr(paged_attention, "wanted_programs", lambda device: 24)
+    room = ContextRoom(8, heads=2, kv_heads=2, head_dim=16, device=device)
+    slots = [torch.zeros(-(-context // 4), dtype=torch.int32, device=device) for context in contexts]
+    cut = cut_contexts(
+        np.array(contexts), slots, page_tokens=4, heads=2, kv_heads=2, head_dim=16, device=device, room=room
+    )  # fmt: skip
+    request, start, end = cut.parts.tolist()
+    tokens = [(r, t) for r, first, last in zip(request, start, end, strict=True) for t in range(first, last)]
+    assert tokens == [(r, t) for r, context in enumerate(contexts) for t in range(context)]
 
 
 def test_queries_and_results_may_be_parts_of_longer_rows(device):

@@ -164,6 +164,7 @@ def warm_up(demand: Demand, substrate: HardwareSubstrate) -> None:
                 transformer.step([ChunkSlots(*chunk, table)], [], None, sampled_tokens=1)
         for decodes in (count for count in WARM_DECODES if count <= demand.max_running_requests):
             transformer.step([], [DecodeSlots(WARM_CONTEXT_TOKENS, table)] * decodes, None)
+        transformer.record_decodes(demand.max_running_requests)
         torch.cuda.synchronize(device)
 
     try:

@@ -9,7 +9,10 @@ from kvsim.substrate.hardware.tier_copy import Way
 STORE_PACE = 0.945
 """Share of memcpy's rate at which a kernel that stores is held: just below what it reaches, so that no queue builds up."""
 KEEPS_UP = 0.98
-"""Share of the fastest method's rate from which on a method with fewer kernels is preferred."""
+"""Share of the fastest method's rate from which on staging is preferred to a kernel that reaches over the bus."""
+WITHOUT_KERNELS = 0.75
+"""The same for memcpy, which takes no multiprocessor. Beside prefill a kernel waits until a product of large matrices has ended:
+on an H200 staged loads of 100 to 500 MB then went at 1 to 5 GB/s."""
 ENOUGH = 0.99
 """Share of the best rate that so many programs must reach."""
 
@@ -34,11 +37,11 @@ def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, store_byte
     """
     sizes = sorted({size for _, _, size in alone}, reverse=True)
 
-    def good_from(method: Method, others: Sequence[Method], ways: Sequence[Way]) -> int:
-        """The least fragment from which on the method keeps up; beyond the largest if it never does."""
+    def good_from(method: Method, others: Sequence[Method], ways: Sequence[Way], share: float = KEEPS_UP) -> int:
+        """The least fragment from which on the method reaches this share; beyond the largest if it never does."""
         least = 2 * sizes[0]
         for size in sizes:
-            if any(alone[way, method, size] < KEEPS_UP * max(alone[way, other, size] for other in others) for way in ways):
+            if any(alone[way, method, size] < share * max(alone[way, other, size] for other in others) for way in ways):
                 break
             least = size
         return least
@@ -53,7 +56,7 @@ def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, store_byte
     fastest = max(best.values(), key=lambda pair: (pair.load == "staged", pair.rate))
     return CopyRule(
         programs=programs,
-        memcpy_fragment_bytes=good_from("memcpy", ("kernel", "staged", "memcpy"), ("load", "store")),
+        memcpy_fragment_bytes=good_from("memcpy", ("kernel", "staged", "memcpy"), ("load", "store"), WITHOUT_KERNELS),
         staged_load_page_bytes=layers * good_from("staged", ("kernel",), ("load",)),
         staged_store_page_bytes=layers * good_from("staged", ("kernel",), ("store",)),
         staged_load_beside_store_page_bytes=layers * staged_beside,

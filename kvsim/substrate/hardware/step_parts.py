@@ -1,22 +1,27 @@
 """How fast the parts of a step are, by their sizes."""
 
 import statistics
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from kvsim.hardware_curves import Rows
+from kvsim.substrate.hardware.decode_graph import recorded
 from kvsim.substrate.hardware.stopwatch import Stopwatch
 from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
 
 DECODE_TOKENS = 256
 """Up to so many tokens a step is taken for one that decodes: all are sampled. Of more, one is."""
+SHORT_CHUNK_TOKENS = 16
+"""Of a chunk that the GPU computes sooner than the host can launch it."""
 
 
 class StepParts:
-    """The parts of a step: what remains of whole steps when steps without that part are taken away."""
+    """The parts of a step: what remains of whole steps when steps without that part are taken away.
+
+    What the GPU takes is measured with steps that are replayed as CUDA graphs, so that their launches do not count.
+    """
 
     def __init__(
         self, watch: Stopwatch, transformer: Transformer, *, flops_per_s: float, memory_bytes_per_s: float, seed: int
@@ -37,11 +42,16 @@ class StepParts:
     def prefill_row(self, tokens: int, context: int) -> list[float]:
         """Rows of queries, context and rate of a chunk's attention."""
         chunk = ChunkSlots(tokens, context - tokens, self._slots(context))
-        step_s = self.watch.seconds(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
+        step_s = self._replayed_s(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
         pairs = tokens * (context - tokens) + tokens * (tokens + 1) / 2
         flops = self.model.attention_flops_per_pair * pairs
         seconds = max(step_s - self._products_s(tokens, 1), flops / self.flops_per_s)
         return [tokens * self.model.heads, context, flops / seconds]
+
+    def launch_s(self) -> float:
+        """What the host takes for a step with a chunk: launched one kernel after another, not replayed."""
+        chunk = ChunkSlots(SHORT_CHUNK_TOKENS, 0, self._slots(SHORT_CHUNK_TOKENS))
+        return self.watch.seconds(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
 
     def decode_rows(self, totals: Sequence[int], batches: Sequence[int]) -> tuple[Rows, float]:
         """Bytes of a layer, and rate, by context tokens of all requests; the mean of batches, and how far they are apart."""
@@ -65,19 +75,27 @@ class StepParts:
 
     def _products_s(self, tokens: int, sampled: int) -> float:
         if (tokens, sampled) not in self._products:
-            step = partial(self.transformer.products, tokens, sampled_tokens=sampled)
-            self._products[tokens, sampled] = self.watch.seconds(step)
+            step = lambda: self.transformer.products(tokens, sampled_tokens=sampled)  # noqa: E731
+            self._products[tokens, sampled] = self._replayed_s(step)
         return self._products[tokens, sampled]
+
+    def _replayed_s(self, step: Callable[[], torch.Tensor]) -> float:
+        """The time of a step that is replayed, where there is a GPU."""
+        if self.watch.device.type != "cuda":
+            return self.watch.seconds(step)
+        graph, _ = recorded(step)
+        return self.watch.seconds(graph.replay)
 
     def _overhead_s(self) -> float:
         """What a step of one token takes longer than the GPU is busy with it: its launch, and the news of its end."""
         if self.watch.device.type != "cuda":
             return 0.0
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        graph, _ = recorded(lambda: self.transformer.products(1, sampled_tokens=1))
 
         def step() -> None:
             begin.record()
-            self.transformer.products(1, sampled_tokens=1)
+            graph.replay()
             end.record()
 
         wall_s = self.watch.seconds(step)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from kvsim.kernels.gated_silu import gate_silu
 from kvsim.kernels.page_gather import gather_pages
-from kvsim.kernels.paged_attention import ContextParts, attend_pages, check_fragment, cut_contexts
+from kvsim.kernels.paged_attention import ContextParts, ContextRoom, attend_pages, check_fragment, cut_contexts
 from kvsim.model import ModelSpec
+from kvsim.substrate.hardware.decode_graph import DecodeGraph, graph_sizes, recorded
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 """By bytes of an element."""
@@ -92,6 +94,9 @@ class Transformer:
             # Chunks that begin a prompt and those that go on are attended by one kernel: cuDNN's is for the former alone.
             torch.backends.cuda.enable_cudnn_sdp(False)
         self.generator = torch.Generator(device).manual_seed(seed)
+        self.attention: dict[str, Any] = {
+            "heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim, "device": device,
+        }  # fmt: skip
         self.query_width, self.kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.embeddings = self._matrix(model.vocabulary, model.hidden_size)
         self.head = (self.embeddings if model.tied_embeddings else self._matrix(model.vocabulary, model.hidden_size)).t()
@@ -99,6 +104,22 @@ class Transformer:
         self.buffers: dict[tuple[str, int], torch.Tensor] = {}
         self.inputs = torch.empty(0, dtype=torch.int64, device=device)
         self.choices = torch.empty(0, model.experts_per_token, dtype=torch.int64, device=device)
+        self.graphs: list[DecodeGraph] = []
+
+    @torch.inference_mode()
+    def record_decodes(self, most: int) -> None:
+        """From now on, steps in which up to ``most`` requests decode and nothing else is done are replayed as CUDA graphs.
+
+        To be called after the largest step, whose buffers they use. Without a GPU nothing is recorded.
+        """
+        if self.device.type != "cuda":
+            return
+        empty = DecodeSlots(1, torch.zeros(1, dtype=torch.int32, device=self.device))
+        for requests in graph_sizes(most):
+            room = ContextRoom(requests, **self.attention)
+            self._cut([empty] * requests, room)
+            graph, logits = recorded(lambda room=room: self._decode(room.parts))  # type: ignore[misc]
+            self.graphs.append(DecodeGraph(room, graph, logits, [*self.buffers.values(), self.inputs, self.choices]))
 
     @torch.inference_mode()
     def step(
@@ -115,6 +136,9 @@ class Transformer:
         ``sampled_tokens`` says how many of the chunks, the first ones, end their prompt and so give a token. Returns the logits
         ``[sampled, vocabulary]`` of the decodes and of these chunks, in a buffer that the next step uses again.
         """
+        if not chunks and wait_layer is None and (graph := self._graph(len(decodes))) is not None:
+            self._cut(decodes, graph.room)
+            return graph.replay(len(decodes))
         tokens = len(decodes) + sum(chunk.tokens for chunk in chunks)
         cut = self._cut(decodes) if decodes else None
         prompts = Prompts(self, chunks, len(decodes)) if chunks else None
@@ -126,6 +150,14 @@ class Transformer:
     def products(self, tokens: int, *, sampled_tokens: int) -> torch.Tensor:
         """Enqueue a step without attention, ``sampled_tokens`` of its tokens sampled: what any tokens cost, whatever they see."""
         return self._sample([self._run(tokens, None, None, None)[:sampled_tokens]])
+
+    def _graph(self, requests: int) -> DecodeGraph | None:
+        """The least one that so many requests fit in."""
+        return next((graph for graph in self.graphs if graph.room.requests >= requests), None)
+
+    def _decode(self, cut: ContextParts) -> torch.Tensor:
+        """A step of decodes alone."""
+        return self._sample([self._run(cut.spans.shape[1], cut, None, None)])
 
     def _run(
         self,
@@ -198,16 +230,13 @@ class Transformer:
 
     # What is made once a step
 
-    def _cut(self, decodes: Sequence[DecodeSlots]) -> ContextParts:
-        model = self.model
+    def _cut(self, decodes: Sequence[DecodeSlots], room: ContextRoom | None = None) -> ContextParts:
         return cut_contexts(
             np.array([request.context_tokens for request in decodes]),
             [request.slots for request in decodes],
             page_tokens=self.page_tokens,
-            heads=model.heads,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            device=self.device,
+            room=room,
+            **self.attention,
         )
 
     def _inputs(self, tokens: int) -> torch.Tensor:

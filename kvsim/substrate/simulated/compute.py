@@ -35,7 +35,8 @@ def step_times(model: ModelSpec, hardware: HardwareSpec) -> Steps:
 
 
 class Roofline(Steps):
-    """Each step takes as long as its FLOPs or its memory traffic, whichever is longer, plus a fixed overhead.
+    """Each step takes as long as its FLOPs, its memory traffic or the launch of its prefill, whichever is longest, plus a fixed
+    overhead.
 
     Weights are read once a step, the KV of a chunk's prefix and of every decoding request once; a recurrent state is read and
     written once for each chunk and decoding request (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009).
@@ -43,7 +44,7 @@ class Roofline(Steps):
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         self.model = model
-        self.overhead_s = hardware.step_overhead_s
+        self.overhead_s, self.launch_s = hardware.step_overhead_s, hardware.prefill_launch_s
         self._flops_per_s = hardware.effective_flops_per_s
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
         self._attention_flops = model.decode_attention_flops_per_pair
@@ -68,14 +69,14 @@ class Roofline(Steps):
         flops, n_bytes = self.first_step(work)
         compute_s, memory_s = flops / self._flops_per_s, n_bytes / self._bytes_per_s
         if steps == 1:
-            return max(compute_s, memory_s) + self.overhead_s
+            return max(compute_s, memory_s, self.launch_s if work.chunks else 0.0) + self.overhead_s
         compute_more_s = work.decode_requests * self._attention_flops / self._flops_per_s
         memory_more_s = work.decode_requests * self._kv_bytes / self._bytes_per_s
         return _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps) + steps * self.overhead_s
 
 
 class MeasuredParts(Steps):
-    """Each step takes the sum of its parts, by the machine's ``compute_curves``, plus a fixed overhead.
+    """Each step takes the sum of its parts, by the machine's ``compute_curves``, or the launch of its prefill, plus an overhead.
 
     products           FLOPs of all weight matrices, at the rate for so many FLOPs a byte of weights
     prefill attention  FLOPs of each chunk, at the rate for its rows and its context
@@ -99,13 +100,15 @@ class MeasuredParts(Steps):
         seconds = steps * self._constant_s(work)
         if work.decode_requests:
             seconds += self._decode_attention.total(work.decode_context_tokens, work.decode_requests, steps)
-        return seconds
+        if work.chunks:
+            seconds = max(seconds, self.hardware.prefill_launch_s)
+        return seconds + steps * self.hardware.step_overhead_s
 
     def _constant_s(self, work: Work) -> float:
-        """Seconds of what is the same in every step of a leap."""
+        """Seconds of the parts that are the same in every step of a leap."""
         sequences = work.decode_requests + len(work.chunks)
         attention_s = sum(self._attention_s(tokens, start) for tokens, start in work.chunks)
-        return self._products_s(work) + attention_s + sequences * self._state_s + self.hardware.step_overhead_s
+        return self._products_s(work) + attention_s + sequences * self._state_s
 
     def _products_s(self, work: Work) -> float:
         model = self.model

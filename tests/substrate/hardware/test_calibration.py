@@ -97,6 +97,14 @@ def test_a_method_that_never_keeps_up_is_never_used():
     assert rule.load_method(1 << 10, 4 << 10, is_shared=True) == "kernel" and rule.store_beside_load_bytes_per_s == 45.0
 
 
+def test_memcpy_need_not_be_the_fastest():
+    """It needs no multiprocessor, for which other methods wait beside prefill: three quarters of their rate are enough."""
+    rates = ([0.9, 0.9, 0.9], [0.5, 0.5, 0.95])
+    pairs = [Pair(1 << 10, load, 40.0, 0.7) for load in ("kernel", "staged")]
+    assert made_rule(rates, rates, memcpy=(0.02, 0.67, 0.97), pairs=pairs).memcpy_fragment_bytes == 1 << 16
+    assert made_rule(rates, rates, memcpy=(0.02, 0.68, 0.72), pairs=pairs).memcpy_fragment_bytes == 1 << 13
+
+
 def test_no_more_programs_are_taken_than_are_of_use():
     assert fewest_programs({2: 0.9, 4: 0.995, 8: 1.0, 16: 0.7}) == 4
 

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from kvsim.model import ModelSpec  # noqa: E402
+from kvsim.substrate.hardware.decode_graph import graph_sizes  # noqa: E402
 from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer, check_model  # noqa: E402
 
 PAGE_TOKENS = 4
@@ -115,6 +116,26 @@ def test_a_step_gives_the_same_in_buffers_that_a_larger_one_used(device):
     before = ours.step([], decodes).clone()
     ours.step(chunks, decodes * 3)
     assert torch.equal(ours.step([], decodes), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", [TINY, GATED, RELU], ids=["dense", "gate", "relu"])
+def test_a_replayed_step_gives_what_a_launched_one_gives(model, device):
+    ours = transformer(model, device)
+    chunks, decodes, _ = batch(device)
+    launched = [ours.step([], decodes * count).clone() for count in (1, 2, 3)]
+    ours.record_decodes(5)
+    ours.step(chunks, decodes * 40)  # larger buffers than those that were recorded
+    for count, expected in zip((1, 2, 3), launched, strict=True):
+        assert torch.allclose(ours.step([], decodes * count), expected, rtol=1e-4, atol=1e-5)
+    assert [graph.room.requests for graph in ours.graphs] == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (2, [1, 2]), (13, [1, 2, 4, 8, 12, 13]), (40, [1, 2, 4, 8, 12, 16, 24, 32, 40])]
+)
+def test_steps_are_recorded_for_some_sizes(most, sizes):
+    assert list(graph_sizes(most)) == sizes
 
 
 def test_nothing_is_sampled_of_a_chunk_within_its_prompt(device):

@@ -15,7 +15,11 @@ MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, he
 
 
 def roofline(
-    flops_per_s: float = 1.0, memory_bytes_per_s: float = 1e9, overhead_s: float = 0.0, model: ModelSpec = MODEL
+    flops_per_s: float = 1.0,
+    memory_bytes_per_s: float = 1e9,
+    overhead_s: float = 0.0,
+    model: ModelSpec = MODEL,
+    launch_s: float = 0.0,
 ) -> Roofline:
     hardware = HardwareSpec(
         flops_per_s=flops_per_s,
@@ -27,6 +31,7 @@ def roofline(
         disk_read_bytes_per_s=1,
         disk_write_bytes_per_s=1,
         step_overhead_s=overhead_s,
+        prefill_launch_s=launch_s,
     )
     return Roofline(model, hardware)
 
@@ -35,6 +40,13 @@ def test_a_chunk_multiplies_its_tokens_and_attends_to_all_before_them() -> None:
     work = Work(chunks=[(3, 10)])
     pairs = 11 + 12 + 13
     assert roofline().leap_s(work, 1) == 3 * 60 + 8 * pairs
+
+
+def test_a_step_with_prefill_takes_its_launch_at_least() -> None:
+    chunk, decode = Work(chunks=[(1, 0)]), Work(decode_requests=1, decode_context_tokens=0)
+    assert roofline(launch_s=100.0, overhead_s=1.0).leap_s(chunk, 1) == 101
+    assert roofline(launch_s=50.0, overhead_s=1.0).leap_s(chunk, 1) == 60 + 8 + 1
+    assert roofline(launch_s=100.0, overhead_s=1.0).leap_s(decode, 2) == 2 * (60 + 20 + 1) + 8
 
 
 def test_the_head_is_applied_to_sampled_tokens_only() -> None:

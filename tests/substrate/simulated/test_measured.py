@@ -68,6 +68,14 @@ def test_decode_attention_takes_seconds_by_the_bytes_of_a_layer(context: int, la
     assert measured(linear=[[1, 140.0]]).leap_s(work, 1) == pytest.approx(1 + 2 * layer_s + 0.5)
 
 
+def test_a_step_with_prefill_takes_its_launch_at_least_and_a_decode_step_does_not() -> None:
+    curves = ComputeCurves(**CURVES)
+    chunk, decode = Work(chunks=[(10, 0)]), Work(decode_requests=1, decode_context_tokens=1)
+    for work, launch_s, expected_s in ((chunk, 1e6, 1e6 + 0.5), (chunk, 1e-6, None), (decode, 1e6, None)):
+        steps = step_times(MODEL, machine(compute_curves=curves, prefill_launch_s=launch_s))
+        assert steps.leap_s(work, 1) == (expected_s or measured().leap_s(work, 1))
+
+
 def test_decode_attention_takes_its_flops_at_least() -> None:
     """At 100 tokens 16 * 100 FLOPs; a rate of 40 FLOPs a second makes more of them than the 16 seconds of their bytes."""
     steps = step_times(MODEL, machine(flops_per_s=40.0, compute_curves=ComputeCurves(**(CURVES | {"linear": [[1, 140.0]]}))))
