@@ -49,8 +49,9 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     assert [row[0] for row in spec.link_curves.host_to_device] == [512, 1024]
     assert spec.copy_rule and spec.copy_rule.programs in (1, 2)
     assert spec.copy_rule.store_bytes_per_s < spec.device_to_host_bytes_per_s
-    assert spec.disk_curves.both and len(spec.disk_curves.both) == 4
-    assert [row[:2] for row in spec.disk_curves.read] == [[1, 16384], [1, 65536], [2, 16384], [2, 65536]]
+    assert spec.disk_curves.both and len(spec.disk_curves.both) == 6
+    page_sizes = (12288, 16384, 65536)  # the first is the model's
+    assert [row[:2] for row in spec.disk_curves.read] == [[depth, size] for depth in (1, 2) for size in page_sizes]
     assert [row[:2] for row in spec.compute_curves.prefill_attention] == [[32, 8], [32, 32]]
     assert [row[0] for row in spec.compute_curves.decode_attention] == [4096, 16384]
     model = read(Path(str(files("kvsim.conf"))) / "model" / "tiny.yaml", ModelSpec)

@@ -44,6 +44,7 @@ class Sizes:
     most_disk_pages: int = 4096
     """Of such a list, where pages are small."""
     disk_pages: tuple[int, ...] = tuple(KIB << k for k in (4, 6, 8, 10, 12, 14))
+    """The model's own are measured, too."""
     depths: tuple[int, ...] = (1, 4, 16)
     kv_bytes: int = 32 * GIB
     """Of the pool of pages that steps read; a quarter of the GPU's memory at most."""
@@ -193,7 +194,9 @@ class Calibration:
         """Curves, the time of reading the smallest page, and whether the page cache was passed by."""
         sizes = self.sizes
         rates = DiskRates(self.folder, most_bytes=sizes.disk_bytes, most_pages=sizes.most_disk_pages, seed=self.seed)
-        cells = [(depth, page_bytes) for depth in sizes.depths for page_bytes in sizes.disk_pages]
+        own_bytes = self.model.page_bytes(self.page_tokens)
+        page_sizes = sorted({*sizes.disk_pages, min(own_bytes, sizes.disk_bytes)})
+        cells = [(depth, page_bytes) for depth in sizes.depths for page_bytes in page_sizes]
         found = [(depth, page_bytes, rates.bytes_per_s(page_bytes, depth)) for depth, page_bytes in cells]
         read, write, both = ([[depth, page_bytes, rate[at]] for depth, page_bytes, rate in found] for at in range(3))
         curves = DiskCurves(read=read, write=write, both=both)
