@@ -18,7 +18,8 @@ BLOCK_TOKENS = 64
 """Tokens that a program holds at a time."""
 LEAST_ROWS = 16
 """The fewest rows that a matrix product on tensor cores has."""
-PROGRAMS_PER_MULTIPROCESSOR = 4
+PROGRAMS_PER_MULTIPROCESSOR = 8
+INTERPRETED_PROGRAMS = 4
 JOINED_PARTS = 16
 BOUNDED = {2: -0x4001, 4: -0x40000001}
 """By bytes of an element: all bits but the exponent's highest, which only numbers of 2 and more, infinities and NaN have set."""
@@ -197,8 +198,8 @@ def cut_contexts(
     if (counts < needed).any():
         short = int(np.flatnonzero(counts < needed)[0])
         raise ValueError(f"a context of {contexts[short]} tokens needs {needed[short]} pages, not {counts[short]}")
-    wanted = triton.next_power_of_2(-(-int(contexts.sum()) * kv_heads // wanted_programs(device)))
-    length = max(wanted, BLOCK_TOKENS)
+    wanted = -(-int(contexts.sum()) * kv_heads // wanted_programs(device))
+    length = max(-(-wanted // BLOCK_TOKENS), 1) * BLOCK_TOKENS
     shares = -(-contexts // length)
     request = np.repeat(np.arange(requests), shares)
     first_part = np.cumsum(shares) - shares
@@ -224,7 +225,7 @@ def cut_contexts(
 def wanted_programs(device: torch.device) -> int:
     """Programs that fill the GPU with some to spare, as they do not end at the same time. The interpreter wants few."""
     if device.type != "cuda":
-        return PROGRAMS_PER_MULTIPROCESSOR
+        return INTERPRETED_PROGRAMS
     multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
     return PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
 

@@ -105,7 +105,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
-    from kvsim.commands.engine_overhead import engine_overhead_s
+    from kvsim.commands.engine_overhead import engine_overheads_s
 
     if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
         config["model"] = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
@@ -116,8 +116,9 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     began = time.perf_counter()
     measured = measure(settings, model, device, console)
     with console.status("the serving engine"):
-        overhead_s = engine_overhead_s(model, measured.hardware, settings.page_tokens, device)
-    measured = replace(measured, hardware=replace(measured.hardware, step_overhead_s=overhead_s))
+        overhead_s, launch_s = engine_overheads_s(model, measured.hardware, settings.page_tokens, device)
+    hardware = replace(measured.hardware, step_overhead_s=overhead_s, prefill_launch_s=launch_s)
+    measured = replace(measured, hardware=hardware)
     print_measured(measured, console)
     text = written(measured, header(device, config["model"]))
     check_text(text)

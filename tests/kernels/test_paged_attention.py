@@ -78,7 +78,7 @@ def test_a_long_context_is_cut_into_parts_and_a_short_one_beside_it_is_not(devic
     slots = [torch.randperm(200, device=device)[:188].int(), torch.tensor([3], dtype=torch.int32, device=device)]
     query = torch.randn(2, 1, 16, device=device)
     out, cut = attend(query, pool, slots, contexts, page_tokens, 1)
-    assert cut.spans.tolist() == [[0, 12], [12, 1]]  # 1505 tokens for 12 programs: 125.4, to the next power of two
+    assert cut.spans.tolist() == [[0, 12], [12, 1]]  # 1505 tokens for 12 programs: 125.4, to a multiple of 64
     assert cut.parts[1:3, [0, 11, 12]].tolist() == [[0, 1408, 0], [128, 1500, 5]]
     assert error(out, slowly(query, pool, slots, contexts, page_tokens, 1)) < 1e-5
 

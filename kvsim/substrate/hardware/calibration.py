@@ -126,7 +126,7 @@ class Calibration:
         self.say("disk")
         disk, disk_latency_s, is_direct = self.disk()
         self.say("steps")
-        compute, overhead_s, launch_s, spread = self.compute(peaks["flops_per_s"], peaks["memory_bytes_per_s"])
+        compute, overhead_s, spread = self.compute(peaks["flops_per_s"], peaks["memory_bytes_per_s"])
         fragment_bytes = self.model.page_bytes(self.page_tokens) / self.model.attention_layers
         hardware = HardwareSpec(
             **(peaks | link_peaks),
@@ -135,7 +135,6 @@ class Calibration:
             disk_write_bytes_per_s=max(row[2] for row in disk.write),
             disk_latency_s=disk_latency_s,
             step_overhead_s=overhead_s,
-            prefill_launch_s=launch_s,
             link_curves=links,
             disk_curves=disk,
             compute_curves=compute,
@@ -204,11 +203,8 @@ class Calibration:
 
     # Steps
 
-    def compute(self, flops_per_s: float, memory_bytes_per_s: float) -> tuple[ComputeCurves, float, float, float]:
-        """Curves, the overhead of a step, the launch of one with a chunk, and how far batches of equal context are apart.
-
-        No part is faster than the peaks.
-        """
+    def compute(self, flops_per_s: float, memory_bytes_per_s: float) -> tuple[ComputeCurves, float, float]:
+        """Curves, the overhead of a step, and how far batches of equal context are apart. No part is faster than the peaks."""
         gc.collect()
         transformer = self._transformer()
         transformer.record_decodes(max(self.sizes.batches))
@@ -224,7 +220,7 @@ class Calibration:
         ]
         decode, spread = steps.decode_rows(self.sizes.decode_tokens, self.sizes.batches)
         curves = ComputeCurves(linear=linear, prefill_attention=prefill, decode_attention=decode)
-        return curves, steps.overhead_s, steps.launch_s(), spread
+        return curves, steps.overhead_s, spread
 
     def _transformer(self) -> Transformer:
         """Over a pool much larger than the caches, filled with any bits."""

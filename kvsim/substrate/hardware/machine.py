@@ -28,8 +28,8 @@ from kvsim.substrate.hardware.wall_clock import WallClock
 WARM_COPY_PAGES = (1, 2, 3, 5, 16, 17, 64, 256)
 """Kernels are compiled for few and for many pages, and for numbers of them that 16 divides."""
 WARM_CONTEXT_TOKENS = 1023
-WARM_DECODES = (1, 2, 3, 4, 8, 16, 17, 32, 64, 128, 256)
-"""Products of other sizes may be done by other kernels, which are loaded when they are first used."""
+WARM_DECODES = (*range(1, 33), 64, 128, 256)
+"""Kernels of products by so many sampled tokens are chosen when they are first used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +154,7 @@ def warm_up(demand: Demand, substrate: HardwareSubstrate) -> None:
         patterns.verified_pages = 0
         longest = max(2 * demand.max_batch_tokens, WARM_CONTEXT_TOKENS)
         table = torch.arange(-(-longest // demand.page_tokens), dtype=torch.int32, device=device) % most
+        transformer.warm_up_products(demand.max_batch_tokens)
         for tokens in warm_sizes(demand.max_batch_tokens):
             for chunk in (
                 (tokens, 0),

@@ -13,8 +13,6 @@ from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transf
 
 DECODE_TOKENS = 256
 """Up to so many tokens a step is taken for one that decodes: all are sampled. Of more, one is."""
-SHORT_CHUNK_TOKENS = 16
-"""Of a chunk that the GPU computes sooner than the host can launch it."""
 
 
 class StepParts:
@@ -47,11 +45,6 @@ class StepParts:
         flops = self.model.attention_flops_per_pair * pairs
         seconds = max(step_s - self._products_s(tokens, 1), flops / self.flops_per_s)
         return [tokens * self.model.heads, context, flops / seconds]
-
-    def launch_s(self) -> float:
-        """What the host takes for a step with a chunk: launched one kernel after another, not replayed."""
-        chunk = ChunkSlots(SHORT_CHUNK_TOKENS, 0, self._slots(SHORT_CHUNK_TOKENS))
-        return self.watch.seconds(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
 
     def decode_rows(self, totals: Sequence[int], batches: Sequence[int]) -> tuple[Rows, float]:
         """Bytes of a layer, and rate, by context tokens of all requests; the mean of batches, and how far they are apart."""

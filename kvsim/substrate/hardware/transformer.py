@@ -1,7 +1,7 @@
 """The work of a step on a GPU: all matrix products and all attention of a model, with random weights."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from kvsim.substrate.hardware.decode_graph import DecodeGraph, graph_sizes, reco
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 """By bytes of an element."""
+PADDING = 64
+"""Rows of a step with prefill are filled up to a multiple of so many, of twice as many from 4,096 on, and so forth: the library
+takes milliseconds to choose a product's kernel for a size that it sees for the first time."""
 SPARE_BYTES = 2 << 30
 """GPU memory that is left for a step's own tensors."""
 
@@ -55,6 +58,11 @@ class Layer:
     experts_up: torch.Tensor | None = None
     """``[expert, in, out]``, gate and up side by side."""
     experts_down: torch.Tensor | None = None
+
+    @property
+    def weights(self) -> Iterator[torch.Tensor | None]:
+        """All of them, in order."""
+        return (getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +150,30 @@ class Transformer:
         tokens = len(decodes) + sum(chunk.tokens for chunk in chunks)
         cut = self._cut(decodes) if decodes else None
         prompts = Prompts(self, chunks, len(decodes)) if chunks else None
-        hidden = self._run(tokens, cut, prompts, wait_layer)
+        hidden = self._run(self._padded(tokens) if chunks else tokens, cut, prompts, wait_layer)
         ends = len(decodes) + np.cumsum([chunk.tokens for chunk in chunks[:sampled_tokens]], dtype=int)
         return self._sample([hidden[: len(decodes)], *(hidden[end - 1 : end] for end in ends.tolist())])
+
+    @torch.inference_mode()
+    def warm_up_products(self, most: int) -> None:
+        """Let the library choose the kernels of steps with prefill of up to ``most`` tokens; of each kind of layer, one is done."""
+        layers, kinds = self.layers, {}
+        for layer in layers:
+            kinds[tuple(None if weights is None else weights.shape for weights in layer.weights)] = layer
+        self.layers = list(kinds.values())
+        for tokens in range(most, 0, -PADDING):
+            self.products(self._padded(tokens), sampled_tokens=1)
+        self.layers = layers
 
     @torch.inference_mode()
     def products(self, tokens: int, *, sampled_tokens: int) -> torch.Tensor:
         """Enqueue a step without attention, ``sampled_tokens`` of its tokens sampled: what any tokens cost, whatever they see."""
         return self._sample([self._run(tokens, None, None, None)[:sampled_tokens]])
+
+    def _padded(self, tokens: int) -> int:
+        """The rows of a step with prefill. Without a GPU there is nothing to choose."""
+        step = max(PADDING, 1 << tokens.bit_length() - 6) if self.device.type == "cuda" else 1
+        return -(-tokens // step) * step
 
     def _graph(self, requests: int) -> DecodeGraph | None:
         """The least one that so many requests fit in."""
