@@ -156,7 +156,7 @@ class Transformer:
 
     @torch.inference_mode()
     def warm_up_products(self, most: int) -> None:
-        """Let the library choose the kernels of steps with prefill of up to ``most`` tokens; of each kind of layer, one is done."""
+        """Let the library choose the kernels of steps with prefill of up to ``most`` tokens; one layer of each kind is done."""
         layers, kinds = self.layers, {}
         for layer in layers:
             kinds[tuple(None if weights is None else weights.shape for weights in layer.weights)] = layer
