@@ -19,7 +19,7 @@ from kvsim.substrate.hardware.decode_graph import DecodeGraph, graph_sizes, reco
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 """By bytes of an element."""
 PADDING = 64
-"""Rows of a step with prefill are filled up to a multiple of so many, of twice as many from 4,096 on, and so forth: the library
+"""Rows of a step with prefill are filled up to a multiple of so many, of twice as many from 8,192 on, and so forth: the library
 takes milliseconds to choose a product's kernel for a size that it sees for the first time."""
 SPARE_BYTES = 2 << 30
 """GPU memory that is left for a step's own tensors."""
@@ -150,7 +150,7 @@ class Transformer:
         tokens = len(decodes) + sum(chunk.tokens for chunk in chunks)
         cut = self._cut(decodes) if decodes else None
         prompts = Prompts(self, chunks, len(decodes)) if chunks else None
-        hidden = self._run(self._padded(tokens) if chunks else tokens, cut, prompts, wait_layer)
+        hidden = self._run(self._rows(tokens) if chunks else tokens, cut, prompts, wait_layer)
         ends = len(decodes) + np.cumsum([chunk.tokens for chunk in chunks[:sampled_tokens]], dtype=int)
         return self._sample([hidden[: len(decodes)], *(hidden[end - 1 : end] for end in ends.tolist())])
 
@@ -162,7 +162,7 @@ class Transformer:
             kinds[tuple(None if weights is None else weights.shape for weights in layer.weights)] = layer
         self.layers = list(kinds.values())
         for tokens in range(most, 0, -PADDING):
-            self.products(self._padded(tokens), sampled_tokens=1)
+            self.products(self._rows(tokens), sampled_tokens=1)
         self.layers = layers
 
     @torch.inference_mode()
@@ -170,10 +170,9 @@ class Transformer:
         """Enqueue a step without attention, ``sampled_tokens`` of its tokens sampled: what any tokens cost, whatever they see."""
         return self._sample([self._run(tokens, None, None, None)[:sampled_tokens]])
 
-    def _padded(self, tokens: int) -> int:
-        """The rows of a step with prefill. Without a GPU there is nothing to choose."""
-        step = max(PADDING, 1 << tokens.bit_length() - 6) if self.device.type == "cuda" else 1
-        return -(-tokens // step) * step
+    def _rows(self, tokens: int) -> int:
+        """Rows of a step with prefill. Without a GPU there is no kernel to choose."""
+        return padded(tokens) if self.device.type == "cuda" else tokens
 
     def _graph(self, requests: int) -> DecodeGraph | None:
         """The least one that so many requests fit in."""
@@ -392,6 +391,12 @@ def check_memory(model: ModelSpec, device: torch.device) -> None:
             f"the model's weights take {needed / 1e9:.1f} GB, and the GPU has {free / 1e9:.1f} GB free: "
             "choose a smaller model or pool"
         )
+
+
+def padded(tokens: int) -> int:
+    """The rows of a step with prefill of so many tokens."""
+    step = max(PADDING, 1 << max(0, tokens.bit_length() - 7))
+    return -(-tokens // step) * step
 
 
 def rounded(rows: int) -> int:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from kvsim.model import ModelSpec  # noqa: E402
 from kvsim.substrate.hardware.decode_graph import graph_sizes  # noqa: E402
-from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer, check_model  # noqa: E402
+from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer, check_model, padded  # noqa: E402
 
 PAGE_TOKENS = 4
 TINY = ModelSpec(
@@ -136,6 +136,13 @@ def test_a_replayed_step_gives_what_a_launched_one_gives(model, device):
 )
 def test_steps_are_recorded_for_some_sizes(most, sizes):
     assert list(graph_sizes(most)) == sizes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"), [(1, 64), (64, 64), (65, 128), (4000, 4032), (8191, 8192), (8192, 8192), (8193, 8320)]
+)
+def test_rows_are_filled_up_to_few_sizes(tokens, rows):
+    assert padded(tokens) == rows
 
 
 def test_nothing_is_sampled_of_a_chunk_within_its_prompt(device):
