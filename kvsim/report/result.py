@@ -51,7 +51,7 @@ def summarize(
     skipped = warmup_requests(warmup, total)
     counted = np.arange(total) >= skipped
     served = counted & (outcome.status != REJECTED)
-    prompts = prompt_tokens(outcome)
+    prompts, hits = prompt_tokens(outcome), hit_tokens(outcome)
     record = {
         "schema": SCHEMA,
         "config_hash": config_hash,
@@ -66,7 +66,7 @@ def summarize(
         "requests": total - skipped,
         "warmup_requests": skipped,
         "rejected": np.count_nonzero(counted & (outcome.status == REJECTED)),
-        **_hits(outcome, prompts, served),
+        **_hits(outcome, prompts, hits, served),
         "ttft_s": spread(outcome.ttft_s[served]),
         "tpot_s": spread(outcome.tpot_s[served]),
         "e2e_s": spread(outcome.e2e_s[served]),
@@ -82,7 +82,7 @@ def summarize(
         "load_s": load_s,
         "wall_s": outcome.wall_s,
         "requests_per_s": ratio(total, outcome.wall_s),
-        "timeline": timeline(outcome, prompts, hit_tokens(outcome), skipped),
+        "timeline": timeline(outcome, prompts, hits, skipped),
         "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
     optional = ("config_hash", "command_line", "bounds", "page_bytes", "hardware")
@@ -101,7 +101,7 @@ def warmup_requests(warmup: float, requests: int) -> int:
 
 def prompt_tokens(outcome: Outcome) -> np.ndarray:
     """Prompt tokens of each request."""
-    return np.fromiter((request.prompt_tokens for request in outcome.requests), np.int64, len(outcome.requests))
+    return np.array([request.prompt_tokens for request in outcome.requests], dtype=np.int64)
 
 
 def hit_tokens(outcome: Outcome) -> np.ndarray:
@@ -177,11 +177,11 @@ def to_json(result: Result) -> str:
     return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
-def _hits(outcome: Outcome, prompts: np.ndarray, served: np.ndarray) -> Result:
-    tokens = hit_tokens(outcome)[served].sum(axis=0)
+def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> Result:
+    tokens = hits[served].sum(axis=0)
     pages = outcome.hit_pages[served].sum(axis=0)
     all_tokens = int(prompts[served].sum())
-    all_pages = sum(outcome.requests[i].prompt_pages for i in np.flatnonzero(served).tolist())
+    all_pages = int(np.array([request.prompt_pages for request in outcome.requests])[served].sum())
     return {
         "prompt_tokens": all_tokens,
         "prompt_pages": all_pages,
