@@ -30,7 +30,7 @@ from kvsim.build import Plan, SweepSettings, build_run, check_output, sweep_sett
 from kvsim.commands.bounds import complete, compute_once
 from kvsim.commands.fingerprint import configuration_hash
 from kvsim.commands.mistake import Mistake
-from kvsim.commands.sweep_loader import SweepLoader
+from kvsim.commands.sweep_loader import SweepLoader, pickled
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import Result
@@ -143,6 +143,7 @@ def begin_sweep(config: DictConfig) -> None:
     check_output(folder)
     prepare_folder(folder)
     index_of.cache_clear()
+    pickled.cache_clear()
     for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
         left.unlink()
     arguments = [str(override) for override in config.hydra.overrides.task]
