@@ -112,16 +112,17 @@ def _hybrid_cache(plan: Plan, tiers: list[Tier], requests: Sequence[Request]) ->
     )
 
 
-def upper_bound(plan: Plan, requests: list[Request]) -> Outcome:
+def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
     """What no policies for the plan's tiers can exceed in page hits: Belady's MIN on one tier of the sum of the capacities.
 
     A hit page lay in some tier since its last use, and all tiers together have room for no more pages than that one. There
     moves cost nothing, running requests take no room, and the future is known. Requests too large for the GPU are rejected.
+    ``belady`` may have played before: it looks ahead once over the same requests.
     """
     gpu = plan.tiers[0]
     capacities = [tier.capacity_pages for tier in plan.tiers]
     total = None if None in capacities else sum(filter(None, capacities))
-    whole = TierPlan(name=gpu.name, capacity_pages=total, eviction=Belady(), placement=None)
+    whole = TierPlan(name=gpu.name, capacity_pages=total, eviction=belady or Belady(), placement=None)
     settings = replace(plan.replay, in_flight=1)
     one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings)
     cache = _bypass_tier(one, build_tiers(one, requests), requests, gpu.capacity_pages)

@@ -73,7 +73,7 @@ class BypassTier:
         before = pool.capacity - pool.free
         hit_pages, kept = self._policy.use(request)
         answer = request.output_runs if self._cache_output else None
-        computed = request.prompt_pages - hit_pages + count_pages(answer or ())
+        computed = request.prompt_pages - hit_pages + (count_pages(answer) if answer else 0)
         dropped = before + computed - kept
         tier.inserted_pages += computed
         tier.evicted_pages += dropped
