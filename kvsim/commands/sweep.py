@@ -1,5 +1,6 @@
 """A multirun: its jobs in whatever process a launcher runs them, what was finished before, and what is written at its end."""
 
+import copyreg
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -30,7 +32,7 @@ from kvsim.build import Plan, SweepSettings, build_run, check_output, sweep_sett
 from kvsim.commands.bounds import complete, compute_once
 from kvsim.commands.fingerprint import configuration_hash
 from kvsim.commands.mistake import Mistake
-from kvsim.commands.sweep_loader import SweepLoader, pickled
+from kvsim.commands.sweep_loader import SweepLoader
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import Result
@@ -104,6 +106,12 @@ _begun: list[Begun] = []
 def forget_sweep() -> None:
     """Nothing has begun: a sweep that a mistake ended before its first job is not reported by the next command."""
     _begun.clear()
+    copyreg.dispatch_table.pop(ConfigStore, None)
+
+
+def _own_store(_store: ConfigStore) -> tuple[Callable[[], ConfigStore], tuple[()]]:
+    """Sends, instead of the configurations that plugins have registered, those that they register where a job runs."""
+    return ConfigStore.instance, ()
 
 
 class SweepCallback(Callback):
@@ -143,7 +151,6 @@ def begin_sweep(config: DictConfig) -> None:
     check_output(folder)
     prepare_folder(folder)
     index_of.cache_clear()
-    pickled.cache_clear()
     for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
         left.unlink()
     arguments = [str(override) for override in config.hydra.overrides.task]
@@ -155,6 +162,7 @@ def begin_sweep(config: DictConfig) -> None:
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     hydra.config_loader = SweepLoader(hydra.config_loader.get_search_path())
+    copyreg.pickle(ConfigStore, _own_store)
     setattr(Sweeper, "validate_batch_is_legal", _try_each_choice)  # noqa: B010  (types do not allow the assignment)
     watch = None
     if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):

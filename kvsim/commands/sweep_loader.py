@@ -1,14 +1,11 @@
 """Composes the configurations of a sweep's jobs. Hydra would begin each from the files: as long as a short replay takes."""
 
-import copyreg
 import os
-import pickle
 from copy import deepcopy
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
@@ -118,20 +115,3 @@ class SweepLoader(ConfigLoaderImpl):
 @lru_cache(maxsize=1000)
 def _parse(line: str) -> Override:
     return OverridesParser.create().parse_overrides([line])[0]
-
-
-@cache
-def pickled(store: ConfigStore) -> bytes:
-    """What a launcher sends of the configurations that plugins have registered, with each job and the same for all."""
-    return pickle.dumps(store.repo)
-
-
-@cache
-def _received(data: bytes) -> ConfigStore:
-    """Made once a process."""
-    store: ConfigStore = object.__new__(ConfigStore)
-    store.repo = pickle.loads(data)
-    return store
-
-
-copyreg.pickle(ConfigStore, lambda store: (_received, (pickled(store),)))
