@@ -64,9 +64,7 @@ def compute_once(folder: Path, plan: Plan, names: Mapping[str, str]) -> None:
     requests = load_trace(plan)[0].requests
     for kind, name in names.items():
         if not (folder / f"{name}.json").exists() and _claim(folder / f"{name}.begun"):
-            with without_garbage_collector():
-                bound = compute_bound(plan, kind, requests)
-            write_bound(folder, name, bound)
+            write_bound(folder, name, compute_bound(plan, kind, requests))
 
 
 def complete(folder: Path, plan: Plan) -> dict[str, Bound]:

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -33,6 +32,7 @@ from kvsim.commands.bounds import complete, compute_once
 from kvsim.commands.fingerprint import configuration_hash
 from kvsim.commands.mistake import Mistake
 from kvsim.commands.sweep_loader import SweepLoader
+from kvsim.engine.collector import without_garbage_collector
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import Result
@@ -189,6 +189,7 @@ def _try_each_choice(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
         if not tries <= tried:
             loader.load_sweep_config(master_config=sweeper.config, sweep_overrides=list(job))
             tried |= tries
+    loader.send()
 
 
 def end_sweep(*, is_interrupted: bool = False) -> None:
@@ -225,6 +226,7 @@ class SweepError(UsageError):
 # --- a job -----------------------------------------------------------------------------------------------------------
 
 
+@without_garbage_collector()
 def run_sweep_job(command: str, run: Callable[..., Result], cfg: DictConfig) -> Objective:
     """Run the job at hand unless it is finished; a failure is reported in one line, and kept in ``error.json``.
 
@@ -419,6 +421,8 @@ def list_jobs(config: DictConfig, folder: Path, command: str) -> None:
     """Print the jobs of a sweep, and which of them are finished or cannot work. Raises UsageError."""
     if _is_optimizing(config):
         raise UsageError("sweep.dry_run: an optimizing sweeper chooses its jobs as it goes: leave it out")
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
     loader = GlobalHydra.instance().config_loader()
     parameters = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     overrides = OverridesParser.create(config_loader=loader).parse_overrides([*parameters, *config.hydra.overrides.task])

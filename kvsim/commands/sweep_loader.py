@@ -1,17 +1,23 @@
 """Composes the configurations of a sweep's jobs. Hydra would begin each from the files: as long as a short replay takes."""
 
 import os
+import pickle
+from collections.abc import Hashable
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, Node
 
 MOST_COMPOSED = 100
+MOST_SENT = 20
+"""Of some 20 KB each, with every job."""
 
 
 class JobConfig(DictConfig):
@@ -58,7 +64,7 @@ def _copy_metadata(metadata: Any) -> Any:
     return copied
 
 
-_composed: dict[tuple[Any, ...], JobConfig] = {}
+_composed: dict[Hashable, JobConfig] = {}
 """By what was chosen. Of this process: a launcher's worker gets a loader of its own for each job."""
 
 
@@ -68,6 +74,17 @@ class SweepLoader(ConfigLoaderImpl):
     What it gives is what Hydra's own loader gives. Overrides that do more than choose from a group or set a value that is
     there (``+key=``, ``~key``) are left to that. Files of configurations must not change meanwhile.
     """
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.sent: dict[Hashable, bytes] = {}
+        """What was composed where the sweep began, pickled: a worker need not compose it once more."""
+
+    def send(self) -> None:
+        """Take along to workers what this process has composed; not what names a class of a plugin that was imported twice."""
+        for key, config in list(_composed.items())[-MOST_SENT:]:
+            with suppress(pickle.PicklingError):
+                self.sent[key] = pickle.dumps(config)
 
     def load_configuration(
         self,
@@ -90,7 +107,8 @@ class SweepLoader(ConfigLoaderImpl):
         if key not in _composed:
             if len(_composed) >= MOST_COMPOSED:
                 _composed.clear()
-            _composed[key] = JobConfig.of(compose(config_name, chosen, run_mode, *settings))
+            sent = self.sent.get(key)
+            _composed[key] = pickle.loads(sent) if sent else JobConfig.of(compose(config_name, chosen, run_mode, *settings))
         config = deepcopy(_composed[key])
         self._apply_overrides_to_config(values, config)
         own = [override for override in parsed if not override.is_hydra_override()]

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.server import Hits, Server, ServingCache, TieredServer
 
 ADVANCE_EVERY = 512
+NO_HITS = (0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class Replay:
             requests=requests,
             page_tokens=self.cache.page_tokens,
             status=np.array([REJECTED if row is None else FINISHED for row in rows], dtype=np.int8),
-            hit_pages=np.array([row or (0, 0, 0) for row in rows], dtype=np.int64).reshape(-1, 3),
+            hit_pages=np.fromiter(chain.from_iterable([row or NO_HITS for row in rows]), np.int64, 3 * len(rows)).reshape(-1, 3),
             arrival_s=np.array([request.arrival_s for request in requests]),
             ttft_s=nothing,
             tpot_s=nothing,
