@@ -181,7 +181,7 @@ def _add_line(figure: "go.Figure", name: str, points: list[tuple[float, float]],
 
 
 def _time_figure(told: Comparison) -> dict[str, Any] | None:
-    """Hits by tier, stacked, of the run that is chosen from a list; as JSON, since plotly's own figures copy the list four times."""
+    """Hits by tier, stacked, of the run that is chosen from a list; JSON, as plotly's own figures copy the list four times."""
     import plotly.graph_objects as go
 
     places = [place for place, result in enumerate(told.results) if result["timeline"]["hits"]["edges"]]

@@ -3,6 +3,7 @@
 import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,7 +13,7 @@ import numpy as np
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.html import render
-from kvsim.report.result import Result, hit_tokens, to_json
+from kvsim.report.result import Result, hit_tokens, prompt_tokens, to_json
 from kvsim.report.trace_events import write_timeline
 
 HEADER = (
@@ -75,22 +76,40 @@ def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
 
 
 def _columns(outcome: Outcome) -> list[str | list[Any]]:
-    """The cells of each column; text where all rows have the same."""
+    """The cells of each column, or of several that always go together; text where all rows have the same."""
     requests = outcome.requests
     rejected = outcome.status == REJECTED
     pages = outcome.hit_pages.astype(np.int64)
     pages[rejected] = (-1, 0, 0)
-    tokens = np.where(rejected[:, None], 0, hit_tokens(outcome))
+    prompts = prompt_tokens(outcome)
+    tokens = np.where(rejected[:, None], 0, hit_tokens(outcome, prompts))
+    prompt_pages = np.array([request.prompt_pages for request in requests], np.int64)
+    output_tokens = np.array([request.output_tokens for request in requests], np.int64)
+    first, lengths = _sizes(prompt_pages.tobytes(), prompts.tobytes(), output_tokens.tobytes())
     return [
-        list(range(len(requests))),
-        [request.prompt_pages for request in requests],
+        first,
         *(column.tolist() if column.any() else "0" for column in pages.T),
-        [request.prompt_tokens for request in requests],
-        [request.output_tokens for request in requests],
+        lengths,
         *(column.tolist() if column.any() else "0" for column in tokens.T),
-        *(_cells(times) for times in (outcome.arrival_s, outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
+        _arrivals(outcome.arrival_s.astype(float).tobytes()),
+        *(_cells(times) for times in (outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
         np.where(rejected, "rejected", "finished").tolist() if rejected.any() else "finished",
     ]
+
+
+@lru_cache(maxsize=1)
+def _sizes(pages: bytes, prompts: bytes, outputs: bytes) -> tuple[list[Any], list[Any]]:
+    """``request,prompt_pages`` and ``prompt_tokens,output_tokens``: alike in all runs of a trace, as the jobs of a sweep are."""
+    of_pages, of_prompts, of_outputs = (np.frombuffer(column, np.int64).tolist() for column in (pages, prompts, outputs))
+    lengths = [f"{prompt},{output}" for prompt, output in zip(of_prompts, of_outputs, strict=True)]
+    return [f"{row},{number}" for row, number in enumerate(of_pages)], lengths
+
+
+@lru_cache(maxsize=1)
+def _arrivals(times: bytes) -> str | list[Any]:
+    """Alike in all replays of a trace."""
+    cells = _cells(np.frombuffer(times))
+    return cells if isinstance(cells, str) else list(map(str, cells))
 
 
 def _cells(times: np.ndarray) -> str | list[Any]:

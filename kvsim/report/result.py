@@ -51,7 +51,8 @@ def summarize(
     skipped = warmup_requests(warmup, total)
     counted = np.arange(total) >= skipped
     served = counted & (outcome.status != REJECTED)
-    prompts, hits = prompt_tokens(outcome), hit_tokens(outcome)
+    prompts = prompt_tokens(outcome)
+    hits = hit_tokens(outcome, prompts)
     record = {
         "schema": SCHEMA,
         "config_hash": config_hash,
@@ -104,14 +105,15 @@ def prompt_tokens(outcome: Outcome) -> np.ndarray:
     return np.array([request.prompt_tokens for request in outcome.requests], dtype=np.int64)
 
 
-def hit_tokens(outcome: Outcome) -> np.ndarray:
-    """Prompt tokens each request reused; one row a request, columns gpu, cpu, disk.
+def hit_tokens(outcome: Outcome, prompts: np.ndarray | None = None) -> np.ndarray:
+    """Prompt tokens each request reused; one row a request, columns gpu, cpu, disk. ``prompts`` are ``prompt_tokens(outcome)``.
 
     A full page weighs ``page_tokens`` and a trailing partial page its own tokens, so the pages hit so far weigh at most the
     prompt; the tiers follow one another from the start of the prompt.
     """
+    prompts = prompt_tokens(outcome) if prompts is None else prompts
     so_far = np.cumsum(outcome.hit_pages, axis=1, dtype=np.int64) * outcome.page_tokens
-    return np.diff(np.minimum(so_far, prompt_tokens(outcome)[:, None]), axis=1, prepend=0)
+    return np.diff(np.minimum(so_far, prompts[:, None]), axis=1, prepend=0)
 
 
 def hit_definition(config: Mapping[str, Any]) -> str:
