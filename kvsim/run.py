@@ -173,9 +173,9 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None
-    taken = [(request, plan.replay.pages_taken(request, plan.page_tokens)) for request in requests]
+    taken = plan.replay.pages_taken(requests, plan.page_tokens)
     largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
-    return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, taken, largest)
+    return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, requests, taken, largest)
 
 
 def _prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetching:

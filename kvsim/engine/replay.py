@@ -1,7 +1,7 @@
 """Replay: requests one after another, without a clock. For hit rates, at full speed."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter
@@ -34,11 +34,11 @@ class ReplaySettings:
         if self.in_flight < 1:
             raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
 
-    def pages_taken(self, request: Request, page_tokens: int) -> int:
-        """The pages that a request takes in all while it runs."""
+    def pages_taken(self, requests: Sequence[Request], page_tokens: int) -> list[int]:
+        """The pages that each request takes in all while it runs."""
         if not self.hold_output:
-            return request.prompt_pages
-        return max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
+            return [r.prompt_pages for r in requests]
+        return [max(r.prompt_pages, -(-(r.prompt_tokens + r.output_tokens) // page_tokens)) for r in requests]
 
 
 class Replay:
