@@ -3,6 +3,7 @@
 import copyreg
 import json
 import os
+import pickle
 import re
 import shlex
 import sys
@@ -11,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,12 +107,28 @@ _begun: list[Begun] = []
 def forget_sweep() -> None:
     """Nothing has begun: a sweep that a mistake ended before its first job is not reported by the next command."""
     _begun.clear()
-    copyreg.dispatch_table.pop(ConfigStore, None)
+    for kind in (ConfigStore, DictConfig):
+        copyreg.dispatch_table.pop(kind, None)
 
 
-def _own_store(_store: ConfigStore) -> tuple[Callable[[], ConfigStore], tuple[()]]:
-    """Sends, instead of the configurations that plugins have registered, those that they register where a job runs."""
-    return ConfigStore.instance, ()
+def send_little(config: DictConfig) -> None:
+    """Have launchers send with each job what is the same for all of them as bytes, made once, and made use of once a process.
+
+    That is the sweep's configuration. Those that plugins have registered are not sent: they register them where a job runs.
+    """
+    pickled = pickle.dumps(config)
+
+    def reduce(other: DictConfig) -> Any:
+        return (_received, (pickled,)) if other is config else other.__reduce_ex__(2)
+
+    copyreg.pickle(DictConfig, reduce)
+    copyreg.pickle(ConfigStore, lambda _store: (ConfigStore.instance, ()))
+
+
+@lru_cache(maxsize=1)
+def _received(pickled: bytes) -> DictConfig:
+    config: DictConfig = pickle.loads(pickled)
+    return config
 
 
 class SweepCallback(Callback):
@@ -162,7 +179,8 @@ def begin_sweep(config: DictConfig) -> None:
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     hydra.config_loader = SweepLoader(hydra.config_loader.get_search_path())
-    copyreg.pickle(ConfigStore, _own_store)
+    with suppress(pickle.PicklingError):  # of a class of a plugin that was imported twice
+        send_little(config)
     setattr(Sweeper, "validate_batch_is_legal", _try_each_choice)  # noqa: B010  (types do not allow the assignment)
     watch = None
     if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):
