@@ -148,11 +148,13 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
 def check_capacity(plan: Plan, requests: list[Request]) -> None:
     """Raise UsageError if the GPU tier cannot hold even the smallest request: every one would be rejected."""
     capacity = plan.tiers[0].capacity_pages
-    smallest = min(requests, key=lambda request: request.prompt_tokens)
-    if capacity is not None and capacity < smallest.prompt_tokens // plan.page_tokens:
+    if capacity is None:
+        return
+    smallest = min([request.prompt_tokens for request in requests])
+    if capacity < smallest // plan.page_tokens:
         raise UsageError(
             f"tiers.gpu.capacity is {capacity} pages of {plan.page_tokens} tokens, but the smallest prompt has "
-            f"{smallest.prompt_tokens} tokens: no request would fit; give it more"
+            f"{smallest} tokens: no request would fit; give it more"
         )
 
 

@@ -35,7 +35,7 @@ def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     too_large = 0
     if room is not None:
         tokens = room * plan.page_tokens if plan.replay.hold_output else float("inf")
-        too_large = sum(r.prompt_pages > room or r.prompt_tokens + r.output_tokens > tokens for r in requests)
+        too_large = sum([r.prompt_pages > room or r.prompt_tokens + r.output_tokens > tokens for r in requests])
     of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim"),
                 too_large]  # fmt: skip
     return {

@@ -14,6 +14,7 @@ import platform
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import cache
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -158,14 +159,14 @@ def installed_versions() -> dict[str, str]:
 
 def plain(value: Any) -> Any:
     """``value`` in the types of JSON: NumPy numbers as Python's, what is not finite as None, what is unknown as text."""
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist())
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
