@@ -245,8 +245,7 @@ def check_output(folder: Path) -> None:
     """Raise UsageError unless files can be written to ``folder``. Leaves nothing behind."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryDirectory(dir=existing):
-            pass
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
 

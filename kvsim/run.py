@@ -112,16 +112,17 @@ def _hybrid_cache(plan: Plan, tiers: list[Tier], requests: Sequence[Request]) ->
     )
 
 
-def upper_bound(plan: Plan, requests: list[Request]) -> Outcome:
+def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
     """What no policies for the plan's tiers can exceed in page hits: Belady's MIN on one tier of the sum of the capacities.
 
     A hit page lay in some tier since its last use, and all tiers together have room for no more pages than that one. There
     moves cost nothing, running requests take no room, and the future is known. Requests too large for the GPU are rejected.
+    ``belady`` may have played before: it looks ahead once over the same requests.
     """
     gpu = plan.tiers[0]
     capacities = [tier.capacity_pages for tier in plan.tiers]
     total = None if None in capacities else sum(filter(None, capacities))
-    whole = TierPlan(name=gpu.name, capacity_pages=total, eviction=Belady(), placement=None)
+    whole = TierPlan(name=gpu.name, capacity_pages=total, eviction=belady or Belady(), placement=None)
     settings = replace(plan.replay, in_flight=1)
     one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings)
     cache = _bypass_tier(one, build_tiers(one, requests), requests, gpu.capacity_pages)
@@ -147,11 +148,13 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
 def check_capacity(plan: Plan, requests: list[Request]) -> None:
     """Raise UsageError if the GPU tier cannot hold even the smallest request: every one would be rejected."""
     capacity = plan.tiers[0].capacity_pages
-    smallest = min(requests, key=lambda request: request.prompt_tokens)
-    if capacity is not None and capacity < smallest.prompt_tokens // plan.page_tokens:
+    if capacity is None:
+        return
+    smallest = min([request.prompt_tokens for request in requests])
+    if capacity < smallest // plan.page_tokens:
         raise UsageError(
             f"tiers.gpu.capacity is {capacity} pages of {plan.page_tokens} tokens, but the smallest prompt has "
-            f"{smallest.prompt_tokens} tokens: no request would fit; give it more"
+            f"{smallest} tokens: no request would fit; give it more"
         )
 
 
@@ -172,9 +175,9 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None
-    taken = [(request, plan.replay.pages_taken(request, plan.page_tokens)) for request in requests]
+    taken = plan.replay.pages_taken(requests, plan.page_tokens)
     largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
-    return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, taken, largest)
+    return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, requests, taken, largest)
 
 
 def _prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetching:

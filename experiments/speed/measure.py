@@ -8,6 +8,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 REPEATS = 3
@@ -59,6 +60,26 @@ def run_kvsim_repeatedly(command: str, *overrides: str) -> list[Run]:
     """Run the same command ``REPEATS`` times, the one with most requests a second first."""
     runs = [run_kvsim(command, *overrides) for _ in range(REPEATS)]
     return sorted(runs, key=lambda run: run.requests_per_s, reverse=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One finished sweep of replays."""
+
+    wall_s: float
+    """Seconds from the start of the command to its end."""
+    replays_s: list[float]
+    """Seconds that each job's replay took, as its result.json says: without reading the trace, configuration and files."""
+
+
+def run_sweep(*overrides: str) -> Sweep:
+    """Run ``kvsim replay -m OVERRIDES`` once and read the records of its jobs; raise RunFailed unless all end well."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = perf_counter()
+        run_process([_kvsim(), "replay", "-m", *overrides, f"output={folder}"])
+        wall_s = perf_counter() - began
+        results = [json.loads(path.read_text()) for path in Path(folder).glob("*/result.json")]
+    return Sweep(wall_s=wall_s, replays_s=[float(result["wall_s"]) for result in results])
 
 
 def run_process(command: list[str]) -> tuple[str, int]:

@@ -45,7 +45,8 @@ def write_table(path: Path, sections: Mapping[str, list[Row]]) -> None:
         "",
         f"Measured on {machine()}, by `python experiments/speed/run.py`.",
         "Requests a second leave out the reading of the trace and are the best of three runs of the command line, each in a",
-        "process of its own; memory is the worst of the three. A hit is a prompt page whose predecessors hit too, counted once.",
+        "process of its own, and so is the sweep; memory is the worst of the three. A hit is a prompt page whose predecessors",
+        "hit too, counted once.",
     ]
     for title, rows in sections.items():
         lines += ["", f"## {title}", "", "| | measured | claim | |", "|---|---|---|---|"]

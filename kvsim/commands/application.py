@@ -39,7 +39,6 @@ def run_application(application: Callable[[], Any], arguments: Sequence[str], *,
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would otherwise print errors and end the process itself
     before = sys.argv
     sys.argv = [before[0], *arguments]
-    forget_sweep()
     try:
         application()
         end_sweep()
@@ -59,6 +58,7 @@ def run_application(application: Callable[[], Any], arguments: Sequence[str], *,
         raise mistake.error from None
     finally:
         sys.argv = before
+        forget_sweep()
 
 
 @contextmanager

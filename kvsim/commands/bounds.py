@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvsim.commands.fingerprint import code_of, digest, trace_content
 from kvsim.commands.traces import load_trace
 from kvsim.core.request import Request
 from kvsim.engine.collector import without_garbage_collector
+from kvsim.policies.eviction.belady import Belady
 from kvsim.report.folder import replacing
 from kvsim.report.result import summarize
 
@@ -33,7 +35,7 @@ def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     too_large = 0
     if room is not None:
         tokens = room * plan.page_tokens if plan.replay.hold_output else float("inf")
-        too_large = sum(r.prompt_pages > room or r.prompt_tokens + r.output_tokens > tokens for r in requests)
+        too_large = sum([r.prompt_pages > room or r.prompt_tokens + r.output_tokens > tokens for r in requests])
     of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim"),
                 too_large]  # fmt: skip
     return {
@@ -46,9 +48,15 @@ def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
     """Hit rates of ``belady`` (MIN on one tier as large as all tiers together) or ``unlimited`` (nothing is ever evicted)."""
     if kind == "unlimited":
         plan = replace(plan, tiers=[plan.tiers[0], replace(plan.tiers[0], capacity_pages=None)])
-    outcome = run.upper_bound(plan, requests)
+    outcome = run.upper_bound(plan, requests, _belady())
     record = summarize(outcome, command="replay", config=plan.config, seed=plan.seed, warmup=plan.warmup, load_s=0.0, versions={})
     return {name: record[name] for name in RECORDED}
+
+
+@cache
+def _belady() -> Belady:
+    """Of all bounds that this process computes: most are over the same requests."""
+    return Belady()
 
 
 def compute_once(folder: Path, plan: Plan, names: Mapping[str, str]) -> None:

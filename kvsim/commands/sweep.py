@@ -1,7 +1,9 @@
 """A multirun: its jobs in whatever process a launcher runs them, what was finished before, and what is written at its end."""
 
+import copyreg
 import json
 import os
+import pickle
 import re
 import shlex
 import sys
@@ -10,11 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -31,6 +33,7 @@ from kvsim.commands.bounds import complete, compute_once
 from kvsim.commands.fingerprint import configuration_hash
 from kvsim.commands.mistake import Mistake
 from kvsim.commands.sweep_loader import SweepLoader
+from kvsim.engine.collector import without_garbage_collector
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import Result
@@ -104,6 +107,28 @@ _begun: list[Begun] = []
 def forget_sweep() -> None:
     """Nothing has begun: a sweep that a mistake ended before its first job is not reported by the next command."""
     _begun.clear()
+    for kind in (ConfigStore, DictConfig):
+        copyreg.dispatch_table.pop(kind, None)
+
+
+def send_little(config: DictConfig) -> None:
+    """Have launchers send with each job what is the same for all of them as bytes, made once, and made use of once a process.
+
+    That is the sweep's configuration. Those that plugins have registered are not sent: they register them where a job runs.
+    """
+    pickled = pickle.dumps(config)
+
+    def reduce(other: DictConfig) -> Any:
+        return (_received, (pickled,)) if other is config else other.__reduce_ex__(2)
+
+    copyreg.pickle(DictConfig, reduce)
+    copyreg.pickle(ConfigStore, lambda _store: (ConfigStore.instance, ()))
+
+
+@lru_cache(maxsize=1)
+def _received(pickled: bytes) -> DictConfig:
+    config: DictConfig = pickle.loads(pickled)
+    return config
 
 
 class SweepCallback(Callback):
@@ -154,6 +179,8 @@ def begin_sweep(config: DictConfig) -> None:
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     hydra.config_loader = SweepLoader(hydra.config_loader.get_search_path())
+    with suppress(pickle.PicklingError):  # of a class of a plugin that was imported twice
+        send_little(config)
     setattr(Sweeper, "validate_batch_is_legal", _try_each_choice)  # noqa: B010  (types do not allow the assignment)
     watch = None
     if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):
@@ -180,6 +207,7 @@ def _try_each_choice(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
         if not tries <= tried:
             loader.load_sweep_config(master_config=sweeper.config, sweep_overrides=list(job))
             tried |= tries
+    loader.send()
 
 
 def end_sweep(*, is_interrupted: bool = False) -> None:
@@ -216,6 +244,7 @@ class SweepError(UsageError):
 # --- a job -----------------------------------------------------------------------------------------------------------
 
 
+@without_garbage_collector()
 def run_sweep_job(command: str, run: Callable[..., Result], cfg: DictConfig) -> Objective:
     """Run the job at hand unless it is finished; a failure is reported in one line, and kept in ``error.json``.
 
@@ -410,6 +439,8 @@ def list_jobs(config: DictConfig, folder: Path, command: str) -> None:
     """Print the jobs of a sweep, and which of them are finished or cannot work. Raises UsageError."""
     if _is_optimizing(config):
         raise UsageError("sweep.dry_run: an optimizing sweeper chooses its jobs as it goes: leave it out")
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
     loader = GlobalHydra.instance().config_loader()
     parameters = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     overrides = OverridesParser.create(config_loader=loader).parse_overrides([*parameters, *config.hydra.overrides.task])

@@ -45,17 +45,18 @@ class BypassTier:
         policy: "BypassEviction",
         rules: Rules,
         page_tokens: int,
-        requests: Sequence[tuple[Request, int]],
+        requests: Sequence[Request],
+        taken: Sequence[int],
         largest_pages: int,
     ) -> None:
-        """``requests`` come with the pages that each takes in all; with more than ``largest_pages`` it is rejected."""
+        """``taken`` are the pages that each request takes in all; with more than ``largest_pages`` it is rejected."""
         self.tiers = [tier]
         self.counts = Counts()
         self.page_tokens = page_tokens
         self._policy = policy
         self._largest_pages = largest_pages
-        served = [request for request, pages in requests if pages <= largest_pages]
-        usable = [usable_pages(request, page_tokens, rules.recompute_last_token) for request in served]
+        served = [request for request, pages in zip(requests, taken, strict=True) if pages <= largest_pages]
+        usable = usable_pages(served, page_tokens, rules.recompute_last_token)
         self._cache_output = rules.cache_output
         policy.prepare([with_answer(request) for request in served] if rules.cache_output else served, usable)
 
@@ -73,7 +74,7 @@ class BypassTier:
         before = pool.capacity - pool.free
         hit_pages, kept = self._policy.use(request)
         answer = request.output_runs if self._cache_output else None
-        computed = request.prompt_pages - hit_pages + count_pages(answer or ())
+        computed = request.prompt_pages - hit_pages + (count_pages(answer) if answer else 0)
         dropped = before + computed - kept
         tier.inserted_pages += computed
         tier.evicted_pages += dropped

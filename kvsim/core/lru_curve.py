@@ -10,11 +10,11 @@ from kvsim.core.request import Request
 from kvsim.core.reuse import FirstUses, Uses, previous_uses
 
 
-def usable_pages(request: Request, page_tokens: int, recompute_last_token: bool) -> int:
-    """Leading pages of the prompt that may be hits: all, or those that the last token is not part of."""
+def usable_pages(requests: Sequence[Request], page_tokens: int, recompute_last_token: bool) -> list[int]:
+    """Leading pages of each prompt that may be hits: all, or those that the last token is not part of."""
     if not recompute_last_token:
-        return request.prompt_pages
-    return min(request.prompt_pages, (request.prompt_tokens - 1) // page_tokens)
+        return [request.prompt_pages for request in requests]
+    return [min(request.prompt_pages, (request.prompt_tokens - 1) // page_tokens) for request in requests]
 
 
 class LruCurve:
@@ -45,7 +45,7 @@ class LruCurve:
         self.prompt_tokens = int(tokens[counted].sum())
         self.prompt_pages = int(pages[counted].sum())
         above = pages_above(uses, first, pages)
-        usable = np.array([usable_pages(request, page_tokens, recompute_last_token) for request in requests], dtype=np.int64)
+        usable = np.array(usable_pages(requests, page_tokens, recompute_last_token), dtype=np.int64)
         self._short = page_tokens * pages - tokens  # what the last page lacks in tokens, if it is partial
         self._usable = usable
         self._pages = pages

@@ -1,8 +1,9 @@
 """Replay: requests one after another, without a clock. For hit rates, at full speed."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.server import Hits, Server, ServingCache, TieredServer
 
 ADVANCE_EVERY = 512
+NO_HITS = (0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +34,11 @@ class ReplaySettings:
         if self.in_flight < 1:
             raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
 
-    def pages_taken(self, request: Request, page_tokens: int) -> int:
-        """The pages that a request takes in all while it runs."""
+    def pages_taken(self, requests: Sequence[Request], page_tokens: int) -> list[int]:
+        """The pages that each request takes in all while it runs."""
         if not self.hold_output:
-            return request.prompt_pages
-        return max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
+            return [r.prompt_pages for r in requests]
+        return [max(r.prompt_pages, -(-(r.prompt_tokens + r.output_tokens) // page_tokens)) for r in requests]
 
 
 class Replay:
@@ -124,7 +126,7 @@ class Replay:
             requests=requests,
             page_tokens=self.cache.page_tokens,
             status=np.array([REJECTED if row is None else FINISHED for row in rows], dtype=np.int8),
-            hit_pages=np.array([row or (0, 0, 0) for row in rows], dtype=np.int64).reshape(-1, 3),
+            hit_pages=np.fromiter(chain.from_iterable([row or NO_HITS for row in rows]), np.int64, 3 * len(rows)).reshape(-1, 3),
             arrival_s=np.array([request.arrival_s for request in requests]),
             ttft_s=nothing,
             tpot_s=nothing,

@@ -1,10 +1,10 @@
 """The folder of a run: ``requests.csv.gz``, ``report.html``, perhaps ``timeline.json.gz`` and, last, ``result.json``."""
 
-import csv
 import gzip
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,13 +13,14 @@ import numpy as np
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.html import render
-from kvsim.report.result import Result, hit_tokens, to_json
+from kvsim.report.result import Result, hit_tokens, prompt_tokens, to_json
 from kvsim.report.trace_events import write_timeline
 
 HEADER = (
     "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
     "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,status"
 )
+ROWS_AT_ONCE = 4096
 
 
 def prepare_folder(folder: Path) -> None:
@@ -65,33 +66,54 @@ def write_run(folder: Path, result: Result, outcome: Outcome, *, with_page: bool
 
 def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
     """One row a request, those of the warm-up too; a rejected one has -1 as ``hit_pages_gpu``, an unknown time is empty."""
-    with (
-        gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0) as packed,
-        io.TextIOWrapper(packed, "ascii", newline="") as text,
-    ):
-        text.write(HEADER + "\n")
-        csv.writer(text, lineterminator="\n").writerows(zip(*_columns(outcome), strict=True))
+    columns = _columns(outcome)
+    template = ",".join(column if isinstance(column, str) else "%s" for column in columns) + "\n"
+    lines = map(template.__mod__, zip(*(column for column in columns if not isinstance(column, str)), strict=True))
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=file, mtime=0) as packed:
+        packed.write(f"{HEADER}\n".encode())
+        while some := "".join(islice(lines, ROWS_AT_ONCE)):
+            packed.write(some.encode())
 
 
-def _columns(outcome: Outcome) -> list[list[Any]]:
+def _columns(outcome: Outcome) -> list[str | list[Any]]:
+    """The cells of each column, or of several that always go together; text where all rows have the same."""
+    requests = outcome.requests
     rejected = outcome.status == REJECTED
     pages = outcome.hit_pages.astype(np.int64)
     pages[rejected] = (-1, 0, 0)
-    tokens = np.where(rejected[:, None], 0, hit_tokens(outcome))
+    prompts = prompt_tokens(outcome)
+    tokens = np.where(rejected[:, None], 0, hit_tokens(outcome, prompts))
+    prompt_pages = np.array([request.prompt_pages for request in requests], np.int64)
+    output_tokens = np.array([request.output_tokens for request in requests], np.int64)
+    first, lengths = _sizes(prompt_pages.tobytes(), prompts.tobytes(), output_tokens.tobytes())
     return [
-        list(range(len(outcome.requests))),
-        [request.prompt_pages for request in outcome.requests],
-        *pages.T.tolist(),
-        [request.prompt_tokens for request in outcome.requests],
-        [request.output_tokens for request in outcome.requests],
-        *tokens.T.tolist(),
-        *(_cells(times) for times in (outcome.arrival_s, outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
-        np.where(rejected, "rejected", "finished").tolist(),
+        first,
+        *(column.tolist() if column.any() else "0" for column in pages.T),
+        lengths,
+        *(column.tolist() if column.any() else "0" for column in tokens.T),
+        _arrivals(outcome.arrival_s.astype(float).tobytes()),
+        *(_cells(times) for times in (outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
+        np.where(rejected, "rejected", "finished").tolist() if rejected.any() else "finished",
     ]
 
 
-def _cells(times: np.ndarray) -> list[Any]:
-    return ["" if time != time else time for time in times.tolist()]
+@lru_cache(maxsize=1)
+def _sizes(pages: bytes, prompts: bytes, outputs: bytes) -> tuple[list[Any], list[Any]]:
+    """``request,prompt_pages`` and ``prompt_tokens,output_tokens``: alike in all runs of a trace, as the jobs of a sweep are."""
+    of_pages, of_prompts, of_outputs = (np.frombuffer(column, np.int64).tolist() for column in (pages, prompts, outputs))
+    lengths = [f"{prompt},{output}" for prompt, output in zip(of_prompts, of_outputs, strict=True)]
+    return [f"{row},{number}" for row, number in enumerate(of_pages)], lengths
+
+
+@lru_cache(maxsize=1)
+def _arrivals(times: bytes) -> str | list[Any]:
+    """Alike in all replays of a trace."""
+    cells = _cells(np.frombuffer(times))
+    return cells if isinstance(cells, str) else list(map(str, cells))
+
+
+def _cells(times: np.ndarray) -> str | list[Any]:
+    return "" if np.isnan(times).all() else ["" if time != time else time for time in times.tolist()]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.report.result import Result, hit_definition
 from kvsim.report.summary import Table, capacity, clock, facts, percent, scope, settings, shares, tables
@@ -143,14 +143,15 @@ def figures(result: Result) -> "Iterator[tuple[str, go.Figure]]":
     return ((title, figure) for title, figure in drawn.items() if figure is not None)
 
 
-def picture(figure: "go.Figure", number: int, *, with_script: bool, height: str = "340px") -> str:
-    """A figure as part of a page; ``with_script`` puts plotly.js before it, once a page."""
+def picture(figure: "go.Figure | dict[str, Any]", number: int, *, with_script: bool, height: str = "340px") -> str:
+    """A figure, or what it is in JSON, as part of a page; ``with_script`` puts plotly.js before it, once a page."""
     import plotly.io as pio
 
     config = {"displaylogo": False, "responsive": True, "displayModeBar": False}
     div = pio.to_html(
-        figure, config, include_plotlyjs=with_script, full_html=False, default_height=height, div_id=f"picture{number}"
-    )
+        figure, config, include_plotlyjs=with_script, full_html=False, default_height=height, div_id=f"picture{number}",
+        validate=not isinstance(figure, dict),
+    )  # fmt: skip
     return f"<figure>{div}</figure>"
 
 

@@ -14,6 +14,7 @@ import platform
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import cache
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ def summarize(
     counted = np.arange(total) >= skipped
     served = counted & (outcome.status != REJECTED)
     prompts = prompt_tokens(outcome)
+    hits = hit_tokens(outcome, prompts)
     record = {
         "schema": SCHEMA,
         "config_hash": config_hash,
@@ -66,7 +68,7 @@ def summarize(
         "requests": total - skipped,
         "warmup_requests": skipped,
         "rejected": np.count_nonzero(counted & (outcome.status == REJECTED)),
-        **_hits(outcome, prompts, served),
+        **_hits(outcome, prompts, hits, served),
         "ttft_s": spread(outcome.ttft_s[served]),
         "tpot_s": spread(outcome.tpot_s[served]),
         "e2e_s": spread(outcome.e2e_s[served]),
@@ -82,7 +84,7 @@ def summarize(
         "load_s": load_s,
         "wall_s": outcome.wall_s,
         "requests_per_s": ratio(total, outcome.wall_s),
-        "timeline": timeline(outcome, prompts, hit_tokens(outcome), skipped),
+        "timeline": timeline(outcome, prompts, hits, skipped),
         "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
     optional = ("config_hash", "command_line", "bounds", "page_bytes", "hardware")
@@ -101,17 +103,18 @@ def warmup_requests(warmup: float, requests: int) -> int:
 
 def prompt_tokens(outcome: Outcome) -> np.ndarray:
     """Prompt tokens of each request."""
-    return np.fromiter((request.prompt_tokens for request in outcome.requests), np.int64, len(outcome.requests))
+    return np.array([request.prompt_tokens for request in outcome.requests], dtype=np.int64)
 
 
-def hit_tokens(outcome: Outcome) -> np.ndarray:
-    """Prompt tokens each request reused; one row a request, columns gpu, cpu, disk.
+def hit_tokens(outcome: Outcome, prompts: np.ndarray | None = None) -> np.ndarray:
+    """Prompt tokens each request reused; one row a request, columns gpu, cpu, disk. ``prompts`` are ``prompt_tokens(outcome)``.
 
     A full page weighs ``page_tokens`` and a trailing partial page its own tokens, so the pages hit so far weigh at most the
     prompt; the tiers follow one another from the start of the prompt.
     """
+    prompts = prompt_tokens(outcome) if prompts is None else prompts
     so_far = np.cumsum(outcome.hit_pages, axis=1, dtype=np.int64) * outcome.page_tokens
-    return np.diff(np.minimum(so_far, prompt_tokens(outcome)[:, None]), axis=1, prepend=0)
+    return np.diff(np.minimum(so_far, prompts[:, None]), axis=1, prepend=0)
 
 
 def hit_definition(config: Mapping[str, Any]) -> str:
@@ -156,14 +159,14 @@ def installed_versions() -> dict[str, str]:
 
 def plain(value: Any) -> Any:
     """``value`` in the types of JSON: NumPy numbers as Python's, what is not finite as None, what is unknown as text."""
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist())
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
@@ -177,11 +180,11 @@ def to_json(result: Result) -> str:
     return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
-def _hits(outcome: Outcome, prompts: np.ndarray, served: np.ndarray) -> Result:
-    tokens = hit_tokens(outcome)[served].sum(axis=0)
+def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> Result:
+    tokens = hits[served].sum(axis=0)
     pages = outcome.hit_pages[served].sum(axis=0)
     all_tokens = int(prompts[served].sum())
-    all_pages = sum(outcome.requests[i].prompt_pages for i in np.flatnonzero(served).tolist())
+    all_pages = int(np.array([request.prompt_pages for request in outcome.requests])[served].sum())
     return {
         "prompt_tokens": all_tokens,
         "prompt_pages": all_pages,

@@ -1,8 +1,10 @@
 """Multiruns: what is kept, redone, reported and written; by every launcher that is installed."""
 
+import copyreg
 import csv
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,13 +15,14 @@ from typing import Any
 
 import pytest
 from hydra._internal.core_plugins import basic_sweeper
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from kvsim.cli import main
-from kvsim.commands.sweep import SweepCallback
+from kvsim.commands.sweep import SweepCallback, forget_sweep, send_little
 
 SMALL = ("trace.sessions=20", "tiers.gpu.capacity=3000pages,6000pages", "eviction=lru,arc", "output=sweep")
 MEASURED = ("versions", "load_s", "wall_s", "requests_per_s")
@@ -207,6 +210,21 @@ def test_a_process_looks_for_plugins_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert Plugins.instance() is not before
     assert Plugins.instance().discover() == before.discover()
     assert basic_sweeper.BasicSweeper in Plugins.instance().discover(Sweeper)
+
+
+def test_what_is_the_same_for_all_jobs_is_sent_as_bytes_and_made_once() -> None:
+    config, other = DictConfig({"a": {"b": 1}}), DictConfig({"c": 2})
+    store = ConfigStore.instance()
+    send_little(config)
+    try:
+        sent = pickle.dumps([config, other, store])
+        (first, others, stores), (second, _, _) = pickle.loads(sent), pickle.loads(sent)
+        assert first == config and first is second is not config
+        assert others == other and stores is store
+    finally:
+        forget_sweep()
+    assert pickle.loads(pickle.dumps(config)) is not first
+    assert ConfigStore not in copyreg.dispatch_table
 
 
 def alone(arguments: list[str]) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -194,3 +195,28 @@ def test_validation_tables(tmp_path: Path) -> None:
     assert module.main(arguments) == 1
     table = (tmp_path / "validation.md").read_text()
     assert table.count("FAILS") == 2, "its times, and the ranking"
+
+
+def test_speed_of_a_sweep(trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Thirty requests take no time, and starting does: the claim, which allows 90 ms a job, fails."""
+    module = study("speed", monkeypatch, "--trace", str(trace), "--weka", str(trace), "--only", "sweep")
+    monkeypatch.setattr(module, "SWEEP_CAPACITIES", (10, 20))
+    monkeypatch.setattr(module, "SWEEP_POLICIES", ("lru", "fifo"))
+    monkeypatch.setattr(module, "REPEATS", 1)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert module.main() == 1
+    shown = capsys.readouterr().out
+    assert "Sweep" in shown and "Peers" not in shown
+    if find_spec("joblib") is None:
+        assert "not measured" in shown and "pip install kvsim[joblib]" in shown
+    else:
+        assert "a sweep of 4 replays by 2 workers" in shown and shown.count("FAILS") == 2
+
+
+def test_what_a_sweep_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four replays of 2 s by two workers: 1.3 * 4 s + 2 * 0.09 s = 5.38 s, or 5.56 s with 90 ms for all four."""
+    module = study("speed", monkeypatch)
+    for wall_s, strict, loose in ((5.3, True, True), (5.5, False, True), (5.6, False, False)):
+        rows = list(module.sweep_rows(module.Sweep(wall_s=wall_s, replays_s=[2.0] * 4)))
+        assert [row.holds for row in rows] == [strict, loose]
+        assert "<= 5.4 s" in rows[0].claim and "<= 5.6 s" in rows[1].claim

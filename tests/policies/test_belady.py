@@ -136,7 +136,7 @@ def test_with_answers_lru_hits_no_more(words: list[tuple[str, str]], capacity: i
 def page_by_page(requests: list[Request], capacity: int, recompute: bool) -> list[int]:
     """MIN with a set of pages: insert the whole prompt, drop what is never hit again, then what is hit last, deepest first."""
     prompts = [[page for start, pages in request.runs for page in range(start, start + pages)] for request in requests]
-    usable = [usable_pages(request, 4, recompute) for request in requests]
+    usable = usable_pages(requests, 4, recompute)
     kept: set[int] = set()
     depth: dict[int, int] = {}
     rows = []

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -40,23 +39,56 @@ window.addEventListener("load", () => setTimeout(() => {
 }, 500));
 </script>"""
 
+TELL_WHEN_DRAWN = """<script>
+window.addEventListener("load", () => {
+  const plots = [...document.querySelectorAll(".js-plotly-plot")];
+  document.body.offsetHeight;  // lays out what is not laid out yet
+  const told = document.createElement("pre");
+  told.id = "told";
+  told.textContent = JSON.stringify({
+    s: performance.now() / 1000,
+    drawn: plots.map(plot => plot.querySelectorAll(".trace, .point").length),
+  });
+  document.body.appendChild(told);
+});
+</script>"""
+"""Plots are drawn by scripts in the page, each as it is read: all of them before the page counts as loaded."""
+
 
 def opened(page: Path, folder: Path, *flags: str, width: int = 1600) -> dict[str, Any]:
     """What a page tells of itself after it was drawn in a window of this width."""
     frame = folder / "frame.html"
-    html = page.read_text()
-    assert html.count("<head>") == 1 and html.count("</body>") >= 1
-    end = html.rindex("</body>")
-    probed = folder / "probed.html"
-    probed.write_text(html[:end].replace("<head>", f"<head>{LISTEN}", 1) + TELL + html[end:])
+    assert page.read_text().count("<head>") == 1
+    probed = with_script(page, TELL, folder / "probed.html")
+    probed.write_text(probed.read_text().replace("<head>", f"<head>{LISTEN}", 1))
     # A window cannot be narrower than some 500 pixels; a frame can.
     frame.write_text(
         f'<body style="margin:0"><iframe id=f style="border:0;width:{width}px;height:900px" src="probed.html"></iframe><script>'
         'f.onload = () => setTimeout(() => document.body.append(f.contentDocument.getElementById("told")), 1500)</script>'
     )
+    return told_by(frame, f"--window-size={width},900", "--virtual-time-budget=20000", *flags)
+
+
+def drawn(page: Path, folder: Path) -> tuple[float, list[int]]:
+    """Seconds of real time from the navigation to a page until its plots are drawn, by the browser's own clock; and what is drawn
+    in each plot, lines and points. The browser's start is not part of it."""
+    told = told_by(with_script(page, TELL_WHEN_DRAWN, folder / "timed.html"), "--window-size=1600,900")
+    return told["s"], told["drawn"]
+
+
+def with_script(page: Path, script: str, copy: Path) -> Path:
+    """A copy of the page with a script at its end."""
+    html = page.read_text()
+    end = html.rindex("</body>")
+    copy.write_text(html[:end] + script + html[end:])
+    return copy
+
+
+def told_by(page: Path, *flags: str) -> dict[str, Any]:
+    """What a script has written into the page's element ``told`` by the time that the browser is done with it."""
     command = [
-        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
-        f"--window-size={width},900", "--virtual-time-budget=20000", "--dump-dom", *flags, frame.as_uri(),
+        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", *flags, "--dump-dom",
+        page.as_uri(),
     ]  # fmt: skip
     dom = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     told = re.search(r'<pre id="told">(.*?)</pre>', dom, re.DOTALL)
@@ -105,6 +137,10 @@ def test_a_page_over_many_runs_is_small_and_drawn_soon(pages: list[Path], tmp_pa
     assert main(["report", str(tmp_path / "many"), f"output={tmp_path}/page"]) == 0
     page = tmp_path / "page" / "report.html"
     assert page.stat().st_size < 8e6
-    began = time.monotonic()
     assert opened(page, tmp_path)["heard"] == []
-    assert time.monotonic() - began < 30, "the browser's start included; some 3 s on a quiet machine"
+    for _ in range(3):  # what else runs on the machine may hold up one of them
+        seconds, plots = drawn(page, tmp_path)
+        if seconds < 5:
+            break
+    assert len(plots) == page.read_text().count('class="plotly-graph-div"') > 0 and all(plots)
+    assert seconds < 5, "from the navigation until the last plot is drawn"

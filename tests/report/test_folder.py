@@ -1,6 +1,7 @@
 import csv
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ def test_every_request_has_a_row_those_of_the_warmup_too(tmp_path: Path, replaye
             "2,9,-1,0,0,90,5,0,0,0,,,,,rejected",
             "3,6,1,0,3,60,5,10,0,30,,,,,finished",
         ]
+
+
+def test_runs_over_the_same_and_other_requests_each_have_their_own_rows(tmp_path: Path, outcome_of: Callable[..., Outcome]):
+    """More rows than are written at once, twice over the same trace with other hits, then over another trace."""
+    for name, prompts, hits in (("a", 40, 0), ("b", 40, 2), ("c", 50, 2)):
+        write(tmp_path / name, outcome_of([prompts] * 10_000, [(hits, 0, 0)] * 9_999 + [(1, 0, 0)]))
+        rows = [tuple(row.values()) for row in rows_of(tmp_path / name)]
+        pages, tokens = str(prompts // 10), str(prompts)
+        expected = [
+            (str(row), pages, str(hit), "0", "0", tokens, "5", str(10 * hit), "0", "0", "", "", "", "", "finished")
+            for row, hit in enumerate([hits] * 9_999 + [1])
+        ]
+        assert rows == expected
 
 
 def test_times_are_written_in_full_and_left_empty_for_the_rejected(tmp_path: Path, simulated: Outcome):
