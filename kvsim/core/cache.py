@@ -537,6 +537,9 @@ class TieredCache(Movement):
             if not node.pins[GPU]:
                 gpu.evictable_pages -= node.pages
         node.pins[GPU] += 1
+        for tier in self.tiers[CPU:]:  # nothing pins it there, and it has been used: its place may be an earlier one now
+            if node.is_evictable(tier.index):
+                tier.on_evictable(node)
 
     def _fill_gaps(self, lease: Lease, now: float) -> None:
         """Pages that a load failed to bring have been computed in the slots that were waiting for them."""

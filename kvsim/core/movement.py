@@ -45,6 +45,8 @@ class Movement(Residency):
         self._departures: list[OrderedDict[Transfer, None]] = [OrderedDict() for _ in tiers]
         """Write-downs in flight, by source."""
         self._open: list[Transfer | None] = [None] * len(tiers)
+        self._apart: list[Node] = []
+        """Evicted while a transfer pinned them in a lower tier: joined to their children, if that can be, when one ends."""
         self._single = len(tiers) == 1
         self.early = [tier for tier in tiers if tier.lower is not None and tier.lower.placement.watermark > 0]  # type: ignore[union-attr]
         """Tiers from which pages are copied down before they have to leave."""
@@ -111,8 +113,11 @@ class Movement(Residency):
         if not self._single:
             if node.state.count(ABSENT) < len(self.tiers) - 1:
                 self.free(node, tier)
-                if not self.is_offering and not any(node.pins):
-                    self.merge(node)
+                if not any(node.pins):
+                    if not self.is_offering:
+                        self.merge(node)
+                elif not (node.pins[GPU] or self.is_offering):
+                    self._apart.append(node)
                 return
             lower = tier.lower
             if lower is not None and lower.placement.after_eviction(node, now):  # type: ignore[union-attr]
@@ -417,6 +422,10 @@ class Movement(Residency):
             self.is_offering = False
         for node in transfer.nodes:
             self.merge(node)
+        if self._apart:
+            nodes, self._apart = self._apart, []
+            for node in nodes:
+                self.merge(node)
         return self.flush()
 
     def _count(self, transfer: Transfer) -> None:

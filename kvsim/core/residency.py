@@ -13,8 +13,11 @@ from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, Radi
 
 
 def is_same_history(node: Node, child: Node) -> bool:
-    """Whether the same requests have used a node and its child, and no transfer carries the child."""
-    return child.last_used == node.last_used and child.hits == node.hits and not child.transfers
+    """Whether the same requests have used a node and its child, from the same moment on, and no transfer carries the child.
+
+    A prompt and its answer keep apart here: no policy sees the one's time of creation at the other.
+    """
+    return child.last_used == node.last_used and child.hits == node.hits and child.created == node.created and not child.transfers
 
 
 class Residency:

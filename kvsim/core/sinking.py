@@ -30,6 +30,8 @@ class Sinking:
     def __init__(self, cache: "InstantCache") -> None:
         self.cache = cache
         self.moving = cache.moving
+        self._adds_answers = cache.rules.cache_output
+        """Answers are: long after the pages above them were used."""
         tiers = cache.tiers
         self._alone = [[READY if at is tier else ABSENT for at in tiers] for tier in tiers]
         """By tier, the states of a node that has a copy there only."""
@@ -99,8 +101,8 @@ class Sinking:
             children = node.children
             if arriving and children:
                 if fixed is None and oldest is None:
-                    oldest = nextafter(min([other.last_used for other in arriving]), -inf)
-                if fixed is None and node.last_used >= oldest:  # a request adds pages a tick after it uses those above
+                    oldest = -inf if self._adds_answers else nextafter(min([other.last_used for other in arriving]), -inf)
+                if fixed is None and node.last_used >= oldest:  # a prompt's pages are added a tick after those above are used
                     fixed = set(cache.idle_above(arriving, index))
                 if fixed and node in fixed:
                     refused = (*refused, line.popleft() if stands else heappop(heap))
@@ -193,6 +195,7 @@ class Sinking:
                     heir.state == self._alone[below]
                     and heir.last_used == last.last_used
                     and heir.hits == last.hits
+                    and heir.created == last.created
                     and not any(last.pins)
                     and not any(heir.pins)
                 ):
@@ -254,6 +257,7 @@ class Sinking:
                 if (
                     child.last_used == node.last_used
                     and child.hits == node.hits
+                    and child.created == node.created
                     and child.state == state
                     and child.pins == node.pins
                 ):
