@@ -96,6 +96,9 @@ def _check_transfer(cache: "Movement", transfer: object) -> None:
     assert isinstance(transfer, Transfer) and not transfer.done, "an ended transfer is still listed"
     for node in transfer.nodes:
         assert transfer in node.transfers, f"{node}: does not know its transfer"
+        target = transfer.target
+        if transfer.begun and node.slots[target.index] is not None:
+            assert target.pool.count(node.slots[target.index]) == node.pages, f"{node}: is copied to {target.name} without slots"
         if cache.is_doomed(node):
             continue
         assert node.state[transfer.target.index] == INCOMING, f"{node}: usable in {transfer.target.name} before it arrived"

@@ -348,6 +348,8 @@ class Movement(Residency):
             self._cut_short(transfer)
         target, index = transfer.target, transfer.target.index
         while True:
+            if self.doomed:
+                self._leave_out_doomed(transfer)
             unplaced = [node for node in transfer.nodes if node.slots[index] is None]
             pages = sum([node.pages for node in unplaced])
             if target.pool.free >= pages:
@@ -364,6 +366,13 @@ class Movement(Residency):
             node.slots[index] = target.pool.take(node.pages)
         transfer.begun = True
         return []
+
+    def _leave_out_doomed(self, transfer: Transfer) -> None:
+        """Pages that were given up before they had slots in the target are not copied."""
+        index, pool = transfer.target.index, transfer.target.pool
+        for node in transfer.nodes.copy():
+            if node.state[index] == DOOMED and not pool.count(node.slots[index]):
+                self._fail(transfer, node)
 
     def _cut_short(self, transfer: Transfer) -> None:
         """Keep of a load what it can read: the pages before the first that did not arrive in its source."""

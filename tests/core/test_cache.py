@@ -367,6 +367,20 @@ def test_a_reset_forgets_every_page_and_running_requests_give_theirs_back(phase:
     assert [tier.pool.free for tier in cache.tiers] == [tier.pool.capacity for tier in cache.tiers]
 
 
+def test_what_is_given_up_before_it_has_room_below_is_not_copied() -> None:
+    cache = small_cache(gpu=4, cpu=4, placement=WriteThrough)
+    lease = cache.admitted("abc")
+    [write] = cache.insert(lease, now(cache))
+    assert write.pages == 3
+    cache.reset()
+    assert cache.begin(write, now(cache)) == [] and write.pages == 0
+    cache.check()
+    cache.finish(write, now(cache))
+    cache.release(lease)
+    cache.check()
+    assert [tier.pool.free for tier in cache.tiers] == [4, 4] and cache.counts.written_pages == 0
+
+
 def test_after_a_reset_the_same_prompts_are_cached_anew() -> None:
     cache = small_cache(gpu=4, cpu=4, placement=WriteThrough)
     cache.use("abc")
