@@ -55,9 +55,11 @@ class HardwareSpec:
     """Fraction of the peak that long reads reach."""
     step_overhead_s: float = 5e-4
     """Time of a step that is neither compute nor memory: scheduling, launch, sampling."""
+    prefill_overhead_s: float = 0.0
+    """What steps with prefill take of such time beyond ``step_overhead_s``."""
     prefill_launch_s: float = 0.0
-    """What the host takes to launch the kernels of a step with prefill, one by one: the least time of such a step. Decode steps
-    are replayed as CUDA graphs."""
+    """What the host takes to launch the kernels of a step with prefill, one by one: such a step takes no less, and its overhead.
+    Decode steps are replayed as CUDA graphs."""
 
     link_curves: LinkCurves | None = None
     """Measured, as ``kvsim calibrate`` does, like those below."""
@@ -70,7 +72,7 @@ class HardwareSpec:
         for name in RATES_AND_SIZES:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("host_latency_s", "disk_latency_s", "step_overhead_s", "prefill_launch_s"):
+        for name in ("host_latency_s", "disk_latency_s", "step_overhead_s", "prefill_overhead_s", "prefill_launch_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("flops_efficiency", "memory_efficiency"):

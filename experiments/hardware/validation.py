@@ -9,8 +9,8 @@ ranking     the four configurations for agents have the same order by p50 of the
 bytes       not one word of a reused page is wrong
 
     kvsim calibrate name=h200_measured                       on the machine with the GPU, once
-    python experiments/hardware/validation.py TRACE          15 minutes; TRACE is Mooncake's conversation trace
-    python experiments/hardware/validation.py --read DIR     draws the tables again from DIR/NAME/validate.json
+    python experiments/hardware/validation.py TRACE          13 minutes; TRACE is Mooncake's conversation trace
+    python experiments/hardware/validation.py --read DIR     draws the tables of the runs that are in DIR
 
 Writes validation.md and validation.csv, and exits with 1 if a claim fails.
 """
@@ -74,9 +74,10 @@ def claims(records: dict[str, dict[str, Any]]) -> list[tuple[str, str, bool]]:
         found.append((f"links, {name}", f"{100 * n_bytes:.1f} %", n_bytes <= 0.01))
         p50, p99 = (record["ttft_s"][quantile]["error"] for quantile in ("p50", "p99"))
         found.append((f"times, {name}", f"p50 {100 * p50:+.1f} %, p99 {100 * p99:+.1f} %", abs(p50) <= 0.05 and abs(p99) <= 0.1))
-    agents = [name for name in records if name.startswith("agents")]
-    orders = [sorted(agents, key=lambda name: records[name]["ttft_s"]["p50"][side]) for side in ("simulated", "hardware")]
-    found.append(("ranking", " < ".join(name.removeprefix("agents ") for name in orders[1]), orders[0] == orders[1]))
+    agents = [name for name in configurations("") if name.startswith("agents")]
+    if records.keys() >= set(agents):
+        orders = [sorted(agents, key=lambda name: records[name]["ttft_s"]["p50"][side]) for side in ("simulated", "hardware")]
+        found.append(("ranking", " < ".join(name.removeprefix("agents ") for name in orders[1]), orders[0] == orders[1]))
     wrong = sum(record["hardware"]["wrong_words"] for record in records.values())
     moved = sum(sum(record["hardware"]["page_moves"].values()) for record in records.values())
     verified = sum(record["hardware"]["verified_pages"] for record in records.values())
@@ -131,7 +132,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name, overrides in configurations(options.trace or "").items():
         if options.read is None and kvsim(["validate", *overrides, f"output={folder / name}"]) == 2:
             return 2
-    records = {name: json.loads((folder / name / "validate.json").read_text()) for name in configurations("")}
+    files = {name: folder / name / "validate.json" for name in configurations("")}
+    records = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    if not records:
+        parser.error(f"--read: there is no run in {folder}")
     return 0 if write(records, options.output) else 1
 
 

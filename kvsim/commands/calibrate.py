@@ -45,6 +45,7 @@ COMMENTS = {
     "flops_efficiency": "1: the rate above is measured.",
     "memory_efficiency": "1: the rate above is measured.",
     "step_overhead_s": "What a decode step of the serving engine takes longer than the sum of its parts.",
+    "prefill_overhead_s": "The same of a step with prefill, beyond that of a decode step.",
     "prefill_launch_s": "What the host takes to launch a step with prefill: no such step is shorter.",
     "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; of both directions [fragment_bytes, bytes_per_s].",
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: the sum while pages are read and others written.\n"
@@ -105,7 +106,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
-    from kvsim.commands.engine_overhead import engine_overheads_s
+    from kvsim.commands.engine_overhead import with_overheads
 
     if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
         config["model"] = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
@@ -116,9 +117,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     began = time.perf_counter()
     measured = measure(settings, model, device, console)
     with console.status("the serving engine"):
-        overhead_s, launch_s = engine_overheads_s(model, measured.hardware, settings.page_tokens, device)
-    hardware = replace(measured.hardware, step_overhead_s=overhead_s, prefill_launch_s=launch_s)
-    measured = replace(measured, hardware=hardware)
+        measured = replace(measured, hardware=with_overheads(model, measured.hardware, settings.page_tokens, device))
     print_measured(measured, console)
     text = written(measured, header(device, config["model"]))
     check_text(text)
@@ -213,6 +212,7 @@ def print_measured(measured: "Measured", console: Console) -> None:
         ("both at once, GB/s", giga(spec.both_directions_bytes_per_s)),
         ("launch of a kernel, µs", micro(measured.launch_s)),
         ("overhead of a step, µs", micro(spec.step_overhead_s)),
+        ("more with prefill, µs", micro(spec.prefill_overhead_s)),
         ("launch of a step with prefill, µs", micro(spec.prefill_launch_s)),
         ("disk latency, µs", micro(spec.disk_latency_s)),
     ]

@@ -1,6 +1,6 @@
 """What a step of the serving engine takes on this machine beside its products and its attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """Requests that come together and decode, then short ones, each to an engine that has nothing else to do."""
+    """Requests that come together and decode, then short and long ones, each to an engine that has nothing else to do."""
 
     together: int = 8
     output_tokens: int = 400
-    single: int = 16
+    single: int = 20
     single_output_tokens: int = 40
     begin_s: float = 5.0
     """When the first single one comes, after those that come together."""
@@ -42,14 +42,15 @@ class Course:
     def requests(self, page_tokens: int) -> list[Request]:
         """Prompts have no page in common."""
         together = [(0.0, TOGETHER_PAGES, self.output_tokens)] * self.together
-        single = [(self.begin_s + index * self.pause_s, SINGLE_PAGES, self.single_output_tokens) for index in range(self.single)]
+        arrivals = [self.begin_s + index * self.pause_s for index in range(self.single)]
+        single = [(at_s, (SHORT_PAGES, LONG_PAGES)[index % 2], self.single_output_tokens) for index, at_s in enumerate(arrivals)]
         return [
             Request(
                 index=index,
                 arrival_s=arrival_s,
                 prompt_tokens=pages * page_tokens,
                 output_tokens=output_tokens,
-                runs=((index * TOGETHER_PAGES, pages),),
+                runs=((index * LONG_PAGES, pages),),
                 prompt_pages=pages,
             )
             for index, (arrival_s, pages, output_tokens) in enumerate(together + single)
@@ -58,15 +59,15 @@ class Course:
 
 INTERPRETED = Course(together=2, output_tokens=8, single=2, single_output_tokens=2, begin_s=0.0, pause_s=0.0)
 """For Triton's interpreter."""
-TOGETHER_PAGES, SINGLE_PAGES = 16, 2
+TOGETHER_PAGES, SHORT_PAGES, LONG_PAGES = 16, 2, 64
 
 
-def engine_overheads_s(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device") -> tuple[float, float]:
-    """Of a short run on this machine: what a decode step takes longer than its parts, and what a short prefill step takes.
+def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device") -> HardwareSpec:
+    """The machine, with what a short run of the serving engine on it took longer than the parts of its steps.
 
-    The parts are those of ``hardware.compute_curves``. What is left is Python, launches, and the news of the end; the median over
-    decode leaps, at least 0. A short chunk takes as long as its kernels take to launch: the median of the shortest. Raises
-    UsageError if model and pages do not fit the machine.
+    The parts are those of ``hardware.compute_curves``. What is left of decode steps, and of those with prefill, is Python,
+    launches, and the news of the end; a short chunk takes as long as its kernels take to launch. All are medians, at least 0.
+    Raises UsageError if model and pages do not fit the machine.
     """
     course = Course() if device.type == "cuda" else INTERPRETED
     requests = course.requests(page_tokens)
@@ -84,7 +85,7 @@ def engine_overheads_s(model: ModelSpec, hardware: HardwareSpec, page_tokens: in
         is_layerwise=True,
         caches_output=False,
         seed=0,
-        page_ids=len(requests) * TOGETHER_PAGES,
+        page_ids=len(requests) * LONG_PAGES,
         key=lambda _: b"",
         disk_folder=Path(),
         keeps_disk=False,
@@ -100,14 +101,25 @@ def engine_overheads_s(model: ModelSpec, hardware: HardwareSpec, page_tokens: in
         substrate.close()
     decodes = [batch for batch in recorder.batches if not batch.prefill_requests]
     prefills = [batch for batch in recorder.batches if batch.prefill_requests]
-    shortest = min(batch.prefill_tokens for batch in prefills)
-    prefill_s = median(batch.end_s - batch.start_s for batch in prefills if batch.prefill_tokens == shortest)
-    overhead_s = max(0.0, median(left_s(batch, model, hardware) for batch in decodes))
-    return overhead_s, max(0.0, prefill_s - overhead_s)
+    lengths = [batch.prefill_tokens for batch in prefills]
+    short = [batch for batch in prefills if batch.prefill_tokens == min(lengths)]
+    long = [batch for batch in prefills if batch.prefill_tokens == LONG_PAGES * page_tokens]
+    known = replace(hardware, step_overhead_s=0.0, prefill_overhead_s=0.0, prefill_launch_s=0.0)
+    known = replace(known, step_overhead_s=left_s(decodes, model, known))
+    known = replace(known, prefill_overhead_s=left_s(long, model, known))
+    launch_s = median(batch.end_s - batch.start_s for batch in short) - known.step_overhead_s - known.prefill_overhead_s
+    return replace(known, prefill_launch_s=max(0.0, launch_s))
 
 
-def left_s(batch: Batch, model: ModelSpec, hardware: HardwareSpec) -> float:
-    """What each step of a decode leap took longer than its parts."""
-    work = Work(decode_requests=batch.decode_requests, decode_context_tokens=batch.decode_context_tokens)
-    known_s = step_times(model, hardware).leap_s(work, batch.steps) / batch.steps - hardware.step_overhead_s
-    return (batch.end_s - batch.start_s) / batch.steps - known_s
+def left_s(batches: list[Batch], model: ModelSpec, hardware: HardwareSpec) -> float:
+    """The median of what a step of these batches, each with one chunk at most, took longer than ``hardware`` says; 0 of none."""
+    times, left = step_times(model, hardware), [0.0]
+    for batch in batches:
+        work = Work(
+            chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,
+            decode_requests=batch.decode_requests,
+            decode_context_tokens=batch.decode_context_tokens,
+            sampled_tokens=batch.prefill_requests,
+        )
+        left.append((batch.end_s - batch.start_s - times.leap_s(work, batch.steps)) / batch.steps)
+    return max(0.0, median(left[1:] or left))

@@ -62,7 +62,7 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     decode_s = model.layers * 4096 / spec.compute_curves.decode_attention[0][1]
     parts_s = products_s / spec.compute_curves.linear[0][1] + decode_s
     assert step_s == pytest.approx(parts_s + spec.step_overhead_s, rel=1e-2)
-    assert spec.step_overhead_s >= 0
+    assert spec.step_overhead_s >= 0 and spec.prefill_overhead_s >= 0 and spec.prefill_launch_s > 0
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,21 @@ LATENCY_PAGES = 100
 
 
 class DiskRates:
-    """Writes pages to random slots of a new disk file in ``folder``, and reads them in another order; the file is removed.
+    """Writes pages to a new disk file in ``folder`` and reads them again; the file is removed.
 
-    What is timed is the disk tier's own work: checksums and the index with the bytes. ``is_direct`` says whether the system's
-    page cache was passed by. Raises OSError if the folder has no room, or if pages do not come back whole.
+    Pages lie one after another, as those of a prompt do in a tier that takes in and evicts whole nodes: several are read or
+    written by one system call. What is timed is the disk tier's own work: checksums and the index with the bytes.
+    ``is_direct`` says whether the system's page cache was passed by. Raises OSError if the folder has no room, or if pages do
+    not come back whole.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int, most_pages: int, seed: int) -> None:
         self.folder = folder
         self.most_bytes, self.most_pages = most_bytes, most_pages
         """Of one list of pages."""
-        self.rng = np.random.default_rng(seed)
+        drawn = np.random.default_rng(seed).bytes(min(DRAWN_BYTES, most_bytes))
         self.memory = np.frombuffer(mmap.mmap(-1, most_bytes), dtype=np.uint8)
-        self.memory[:] = np.resize(np.frombuffer(self.rng.bytes(min(DRAWN_BYTES, most_bytes)), dtype=np.uint8), most_bytes)
+        self.memory[:] = np.resize(np.frombuffer(drawn, dtype=np.uint8), most_bytes)
         self.is_direct = True
 
     def bytes_per_s(self, page_bytes: int, threads: int) -> tuple[float, float, float]:
@@ -38,8 +40,8 @@ class DiskRates:
         pages = max(1, min(self.most_pages, self.most_bytes // page_bytes))
         with self._open(pages, page_bytes, threads) as disk:
             write_s = self._seconds(disk, disk.write, np.arange(pages))
-            read_s = self._seconds(disk, disk.read, self.rng.permutation(pages))
-            both_s = self._both_seconds(disk, self.rng.permutation(pages), write_s / (read_s + write_s))
+            read_s = self._seconds(disk, disk.read, np.arange(pages))
+            both_s = self._both_seconds(disk, np.arange(pages), write_s / (read_s + write_s))
         n_bytes = pages * page_bytes
         return n_bytes / read_s, n_bytes / write_s, n_bytes / both_s
 
@@ -54,7 +56,6 @@ class DiskRates:
     def _open(self, pages: int, page_bytes: int, threads: int) -> Iterator[DiskFile]:
         with TemporaryDirectory(dir=self.folder, prefix="kvsim-calibrate-") as inner:
             disk = DiskFile(Path(inner), pages=pages, page_bytes=page_bytes, threads=threads)
-            self.slots = self.rng.permutation(pages)
             self.is_direct = disk.is_direct
             try:
                 yield disk
@@ -79,7 +80,7 @@ class DiskRates:
     def _start(self, disk: DiskFile, move: Callable[..., "Future[int]"], order: np.ndarray) -> "Future[int]":
         host = self.memory[: disk.pages * disk.page_bytes].reshape(disk.pages, disk.page_bytes)
         keys = [page.to_bytes(16) for page in order.tolist()]
-        return move(self.slots[order], keys, host, order, cancelled=lambda: False)
+        return move(order, keys, host, order, cancelled=lambda: False)
 
     def _wait(self, disk: DiskFile, pages: int, arrived: "Future[int]") -> None:
         if arrived.result() < pages:

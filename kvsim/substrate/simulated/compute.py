@@ -44,7 +44,8 @@ class Roofline(Steps):
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         self.model = model
-        self.overhead_s, self.launch_s = hardware.step_overhead_s, hardware.prefill_launch_s
+        self.overhead_s = hardware.step_overhead_s
+        self.prefill_overhead_s, self.launch_s = hardware.prefill_overhead_s, hardware.prefill_launch_s
         self._flops_per_s = hardware.effective_flops_per_s
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
         self._attention_flops = model.decode_attention_flops_per_pair
@@ -69,7 +70,10 @@ class Roofline(Steps):
         flops, n_bytes = self.first_step(work)
         compute_s, memory_s = flops / self._flops_per_s, n_bytes / self._bytes_per_s
         if steps == 1:
-            return max(compute_s, memory_s, self.launch_s if work.chunks else 0.0) + self.overhead_s
+            seconds = max(compute_s, memory_s)
+            if work.chunks:
+                seconds = max(seconds, self.launch_s) + self.prefill_overhead_s
+            return seconds + self.overhead_s
         compute_more_s = work.decode_requests * self._attention_flops / self._flops_per_s
         memory_more_s = work.decode_requests * self._kv_bytes / self._bytes_per_s
         return _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps) + steps * self.overhead_s
@@ -101,7 +105,7 @@ class MeasuredParts(Steps):
         if work.decode_requests:
             seconds += self._decode_attention.total(work.decode_context_tokens, work.decode_requests, steps)
         if work.chunks:
-            seconds = max(seconds, self.hardware.prefill_launch_s)
+            seconds = max(seconds, self.hardware.prefill_launch_s) + self.hardware.prefill_overhead_s
         return seconds + steps * self.hardware.step_overhead_s
 
     def _constant_s(self, work: Work) -> float:

@@ -20,6 +20,7 @@ def roofline(
     overhead_s: float = 0.0,
     model: ModelSpec = MODEL,
     launch_s: float = 0.0,
+    prefill_overhead_s: float = 0.0,
 ) -> Roofline:
     hardware = HardwareSpec(
         flops_per_s=flops_per_s,
@@ -32,6 +33,7 @@ def roofline(
         disk_write_bytes_per_s=1,
         step_overhead_s=overhead_s,
         prefill_launch_s=launch_s,
+        prefill_overhead_s=prefill_overhead_s,
     )
     return Roofline(model, hardware)
 
@@ -46,7 +48,8 @@ def test_a_step_with_prefill_takes_its_launch_at_least() -> None:
     chunk, decode = Work(chunks=[(1, 0)]), Work(decode_requests=1, decode_context_tokens=0)
     assert roofline(launch_s=100.0, overhead_s=1.0).leap_s(chunk, 1) == 101
     assert roofline(launch_s=50.0, overhead_s=1.0).leap_s(chunk, 1) == 60 + 8 + 1
-    assert roofline(launch_s=100.0, overhead_s=1.0).leap_s(decode, 2) == 2 * (60 + 20 + 1) + 8
+    assert roofline(launch_s=50.0, overhead_s=1.0, prefill_overhead_s=9.0).leap_s(chunk, 1) == 60 + 8 + 1 + 9
+    assert roofline(launch_s=100.0, overhead_s=1.0, prefill_overhead_s=9.0).leap_s(decode, 2) == 2 * (60 + 20 + 1) + 8
 
 
 def test_the_head_is_applied_to_sampled_tokens_only() -> None:

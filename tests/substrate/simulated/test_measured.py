@@ -71,9 +71,10 @@ def test_decode_attention_takes_seconds_by_the_bytes_of_a_layer(context: int, la
 def test_a_step_with_prefill_takes_its_launch_at_least_and_a_decode_step_does_not() -> None:
     curves = ComputeCurves(**CURVES)
     chunk, decode = Work(chunks=[(10, 0)]), Work(decode_requests=1, decode_context_tokens=1)
-    for work, launch_s, expected_s in ((chunk, 1e6, 1e6 + 0.5), (chunk, 1e-6, None), (decode, 1e6, None)):
-        steps = step_times(MODEL, machine(compute_curves=curves, prefill_launch_s=launch_s))
-        assert steps.leap_s(work, 1) == (expected_s or measured().leap_s(work, 1))
+    chunk_s, decode_s = measured().leap_s(chunk, 1), measured().leap_s(decode, 1)
+    for work, launch_s, expected_s in ((chunk, 1e6, 1e6 + 2 + 0.5), (chunk, 1e-6, chunk_s + 2), (decode, 1e6, decode_s)):
+        steps = step_times(MODEL, machine(compute_curves=curves, prefill_launch_s=launch_s, prefill_overhead_s=2.0))
+        assert steps.leap_s(work, 1) == pytest.approx(expected_s)
 
 
 def test_decode_attention_takes_its_flops_at_least() -> None:
