@@ -274,8 +274,8 @@ class InstantCache(TieredCache):
         held, self.held = self.held, None
         for tier in reversed(self.tiers[CPU:]):
             index = tier.index
-            written = decided[index]
-            if held is not None and (kept := held[index]):
+            written = self._with_uppers(decided[index], index)
+            if held is not None and (kept := self._with_uppers(held[index], index)):
                 pages = sum([node.pages for node in kept if node.state[index] != INCOMING])
                 tier.inserted_pages += pages
                 self.counts.written_pages += pages
@@ -313,10 +313,25 @@ class InstantCache(TieredCache):
                 written = self._decide_offers(self.parents_first(nodes), tier, lower, now)
             self.is_offering = False
             if written:
-                self._arrive_all(written, lower, now)
+                self._arrive_all(self._with_uppers(written, lower.index), lower, now)
         for node in nodes:
             if node.children:
                 self.merge(node)
+
+    @staticmethod
+    def _with_uppers(nodes: list[Node], index: int) -> list[Node]:
+        """The nodes, each behind what was cut off it while it was waiting to arrive in a tier: another tier evicted its rest."""
+        if all(node.parent.state[index] != INCOMING for node in nodes):  # type: ignore[union-attr]
+            return nodes
+        seen, whole = set(nodes), []
+        for node in nodes:
+            uppers, upper = [], node.parent
+            while upper is not None and upper.state[index] == INCOMING and upper not in seen:
+                uppers.append(upper)
+                seen.add(upper)
+                upper = upper.parent
+            whole += [*reversed(uppers), node]
+        return whole
 
     # --- the tails of nodes ------------------------------------------------------------------------------------------
 

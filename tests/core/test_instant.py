@@ -191,6 +191,8 @@ def test_an_answer_is_created_after_its_prompt_and_both_keep_their_times(kind: t
         # nodes that a write-down keeps apart become one when it ends
         (LRU, PLACEMENTS[1], (9, 10, 10), "ba/ aaaaba/b ba/b aaaababa/"),
         (LFU, PLACEMENTS[1], (9, 10, 10), "bbaa/ aaaa/a bbaa/b aaa/bab"),
+        # "b" is on its way to the CPU with "ba" when the disk evicts its copy of "a" and cuts it off: both arrive
+        (MRU, WriteThrough, (8, 4, 3), "ba/ baabbb/a"),
     ],
 )
 def test_answers_leave_alike(eviction: type, placement: Callable[[], Any], capacities: tuple[int, ...], words: str) -> None:
