@@ -1,9 +1,10 @@
 """Which method copies pages between GPU and host, by their size."""
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 Method = Literal["kernel", "staged", "memcpy"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass(kw_only=True)

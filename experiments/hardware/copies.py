@@ -36,14 +36,12 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Streams that share
 import torch
 import triton
 
-from kvsim.copy_rule import CopyRule, Method
+from kvsim.copy_rule import METHODS, CopyRule, Method
 from kvsim.substrate.hardware import method_rates
 from kvsim.substrate.hardware.method_rates import STORE_PACE, derived_rule
-from kvsim.substrate.hardware.tier_copy import TierCopy, Way
+from kvsim.substrate.hardware.tier_copy import WAYS, TierCopy, Way
 
 HERE = Path(__file__).resolve().parent
-METHODS: tuple[Method, ...] = ("kernel", "staged", "memcpy")
-WAYS: tuple[Way, ...] = ("load", "store")
 LAYERS = 32
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MEMCPY_BYTES = GIB

@@ -8,15 +8,13 @@ from statistics import harmonic_mean
 import numpy as np
 import torch
 
-from kvsim.copy_rule import CopyRule, Method
+from kvsim.copy_rule import METHODS, CopyRule, Method
 from kvsim.hardware_curves import LinkCurves, Rows
 from kvsim.substrate.hardware.method_rates import STORE_PACE, Pair, derived_rule, fewest_programs, paced
 from kvsim.substrate.hardware.stopwatch import Stopwatch
-from kvsim.substrate.hardware.tier_copy import TierCopy, Way
+from kvsim.substrate.hardware.tier_copy import WAYS, TierCopy, Way
 
 LEAST_LATENCY_S = 1e-7
-WAYS: tuple[Way, ...] = ("load", "store")
-METHODS: tuple[Method, ...] = ("kernel", "staged", "memcpy")
 LOADS: tuple[Method, ...] = ("kernel", "staged")
 
 

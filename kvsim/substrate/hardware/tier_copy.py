@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from kvsim.substrate.hardware.batch_memcpy import copy_batch
 from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES, check_page_list, upload_page_lists
 
 Way = Literal["load", "store"]
+WAYS: tuple[Way, ...] = get_args(Way)
 PART_BYTES = 32 << 20
 """A load goes in parts of some layers, each at least so long: shorter ones cost more in calls than computing earlier gains."""
 
