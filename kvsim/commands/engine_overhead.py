@@ -40,26 +40,28 @@ class Course:
     """Between two of them: enough for its answer and some idle time."""
 
     def requests(self, page_tokens: int) -> list[Request]:
-        """Prompts have no page in common."""
-        together = [(0.0, TOGETHER_PAGES, self.output_tokens)] * self.together
+        """Prompts have no page in common; only their whole pages are named."""
+        together = [(0.0, TOGETHER_TOKENS, self.output_tokens)] * self.together
         arrivals = [self.begin_s + index * self.pause_s for index in range(self.single)]
-        single = [(at_s, (SHORT_PAGES, LONG_PAGES)[index % 2], self.single_output_tokens) for index, at_s in enumerate(arrivals)]
+        single = [
+            (at_s, (SHORT_TOKENS, LONG_TOKENS)[index % 2], self.single_output_tokens) for index, at_s in enumerate(arrivals)
+        ]
         return [
             Request(
                 index=index,
                 arrival_s=arrival_s,
-                prompt_tokens=pages * page_tokens,
+                prompt_tokens=tokens,
                 output_tokens=output_tokens,
-                runs=((index * LONG_PAGES, pages),),
+                runs=((index * LONG_TOKENS, pages),) if (pages := tokens // page_tokens) else (),
                 prompt_pages=pages,
             )
-            for index, (arrival_s, pages, output_tokens) in enumerate(together + single)
+            for index, (arrival_s, tokens, output_tokens) in enumerate(together + single)
         ]
 
 
 INTERPRETED = Course(together=2, output_tokens=8, single=2, single_output_tokens=2, begin_s=0.0, pause_s=0.0)
 """For Triton's interpreter."""
-TOGETHER_PAGES, SHORT_PAGES, LONG_PAGES = 16, 2, 64
+TOGETHER_TOKENS, SHORT_TOKENS, LONG_TOKENS = 256, 32, 1024
 
 
 def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device") -> HardwareSpec:
@@ -71,7 +73,7 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     """
     course = Course() if device.type == "cuda" else INTERPRETED
     requests = course.requests(page_tokens)
-    pages = sum(request.prompt_pages + 1 + request.output_tokens // page_tokens for request in requests)
+    pages = sum(-(-(request.prompt_tokens + request.output_tokens) // page_tokens) for request in requests)
     settings = EngineSettings()
     demand = Demand(
         model=model,
@@ -85,7 +87,7 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
         is_layerwise=True,
         caches_output=False,
         seed=0,
-        page_ids=len(requests) * LONG_PAGES,
+        page_ids=len(requests) * LONG_TOKENS,
         key=lambda _: b"",
         disk_folder=Path(),
         keeps_disk=False,
@@ -103,7 +105,7 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     prefills = [batch for batch in recorder.batches if batch.prefill_requests]
     lengths = [batch.prefill_tokens for batch in prefills]
     short = [batch for batch in prefills if batch.prefill_tokens == min(lengths)]
-    long = [batch for batch in prefills if batch.prefill_tokens == LONG_PAGES * page_tokens]
+    long = [batch for batch in prefills if batch.prefill_tokens == LONG_TOKENS]
     known = replace(hardware, step_overhead_s=0.0, prefill_overhead_s=0.0, prefill_launch_s=0.0)
     known = replace(known, step_overhead_s=left_s(decodes, model, known))
     known = replace(known, prefill_overhead_s=left_s(long, model, known))

@@ -75,12 +75,11 @@ class TieredCache(Movement):
     lease_type: type[Lease] = Lease
 
     def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
-        super().__init__(tiers)
+        super().__init__(tiers, rules)
         self.page_tokens = page_tokens
         self.leases: dict[Any, None] = {}
         """Of running requests; ``single.py`` has a smaller kind."""
         self.epoch = 0
-        self.rules = rules
         self._recompute_last_token = rules.recompute_last_token
         self.persistent: dict[Node, None] = {}
         """Ends of paths that never leave the GPU."""

@@ -89,7 +89,7 @@ class HybridCache(TieredCache):
         self._prefill = prefill
         self.shares_room = state_tiers is None
         self.detached = DetachedStates(policy.detached_states) if policy.detached else None
-        self.states = StateStore(self if state_tiers is None else Movement(state_tiers), state_pages, self.detached)
+        self.states = StateStore(self if state_tiers is None else Movement(state_tiers, rules), state_pages, self.detached)
         for tier in tiers:
             self._follow(tier)
             if self.shares_room:

@@ -3,12 +3,16 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
+
+if TYPE_CHECKING:
+    from kvsim.core.rules import Rules
 
 GPU, CPU, DISK = range(3)
 
@@ -36,8 +40,9 @@ class Counts:
 class Movement(Residency):
     """Residency, and the ways in which it changes. Nothing here waits: a transfer is made, begun and ended by calls."""
 
-    def __init__(self, tiers: list[Tier]) -> None:
+    def __init__(self, tiers: list[Tier], rules: "Rules") -> None:
         super().__init__(tiers)
+        self.rules = rules
         self.gpu = tiers[GPU]
         self.counts = Counts()
         self.transfers: dict[Transfer, None] = {}
@@ -46,7 +51,8 @@ class Movement(Residency):
         """Write-downs in flight, by source."""
         self._open: list[Transfer | None] = [None] * len(tiers)
         self._apart: list[Node] = []
-        """Evicted while a transfer pinned them in a lower tier: joined to their children, if that can be, when one ends."""
+        """Where answers are cached: evicted while a transfer pinned them below; joined to their children, if that can be, when
+        one ends."""
         self._single = len(tiers) == 1
         self.early = [tier for tier in tiers if tier.lower is not None and tier.lower.placement.watermark > 0]  # type: ignore[union-attr]
         """Tiers from which pages are copied down before they have to leave."""
@@ -116,7 +122,7 @@ class Movement(Residency):
                 if not any(node.pins):
                     if not self.is_offering:
                         self.merge(node)
-                elif not (node.pins[GPU] or self.is_offering):
+                elif self.rules.cache_output and not (node.pins[GPU] or self.is_offering):
                     self._apart.append(node)
                 return
             lower = tier.lower

@@ -195,6 +195,11 @@ def test_validation_tables(tmp_path: Path) -> None:
     assert module.main(arguments) == 1
     table = (tmp_path / "validation.md").read_text()
     assert table.count("FAILS") == 2, "its times, and the ranking"
+    (tmp_path / names[0] / "validate.json").unlink()
+    assert module.main(arguments) == 1
+    table = (tmp_path / "validation.md").read_text()
+    assert f"| hits, links, times, {names[0]} | not measured | FAILS |" in table
+    assert "| ranking | not all measured | FAILS |" in table
 
 
 def test_speed_of_a_sweep(trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

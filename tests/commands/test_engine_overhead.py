@@ -1,0 +1,47 @@
+"""What a step took longer than its parts, of batches whose times are known."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kvsim.commands.engine_overhead import LONG_TOKENS, Course, left_s
+from kvsim.engine.recorder import Batch
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+
+MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
+"""60 FLOPs a token, 20 for one that is sampled, 8 a pair."""
+MACHINE = HardwareSpec(
+    flops_per_s=1.0,
+    memory_bytes=1,
+    memory_bytes_per_s=1e9,
+    host_to_device_bytes_per_s=1,
+    device_to_host_bytes_per_s=1,
+    both_directions_bytes_per_s=1,
+    disk_read_bytes_per_s=1,
+    disk_write_bytes_per_s=1,
+    step_overhead_s=0.0,
+)
+
+
+def test_what_is_left_is_the_median_of_a_step() -> None:
+    """A decode step takes 60 + 20 seconds, and 8 more for each cached token; two of them 160 + 8."""
+    batches = [Batch(0.0, 80.0 + more, 0, 0, 1, 0, 1) for more in (1.0, 3.0, 50.0)]
+    assert left_s(batches, MODEL, MACHINE) == pytest.approx(3.0)
+    assert left_s([Batch(10.0, 10.0 + 168.0 + 4.0, 0, 0, 1, 0, 2)], MODEL, MACHINE) == pytest.approx(2.0)
+
+
+def test_a_chunk_is_known_too_and_nothing_is_below_0() -> None:
+    """Three tokens from the start: 3 * 60 FLOPs, 8 for each of 6 pairs, 20 for the token that is sampled."""
+    assert left_s([Batch(0.0, 180.0 + 48.0 + 20.0 + 7.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == pytest.approx(7.0)
+    assert left_s([Batch(0.0, 1.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == 0.0
+    assert left_s([], MODEL, MACHINE) == 0.0
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])
+def test_prompts_are_as_long_whatever_a_page_is(page_tokens: int) -> None:
+    requests = Course().requests(page_tokens)
+    assert sorted({request.prompt_tokens for request in requests}) == [32, 256, LONG_TOKENS]
+    pages = [page for r in requests for start, count in r.runs for page in range(start, start + count)]
+    assert len(pages) == len(set(pages)) == sum(request.prompt_tokens // page_tokens for request in requests)
