@@ -28,7 +28,7 @@ from kvsim.cli import main as kvsim
 HERE = Path(__file__).resolve().parent
 SHAPES = ["page_tokens=16", "model=llama3_8b", "hardware=h200_measured", "prefetch=threshold"]
 CONVERSATION = [
-    "trace=mooncake", "trace.limit=300", "trace.rate=0.3", "tiers.gpu.capacity=40GiB", "tiers.cpu.capacity=24GiB",
+    "trace=mooncake", "trace.limit=300", "trace.rate=0.25", "tiers.gpu.capacity=64GiB", "tiers.cpu.capacity=24GiB",
     "tiers.disk.capacity=48GiB",
 ]  # fmt: skip
 AGENTS = [

@@ -35,7 +35,7 @@ class Sizes:
     fragments: tuple[int, ...] = tuple(KIB << k for k in range(0, 12, 2))
     list_bytes: int = 256 * MIB
     """Of the lists by which methods are compared."""
-    programs: tuple[int, ...] = (2, 4, 8, 16)
+    programs: tuple[int, ...] = (4, 8, 16)
     paces: tuple[float, ...] = (0.8, 0.85, 0.9, 0.95, 1.0)
     copies: tuple[int, ...] = (0, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
     """Bytes of a copy, one page at least."""
