@@ -11,10 +11,9 @@ ALIGNMENT_BYTES = 16
 """Bytes that a thread reads or writes at once."""
 PIECE_BYTES = 4096
 """The longest part of a fragment that is one row of a tile."""
-TILE_BYTES = 16384
-WARPS = 4
-"""A tile is 128 bytes a thread. Two are in flight: eight programs keep a link with a long latency busy that is written, sixteen
-one that is read. Fewer and larger programs are slower: an H200 writes by 4 of 32 warps at .89 and by 16 of 4 warps at .93."""
+TILE_BYTES = 65536
+WARPS = 32
+"""A tile is 64 bytes a thread. Two are in flight, so that few programs keep a link with a long latency busy."""
 
 
 @triton.jit(do_not_specialize=["pages", "tiles", "tile_ns"])

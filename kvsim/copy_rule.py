@@ -16,8 +16,8 @@ class CopyRule:
     memcpy   copy engines move every fragment to its place: no multiprocessor is used
     """
 
-    programs: int = 16
-    """Programs of the kernel. Each keeps 32 KiB in flight."""
+    programs: int = 4
+    """Programs of the kernel. Each keeps 128 KiB in flight."""
     memcpy_fragment_bytes: int = 1 << 15
     """Fragments at least so long are copied by memcpy."""
     staged_load_page_bytes: int = 1 << 16

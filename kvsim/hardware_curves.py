@@ -1,8 +1,9 @@
 """What a machine does at other sizes than those at which it is fastest: rates as curves through measured points."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from math import exp, log
+from operator import itemgetter
 from typing import Any
 
 Rows = list[Any]
@@ -93,8 +94,13 @@ class ComputeCurves:
     as rows; the context ends with the chunk."""
     decode_attention: list[Any]
     """Attention of all decoding requests: rows of [bytes, bytes_per_s], by the bytes of keys and values that one layer reads."""
+    prefill_tile_tokens: int = 1
+    """A step with prefill, and the attention of each chunk, take as long as for the next multiple of so many tokens: products are
+    filled up, and kernels work in tiles."""
 
     def __post_init__(self) -> None:
+        if self.prefill_tile_tokens < 1:
+            raise ValueError(f"compute_curves.prefill_tile_tokens must be at least 1, not {self.prefill_tile_tokens}")
         check_rows("compute_curves.linear", self.linear, "flops_per_byte", "flops_per_s")
         check_rows(
             "compute_curves.prefill_attention", self.prefill_attention, "query_rows", "context_tokens", "flops_per_s", keys=2
@@ -104,6 +110,10 @@ class ComputeCurves:
         if seconds != sorted(seconds):
             raise ValueError("compute_curves.decode_attention: more bytes must take longer than fewer")
 
+    def tiled(self, tokens: int) -> int:
+        """The tokens that a step with prefill of ``tokens``, or the attention of such a chunk, is as long as."""
+        return -(-tokens // self.prefill_tile_tokens) * self.prefill_tile_tokens
+
     def linear_flops_per_s(self, flops_per_byte: float) -> float:
         return interpolated(self.linear, flops_per_byte)
 
@@ -111,26 +121,25 @@ class ComputeCurves:
         return interpolated_twice(self.prefill_attention, query_rows, context_tokens)
 
 
-def interpolated(rows: Rows, x: float, column: int = 1) -> float:
-    """The value of ``column`` at ``x``, the first column: a straight line between the logarithms of both, constant outside.
+def interpolated(rows: Rows, x: float, column: int = 1, along: int = 0) -> float:
+    """The value of ``column`` at ``x`` of column ``along``: a straight line between the logarithms of both, constant outside.
 
     Rates grow like a power of the size where something else than the device's peak limits them, and saturate: on logarithms
     both are straight.
     """
-    index = bisect_right(rows, x, key=_first)
+    index = bisect_right(rows, x, key=itemgetter(along))
     if index == 0 or index == len(rows):
         return float(rows[min(index, len(rows) - 1)][column])
     below, above = rows[index - 1], rows[index]
-    return _between(below[0], below[column], above[0], above[column], x)
+    return _between(below[along], below[column], above[along], above[column], x)
 
 
 def interpolated_twice(rows: Rows, x: float, y: float) -> float:
     """The last of three columns at ``x`` and ``y``: along ``y`` for the neighbours of ``x``, then between these."""
-    values = sorted({row[0] for row in rows})
-    index = bisect_right(values, x)
-    if index == 0 or index == len(values):
-        return _along(rows, values[min(index, len(values) - 1)], y)
-    below, above = values[index - 1], values[index]
+    index = bisect_right(rows, x, key=itemgetter(0))
+    if index == 0 or index == len(rows):
+        return _along(rows, rows[min(index, len(rows) - 1)][0], y)
+    below, above = rows[index - 1][0], rows[index][0]
     return _between(below, _along(rows, below, y), above, _along(rows, above, y), x)
 
 
@@ -156,12 +165,9 @@ def _rate_and_latency(rows: Rows, fragment_bytes: float) -> tuple[float, float]:
 
 
 def _along(rows: Rows, first: float, y: float) -> float:
-    return interpolated([row[1:] for row in rows if row[0] == first], y)
+    begin, end = (bisect(rows, first, key=itemgetter(0)) for bisect in (bisect_left, bisect_right))
+    return interpolated(rows[begin:end], y, column=2, along=1)
 
 
 def _between(x0: float, y0: float, x1: float, y1: float, x: float) -> float:
     return y0 * exp(log(y1 / y0) * log(x / x0) / log(x1 / x0))
-
-
-def _first(row: Rows) -> float:
-    return float(row[0])

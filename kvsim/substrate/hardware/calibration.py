@@ -18,7 +18,7 @@ from kvsim.substrate.hardware.disk_rates import DiskRates
 from kvsim.substrate.hardware.link_rates import LinkRates
 from kvsim.substrate.hardware.step_parts import StepParts
 from kvsim.substrate.hardware.stopwatch import Stopwatch
-from kvsim.substrate.hardware.transformer import Transformer, check_model
+from kvsim.substrate.hardware.transformer import PADDING, Transformer, check_model
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 IN_A_ROW = 8
@@ -35,7 +35,7 @@ class Sizes:
     fragments: tuple[int, ...] = tuple(KIB << k for k in range(0, 12, 2))
     list_bytes: int = 256 * MIB
     """Of the lists by which methods are compared."""
-    programs: tuple[int, ...] = (4, 8, 16)
+    programs: tuple[int, ...] = (2, 4, 8, 16)
     paces: tuple[float, ...] = (0.8, 0.85, 0.9, 0.95, 1.0)
     copies: tuple[int, ...] = (0, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
     """Bytes of a copy, one page at least."""
@@ -48,9 +48,16 @@ class Sizes:
     depths: tuple[int, ...] = (1, 4, 16)
     kv_bytes: int = 32 * GIB
     """Of the pool of pages that steps read; a quarter of the GPU's memory at most."""
-    tokens: tuple[int, ...] = (1, 8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
-    chunks: tuple[int, ...] = (16, 128, 1024, 8192)
+    tile_tokens: int = PADDING
+    """By so many tokens, steps with prefill up to ``tiled_tokens`` are measured: how well tiles fill the multiprocessors decides
+    how long they take."""
+    tiled_tokens: int = 2048
+    tokens: tuple[int, ...] = (1, 8, 32, 3072, 4096, 8192)
+    """Other sizes of steps."""
+    chunks: tuple[int, ...] = (128, 1024, 8192)
     contexts: tuple[int, ...] = (128, 1024, 8192, 32768, 65536)
+    tiled_contexts: tuple[int, ...] = (2048, 16384)
+    """Of chunks of other sizes up to ``tiled_tokens``."""
     decode_tokens: tuple[int, ...] = (16, 256, 4096, 65536, 524288)
     """Context tokens of all decoding requests together."""
     batches: tuple[int, ...] = (1, 16, 128)
@@ -72,9 +79,12 @@ INTERPRETED = Sizes(
     disk_pages=(16 * KIB, 64 * KIB),
     depths=(1, 2),
     kv_bytes=MIB,
-    tokens=(1, 4),
+    tile_tokens=1,
+    tiled_tokens=2,
+    tokens=(4,),
     chunks=(8,),
     contexts=(8, 32),
+    tiled_contexts=(16,),
     decode_tokens=(16, 64),
     batches=(1, 2),
     repeats=1,
@@ -211,15 +221,19 @@ class Calibration:
         steps = StepParts(
             self.steady, transformer, flops_per_s=flops_per_s, memory_bytes_per_s=memory_bytes_per_s, seed=self.seed
         )
-        linear = [steps.linear_row(tokens) for tokens in self.sizes.tokens]
+        sizes = self.sizes
+        tiled = range(sizes.tile_tokens, sizes.tiled_tokens + 1, sizes.tile_tokens)
+        linear = [steps.linear_row(tokens) for tokens in sorted({*sizes.tokens, *tiled})]
         prefill = [
             steps.prefill_row(tokens, context)
-            for tokens in self.sizes.chunks
-            for context in self.sizes.contexts
+            for tokens in sorted({*sizes.chunks, *tiled})
+            for context in (sizes.contexts if tokens in sizes.chunks else sizes.tiled_contexts)
             if context >= tokens
         ]
         decode, spread = steps.decode_rows(self.sizes.decode_tokens, self.sizes.batches)
-        curves = ComputeCurves(linear=linear, prefill_attention=prefill, decode_attention=decode)
+        curves = ComputeCurves(
+            linear=linear, prefill_attention=prefill, decode_attention=decode, prefill_tile_tokens=sizes.tile_tokens
+        )
         return curves, steps.overhead_s, spread
 
     def _transformer(self) -> Transformer:

@@ -30,7 +30,7 @@ class Pair:
     rate: float
 
 
-def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, store_bytes_per_s: float, programs: int = 16) -> CopyRule:
+def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, store_bytes_per_s: float, programs: int = 4) -> CopyRule:
     """The launcher's rule, from long copies of pages of ``layers`` fragments: copy engines as soon as they keep up.
 
     ``pairs`` have loads by ``kernel`` and ``staged`` for the same fragments. ``store_bytes_per_s`` is a plain copy's rate.

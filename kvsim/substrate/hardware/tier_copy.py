@@ -14,8 +14,6 @@ from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES, check_page_list,
 
 Way = Literal["load", "store"]
 WAYS: tuple[Way, ...] = get_args(Way)
-PROGRAMS_PER_MULTIPROCESSOR = 4
-"""Of kernels that gather and scatter within the GPU's memory."""
 PART_BYTES = 32 << 20
 """A load goes in parts of some layers, each at least so long: shorter ones cost more in calls than computing earlier gains."""
 
@@ -49,9 +47,7 @@ class TierCopy:
             raise ValueError("a page must be contiguous in the host's pool: it is [page, layer, fragment] without gaps")
         self.device = gpu.device
         self.gpu_seen, self.host_seen = (np.zeros(pool.shape[0], dtype=np.int32) for pool in (self.gpu, self.host))
-        self.wide = PROGRAMS_PER_MULTIPROCESSOR * (
-            torch.cuda.get_device_properties(gpu.device).multi_processor_count if gpu.is_cuda else 1
-        )
+        self.programs = 4 if not gpu.is_cuda else torch.cuda.get_device_properties(gpu.device).multi_processor_count
         lane_pages = max(1, lane_bytes // self.page_bytes)
         self.lane_list = torch.arange(lane_pages, dtype=torch.int32, device=self.device)
         self.loading, self.storing = ([Lane(self, lane_pages) for _ in range(lanes)] for _ in range(2))
@@ -173,12 +169,12 @@ class Lane:
         """Some layers of pages to the staging buffer, then from there to their places."""
         tiers, staging = self.tiers, self.buffer(len(host_pages), layers)
         copy_batch(self._staged(staging), self._hosted(host_pages, layers), staging[0].numel(), self.stream)
-        copy_pages(staging, tiers.gpu[:, layers], tiers.lane_list[: len(host_pages)], gpu_list, programs=tiers.wide)
+        copy_pages(staging, tiers.gpu[:, layers], tiers.lane_list[: len(host_pages)], gpu_list, programs=tiers.programs)
 
     def store(self, host_pages: np.ndarray, gpu_list: torch.Tensor, layers: slice) -> None:
         """Some layers of pages gathered in the staging buffer, then to the host."""
         tiers, staging = self.tiers, self.buffer(len(host_pages), layers)
-        copy_pages(tiers.gpu[:, layers], staging, gpu_list, tiers.lane_list[: len(host_pages)], programs=tiers.wide)
+        copy_pages(tiers.gpu[:, layers], staging, gpu_list, tiers.lane_list[: len(host_pages)], programs=tiers.programs)
         copy_batch(self._hosted(host_pages, layers), self._staged(staging), staging[0].numel(), self.stream)
 
     def move(self, way: Way, gpu_pages: np.ndarray, host_pages: np.ndarray, layers: slice) -> None:

@@ -84,6 +84,7 @@ class MeasuredParts(Steps):
 
     products           FLOPs of all weight matrices, at the rate for so many FLOPs a byte of weights
     prefill attention  FLOPs of each chunk, at the rate for its rows and its context
+                       (both of the next multiple of ``prefill_tile_tokens``, if a step has prefill)
     decode attention   seconds a layer by bytes of keys and values, straight between the measured points, for all attention
                        layers; at least what the fewest measured bytes take, and at least the time of its FLOPs
     recurrent states   read and written once for each chunk and decoding request, at the memory's rate
@@ -116,7 +117,9 @@ class MeasuredParts(Steps):
 
     def _products_s(self, work: Work) -> float:
         model = self.model
-        tokens = work.decode_requests + sum(count for count, _ in work.chunks)
+        tokens = work.decode_requests
+        if work.chunks:
+            tokens = self.curves.tiled(tokens + sum(count for count, _ in work.chunks))
         prefix = sum(start for _, start in work.chunks)
         sampled = work.decode_requests + work.sampled_tokens
         flops = tokens * model.linear_flops_per_token + prefix * model.prefix_flops_per_token
@@ -125,9 +128,9 @@ class MeasuredParts(Steps):
         return flops / (rate * self.hardware.gpus)
 
     def _attention_s(self, tokens: int, start: int) -> float:
-        model, gpus = self.model, self.hardware.gpus
-        pairs = tokens * start + tokens * (tokens + 1) / 2
-        rate = self.curves.prefill_attention_flops_per_s(tokens * model.heads / gpus, start + tokens)
+        model, gpus, tiled = self.model, self.hardware.gpus, self.curves.tiled(tokens)
+        pairs = tiled * start + tiled * (tiled + 1) / 2
+        rate = self.curves.prefill_attention_flops_per_s(tiled * model.heads / gpus, start + tokens)
         return model.attention_flops_per_pair * pairs / (rate * gpus)
 
 

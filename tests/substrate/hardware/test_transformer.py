@@ -139,7 +139,7 @@ def test_steps_are_recorded_for_some_sizes(most, sizes):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rows"), [(1, 64), (64, 64), (65, 128), (4000, 4032), (8191, 8192), (8192, 8192), (8193, 8320)]
+    ("tokens", "rows"), [(1, 128), (128, 128), (129, 256), (3900, 3968), (16383, 16384), (16384, 16384), (16385, 16640)]
 )
 def test_rows_are_filled_up_to_few_sizes(tokens, rows):
     assert padded(tokens) == rows

@@ -58,6 +58,15 @@ def test_a_chunk_attends_at_the_rate_for_its_rows_and_its_context() -> None:
     assert measured(linear=[[1, 120.0]]).leap_s(work, 1) == pytest.approx(11 + attention_s + 0.5)
 
 
+def test_prefill_is_done_in_whole_tiles_and_decoding_is_not() -> None:
+    """Tiles of 4: products of 10 + 1 tokens take as long as of 12, attention as of 12 and of 4 tokens, from 0 and 9 on."""
+    flat = {"linear": [[1, 120.0]], "prefill_attention": [[1, 1, 16.0]], "prefill_tile_tokens": 4}
+    work = Work(chunks=[(10, 0), (1, 9)])
+    assert measured(**flat).leap_s(work, 1) == pytest.approx(12 + 78 + (4 * 9 + 10) + 0.5)
+    decode = Work(decode_requests=1, decode_context_tokens=10)
+    assert measured(**flat).leap_s(decode, 1) == measured(**(flat | {"prefill_tile_tokens": 1})).leap_s(decode, 1)
+
+
 @pytest.mark.parametrize(
     ("context", "layer_s"),
     [(0, 2.0), (5, 2.0), (10, 2.0), (15, 3.0), (20, 4.0), (60, 6.0), (100, 8.0), (200, 16.0)],
