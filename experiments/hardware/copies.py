@@ -24,7 +24,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -269,40 +269,11 @@ def leave_multiprocessors(count: int) -> None:
     torch._C._set_sm_carveout_experimental(count or None)
 
 
-def products() -> "Iterator[tuple[str, Loop]]":
-    """Loops of bf16 products, by their names."""
+def measure_products(machine: Machine, rates: dict[str, float], fragment_sizes: list[int]) -> Iterator[Beside]:
     for product, (rows, width, inner) in {"8192^3": (8192, 8192, 8192), "2048x8192x8192": (2048, 8192, 8192)}.items():
         left, right = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((rows, inner), (inner, width)))
         out = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
-        yield product, Loop(lambda left=left, right=right, out=out: torch.mm(left, right, out=out))  # type: ignore[misc]
-
-
-@dataclass(frozen=True)
-class Programs:
-    """What so many programs of the kernel reach alone, and how much longer products beside them take."""
-
-    programs: int
-    way: str
-    share: float
-    slowdowns: dict[str, float]
-
-
-def measure_programs(machine: Machine, rates: dict[str, float], counts: list[int]) -> Iterator[Programs]:
-    """Fragments of 2 KiB."""
-    loops = dict(products())
-    for programs in counts:
-        tiers = TierCopy(*machine.pools(2 * KIB, LAYERS), replace(calibration(rates), programs=programs))
-        gpu_pages, host_pages = machine.lists(tiers.host.shape[0], tiers.host.shape[0] // 2)
-        for way in WAYS:
-            few = slice(MEMCPY_BYTES // tiers.page_bytes)
-            seconds = machine.seconds(copying(tiers, way, gpu_pages[few], host_pages[few], "kernel"), 3)
-            share = len(gpu_pages[few]) * tiers.page_bytes / seconds / rates[way]
-            action = copying(tiers, way, gpu_pages, host_pages, "kernel")
-            yield Programs(programs, way, share, {name: loop.slowdown(machine, action) for name, loop in loops.items()})
-
-
-def measure_products(machine: Machine, rates: dict[str, float], fragment_sizes: list[int]) -> Iterator[Beside]:
-    for product, loop in products():
+        loop = Loop(lambda left=left, right=right, out=out: torch.mm(left, right, out=out))  # type: ignore[misc]
         yield Beside(product, "-", "nothing", 0, loop.slowdown(machine, lambda: None))
         half = machine.pool_bytes // 2
         sides = {"load": (machine.gpu[:half], machine.host[:half]), "store": (machine.host[:half], machine.gpu[:half])}
@@ -377,7 +348,7 @@ def derive(reach: list[Cell], pairs: list[Pair], rates: dict[str, float]) -> Cop
     )
 
 
-def table(header: list[str], rows: Sequence[Sequence[object]]) -> str:
+def table(header: list[str], rows: list[list[object]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(str(value) for value in line) + " |" for line in lines) + "\n"
 
@@ -443,7 +414,6 @@ def report(
     reach: list[Cell],
     pairs: list[Pair],
     besides: list[Beside],
-    programs: list[Programs],
     compared: int,
 ) -> tuple[str, bool]:
     """The page, and whether all claims hold."""
@@ -469,9 +439,6 @@ def report(
         return "\n".join(text), True
     rows = [[b.product, b.way, b.method, size(b.fragment_bytes), f"{b.slowdown:.3f}"] for b in besides]
     text.append("## A loop of products beside the copies\n\n" + table(["product", "way", "method", "fragment", "time"], rows))
-    rows = [[p.programs, p.way, f"{p.share:.3f}", *(f"{slowdown:.3f}" for slowdown in p.slowdowns.values())] for p in programs]
-    header = ["programs", "way", "share of memcpy", *(f"time of {product}" for product in programs[0].slowdowns)]
-    text.append("## Programs of the kernel\n\nFragments of 2 KiB.\n\n" + table(header, rows))
     verdicts = claims(reach, pairs, besides)
     rows = [[claim, f"{value:.3f}", f"{goal:g}", "holds" if holds else "**fails**"] for claim, value, goal, holds in verdicts]
     text.append("## Claims\n\n" + table(["claim", "measured", "goal", ""], rows))
@@ -506,12 +473,8 @@ def main() -> int:
     pairs = list(measure_pairs(machine, rates, pair_sizes, total_bytes))
     say("both ways")
     besides = list(measure_products(machine, rates, [2 * KIB, 32 * KIB, 256 * KIB])) if machine.has_gpu else []
-    programs = list(measure_programs(machine, rates, [1, 2, 4, 8, 16])) if machine.has_gpu else []
     say("products")
-    text, holds = report(machine, rates, cells, reach, pairs, besides, programs, compared)
-    findings = HERE / "copies_findings.md"
-    if findings.exists():
-        text += "\n" + findings.read_text()
+    text, holds = report(machine, rates, cells, reach, pairs, besides, compared)
     chosen.output.mkdir(parents=True, exist_ok=True)
     (chosen.output / "copies.md").write_text(text)
     with (chosen.output / "copies.csv").open("w", newline="") as file:

@@ -32,11 +32,11 @@ CONVERSATION = [
     "tiers.disk.capacity=48GiB",
 ]  # fmt: skip
 AGENTS = [
-    "trace=synthetic", "trace.sessions=14", "trace.sessions_per_s=0.2", "trace.arrivals=open_loop", "trace.limit=64",
-    "trace.mix.chat.weight=0", "trace.mix.agent.weight=1", "trace.mix.agent.turns=10", "trace.mix.document.weight=0.2",
-    "trace.mix.agent.message_tokens=1000", "trace.mix.agent.answer_tokens=40", "trace.mix.document.answer_tokens=40",
-    "trace.mix.agent.pause_s=4", "trace.mix.document.pause_s=10", "prefetch.stop=wait_complete",
-    "tiers.gpu.capacity=6GiB", "tiers.cpu.capacity=3GiB", "tiers.disk.capacity=20GiB",
+    "trace=synthetic", "trace.seed=46", "trace.sessions=14", "trace.sessions_per_s=0.25", "trace.arrivals=open_loop",
+    "trace.limit=72", "trace.mix.chat.weight=0", "trace.mix.agent.weight=1", "trace.mix.agent.turns=10",
+    "trace.mix.document.weight=0.1", "trace.mix.agent.message_tokens=1000", "trace.mix.agent.answer_tokens=40",
+    "trace.mix.document.answer_tokens=40", "trace.mix.agent.pause_s=3", "trace.mix.document.pause_s=10",
+    "prefetch.stop=wait_complete", "tiers.gpu.capacity=6GiB", "tiers.cpu.capacity=2GiB", "tiers.disk.capacity=20GiB",
 ]  # fmt: skip
 PLACEMENTS, EVICTIONS = ("write_back", "write_through"), ("lru", "arc")
 

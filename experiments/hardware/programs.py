@@ -1,0 +1,111 @@
+"""What does the copying kernel cost matrix products beside it, by its number of programs?
+
+Copies of pages of 32 fragments of 2 KiB, in random order on both sides: their rate alone, as a share of one memcpy of 1 GiB, and
+how much longer loops of bf16 products take beside them. The products' own kernels are listed: one that has a program on every
+multiprocessor ends late whatever the copy takes from it.
+
+    python experiments/hardware/programs.py [--output DIR]      on a machine with a GPU: half a minute
+
+Writes programs.md.
+"""
+
+import argparse
+import json
+import math
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import triton
+from copies import GIB, HERE, KIB, LAYERS, Loop, Machine, calibration, copying, memcpy_rates, table
+
+from kvsim.substrate.hardware.tier_copy import WAYS, TierCopy
+
+SHAPES = {"8192^3": (8192, 8192, 8192), "2048x8192x8192": (2048, 8192, 8192), "4096^3": (4096, 4096, 4096)}
+"""Rows, columns and inner size."""
+COUNTS = (1, 2, 4, 8, 16)
+FRAGMENT_BYTES = 2 * KIB
+
+
+@dataclass(frozen=True)
+class Cost:
+    """So many programs in one direction: their share of memcpy's rate, and how many times as long each product takes."""
+
+    programs: int
+    way: str
+    share: float
+    times: list[float]
+
+
+def products() -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Both factors and where the product goes, of each shape."""
+    for rows, columns, inner in SHAPES.values():
+        left, right = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns)))
+        yield left, right, torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+
+
+def costs(machine: Machine, rates: dict[str, float], loops: list[Loop]) -> Iterator[Cost]:
+    for programs in COUNTS:
+        tiers = TierCopy(*machine.pools(FRAGMENT_BYTES, LAYERS), replace(calibration(rates), programs=programs))
+        gpu_pages, host_pages = machine.lists(tiers.host.shape[0], tiers.host.shape[0] // 2)
+        some = slice(GIB // tiers.page_bytes)
+        for way in WAYS:
+            seconds = machine.seconds(copying(tiers, way, gpu_pages[some], host_pages[some], "kernel"))
+            beside = copying(tiers, way, gpu_pages, host_pages, "kernel")
+            share = len(gpu_pages[some]) * tiers.page_bytes / seconds / rates[way]
+            yield Cost(programs, way, share, [loop.slowdown(machine, beside) for loop in loops])
+
+
+def kernels(factors: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> list[list[object]]:
+    """Of each product: its kernel's name, programs, threads and registers of each, and bytes of shared memory."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for left, right, out in factors:
+            torch.mm(left, right, out=out)
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    launched = sorted((event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"])
+    names = ("registers per thread", "shared memory")
+    return [
+        [shape, event["name"], math.prod(event["args"]["grid"]), math.prod(event["args"]["block"])]
+        + [event["args"][name] for name in names]
+        for shape, event in zip(SHAPES, launched, strict=True)
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE, help="folder for programs.md")
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU")
+    machine = Machine(4 * GIB)
+    rates = memcpy_rates(machine)
+    factors = list(products())
+    loops = [Loop(lambda left=left, right=right, out=out: torch.mm(left, right, out=out)) for left, right, out in factors]  # type: ignore[misc]
+    rows: list[list[object]] = [
+        [cost.programs, cost.way, f"{cost.share:.3f}", *(f"{time:.3f}" for time in cost.times)]
+        for cost in costs(machine, rates, loops)
+    ]
+    multiprocessors = torch.cuda.get_device_properties(machine.device).multi_processor_count
+    text = [
+        "# Programs of the copying kernel beside products\n",
+        f"{torch.cuda.get_device_name()}, {multiprocessors} multiprocessors, torch {torch.__version__}, "
+        f"triton {triton.__version__}, Python {platform.python_version()}. Made by `python experiments/hardware/programs.py`, "
+        "which says how it measures.\n",
+        table(["programs", "way", "share of memcpy", *(f"time of {name}" for name in SHAPES)], rows),
+        table(["product", "its kernel", "programs", "threads", "registers of a thread", "shared memory"], kernels(factors)),
+    ]
+    print("\n".join(text))
+    (chosen.output / "programs.md").write_text("\n".join(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
