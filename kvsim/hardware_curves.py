@@ -91,12 +91,12 @@ class ComputeCurves:
     With bf16 weights of a dense model that is the number of tokens; few are bound by memory, many by compute."""
     prefill_attention: list[Any]
     """Attention of a chunk: rows of [query_rows, context_tokens, flops_per_s]. A chunk has its tokens times the query heads
-    as rows; the context ends with the chunk."""
+    as rows; the context ends with the chunk. Fewer rows than the fewest measured take as long: a GPU does them at once."""
     decode_attention: list[Any]
     """Attention of all decoding requests: rows of [bytes, bytes_per_s], by the bytes of keys and values that one layer reads."""
     prefill_tile_tokens: int = 1
     """A step with prefill, and the attention of each chunk, take as long as for the next multiple of so many tokens: products are
-    filled up, and kernels work in tiles."""
+    filled up (beyond 16,384 tokens to coarser steps, which is not simulated), and kernels work in tiles."""
 
     def __post_init__(self) -> None:
         if self.prefill_tile_tokens < 1:
@@ -111,14 +111,15 @@ class ComputeCurves:
             raise ValueError("compute_curves.decode_attention: more bytes must take longer than fewer")
 
     def tiled(self, tokens: int) -> int:
-        """The tokens that a step with prefill of ``tokens``, or the attention of such a chunk, is as long as."""
+        """``tokens`` of a step with prefill, or of a chunk, filled up to whole tiles."""
         return -(-tokens // self.prefill_tile_tokens) * self.prefill_tile_tokens
 
     def linear_flops_per_s(self, flops_per_byte: float) -> float:
         return interpolated(self.linear, flops_per_byte)
 
     def prefill_attention_flops_per_s(self, query_rows: float, context_tokens: float) -> float:
-        return interpolated_twice(self.prefill_attention, query_rows, context_tokens)
+        fewest = self.prefill_attention[0][0]
+        return interpolated_twice(self.prefill_attention, query_rows, context_tokens) * min(1.0, query_rows / fewest)
 
 
 def interpolated(rows: Rows, x: float, column: int = 1, along: int = 0) -> float:

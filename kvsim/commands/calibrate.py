@@ -51,7 +51,8 @@ COMMENTS = {
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: the sum while pages are read and others written.\n"
     "# depth: requests under way at once, the threads of the disk tier.",
     "compute_curves": "Rows of [flops_per_byte, flops_per_s]; attention, prefill: [query_rows, context_tokens, flops_per_s],\n"
-    "# while decoding: [bytes of a layer, bytes_per_s]. Prefill takes as long as for the next multiple of tile_tokens.",
+    "# while decoding: [bytes of a layer, bytes_per_s]. A step with prefill takes as long\n"
+    "# as for the next multiple of prefill_tile_tokens.",
     "copy_rule": "How substrate=hardware copies pages of which size: by a kernel, staged, or by memcpy.",
 }
 

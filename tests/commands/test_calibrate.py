@@ -52,8 +52,8 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     assert spec.disk_curves.both and len(spec.disk_curves.both) == 6
     page_sizes = (12288, 16384, 65536)  # the first is the model's
     assert [row[:2] for row in spec.disk_curves.read] == [[depth, size] for depth in (1, 2) for size in page_sizes]
-    assert [row[:2] for row in spec.compute_curves.prefill_attention] == [[4, 16], [8, 16], [32, 8], [32, 32]]
-    assert spec.compute_curves.prefill_tile_tokens == 1
+    assert [row[:2] for row in spec.compute_curves.prefill_attention] == [[4, 1], [4, 16], [8, 2], [8, 16], [32, 8], [32, 32]]
+    assert "  prefill_tile_tokens: 1\n" in text
     assert [row[0] for row in spec.compute_curves.decode_attention] == [4096, 16384]
     model = read(Path(str(files("kvsim.conf"))) / "model" / "tiny.yaml", ModelSpec)
     assert isinstance(model, ModelSpec)

@@ -57,7 +57,7 @@ class Sizes:
     chunks: tuple[int, ...] = (128, 1024, 8192)
     contexts: tuple[int, ...] = (128, 1024, 8192, 32768, 65536)
     tiled_contexts: tuple[int, ...] = (2048, 16384)
-    """Of chunks of other sizes up to ``tiled_tokens``."""
+    """Of chunks of other sizes up to ``tiled_tokens``, which are measured without what came before them, too."""
     decode_tokens: tuple[int, ...] = (16, 256, 4096, 65536, 524288)
     """Context tokens of all decoding requests together."""
     batches: tuple[int, ...] = (1, 16, 128)
@@ -227,7 +227,7 @@ class Calibration:
         prefill = [
             steps.prefill_row(tokens, context)
             for tokens in sorted({*sizes.chunks, *tiled})
-            for context in (sizes.contexts if tokens in sizes.chunks else sizes.tiled_contexts)
+            for context in (sizes.contexts if tokens in sizes.chunks else sorted({tokens, *sizes.tiled_contexts}))
             if context >= tokens
         ]
         decode, spread = steps.decode_rows(self.sizes.decode_tokens, self.sizes.batches)

@@ -20,7 +20,7 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32}
 """By bytes of an element."""
 PADDING = 128
 """Rows of a step with prefill are filled up to a multiple of so many, of twice as many from 16,384 on, and so forth. Products and
-attention work in tiles of 64 or 128 rows: on an H200 a step of 448 rows takes 15 % longer than one of 512. And the library takes
+attention work in tiles of 64 or 128 rows: on an H200 a step of 448 rows takes 20 % longer than one of 512. And the library takes
 milliseconds to choose a product's kernel for a size that it sees for the first time."""
 SPARE_BYTES = 2 << 30
 """GPU memory that is left for a step's own tensors."""

@@ -130,7 +130,7 @@ class MeasuredParts(Steps):
     def _attention_s(self, tokens: int, start: int) -> float:
         model, gpus, tiled = self.model, self.hardware.gpus, self.curves.tiled(tokens)
         pairs = tiled * start + tiled * (tiled + 1) / 2
-        rate = self.curves.prefill_attention_flops_per_s(tiled * model.heads / gpus, start + tokens)
+        rate = self.curves.prefill_attention_flops_per_s(tiled * model.heads / gpus, start + tiled)
         return model.attention_flops_per_pair * pairs / (rate * gpus)
 
 

@@ -59,12 +59,26 @@ def test_a_chunk_attends_at_the_rate_for_its_rows_and_its_context() -> None:
 
 
 def test_prefill_is_done_in_whole_tiles_and_decoding_is_not() -> None:
-    """Tiles of 4: products of 10 + 1 tokens take as long as of 12, attention as of 12 and of 4 tokens, from 0 and 9 on."""
-    flat = {"linear": [[1, 120.0]], "prefill_attention": [[1, 1, 16.0]], "prefill_tile_tokens": 4}
-    work = Work(chunks=[(10, 0), (1, 9)])
-    assert measured(**flat).leap_s(work, 1) == pytest.approx(12 + 78 + (4 * 9 + 10) + 0.5)
+    """Tiles of 4: products of 10 + 1 tokens take as long as of 12, attention as of 12 and of 4 tokens, from 0 and 9 on. These
+    have 24 and 8 rows of queries: their own rates. With two requests that decode there are 13 tokens: as many as 16."""
+    rates = [[8, 1, 16.0], [8, 13, 32.0], [24, 1, 64.0]]
+    tiled = {"linear": [[1, 120.0]], "prefill_attention": rates, "prefill_tile_tokens": 4}
+    chunks = [(10, 0), (1, 9)]
+    attention_s = 16 * 78 / 64 + 16 * (4 * 9 + 10) / 32
+    assert measured(**tiled).leap_s(Work(chunks=chunks), 1) == pytest.approx(12 + attention_s + 0.5)
+    mixed = Work(chunks=chunks, decode_requests=2, decode_context_tokens=20)
+    sampling_s, decode_s = 2 * 20 / 120, 2 * 4.0
+    assert measured(**tiled).leap_s(mixed, 1) == pytest.approx(16 + sampling_s + attention_s + decode_s + 0.5)
     decode = Work(decode_requests=1, decode_context_tokens=10)
-    assert measured(**flat).leap_s(decode, 1) == measured(**(flat | {"prefill_tile_tokens": 1})).leap_s(decode, 1)
+    assert measured(**tiled).leap_s(decode, 1) == measured(**(tiled | {"prefill_tile_tokens": 1})).leap_s(decode, 1)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_few_rows_take_as_long_as_the_fewest_measured(gpus: int) -> None:
+    """20 tokens of two heads: 40, 20 and 10 rows on each GPU, 40 at least were measured."""
+    work = Work(chunks=[(20, 0)])
+    curves = {"linear": [[1, 120.0 / gpus]], "prefill_attention": [[40, 1, 16.0], [80, 1, 32.0]]}
+    assert measured(gpus=gpus, **curves).leap_s(work, 1) == pytest.approx(20 + 210 + 0.5)
 
 
 @pytest.mark.parametrize(
