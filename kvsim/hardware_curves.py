@@ -118,7 +118,7 @@ class ComputeCurves:
         return interpolated(self.linear, flops_per_byte)
 
     def prefill_attention_flops_per_s(self, query_rows: float, context_tokens: float) -> float:
-        fewest = self.prefill_attention[0][0]
+        fewest: float = self.prefill_attention[0][0]
         return interpolated_twice(self.prefill_attention, query_rows, context_tokens) * min(1.0, query_rows / fewest)
 
 
