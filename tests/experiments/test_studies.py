@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -161,12 +162,43 @@ def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkey
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3
 
 
-def test_validation_tables(tmp_path: Path) -> None:
-    path = EXPERIMENTS / "hardware" / "validation.py"
-    spec = importlib.util.spec_from_file_location("study_validation", path)
+def hardware_study(name: str) -> ModuleType:
+    """The module of a study on hardware, which is a file of its own."""
+    spec = importlib.util.spec_from_file_location(f"study_{name}", EXPERIMENTS / "hardware" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_reused_pages(tmp_path: Path) -> None:
+    """A few requests in the interpreter: too few movements for the claim, and all that is hit is verified."""
+    assert hardware_study("reuse").main(["--tiny", "--output", str(tmp_path), "trace.limit=5"]) == 1
+    table = (tmp_path / "reuse.md").read_text()
+    assert "| >= 100 | **fails** |" in table and "| wrong words | 0 | 0 | holds |" in table
+    assert "as many as were hit | holds |" in table and "| faults of the disk | 0 | 0 | holds |" in table
+
+
+def test_what_is_claimed_of_reused_pages() -> None:
+    """Each of these runs fails one claim, the first none."""
+    module = hardware_study("reuse")
+    links = ("gpu-cpu", "cpu-disk", "disk-cpu", "cpu-gpu")
+    good = {"page_moves": dict.fromkeys(links, 5), "verified_pages": 7, "wrong_words": 0, "disk_faults": {}}
+    changes: list[dict[str, Any]] = [
+        {}, {"page_moves": dict.fromkeys(links, 4)}, {"page_moves": {"gpu-cpu": 10, "cpu-disk": 10}}, {"verified_pages": 6},
+        {"wrong_words": 1}, {"disk_faults": {"checksum": 1}},
+    ]  # fmt: skip
+    failed = [
+        [claim for claim, _, _, holds in module.claims({"hardware": good | change, "hit_pages": {"gpu": 7}}, 18, 4) if not holds]
+        for change in changes
+    ]
+    assert failed == [
+        [], ["page movements"], ["on the link with the fewest"], ["pages verified"], ["wrong words"], ["faults of the disk"]
+    ]  # fmt: skip
+
+
+def test_validation_tables(tmp_path: Path) -> None:
+    module = hardware_study("validation")
 
     def pair(simulated: float, hardware: float) -> dict[str, float]:
         return {
