@@ -269,11 +269,19 @@ def leave_multiprocessors(count: int) -> None:
     torch._C._set_sm_carveout_experimental(count or None)
 
 
+Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Both factors of a product, and where it goes."""
+
+
+def factors(rows: int, columns: int, inner: int) -> Factors:
+    """Random bf16 matrices on the GPU."""
+    left, right = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns)))
+    return left, right, torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+
+
 def measure_products(machine: Machine, rates: dict[str, float], fragment_sizes: list[int]) -> Iterator[Beside]:
-    for product, (rows, width, inner) in {"8192^3": (8192, 8192, 8192), "2048x8192x8192": (2048, 8192, 8192)}.items():
-        left, right = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((rows, inner), (inner, width)))
-        out = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
-        loop = Loop(lambda left=left, right=right, out=out: torch.mm(left, right, out=out))  # type: ignore[misc]
+    for product, shape in {"8192^3": (8192, 8192, 8192), "2048x8192x8192": (2048, 8192, 8192)}.items():
+        loop = Loop(*factors(*shape))
         yield Beside(product, "-", "nothing", 0, loop.slowdown(machine, lambda: None))
         half = machine.pool_bytes // 2
         sides = {"load": (machine.gpu[:half], machine.host[:half]), "store": (machine.host[:half], machine.gpu[:half])}
@@ -299,8 +307,8 @@ def measure_products(machine: Machine, rates: dict[str, float], fragment_sizes: 
 class Loop:
     """Products one after another: 20 ms with copies beside them between 20 ms without, so that clocks drift alike."""
 
-    def __init__(self, product: Callable[[], object]) -> None:
-        self.product = product
+    def __init__(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        self.product = lambda: torch.mm(left, right, out=out)
         self.stream, self.copies = torch.cuda.Stream(), torch.cuda.Stream()
         self.repeats = 10
         self.repeats = max(1, round(0.02 / (self._segments([None])[0] / 10)))

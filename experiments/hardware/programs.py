@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 import triton
-from copies import GIB, HERE, KIB, LAYERS, Loop, Machine, calibration, copying, memcpy_rates, table
+from copies import GIB, HERE, KIB, LAYERS, Factors, Loop, Machine, calibration, copying, factors, memcpy_rates, table
 
 from kvsim.substrate.hardware.tier_copy import WAYS, TierCopy
 
@@ -45,13 +45,6 @@ class Cost:
     times: list[float]
 
 
-def products() -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Both factors and where the product goes, of each shape."""
-    for rows, columns, inner in SHAPES.values():
-        left, right = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns)))
-        yield left, right, torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
-
-
 def costs(machine: Machine, rates: dict[str, float], loops: list[Loop]) -> Iterator[Cost]:
     for programs in COUNTS:
         tiers = TierCopy(*machine.pools(FRAGMENT_BYTES, LAYERS), replace(calibration(rates), programs=programs))
@@ -64,10 +57,10 @@ def costs(machine: Machine, rates: dict[str, float], loops: list[Loop]) -> Itera
             yield Cost(programs, way, share, [loop.slowdown(machine, beside) for loop in loops])
 
 
-def kernels(factors: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> list[list[object]]:
+def kernels(products: list[Factors]) -> list[list[object]]:
     """Of each product: its kernel's name, programs, threads and registers of each, and bytes of shared memory."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for left, right, out in factors:
+        for left, right, out in products:
             torch.mm(left, right, out=out)
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
@@ -91,9 +84,8 @@ def main() -> int:
         parser.error("there is no GPU")
     machine = Machine(4 * GIB)
     rates = memcpy_rates(machine)
-    factors = list(products())
-    loops = [Loop(lambda left=left, right=right, out=out: torch.mm(left, right, out=out)) for left, right, out in factors]  # type: ignore[misc]
-    measured = list(costs(machine, rates, loops))
+    products = [factors(*shape) for shape in SHAPES.values()]
+    measured = list(costs(machine, rates, [Loop(*product) for product in products]))
     rows: list[list[object]] = [
         [cost.programs, cost.way, f"{cost.share:.3f}", *(f"{time:.3f}" for time in cost.times)] for cost in measured
     ]
@@ -106,7 +98,7 @@ def main() -> int:
         f"triton {triton.__version__}, Python {platform.python_version()}. Made by `python experiments/hardware/programs.py`, "
         "which says how it measures.\n",
         table(["programs", "way", "share of memcpy", *(f"time of {name}" for name in SHAPES)], rows),
-        table(["product", "its kernel", "programs", "threads", "registers of a thread", "shared memory"], kernels(factors)),
+        table(["product", "its kernel", "programs", "threads", "registers of a thread", "shared memory"], kernels(products)),
         table(
             ["claim", "measured", "goal", ""],
             [["products beside one program", f"{longest:.3f}", f"{GOAL:g}", "holds" if holds else "**fails**"]],

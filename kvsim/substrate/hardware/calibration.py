@@ -216,12 +216,12 @@ class Calibration:
     def compute(self, flops_per_s: float, memory_bytes_per_s: float) -> tuple[ComputeCurves, float, float]:
         """Curves, the overhead of a step, and how far batches of equal context are apart. No part is faster than the peaks."""
         gc.collect()
+        sizes = self.sizes
         transformer = self._transformer()
-        transformer.record_decodes(max(self.sizes.batches))
+        transformer.record_decodes(max(sizes.batches))
         steps = StepParts(
             self.steady, transformer, flops_per_s=flops_per_s, memory_bytes_per_s=memory_bytes_per_s, seed=self.seed
         )
-        sizes = self.sizes
         tiled = range(sizes.tile_tokens, sizes.tiled_tokens + 1, sizes.tile_tokens)
         linear = [steps.linear_row(tokens) for tokens in sorted({*sizes.tokens, *tiled})]
         prefill = [
@@ -230,7 +230,7 @@ class Calibration:
             for context in (sizes.contexts if tokens in sizes.chunks else sorted({tokens, *sizes.tiled_contexts}))
             if context >= tokens
         ]
-        decode, spread = steps.decode_rows(self.sizes.decode_tokens, self.sizes.batches)
+        decode, spread = steps.decode_rows(sizes.decode_tokens, sizes.batches)
         curves = ComputeCurves(
             linear=linear, prefill_attention=prefill, decode_attention=decode, prefill_tile_tokens=sizes.tile_tokens
         )
