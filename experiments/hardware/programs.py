@@ -78,7 +78,7 @@ def alone(machine: Machine, rates: dict[str, float]) -> Iterator[Alone]:
 def seconds_in_row(machine: Machine, action: Callable[[], None]) -> float:
     """Of each of a row of copies on the GPU, which one before the row keeps busy until the host is ahead."""
     times = []
-    for _ in range(3):
+    for _ in range(5):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         action()
         start.record()
