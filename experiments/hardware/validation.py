@@ -35,11 +35,12 @@ CONVERSATION = [
     "tiers.disk.capacity=48GiB",
 ]  # fmt: skip
 AGENTS = [
-    "trace=synthetic", "trace.seed=46", "trace.sessions=14", "trace.sessions_per_s=0.25", "trace.arrivals=open_loop",
-    "trace.limit=72", "trace.mix.chat.weight=0", "trace.mix.agent.weight=1", "trace.mix.agent.turns=10",
-    "trace.mix.document.weight=0.1", "trace.mix.agent.message_tokens=1000", "trace.mix.agent.answer_tokens=40",
-    "trace.mix.document.answer_tokens=40", "trace.mix.agent.pause_s=3", "trace.mix.document.pause_s=10",
-    "prefetch.stop=wait_complete", "tiers.gpu.capacity=6GiB", "tiers.cpu.capacity=2GiB", "tiers.disk.capacity=20GiB",
+    "trace=synthetic", "trace.seed=89", "trace.sessions=18", "trace.sessions_per_s=0.32", "trace.arrivals=open_loop",
+    "trace.limit=50", "trace.mix.chat.weight=0", "trace.mix.agent.weight=1", "trace.mix.agent.turns=8",
+    "trace.mix.agent.message_tokens=2000", "trace.mix.agent.answer_tokens=24", "trace.mix.agent.pause_s=6",
+    "trace.mix.document.weight=0.1", "trace.mix.document.document_tokens=6000", "trace.mix.document.message_tokens=40",
+    "trace.mix.document.answer_tokens=16", "trace.mix.document.pause_s=10", "prefetch.stop=wait_complete",
+    "tiers.gpu.capacity=6GiB", "tiers.cpu.capacity=8GiB", "tiers.disk.capacity=40GiB",
 ]  # fmt: skip
 PLACEMENTS, EVICTIONS = ("write_back", "write_through"), ("lru", "arc")
 AGAIN = ", again"
