@@ -21,6 +21,7 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.substrate.hardware.machine import Demand, open_machine
 from kvsim.substrate.simulated.compute import step_times
+from kvsim.substrate.simulated.warmth import Warmth
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
 
 def left_s(batches: list[Batch], model: ModelSpec, hardware: HardwareSpec) -> float:
     """The median of what a step of these batches, each with one chunk at most, took longer than ``hardware`` says; 0 of none."""
-    times, left = step_times(model, hardware), [0.0]
+    times, warmth, left = step_times(model, hardware), Warmth(hardware), [0.0]
     for batch in batches:
         work = Work(
             chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,
@@ -123,5 +124,8 @@ def left_s(batches: list[Batch], model: ModelSpec, hardware: HardwareSpec) -> fl
             decode_context_tokens=batch.decode_context_tokens,
             sampled_tokens=batch.prefill_requests,
         )
-        left.append((batch.end_s - batch.start_s - times.leap_s(work, batch.steps)) / batch.steps)
+        known_s = times.leap_s(work, batch.steps)
+        if batch.prefill_requests:
+            known_s = warmth.prefill_s(batch.start_s, known_s)
+        left.append((batch.end_s - batch.start_s - known_s) / batch.steps)
     return max(0.0, median(left[1:] or left))

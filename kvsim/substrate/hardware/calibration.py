@@ -64,6 +64,9 @@ class Sizes:
     repeats: int = 5
     heat_s: float = 0.5
     """How long each product and step goes on before it is timed."""
+    rest_s: float = 1.0
+    course_s: float = 1.5
+    """Steps of ``tiled_tokens`` go on for so long, after such a rest: they show how a GPU warms up."""
 
 
 INTERPRETED = Sizes(
@@ -89,6 +92,8 @@ INTERPRETED = Sizes(
     batches=(1, 2),
     repeats=1,
     heat_s=0.0,
+    rest_s=0.0,
+    course_s=0.0,
 )
 """For Triton's interpreter."""
 
@@ -231,8 +236,14 @@ class Calibration:
             if context >= tokens
         ]
         decode, spread = steps.decode_rows(sizes.decode_tokens, sizes.batches)
+        rested_time, warming_s = steps.warming(sizes.tiled_tokens, rest_s=sizes.rest_s, course_s=sizes.course_s)
         curves = ComputeCurves(
-            linear=linear, prefill_attention=prefill, decode_attention=decode, prefill_tile_tokens=sizes.tile_tokens
+            linear=linear,
+            prefill_attention=prefill,
+            decode_attention=decode,
+            prefill_tile_tokens=sizes.tile_tokens,
+            rested_prefill_time=rested_time,
+            warming_s=warming_s,
         )
         return curves, steps.overhead_s, spread
 

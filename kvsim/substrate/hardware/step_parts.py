@@ -10,6 +10,7 @@ from kvsim.hardware_curves import Rows
 from kvsim.substrate.hardware.decode_graph import recorded
 from kvsim.substrate.hardware.stopwatch import Stopwatch
 from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.warming import warming
 
 DECODE_TOKENS = 256
 """Up to so many tokens a step is taken for one that decodes: all are sampled. Of more, one is."""
@@ -59,6 +60,18 @@ class StepParts:
             least_s = max(1.01 * least_s, statistics.geometric_mean(layer_s))
             rows.append([round(n_bytes), n_bytes / least_s])
         return rows, spread
+
+    def warming(self, tokens: int, *, rest_s: float, course_s: float) -> tuple[float, float]:
+        """What a step with prefill takes on a rested GPU as a share of a busy one's, and the time constant between them."""
+        if self.watch.device.type != "cuda":
+            action: Callable[[], object] = lambda: self.transformer.products(tokens, sampled_tokens=1)  # noqa: E731
+        else:
+            chunk = ChunkSlots(tokens, 0, self._slots(tokens))
+            graph, _ = recorded(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
+            action = graph.replay
+        action()
+        courses = [self.watch.course(action, rest_s=rest_s, seconds=course_s) for _ in range(self.watch.repeats)]
+        return warming([statistics.median(step) for step in zip(*courses, strict=False)])
 
     def _decode_s(self, context: int, batch: int) -> float:
         """What the attention of a batch takes in one layer."""

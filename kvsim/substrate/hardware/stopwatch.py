@@ -35,6 +35,19 @@ class Stopwatch:
             times.append(time.perf_counter() - start)
         return statistics.median(times)
 
+    def course(self, action: Callable[[], object], *, rest_s: float, seconds: float) -> list[float]:
+        """Times of calls one after another for so many seconds, once at least, that begin on a device that has rested."""
+        self.wait()
+        time.sleep(rest_s)
+        begin = now = time.perf_counter()
+        times: list[float] = []
+        while not times or now < begin + seconds:
+            action()
+            self.wait()
+            now, before = time.perf_counter(), now
+            times.append(now - before)
+        return times
+
     def wait(self) -> None:
         """Return when the device has done everything."""
         if self.device.type == "cuda":

@@ -11,6 +11,7 @@ from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.links import Channel, Flow
+from kvsim.substrate.simulated.warmth import Warmth
 
 
 class SimulatedSubstrate:
@@ -24,6 +25,7 @@ class SimulatedSubstrate:
         self.page_bytes = model.page_bytes(page_tokens)
         self.layers = model.layers
         self.steps = step_times(model, hardware)
+        self.warmth = Warmth(hardware)
         fragment_bytes = self.page_bytes / model.attention_layers / hardware.gpus
         self.channels = self._channels(hardware, fragment_bytes, links == "shared")
         self.flows: dict[Transfer, Flow] = {}
@@ -81,10 +83,15 @@ class SimulatedSubstrate:
         if flows:
             self._compute_behind(work, flows, done)
         elif work.max_steps == 1:
-            return self.env.timeout(self.steps.leap_s(work, 1), 1)
+            return self.env.timeout(self._step_s(work), 1)
         else:
             self._leap(work, done)
         return done
+
+    def _step_s(self, work: Work) -> float:
+        """Of one step that begins now."""
+        seconds = self.steps.leap_s(work, 1)
+        return self.warmth.prefill_s(self.env.now, seconds) if work.chunks else seconds
 
     def _leap(self, work: Work, done: Event) -> None:
         """Several steps in one event, unless ``work.stop`` happens: then the leap ends at the next boundary."""
@@ -116,7 +123,7 @@ class SimulatedSubstrate:
 
         started + all compute; first layer landed + all compute; last layer landed + one layer's compute
         """
-        compute_s, began, waiting = self.steps.leap_s(work, 1), self.env.now, len(flows)
+        compute_s, began, waiting = self._step_s(work), self.env.now, len(flows)
 
         def landed(_: Event) -> None:
             nonlocal waiting
