@@ -1,5 +1,7 @@
 """What a step took longer than its parts, of batches whose times are known."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -8,7 +10,9 @@ pytest.importorskip("triton")
 from kvsim.commands.engine_overhead import LONG_TOKENS, Course, left_s
 from kvsim.engine.recorder import Batch
 from kvsim.hardware import HardwareSpec
+from kvsim.hardware_curves import ComputeCurves
 from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.warmth import Warmth
 
 MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
 """60 FLOPs a token, 20 for one that is sampled, 8 a pair."""
@@ -37,6 +41,21 @@ def test_a_chunk_is_known_too_and_nothing_is_below_0() -> None:
     assert left_s([Batch(0.0, 180.0 + 48.0 + 20.0 + 7.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == pytest.approx(7.0)
     assert left_s([Batch(0.0, 1.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == 0.0
     assert left_s([], MODEL, MACHINE) == 0.0
+
+
+def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
+    """Three tokens take 180 seconds of products and 48 of attention on a warm GPU; the last of the batches finds it warm."""
+    curves = ComputeCurves(
+        linear=[[1, 1.0]], prefill_attention=[[1, 1, 1.0]], decode_attention=[[1, 1.0]], rested_prefill_time=0.5, warming_s=100.0
+    )
+    machine = replace(MACHINE, compute_curves=curves)
+    warmth = Warmth(machine)
+    rested_s = warmth.prefill_s(50.0, 248.0)
+    warm_s = warmth.prefill_s(50.0 + rested_s + 7.0, 248.0)
+    batches = [Batch(50.0, 50.0 + rested_s + 7.0, 1, 3, 0, 0, 1)]
+    batches += [Batch(batches[0].end_s, batches[0].end_s + warm_s + 9.0, 1, 3, 0, 0, 1)]
+    assert rested_s < 200 and warm_s > 220
+    assert left_s(batches, MODEL, machine) == pytest.approx(8.0), "the median of 7 and 9"
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])

@@ -222,9 +222,9 @@ def test_validation_tables(tmp_path: Path) -> None:
     assert module.main(arguments) == 0
     table = (tmp_path / "validation.md").read_text()
     assert "| hit rate, gpu (%) | 50 | 50.1 | -0.10 points |" in table
-    assert "0 wrong words in 90 reused pages; 180 pages moved | holds |" in table
-    assert f"| {names[0]} | 50.0 % | +392.2 % | +392.2 % |" in table, "1.02 s, and 5.02 s the second time; one of two hit another"
-    assert f"| {names[1]} | 100.0 % |" in table
+    assert "0 wrong words in 70 reused pages; 140 pages moved | holds |" in table
+    assert "| agents write_back arc | 50.0 % | +148.5 % | +148.5 % |" in table, "2.02 s, then 5.02 s; one of two hit another page"
+    assert "| agents write_through lru | 100.0 % | +99.3 % | +99.3 % |" in table, "3.02 s, then 6.02 s"
     assert len((tmp_path / "validation.csv").read_text().splitlines()) == 1 + 7 * len(names)
     first = json.loads((tmp_path / names[0] / "validate.json").read_text())
     first["ttft_s"]["p50"] = pair(9.0, 1.0)
@@ -236,7 +236,7 @@ def test_validation_tables(tmp_path: Path) -> None:
     assert module.main(arguments) == 1
     table = (tmp_path / "validation.md").read_text()
     assert f"| hits, links, times, {names[0]} | not measured | FAILS |" in table
-    assert "| ranking | not all measured | FAILS |" in table and table.count("| ranking, again | ") == 1
+    assert "| ranking | not all measured | FAILS |" in table
 
 
 def test_speed_of_a_sweep(trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
