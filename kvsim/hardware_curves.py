@@ -97,7 +97,7 @@ class ComputeCurves:
     prefill_tile_tokens: int = 1
     """A step with prefill, and the attention of each chunk, take as long as for the next multiple of so many tokens: products are
     filled up (beyond 16,384 tokens to coarser steps, which is not simulated), and kernels work in tiles."""
-    rested_prefill_time: float = 1.0
+    rested_prefill_share: float = 1.0
     """What a step with prefill takes on a GPU that has rested, as a share of what the curves say of one that is busy."""
     warming_s: float = 0.5
     """Time constant with which prefill makes a rested GPU a busy one, and anything else a busy one rest."""
@@ -105,8 +105,8 @@ class ComputeCurves:
     def __post_init__(self) -> None:
         if self.prefill_tile_tokens < 1:
             raise ValueError(f"compute_curves.prefill_tile_tokens must be at least 1, not {self.prefill_tile_tokens}")
-        if not 0 < self.rested_prefill_time <= 1:
-            raise ValueError(f"compute_curves.rested_prefill_time must be above 0, 1 at most, not {self.rested_prefill_time}")
+        if not 0 < self.rested_prefill_share <= 1:
+            raise ValueError(f"compute_curves.rested_prefill_share must be above 0, 1 at most, not {self.rested_prefill_share}")
         if not 0 < self.warming_s < float("inf"):
             raise ValueError(f"compute_curves.warming_s must be above 0, not {self.warming_s}")
         check_rows("compute_curves.linear", self.linear, "flops_per_byte", "flops_per_s")

@@ -53,8 +53,8 @@ def test_a_disk_has_a_rate_for_each_depth_and_size_of_page() -> None:
     ("change", "problem"),
     [
         ({"prefill_tile_tokens": 0}, "compute_curves.prefill_tile_tokens must be at least 1, not 0"),
-        ({"rested_prefill_time": 0.0}, "compute_curves.rested_prefill_time must be above 0, 1 at most, not 0.0"),
-        ({"rested_prefill_time": 1.1}, "compute_curves.rested_prefill_time must be above 0, 1 at most, not 1.1"),
+        ({"rested_prefill_share": 0.0}, "compute_curves.rested_prefill_share must be above 0, 1 at most, not 0.0"),
+        ({"rested_prefill_share": 1.1}, "compute_curves.rested_prefill_share must be above 0, 1 at most, not 1.1"),
         ({"warming_s": 0.0}, "compute_curves.warming_s must be above 0, not 0.0"),
         ({"linear": []}, r"compute_curves.linear must be rows of \[flops_per_byte, flops_per_s\], one at least"),
         ({"linear": [[1, 2], [1, 3]]}, "ascending by flops_per_byte"),

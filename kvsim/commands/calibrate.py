@@ -52,7 +52,7 @@ COMMENTS = {
     "# depth: requests under way at once, the threads of the disk tier.",
     "compute_curves": "Rows of [flops_per_byte, flops_per_s]; attention, prefill: [query_rows, context_tokens, flops_per_s],\n"
     "# while decoding: [bytes of a layer, bytes_per_s]. A step with prefill takes as long\n"
-    "# as for the next multiple of prefill_tile_tokens; on a GPU that has rested it takes rested_prefill_time of that,\n"
+    "# as for the next multiple of prefill_tile_tokens; on a GPU that has rested it takes rested_prefill_share of that,\n"
     "# and warming_s is how soon one is busy, or rested.",
     "copy_rule": "How substrate=hardware copies pages of which size: by a kernel, staged, or by memcpy.",
 }
@@ -216,7 +216,7 @@ def print_measured(measured: "Measured", console: Console) -> None:
         ("overhead of a step, µs", micro(spec.step_overhead_s)),
         ("more with prefill, µs", micro(spec.prefill_overhead_s)),
         ("launch of a step with prefill, µs", micro(spec.prefill_launch_s)),
-        ("prefill after a rest, of its time", f"{spec.compute_curves.rested_prefill_time:.3f}"),
+        ("prefill after a rest, of its time", f"{spec.compute_curves.rested_prefill_share:.3f}"),
         ("disk latency, µs", micro(spec.disk_latency_s)),
     ]
     show(console, "Machine", ["", "measured"], peaks)

@@ -53,7 +53,7 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     page_sizes = (12288, 16384, 65536)  # the first is the model's
     assert [row[:2] for row in spec.disk_curves.read] == [[depth, size] for depth in (1, 2) for size in page_sizes]
     assert [row[:2] for row in spec.compute_curves.prefill_attention] == [[4, 1], [4, 16], [8, 2], [8, 16], [32, 8], [32, 32]]
-    assert "  prefill_tile_tokens: 1\n  rested_prefill_time: 1.0\n" in text
+    assert "  prefill_tile_tokens: 1\n  rested_prefill_share: 1.0\n" in text
     assert [row[0] for row in spec.compute_curves.decode_attention] == [4096, 16384]
     model = read(Path(str(files("kvsim.conf"))) / "model" / "tiny.yaml", ModelSpec)
     assert isinstance(model, ModelSpec)

@@ -44,9 +44,9 @@ def test_a_chunk_is_known_too_and_nothing_is_below_0() -> None:
 
 
 def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
-    """Three tokens take 180 seconds of products and 48 of attention on a warm GPU; the last of the batches finds it warm."""
+    """Three tokens take 248 seconds on a warm GPU, as above; the second batch finds it half warm."""
     curves = ComputeCurves(
-        linear=[[1, 1.0]], prefill_attention=[[1, 1, 1.0]], decode_attention=[[1, 1.0]], rested_prefill_time=0.5, warming_s=100.0
+        linear=[[1, 1.0]], prefill_attention=[[1, 1, 1.0]], decode_attention=[[1, 1.0]], rested_prefill_share=0.5, warming_s=100.0
     )
     machine = replace(MACHINE, compute_curves=curves)
     warmth = Warmth(machine)
@@ -54,7 +54,7 @@ def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
     warm_s = warmth.prefill_s(50.0 + rested_s + 7.0, 248.0)
     batches = [Batch(50.0, 50.0 + rested_s + 7.0, 1, 3, 0, 0, 1)]
     batches += [Batch(batches[0].end_s, batches[0].end_s + warm_s + 9.0, 1, 3, 0, 0, 1)]
-    assert rested_s < 200 and warm_s > 220
+    assert rested_s < 210 and warm_s > 220
     assert left_s(batches, MODEL, machine) == pytest.approx(8.0), "the median of 7 and 9"
 
 

@@ -242,7 +242,7 @@ class Calibration:
             prefill_attention=prefill,
             decode_attention=decode,
             prefill_tile_tokens=sizes.tile_tokens,
-            rested_prefill_time=rested_time,
+            rested_prefill_share=rested_time,
             warming_s=warming_s,
         )
         return curves, steps.overhead_s, spread

@@ -14,7 +14,7 @@ class Warmth:
 
     def __init__(self, hardware: HardwareSpec) -> None:
         curves = hardware.compute_curves
-        self.gain = 1.0 - curves.rested_prefill_time if curves else 0.0
+        self.gain = 1.0 - curves.rested_prefill_share if curves else 0.0
         self.warming_s = curves.warming_s if curves else 1.0
         self.least_s = hardware.prefill_launch_s + hardware.prefill_overhead_s + hardware.step_overhead_s
         self._cold, self._at_s = 1.0, 0.0

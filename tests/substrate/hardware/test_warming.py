@@ -14,7 +14,7 @@ from kvsim.substrate.simulated.warmth import Warmth  # noqa: E402
 def course(share: float, warming_s: float, warm_s: float, seconds: float) -> list[float]:
     """What the simulation says of steps one after another."""
     curves = ComputeCurves(
-        linear=[[1, 1]], prefill_attention=[[1, 1, 1]], decode_attention=[[1, 1]], rested_prefill_time=share, warming_s=warming_s
+        linear=[[1, 1]], prefill_attention=[[1, 1, 1]], decode_attention=[[1, 1]], rested_prefill_share=share, warming_s=warming_s
     )
     spec = HardwareSpec(
         flops_per_s=1, memory_bytes=1, memory_bytes_per_s=1, host_to_device_bytes_per_s=1, device_to_host_bytes_per_s=1,

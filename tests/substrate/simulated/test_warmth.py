@@ -32,7 +32,7 @@ def machine(share: float | None, warming_s: float = 2.0, launch_s: float = 0.0) 
         disk_write_bytes_per_s=10.0,
         step_overhead_s=0.0,
         prefill_launch_s=launch_s,
-        compute_curves=share and ComputeCurves(**curves, rested_prefill_time=share, warming_s=warming_s),
+        compute_curves=share and ComputeCurves(**curves, rested_prefill_share=share, warming_s=warming_s),
     )
 
 
