@@ -269,6 +269,8 @@ def leave_multiprocessors(count: int) -> None:
     torch._C._set_sm_carveout_experimental(count or None)
 
 
+SHAPES = {"8192^3": (8192, 8192, 8192), "2048x8192x8192": (2048, 8192, 8192)}
+"""Of products: rows, columns and inner size."""
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Both factors of a product, and where it goes."""
 
@@ -280,7 +282,7 @@ def factors(rows: int, columns: int, inner: int) -> Factors:
 
 
 def measure_products(machine: Machine, rates: dict[str, float], fragment_sizes: list[int]) -> Iterator[Beside]:
-    for product, shape in {"8192^3": (8192, 8192, 8192), "2048x8192x8192": (2048, 8192, 8192)}.items():
+    for product, shape in SHAPES.items():
         loop = Loop(*factors(*shape))
         yield Beside(product, "-", "nothing", 0, loop.slowdown(machine, lambda: None))
         half = machine.pool_bytes // 2
@@ -415,6 +417,14 @@ def claims(reach: list[Cell], pairs: list[Pair], besides: list[Beside]) -> list[
     return rows
 
 
+def claims_table(rows: list[tuple[str, float, float, bool]]) -> str:
+    """Of (claim, measured, goal, holds)."""
+    return table(
+        ["claim", "measured", "goal", ""],
+        [[claim, f"{value:.3f}", f"{goal:g}", "holds" if holds else "**fails**"] for claim, value, goal, holds in rows],
+    )
+
+
 def report(
     machine: Machine,
     rates: dict[str, float],
@@ -448,8 +458,7 @@ def report(
     rows = [[b.product, b.way, b.method, size(b.fragment_bytes), f"{b.slowdown:.3f}"] for b in besides]
     text.append("## A loop of products beside the copies\n\n" + table(["product", "way", "method", "fragment", "time"], rows))
     verdicts = claims(reach, pairs, besides)
-    rows = [[claim, f"{value:.3f}", f"{goal:g}", "holds" if holds else "**fails**"] for claim, value, goal, holds in verdicts]
-    text.append("## Claims\n\n" + table(["claim", "measured", "goal", ""], rows))
+    text.append("## Claims\n\n" + claims_table(verdicts))
     return "\n".join(text), all(holds for *_, holds in verdicts)
 
 

@@ -236,13 +236,13 @@ class Calibration:
             if context >= tokens
         ]
         decode, spread = steps.decode_rows(sizes.decode_tokens, sizes.batches)
-        rested_time, warming_s = steps.warming(sizes.tiled_tokens, rest_s=sizes.rest_s, course_s=sizes.course_s)
+        rested_share, warming_s = steps.warming(sizes.tiled_tokens, rest_s=sizes.rest_s, course_s=sizes.course_s)
         curves = ComputeCurves(
             linear=linear,
             prefill_attention=prefill,
             decode_attention=decode,
             prefill_tile_tokens=sizes.tile_tokens,
-            rested_prefill_share=rested_time,
+            rested_prefill_share=rested_share,
             warming_s=warming_s,
         )
         return curves, steps.overhead_s, spread

@@ -63,12 +63,8 @@ class StepParts:
 
     def warming(self, tokens: int, *, rest_s: float, course_s: float) -> tuple[float, float]:
         """What a step with prefill takes on a rested GPU as a share of a busy one's, and the time constant between them."""
-        if self.watch.device.type != "cuda":
-            action: Callable[[], object] = lambda: self.transformer.products(tokens, sampled_tokens=1)  # noqa: E731
-        else:
-            chunk = ChunkSlots(tokens, 0, self._slots(tokens))
-            graph, _ = recorded(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
-            action = graph.replay
+        chunk = ChunkSlots(tokens, 0, self._slots(tokens))
+        action = self._replayable(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
         action()
         courses = [self.watch.course(action, rest_s=rest_s, seconds=course_s) for _ in range(self.watch.repeats)]
         return warming([statistics.median(step) for step in zip(*courses, strict=False)])
@@ -86,11 +82,14 @@ class StepParts:
         return self._products[tokens, sampled]
 
     def _replayed_s(self, step: Callable[[], torch.Tensor]) -> float:
-        """The time of a step that is replayed, where there is a GPU."""
+        return self.watch.seconds(self._replayable(step))
+
+    def _replayable(self, step: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        """The step's recording, where there is a GPU."""
         if self.watch.device.type != "cuda":
-            return self.watch.seconds(step)
+            return step
         graph, _ = recorded(step)
-        return self.watch.seconds(graph.replay)
+        return graph.replay
 
     def _overhead_s(self) -> float:
         """What a step of one token takes longer than the GPU is busy with it: its launch, and the news of its end."""

@@ -8,8 +8,8 @@ from kvsim.hardware import HardwareSpec
 class Warmth:
     """How warm prefill has made the GPU: 0 after a rest, 1 when it is busy all the time.
 
-    Prefill warms it, anything else lets it cool, both exponentially with ``compute_curves.warming_s``. While it computes, time
-    passes at a rate between that of a rested and that of a warm GPU.
+    Prefill warms it, anything else lets it cool, both exponentially with ``compute_curves.warming_s``. At each moment of a step,
+    what it takes on a warm GPU is shortened by ``1 - compute_curves.rested_prefill_share``, times how cold the GPU is.
     """
 
     def __init__(self, hardware: HardwareSpec) -> None:
