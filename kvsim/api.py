@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim import run
+from kvsim.bounds.curves import Curve, Curves, CurveSettings
 from kvsim.build import Plan, TierPlan, build_run, build_trace, construct
 from kvsim.commands.record import describe
-from kvsim.curves import Curve, Curves, CurveSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.base import EvictionPolicy

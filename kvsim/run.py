@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.bounds.bypass import BypassTier
 from kvsim.build import Plan, TierPlan, check_bypass
-from kvsim.core.bypass import BypassTier
 from kvsim.core.cache import TieredCache
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.instant import InstantCache

@@ -78,7 +78,7 @@ def test_a_curve_is_drawn_from_python(trace: Trace) -> None:
     ]
     replayed = kvsim.replay(trace, "tiers.gpu.capacity=4000pages", "eviction=fifo", "replay.hold_output=false")
     assert drawn.points[3].hit_rate == replayed.hit_rate
-    importlib.import_module("kvsim.curves")
+    importlib.import_module("kvsim.bounds.curves")
     assert callable(kvsim.curve), "the module of curves does not hide the function"
     with pytest.raises(UsageError, match=r"curve\.fraction|fraction must be"):
         kvsim.curve(trace, fraction=0)

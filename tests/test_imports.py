@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "kvsim"
 ALLOWED = {
     "core": ["core"],
-    "policies": ["core", "model", "policies"],
+    "policies": ["core", "bounds.reuse", "model", "policies"],
+    "engines": ["core", "engines"],
+    "bounds": ["core", "bounds"],
     "engine": ["core", "engine", "errors"],
     "substrate": [
         "core",
@@ -29,13 +32,15 @@ ALLOWED = {
     "copy_rule": [],
     "hardware_curves": [],
     "errors": [],
-    "trace": ["core", "errors", "trace"],
+    "trace": ["core", "bounds.reuse", "bounds.lru_curve", "errors", "trace"],
     "report": ["engine", "core", "errors", "report"],
 }
 """What each part imports at run time; imports for type checkers are free. Parts that are not named import anything.
 
 A substrate fulfils the engine's contract, and counts as the outcome wants it.
 """
+PLAYS_REPLAYS = "bounds/curves.py"
+"""Stands above the replays that it plays, unlike the bounds beside it."""
 LATE = {"torch", "triton", "wandb", "plotly"}
 
 
@@ -49,8 +54,11 @@ def sources(part: Path) -> Iterator[Path]:
     return part.glob("*.py") if part == ROOT else part.rglob("*.py")
 
 
-def imported(module: str) -> Iterator[str]:
-    """Full names of what the module imports when it is loaded, but for what only type checkers see."""
+def imported(module: str, *, for_checkers: bool = False, later: bool = False) -> Iterator[str]:
+    """Full names of what the module imports when it is loaded.
+
+    With ``for_checkers``, of what only type checkers see, too; with ``later``, of what its functions import when they are called.
+    """
     pending: list[ast.stmt] = list(ast.parse((ROOT / module).read_text()).body)
     while pending:
         statement = pending.pop()
@@ -58,18 +66,45 @@ def imported(module: str) -> Iterator[str]:
             yield from (name.name for name in statement.names)
         elif isinstance(statement, ast.ImportFrom) and statement.module:
             yield from (f"{statement.module}.{name.name}" for name in statement.names)
-        elif isinstance(statement, ast.If) and "TYPE_CHECKING" not in ast.unparse(statement.test):
-            pending += [*statement.body, *statement.orelse]
-        elif isinstance(statement, ast.Try | ast.With | ast.ClassDef):
-            pending += statement.body
+        elif isinstance(statement, ast.If) and not for_checkers and "TYPE_CHECKING" in ast.unparse(statement.test):
+            pending += statement.orelse
+        elif later or not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending += [part for part in ast.iter_child_nodes(statement) if isinstance(part, ast.stmt)]
+
+
+def file_of(name: str) -> str | None:
+    """The file of kvsim that a full name lies in."""
+    path = name.removeprefix("kvsim.").replace(".", "/")
+    for place in (f"{path}.py", f"{path.rpartition('/')[0]}.py"):
+        if name.startswith("kvsim.") and (ROOT / place).is_file():
+            return place
+    return None
 
 
 @pytest.mark.parametrize("module", modules())
 def test_imports_go_one_way(module: str) -> None:
     part = module.split("/")[0].removesuffix(".py")
-    if part in ALLOWED:
+    if part in ALLOWED and module != PLAYS_REPLAYS:
         ours = [name.removeprefix("kvsim.") for name in imported(module) if name.startswith("kvsim.")]
         assert [name for name in ours if not f"{name}.".startswith(tuple(f"{allowed}." for allowed in ALLOWED[part]))] == []
+
+
+def test_no_files_import_each_other() -> None:
+    """Not even by way of others, or late, when a function is called."""
+    needs = {module: {file_of(name) for name in imported(module, later=True)} - {None} for module in modules()}
+    sorter = TopologicalSorter(needs)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if module.startswith("core/")])
+def test_the_core_imports_nothing_above_but_for_type_checkers_the_contracts_of_policies(module: str) -> None:
+    at_run_time = [name for name in imported(module, later=True) if name.startswith("kvsim.")]
+    for_checkers = [name for name in imported(module, later=True, for_checkers=True) if name.startswith("kvsim.")]
+    assert [name for name in at_run_time if not name.startswith("kvsim.core.")] == []
+    assert [name for name in for_checkers if not name.startswith(("kvsim.core.", "kvsim.policies."))] == []
 
 
 @pytest.mark.parametrize("module", modules())

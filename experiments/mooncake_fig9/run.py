@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.api import load_trace
-from kvsim.core.lru_curve import LruCurve
+from kvsim.bounds.lru_curve import LruCurve
 from kvsim.report.screenshot import take_screenshot
 from kvsim.trace.base import Trace
 

@@ -9,11 +9,11 @@ import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
+from kvsim.bounds.curves import Curve, Curves, Point, curve_settings
 from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
 from kvsim.commands.sweep import Job, Objective
 from kvsim.commands.traces import load_trace
-from kvsim.curves import Curve, Curves, Point, curve_settings
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.report.progress import progress
 from kvsim.report.result import SCHEMA, Result, installed_versions, plain

@@ -8,8 +8,8 @@ from math import inf, nextafter
 
 from kvsim.core.cache import Lease
 from kvsim.core.instant import InstantCache
-from kvsim.core.pages import Run, split_runs
 from kvsim.core.request import Request
+from kvsim.core.runs import Run, split_runs
 from kvsim.core.sinking import Sinking
 from kvsim.core.tree import NO_CHILDREN, READY, Node
 

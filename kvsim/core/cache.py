@@ -4,9 +4,9 @@ from math import inf, nextafter
 from typing import Any
 
 from kvsim.core.movement import CPU, DISK, GPU, Movement
-from kvsim.core.pages import Run, count_pages, split_runs
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import Run, count_pages, split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node

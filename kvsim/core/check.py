@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.core.pages import count_pages
 from kvsim.core.pool import SlotPool
+from kvsim.core.runs import count_pages
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 

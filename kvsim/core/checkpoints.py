@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from sortedcontainers import SortedDict
 
 from kvsim.core.movement import CPU, GPU, Movement
-from kvsim.core.pages import Run
+from kvsim.core.runs import Run
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kvsim.core.cache import Lease, TieredCache
 from kvsim.core.checkpoints import DetachedStates, Place, StateStore, places_after
 from kvsim.core.movement import CPU, GPU, Movement
-from kvsim.core.pages import Run, join_runs, split_runs
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, LEAVING, READY, Node

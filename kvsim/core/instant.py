@@ -5,10 +5,10 @@ from math import inf, nextafter
 
 from kvsim.core.cache import NO_TRANSFERS, Lease, TieredCache
 from kvsim.core.movement import CPU, DISK, GPU
-from kvsim.core.pages import split_runs
 from kvsim.core.request import Request
 from kvsim.core.residency import is_same_history
 from kvsim.core.rules import Rules
+from kvsim.core.runs import split_runs
 from kvsim.core.sinking import Sinking
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvsim.core.pages import Run
+from kvsim.core.runs import Run
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

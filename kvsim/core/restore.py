@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from kvsim.core.cache import TieredCache
-from kvsim.core.pages import Run, count_pages, split_runs
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
+from kvsim.core.runs import Run, count_pages, split_runs
 from kvsim.core.tree import INCOMING
 
 UNKNOWN, ABSENT = -2, -1

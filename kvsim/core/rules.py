@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from kvsim.core.serving import ServingCache
     from kvsim.core.tier import Tier
-    from kvsim.engine.server import ServingCache
 
 
 @dataclass(frozen=True, kw_only=True)

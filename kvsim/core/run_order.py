@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from kvsim.core.pages import Run
+from kvsim.core.runs import Run
 
 
 class _Segment:

@@ -11,9 +11,9 @@ from math import nextafter
 from typing import Any, cast
 
 from kvsim.core.cache import TieredCache
-from kvsim.core.pages import Run, count_pages, drop_last_pages, join_runs, split_runs
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
+from kvsim.core.runs import Run, count_pages, drop_last_pages, join_runs, split_runs
 from kvsim.core.tier import overridden
 from kvsim.core.tree import ABSENT, NO_CHILDREN, READY, Node, matching_pages, runs_after
 

@@ -10,8 +10,8 @@ from heapq import heappop, heappush
 from math import inf, nextafter
 from typing import TYPE_CHECKING, Any
 
-from kvsim.core.pages import Run, split_runs
 from kvsim.core.pool import Pool
+from kvsim.core.runs import Run, split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, LEAVING, NO_NOTES, READY, Node
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kvsim.core.pages import Run, join_runs, split_runs
+from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.transfer import Transfer
 
 ABSENT, INCOMING, READY, LEAVING, DOOMED = range(5)

@@ -10,8 +10,8 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 
 if TYPE_CHECKING:
+    from kvsim.core.serving import ServingCache
     from kvsim.engine.recorder import Recorder
-    from kvsim.engine.server import ServingCache
 
 FINISHED, REJECTED = 0, 1
 

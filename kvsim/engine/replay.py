@@ -11,11 +11,12 @@ import numpy as np
 
 from kvsim.core.cache import TieredCache
 from kvsim.core.request import Request
+from kvsim.core.serving import Hits, Server, ServingCache
 from kvsim.core.single import SingleTier
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.server import Hits, Server, ServingCache, TieredServer
+from kvsim.engine.server import TieredServer
 
 ADVANCE_EVERY = 512
 NO_HITS = (0, 0, 0)

@@ -1,8 +1,8 @@
 """The pages of answers that a trace does not name, inferred from the prompts that go on from them."""
 
-from kvsim.core.pages import split_runs
+from kvsim.bounds.reuse import next_uses
 from kvsim.core.request import Request
-from kvsim.core.reuse import next_uses
+from kvsim.core.runs import split_runs
 
 ANSWERS = ("none", "inferred")
 

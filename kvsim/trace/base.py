@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 import xxhash
 
-from kvsim.core.pages import Run
 from kvsim.core.request import Request
+from kvsim.core.runs import Run
 from kvsim.errors import TraceError, UsageError
 
 TAILS = ("full", "all")

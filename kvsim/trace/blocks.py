@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from kvsim.core.pages import ChainIndex, Run, append_run, split_runs
+from kvsim.core.runs import Run, append_run, split_runs
 from kvsim.errors import UsageError
+from kvsim.trace.chain_index import ChainIndex
 
 CLASS = 1 << 48
 """More than any block id divided by anything: keeps residue classes of block ids apart."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvsim.core.pages import Run
 from kvsim.core.request import Request
+from kvsim.core.runs import Run
 from kvsim.trace.answers import ANSWERS, infer_answers
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any, TextIO
 
-from kvsim.core.pages import Run
+from kvsim.core.runs import Run
 from kvsim.errors import TraceError
 
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.core.lru_curve import LruCurve
+from kvsim.bounds.lru_curve import LruCurve
+from kvsim.bounds.reuse import FirstUses, Uses, previous_uses
 from kvsim.core.request import Request
-from kvsim.core.reuse import FirstUses, Uses, previous_uses
 from kvsim.trace.base import Trace
 
 PUBLISHED: dict[str, dict[str, float]] = {

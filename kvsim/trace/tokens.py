@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvsim.core.pages import PageHasher, PageIndex, Run, Span, split_runs
 from kvsim.core.request import Request
+from kvsim.core.runs import Run, split_runs
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival, name_pages
+from kvsim.trace.page_hasher import PageHasher, Span
+from kvsim.trace.page_index import PageIndex
 from kvsim.trace.records import Record, read_records
 from kvsim.trace.timetable import Timetable
 

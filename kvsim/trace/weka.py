@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsim.core.pages import Run, count_pages
 from kvsim.core.request import Request
+from kvsim.core.runs import Run, count_pages
 from kvsim.trace.answers import ANSWERS, infer_answers
 from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from kvsim.core.pages import PageHasher, PageIndex, Run, count_pages
 from kvsim.core.request import Request
+from kvsim.core.runs import Run, count_pages
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, name_pages
+from kvsim.trace.page_hasher import PageHasher
+from kvsim.trace.page_index import PageIndex
 
 
 @dataclass(kw_only=True)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import floor
 
-from kvsim.core.offload import ArcOffload, OffloadOrder
-from kvsim.core.pages import Run
 from kvsim.core.run_order import RunOrder
+from kvsim.core.runs import Run
 from kvsim.core.tree import Node
+from kvsim.policies.eviction.offload_order import ArcOffload, OffloadOrder
 from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
 
 ONCE, AGAIN = range(2)

@@ -7,13 +7,13 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, ClassVar
 
 from kvsim.core.cache import TieredCache
-from kvsim.core.offload import OffloadOrder
-from kvsim.core.pages import Run
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import Run
 from kvsim.core.tier import Tier, optional
 from kvsim.core.tree import NO_NOTES, READY, Node
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.offload_order import OffloadOrder
 
 DEPTH = 1e9
 """A page's weight in an entry's place: more than there are entries. Places are exact up to 9 million pages of one prompt."""
@@ -131,7 +131,7 @@ class BypassEviction(EvictionPolicy):
     Running requests take no room and pin nothing, so this is a bound on what a tier of some size can do, and no tier. With
     more room it hits no less. Rejected are the requests that would be rejected under any other policy.
 
-    A policy of this kind keeps account of its pages by itself: ``core/bypass.py`` plays it, in a replay of one tier only. The
+    A policy of this kind keeps account of its pages by itself: ``bounds/bypass.py`` plays it, in a replay of one tier only. The
     same object may play again.
     """
 

@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from kvsim.bounds.reuse import next_uses
 from kvsim.core.request import Request
-from kvsim.core.reuse import next_uses
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import BypassEviction
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from kvsim.core.cache import TieredCache
 from kvsim.core.hybrid import HybridCache
-from kvsim.core.pages import Run
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
+from kvsim.core.runs import Run
 from kvsim.core.single import SingleTier
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING, READY, Node

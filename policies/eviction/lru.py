@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.core.offload import LruOffload, OffloadOrder
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
+from kvsim.policies.eviction.offload_order import LruOffload, OffloadOrder
 
 
 @dataclass(kw_only=True, eq=False)

@@ -6,9 +6,9 @@ from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf
 from typing import Any
 
-from kvsim.core.pages import Run, count_pages, last_pages
 from kvsim.core.request import Request
 from kvsim.core.run_order import RunOrder
+from kvsim.core.runs import Run, count_pages, last_pages
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kvsim.core.pages import Run, count_pages
+from kvsim.core.runs import Run, count_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 

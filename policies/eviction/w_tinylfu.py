@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import floor, inf
 
-from kvsim.core.pages import Run
+from kvsim.core.runs import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from kvsim.core.offload import OfferTable
 from kvsim.core.request import Request
 from kvsim.core.tier import optional
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.placement.offer_table import OfferTable
 
 
 class PlacementPolicy(ABC):

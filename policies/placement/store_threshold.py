@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.core.offload import OfferTable
 from kvsim.core.request import Request
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.policies.placement.offer_table import OfferTable
 
 
 @dataclass(kw_only=True, eq=False)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvsim.api import load_trace, replay
+from kvsim.bounds.curves import default_capacities, policy_maker, sample
 from kvsim.cli import main
 from kvsim.core.request import Request
-from kvsim.curves import default_capacities, policy_maker, sample
 from kvsim.errors import UsageError
 
 SMALL = ("trace.sessions=30", "output=run")

@@ -5,10 +5,10 @@ from itertools import count
 from typing import Any
 
 from kvsim.core.cache import Lease, TieredCache
-from kvsim.core.pages import Run, append_run
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import Run, append_run
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import LEAVING, READY, Node

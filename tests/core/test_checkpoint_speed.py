@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvsim.core.checkpoints import DetachedStates, Place
-from kvsim.core.pages import PageHasher
+from kvsim.trace.page_hasher import PageHasher
 
 
 def test_pages_are_hashed_by_the_million() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from kvsim.core.checkpoints import Place, StateIndex, first_of_run, places_after
 from kvsim.core.hybrid import HybridCache
-from kvsim.core.pages import split_runs
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from kvsim.core.cache import TieredCache
 from kvsim.core.instant import InstantCache
-from kvsim.core.pages import append_run
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import append_run
 from kvsim.core.tree import ABSENT, READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching

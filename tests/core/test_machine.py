@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from kvsim.core.cache import Lease
-from kvsim.core.pages import count_pages
 from kvsim.core.request import Request
 from kvsim.core.restore import restore
 from kvsim.core.rules import Rules
+from kvsim.core.runs import count_pages
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.policies.eviction.arc import ARC

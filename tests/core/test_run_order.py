@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.core.pages import Run, append_run
 from kvsim.core.run_order import RunOrder
+from kvsim.core.runs import Run, append_run
 
 PAGES = 24
 

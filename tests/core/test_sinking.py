@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kvsim.core.alone import AloneOnGpu
 from kvsim.core.cache import TieredCache
 from kvsim.core.instant import InstantCache
-from kvsim.core.pages import append_run
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import append_run
 from kvsim.core.sinking import Sinking
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node

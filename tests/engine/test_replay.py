@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvsim.core.cache import TieredCache
 from kvsim.core.instant import InstantCache
-from kvsim.core.pages import append_run
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import append_run
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.prefetching import Prefetching

@@ -12,12 +12,12 @@ import pytest
 
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
-from kvsim.core.sglang import SGLangRules
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
-from kvsim.core.whole_nodes import HeldNodes, WholeNodeCache
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engines.sglang.rules import SGLangRules
+from kvsim.engines.sglang.whole_nodes import HeldNodes, WholeNodeCache
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch

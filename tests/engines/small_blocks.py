@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.core.block_pool import HeldBlocks
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
-from kvsim.core.vllm import VLLMCache, VLLMRules
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engines.vllm.block_pool import HeldBlocks
+from kvsim.engines.vllm.cache import VLLMCache
+from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU

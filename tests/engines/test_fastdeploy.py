@@ -8,7 +8,6 @@ from simpy import Event
 
 from kvsim.build import Plan, build_run
 from kvsim.core.instant import InstantCache
-from kvsim.core.pages import PageHasher
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING, LEAVING, READY
@@ -24,6 +23,7 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.run import check_answers
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from kvsim.trace.page_hasher import PageHasher
 from tests.core.small import SmallCache, make_requests, make_tiers, small_cache
 from tests.engine.small import ask, check_idle, eager, hits, seconds, small_engine
 from tests.engine.small import make_requests as engine_requests

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvsim.core.hosted_nodes import HostedNodeCache
 from kvsim.core.tree import Node
-from kvsim.core.whole_nodes import HeldNodes
+from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
+from kvsim.engines.sglang.whole_nodes import HeldNodes
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.random import Random
 from kvsim.policies.placement.exclusive import Exclusive

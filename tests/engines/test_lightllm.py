@@ -8,7 +8,6 @@ import xxhash
 
 from kvsim.build import Plan, build_run
 from kvsim.core.instant import InstantCache
-from kvsim.core.pages import PageHasher
 from kvsim.core.request import Request
 from kvsim.core.tree import ABSENT, INCOMING, READY
 from kvsim.engine.outcome import Outcome
@@ -18,6 +17,7 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.trace.page_hasher import PageHasher
 from tests.core.small import make_request, make_tiers, small_cache
 
 PAGE = 256

@@ -8,9 +8,9 @@ import pytest
 
 from kvsim.build import Plan, build_run
 from kvsim.cli import main
-from kvsim.core.hosted_nodes import HostedNodeCache
 from kvsim.core.rules import Rules
-from kvsim.core.whole_nodes import WholeNodeCache
+from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
+from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.policies.placement.write_back import WriteBack

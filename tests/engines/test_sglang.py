@@ -9,7 +9,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from kvsim.core.request import Request
-from kvsim.core.whole_nodes import HeldNodes
+from kvsim.engines.sglang.whole_nodes import HeldNodes
 from kvsim.hardware import HardwareSpec
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.eviction.fifo import FIFO

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.build import build_run
-from kvsim.core.offload import ArcOffload, OffloadCounts, OffloadTier, OffloadUse, add_repeatedly
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
-from kvsim.core.vllm import VLLMCache
+from kvsim.engines.vllm.cache import VLLMCache
+from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, OffloadUse
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.offload_order import ArcOffload, add_repeatedly
 from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.run import build_tiers, replay
 from kvsim.trace.mooncake import Mooncake

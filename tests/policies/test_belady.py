@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.api import load_trace, replay, simulate
+from kvsim.bounds.lru_curve import usable_pages
 from kvsim.build import Plan, TierPlan, build_run
-from kvsim.core.lru_curve import usable_pages
-from kvsim.core.pages import split_runs
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import split_runs
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.eviction.lru import LRU
 from kvsim.run import replay as run_replay
 from kvsim.run import upper_bound
-from tests.core.test_reuse import paths_of
+from tests.bounds.test_reuse import paths_of
 from tests.engine.test_replay import workloads
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from kvsim.core.cache import Lease
 from kvsim.core.movement import GPU
-from kvsim.core.pages import Run
 from kvsim.core.request import Request
+from kvsim.core.runs import Run
 from kvsim.core.tree import INCOMING, Node
 from kvsim.engine.substrate import Work
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.bounds.reuse import FirstUses, Uses, previous_uses
 from kvsim.core.request import Request
-from kvsim.core.reuse import FirstUses, Uses, previous_uses
 
 
 def usable_pages(requests: Sequence[Request], page_tokens: int, recompute_last_token: bool) -> list[int]:

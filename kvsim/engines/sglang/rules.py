@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from kvsim.core.hosted_nodes import HostedNodeCache
 from kvsim.core.rules import Rules
+from kvsim.core.serving import ServingCache
 from kvsim.core.tier import Tier
-from kvsim.core.whole_nodes import WholeNodeCache
-
-if TYPE_CHECKING:
-    from kvsim.engine.server import ServingCache
+from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
+from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 
 OTHER = "choose write_through, write_through_selective or write_back, or say rules=default"
 OWN = "or say rules=default, kvsim's own rules for the same policies"
@@ -43,7 +41,7 @@ class SGLangRules(Rules):
         if "cpu" not in tiers and self.load_min_tokens != SGLangRules.load_min_tokens:
             raise ValueError("load_min_tokens has no effect without a CPU tier: set tiers.cpu.capacity")
 
-    def serving_cache(self, tiers: list[Tier], page_tokens: int) -> "ServingCache":
+    def serving_cache(self, tiers: list[Tier], page_tokens: int) -> ServingCache:
         if len(tiers) == 1:
             return WholeNodeCache(tiers, page_tokens, recompute_last_token=self.recompute_last_token)
         _check_placement(tiers[1])

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from kvsim.core.pages import Run, count_pages
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
+from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, READY, Node, RadixTree
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.core.pages import Run
+from kvsim.core.runs import Run
 
 Paths = Sequence[tuple[Run, ...]]
 """The runs of each request, in the order of the trace."""

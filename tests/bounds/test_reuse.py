@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.core.pages import Run, append_run
-from kvsim.core.reuse import next_uses, previous_uses
+from kvsim.bounds.reuse import next_uses, previous_uses
+from kvsim.core.runs import Run, append_run
 
 Paths = list[tuple[Run, ...]]
 

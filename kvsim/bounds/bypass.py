@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvsim.core.lru_curve import usable_pages
+from kvsim.bounds.lru_curve import usable_pages
 from kvsim.core.movement import Counts
-from kvsim.core.pages import count_pages, join_runs
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import count_pages, join_runs
 from kvsim.core.tier import Tier
 
 if TYPE_CHECKING:

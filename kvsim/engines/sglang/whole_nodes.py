@@ -4,9 +4,9 @@ from math import inf, nextafter
 from typing import Any
 
 from kvsim.core.movement import GPU, Counts
-from kvsim.core.pages import Run, count_pages, split_runs
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
+from kvsim.core.runs import Run, count_pages, split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.tree import NO_CHILDREN, READY, Node
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.bounds.lru_curve import LruCurve, sums_of_smaller
 from kvsim.core.cache import TieredCache
-from kvsim.core.lru_curve import LruCurve, sums_of_smaller
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.replay import Replay

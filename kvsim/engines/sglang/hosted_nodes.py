@@ -3,11 +3,11 @@
 from math import inf, nextafter
 
 from kvsim.core.movement import CPU, GPU
-from kvsim.core.pages import Run, split_runs
 from kvsim.core.request import Request
+from kvsim.core.runs import Run, split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
-from kvsim.core.whole_nodes import HeldNodes, WholeNodeCache
+from kvsim.engines.sglang.whole_nodes import HeldNodes, WholeNodeCache
 
 
 class HostedNodeCache(WholeNodeCache):

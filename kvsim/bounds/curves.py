@@ -10,9 +10,9 @@ import xxhash
 from omegaconf import OmegaConf
 
 from kvsim import run
+from kvsim.bounds.lru_curve import LruCurve
 from kvsim.build import Plan, TierPlan, construct
 from kvsim.capacity import capacity_pages
-from kvsim.core.lru_curve import LruCurve
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED

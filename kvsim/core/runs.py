@@ -1,0 +1,62 @@
+"""Runs of page ids, and arithmetic on them.
+
+A page id names a page together with everything before it, so equal ids mean equal prefixes. A run ``(start, pages)`` stands
+for the consecutive ids ``start ... start + pages - 1`` along one path. Runs are normalised when none begins where the one
+before it ends.
+"""
+
+from collections.abc import Iterable
+
+Run = tuple[int, int]
+
+
+def count_pages(runs: Iterable[Run]) -> int:
+    """Pages in all runs."""
+    return sum([pages for _, pages in runs])
+
+
+def append_run(runs: list[Run], start: int, pages: int) -> None:
+    """Append a run in place, joined to the last one if it continues it."""
+    if runs and runs[-1][0] + runs[-1][1] == start:
+        runs[-1] = (runs[-1][0], runs[-1][1] + pages)
+    else:
+        runs.append((start, pages))
+
+
+def split_runs(runs: tuple[Run, ...], pages: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The first ``pages`` pages, and the rest."""
+    for i, (start, length) in enumerate(runs):
+        if pages <= length:
+            upper = (*runs[:i], (start, pages)) if pages else runs[:i]
+            lower = ((start + pages, length - pages),) if pages < length else ()
+            return upper, lower + runs[i + 1 :]
+        pages -= length
+    return runs, ()
+
+
+def drop_last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
+    """All but the last ``pages`` pages, of which there are more."""
+    at = len(runs) - 1
+    while pages >= runs[at][1]:
+        pages -= runs[at][1]
+        at -= 1
+    start, length = runs[at]
+    return (*runs[:at], (start, length - pages))
+
+
+def last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
+    """The last ``pages`` pages, of which there are as many; at least one."""
+    at = len(runs) - 1
+    while pages > runs[at][1]:
+        pages -= runs[at][1]
+        at -= 1
+    start, length = runs[at]
+    return ((start + length - pages, pages), *runs[at + 1 :])
+
+
+def join_runs(first: tuple[Run, ...], second: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The runs of a path and of what follows on it."""
+    start, pages = first[-1]
+    if start + pages == second[0][0]:
+        return (*first[:-1], (start, pages + second[0][1]), *second[1:])
+    return first + second

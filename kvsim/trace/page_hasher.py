@@ -1,0 +1,132 @@
+"""Chained keys of pages, from tokens."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from struct import pack
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+ExtraKey = int | str | bytes
+"""What besides tokens may distinguish two prompts: the hash of an image, a LoRA adapter, a tenant."""
+
+Span = tuple[int, int, ExtraKey]
+"""Tokens ``start ... stop - 1`` stand for content (an image, a sound) whose hash is the third element."""
+
+
+class PageHasher:
+    """Turns tokens into one 128-bit key per page; a key names the page and everything before it.
+
+    The key of a page is the integer digest of a running XXH3-128 over all tokens up to the page's end, each as a
+    little-endian 64-bit word. These are the keys that LightLLM gives its pages, so the two can share a store. Tokens lie in
+    0 ... 2**63 - 1. What else tells two prompts apart enters the same stream as a frame: a word with the top bit set (field
+    and type), the length, the content padded to whole words. No token has that bit, so no frame can pass for tokens:
+
+        tenant, LoRA adapter    before the first page, hence in every key
+        multimodal span         before the first token of every page it touches: where it starts, where it ends within
+                                the page, its hash
+        bigram                  once, in front of all else
+
+    With ``bigram`` a position is the pair (token i, token i + 1), as draft models of the EAGLE kind see it: n tokens have
+    n - 1 positions, and a page touches the spans of the one token that follows it, too.
+    """
+
+    def __init__(self, page_tokens: int, *, bigram: bool = False) -> None:
+        if page_tokens < 1:
+            raise ValueError(f"page_tokens must be at least 1, not {page_tokens}")
+        self.page_tokens = page_tokens
+        self.bigram = bigram
+
+    def keys(
+        self,
+        tokens: npt.ArrayLike,
+        *,
+        spans: Iterable[Span] = (),
+        lora: ExtraKey | None = None,
+        tenant: ExtraKey | None = None,
+        partial_tail: bool = False,
+    ) -> list[int]:
+        """The key of each full page and, with ``partial_tail``, of the unfinished page at the end.
+
+        ``tokens`` is a list or tuple of integers, a NumPy array of any integer type, or a torch tensor in host memory;
+        an array of 64-bit integers is read where it lies. Raises TypeError for anything but integers in one dimension,
+        ValueError for negative tokens and for spans outside the prompt.
+        """
+        words = _token_words(tokens)
+        frames = self._span_frames(spans, len(words))
+        if self.bigram:
+            words = np.stack((words[:-1], words[1:]), axis=1).ravel()
+        width = self.page_tokens * (1 + self.bigram)
+        full = len(words) - len(words) % width
+        stream = xxhash.xxh3_128(self._opening(lora, tenant))
+        keys = [_absorb(stream, frames.get(k), page) for k, page in enumerate(words[:full].reshape(-1, width))]
+        if partial_tail and full < len(words):
+            keys.append(_absorb(stream, frames.get(len(keys)), words[full:]))
+        return keys
+
+    def _opening(self, lora: ExtraKey | None, tenant: ExtraKey | None) -> bytes:
+        """What precedes the first token; nothing for a plain prompt."""
+        opening = _frame(_BIGRAM, b"") if self.bigram else b""
+        if tenant is not None:
+            opening += _frame(_TENANT, tenant)
+        if lora is not None:
+            opening += _frame(_LORA, lora)
+        return opening
+
+    def _span_frames(self, spans: Iterable[Span], tokens: int) -> dict[int, bytes]:
+        """The frames of the spans that touch a page, in order of their start, by page."""
+        frames: dict[int, bytes] = {}
+        ahead = int(self.bigram)
+        for start, stop, content in sorted(spans, key=lambda span: span[:2]):
+            if not 0 <= start < stop <= tokens:
+                raise ValueError(f"a span must lie within the prompt of {tokens} tokens, not at {start} ... {stop}")
+            for page in range(max(start - ahead, 0) // self.page_tokens, (stop - 1) // self.page_tokens + 1):
+                end = min(stop, (page + 1) * self.page_tokens + ahead)
+                frames[page] = frames.get(page, b"") + _frame(_SPAN, content, pack("<QQ", start, end))
+        return frames
+
+
+TOKEN_RANGE = "tokens must lie in 0 ... 2**63 - 1"
+_BIGRAM, _TENANT, _LORA, _SPAN = range(1, 5)
+
+
+def _frame(field: int, content: ExtraKey, place: bytes = b"") -> bytes:
+    """A frame of the key stream: tag, length, ``place`` and content, in whole words."""
+    if isinstance(content, int):
+        kind, data = 1, content.to_bytes(content.bit_length() // 8 + 1, "little", signed=True)
+    elif isinstance(content, str):
+        kind, data = 2, content.encode()
+    else:
+        kind, data = 3, bytes(content)
+    data = place + data
+    return pack("<QQ", 1 << 63 | field << 8 | kind, len(data)) + data + bytes(-len(data) % 8)
+
+
+def _absorb(stream: Any, frames: bytes | None, page: npt.NDArray[np.int64]) -> int:
+    """Feed a page and the frames before it to the stream; the page's key."""
+    if frames:
+        stream.update(frames)
+    stream.update(page)
+    key: int = stream.intdigest()
+    return key
+
+
+def _token_words(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Tokens as contiguous little-endian 64-bit words; as they are, if that is what they are."""
+    words = np.asarray(_packed(tokens) if isinstance(tokens, (list, tuple)) else tokens)
+    if words.ndim != 1 or words.dtype.kind not in "iu":
+        raise TypeError(f"tokens must be integers in one dimension, not {words.dtype} of shape {words.shape}")
+    words = np.ascontiguousarray(words, dtype="<i8")
+    if len(words) and words.min() < 0:
+        raise ValueError(TOKEN_RANGE)
+    return words
+
+
+def _packed(tokens: Sequence[Any]) -> "array[int]":
+    """A list as an array; unlike NumPy, this refuses floats, and it is three times as fast."""
+    try:
+        return array("q", tokens)
+    except OverflowError:
+        raise ValueError(TOKEN_RANGE) from None

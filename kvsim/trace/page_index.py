@@ -1,0 +1,42 @@
+"""Page ids from chained keys."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from kvsim.core.runs import Run, append_run
+
+
+class PageIndex:
+    """Gives page ids to chained keys, in the order in which the keys are first seen.
+
+    Keys must be chained: a key is looked up only behind the same key as ever. Then the known keys of a prompt are a prefix of
+    it, and ids rise along it, so both the prefix and its runs are found by bisection, with a few look-ups per run.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[int, int] = {}
+
+    @property
+    def pages(self) -> int:
+        """Page ids handed out so far."""
+        return len(self._ids)
+
+    def keys(self) -> list[int]:
+        """The key of each page id handed out so far."""
+        return list(self._ids)
+
+    def lookup(self, keys: Sequence[int]) -> tuple[Run, ...]:
+        """The page ids of a prompt with these keys as normalised runs; keys not seen before get the next ids."""
+        ids = self._ids
+        known = bisect_left(keys, True, key=lambda key: key not in ids)
+        runs: list[Run] = []
+        done = 0
+        while done < known:
+            shift = ids[keys[done]] - done
+            end = bisect_right(range(known), shift, lo=done, key=lambda i: ids[keys[i]] - i)
+            runs.append((shift + done, end - done))
+            done = end
+        if known < len(keys):
+            append_run(runs, len(ids), len(keys) - known)
+            ids.update(zip(keys[known:], range(len(ids), len(ids) + len(keys) - known), strict=True))
+        return tuple(runs)

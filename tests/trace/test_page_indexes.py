@@ -1,0 +1,109 @@
+"""Page ids for keys and for foreign ids."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.core.runs import Run
+from kvsim.trace.chain_index import ChainIndex
+from kvsim.trace.page_hasher import PageHasher
+from kvsim.trace.page_index import PageIndex
+
+# --- PageIndex ---
+
+
+def test_ids_are_handed_out_in_the_order_in_which_keys_are_first_seen():
+    index = PageIndex()
+    assert index.lookup([50, 40, 30]) == ((0, 3),)
+    assert index.lookup([50, 40, 31, 21]) == ((0, 2), (3, 2))
+    assert index.lookup([50, 40, 30, 20]) == ((0, 3), (5, 1))
+    assert index.lookup([50, 40, 31, 21, 11]) == ((0, 2), (3, 2), (6, 1))
+    assert index.lookup([]) == ()
+    assert index.pages == 7
+
+
+prompts = st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=12)
+
+
+def unroll(runs):
+    return [page for start, pages in runs for page in range(start, start + pages)]
+
+
+def assert_normalised(runs):
+    assert all(pages > 0 for _, pages in runs)
+    assert all(left[0] + left[1] != right[0] for left, right in pairwise(runs))
+
+
+@given(prompts)
+def test_a_key_index_agrees_with_a_dictionary_of_pages(token_lists):
+    index, reference = PageIndex(), {}
+    for tokens in token_lists:
+        keys = PageHasher(1).keys(tokens)
+        runs = index.lookup(keys)
+        assert unroll(runs) == [reference.setdefault(key, len(reference)) for key in keys]
+        assert_normalised(runs)
+        assert index.pages == len(reference)
+
+
+# --- ChainIndex ---
+
+
+def test_an_id_behind_another_page_is_another_page():
+    index = ChainIndex()
+    assert index.lookup([(100, 3)]) == ((0, 3),)
+    assert index.lookup([(101, 2)]) == ((3, 2),)
+    assert index.lookup([(100, 1), (102, 1), (101, 1)]) == ((0, 1), (5, 2))
+    assert index.lookup([(100, 4)]) == ((0, 3), (7, 1))
+
+
+def test_a_path_that_grows_stays_one_run_while_nothing_comes_between():
+    index = ChainIndex()
+    assert index.lookup([(9, 2)]) == ((0, 2),)
+    assert index.lookup([(9, 5)]) == ((0, 5),)
+    assert index.lookup([(40, 1)]) == ((5, 1),)
+    assert index.lookup([(9, 6)]) == ((0, 5), (6, 1))
+
+
+def test_scopes_share_nothing():
+    index = ChainIndex()
+    assert index.lookup([(0, 2)], scope=0) == ((0, 2),)
+    assert index.lookup([(0, 2)], scope=1) == ((2, 2),)
+    assert index.lookup([(0, 2)], scope=0) == ((0, 2),)
+
+
+def page_by_page(reference, sequence, scope):
+    parent = -1 - scope
+    path = []
+    for foreign in sequence:
+        parent = reference.setdefault((parent, foreign), len(reference))
+        path.append(parent)
+    return path
+
+
+def cut_into_runs(sequence, cuts):
+    """Runs of a sequence, cut at some places where they need not be."""
+    runs: list[Run] = []
+    for position, foreign in enumerate(sequence):
+        if runs and sum(runs[-1]) == foreign and not cuts >> position & 1:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((foreign, 1))
+    return runs
+
+
+stretches = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=6)
+
+
+@given(st.lists(st.tuples(stretches, st.integers(0, 2), st.integers(0, 255)), max_size=15))
+def test_a_chain_index_agrees_with_a_dictionary_of_parent_and_id(sequences):
+    index, reference = ChainIndex(), {}
+    for stretch, scope, cuts in sequences:
+        sequence = unroll(stretch)
+        known = len(reference)
+        path = page_by_page(reference, sequence, scope)
+        runs = index.lookup(cut_into_runs(sequence, cuts), scope)
+        assert unroll(runs) == path
+        assert_normalised(runs)
+        assert index.pages == len(reference)
+        assert [page for page in path if page >= known] == list(range(known, len(reference)))
