@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from kvsim.core.cache import Cache
-from kvsim.core.edge import Edge, chain
+from kvsim.core.edge import Edge
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.lease import Lease
 from kvsim.core.pool import Pool, SlotPool
@@ -83,15 +83,22 @@ def make_tiers(
     *,
     slots: bool,
     page_tokens: int,
-    seed: int = 0,
+    shape: Sequence[tuple[str, Sequence[int]]] = (("gpu", ()), ("cpu", (0,)), ("disk", (1,))),
 ) -> tuple[list[Tier], list[Edge]]:
-    """Tiers from the GPU down and the edges between them, their policies bound. ``placements`` begins with that of the CPU tier."""
-    tiers = []
-    for index, (name, capacity, eviction) in enumerate(zip(NAMES, capacities, evictions, strict=False)):
-        eviction = eviction.variant()
-        placement = placements[index - 1] if index else None
+    """Tiers from the top down and the edges between them, their policies bound.
+
+    ``shape`` has for each tier what it is and the positions of the tiers directly above it: by default, a chain. ``placements``
+    has one entry for each edge, beginning with those into the second tier.
+    """
+    tiers: list[Tier] = []
+    edges: list[Edge] = []
+    left = list(placements)
+    for index, (capacity, eviction, (name, above)) in enumerate(zip(capacities, evictions, shape, strict=False)):
+        level = NAMES.index(name)
         context = PolicyContext(
             tier=index,
+            level=level,
+            upper_level=tiers[above[0]].level if above else -1,
             tier_name=name,
             capacity_pages=capacity,
             capacities=capacities,
@@ -99,11 +106,15 @@ def make_tiers(
             model=MODEL,
             hardware=MACHINE,
         )
-        for policy in filter(None, (eviction, placement)):
-            policy.bind(context)
+        policy = eviction.variant()
+        policy.bind(context)
         pool = SlotPool(capacity) if slots and capacity is not None else Pool(capacity)
-        tiers.append(Tier(name, index, pool, eviction))
-    return tiers, chain(tiers, placements[: len(tiers) - 1])
+        tiers.append(Tier(name if level else name + str(index or ""), index, pool, policy, level))
+        for upper in above:
+            placement = left.pop(0)
+            placement.bind(context)
+            edges.append(Edge(tiers[upper], tiers[index], placement))
+    return tiers, edges
 
 
 class SmallCache:
@@ -224,7 +235,14 @@ class SmallCache:
     def snapshot(self) -> list[Any]:
         """All that must stay as it is when a request is refused."""
         tiers = [
-            (tier.pool.free, tier.evictable_pages, tier.leaving_pages, tier.promised_pages, tier.evicted_pages, self.on(tier.name))
+            (
+                tier.pool.free,
+                tier.evictable_pages,
+                tier.leaving_pages,
+                tier.promised_pages,
+                tier.evicted_pages,
+                self.on(tier.name),
+            )
             for tier in self.tiers
         ]
         return [tiers, len(self.in_flight), len(self.leases)]
