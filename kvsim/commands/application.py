@@ -23,7 +23,7 @@ from kvsim.build import Plan, build_run
 from kvsim.commands.mistake import Mistake
 from kvsim.commands.sweep import Listed, Objective, end_sweep, forget_sweep, run_sweep_job
 from kvsim.errors import UsageError
-from kvsim.report.result import Result
+from kvsim.report.result import RunRecord
 from kvsim.suggest import closest
 
 CONFIG = "kvsim.conf"
@@ -71,7 +71,7 @@ def undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_job(command: str, run: Callable[[Plan, str], Result], cfg: DictConfig) -> Objective:
+def run_job(command: str, run: Callable[[Plan, str], RunRecord], cfg: DictConfig) -> Objective:
     """Run the job at hand: ``run`` takes its plan and the command line that repeats it. A mistake ends a single run at once.
 
     Returns what an optimizing sweeper wants to know of a job of a multirun.

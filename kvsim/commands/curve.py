@@ -16,7 +16,7 @@ from kvsim.commands.sweep import Job, Objective
 from kvsim.commands.traces import load_trace
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.report.progress import progress
-from kvsim.report.result import SCHEMA, Result, installed_versions, plain
+from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     run_application(application, arguments)
 
 
-def run_curve(plan: Plan, command_line: str, job: Job | None = None) -> Result:
+def run_curve(plan: Plan, command_line: str, job: Job | None = None) -> RunRecord:
     """Load the trace, draw its curves, write the folder, print the tables."""
     curves = Curves(plan, curve_settings(plan.config["curve"]))
     trace, load_s = load_trace(plan)
@@ -47,7 +47,7 @@ def run_curve(plan: Plan, command_line: str, job: Job | None = None) -> Result:
     return record
 
 
-def describe(curve: Curve, plan: Plan, command_line: str) -> Result:
+def describe(curve: Curve, plan: Plan, command_line: str) -> RunRecord:
     """The record of a curve: the content of ``curve.json`` but for the times."""
     points = [point_record(point) for point in curve.points]
     unlimited = point_record(curve.unlimited)

@@ -11,14 +11,14 @@ from kvsim.commands.traces import load_trace
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
-from kvsim.report.result import Result, warmup_requests
+from kvsim.report.result import RunRecord, warmup_requests
 from kvsim.report.table import print_result
 from kvsim.report.tree import draw_tree
 
 EXECUTE = {"replay": run.replay, "simulate": run.simulate}
 
 
-def run_command(command: str, plan: Plan, command_line: str, job: Job | None = None) -> Result:
+def run_command(command: str, plan: Plan, command_line: str, job: Job | None = None) -> RunRecord:
     """Run ``replay`` or ``simulate``: load the trace, run it, write the folder, print the result; in a sweep, one line of it."""
     trees: list[Tree] = []
     with without_garbage_collector():

@@ -4,7 +4,7 @@ from kvsim.build import Plan
 from kvsim.commands.bounds import bound_names
 from kvsim.commands.fingerprint import configuration_hash
 from kvsim.engine.outcome import Outcome
-from kvsim.report.result import Result, summarize
+from kvsim.report.result import RunRecord, summarize
 
 
 def describe(
@@ -15,7 +15,7 @@ def describe(
     load_s: float = 0.0,
     command_line: str | None = None,
     is_named: bool = True,
-) -> Result:
+) -> RunRecord:
     """What ``result.json`` holds. ``is_named`` says that the configuration tells all: no policy was passed as an object."""
     return summarize(
         outcome,

@@ -19,7 +19,7 @@ from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError, WrongResult
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
-from kvsim.report.result import Result, warmup_requests
+from kvsim.report.result import RunRecord, warmup_requests
 from kvsim.report.validation import compare, failures, print_validation, write_validation
 
 BOTH = ("simulated", "hardware")
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     run_application(application, arguments)
 
 
-def run_validation(plan: Plan, command_line: str, job: Job | None = None) -> Result:
+def run_validation(plan: Plan, command_line: str, job: Job | None = None) -> RunRecord:
     """Run both, write their folders and the comparison, print it. Raises WrongResult if it is not within the tolerances."""
     check_fresh(plan)
     results, outcomes = zip(*(run_one(plan, substrate, command_line) for substrate in BOTH), strict=True)
@@ -60,7 +60,7 @@ def check_fresh(plan: Plan) -> None:
         raise UsageError(f"disk.folder: {plan.disk.path} has pages of an earlier run: choose an empty folder to compare with")
 
 
-def run_one(plan: Plan, substrate: str, command_line: str) -> tuple[Result, Outcome]:
+def run_one(plan: Plan, substrate: str, command_line: str) -> tuple[RunRecord, Outcome]:
     """Run the plan on one substrate, with policies of its own, and write the run's folder inside the validation's."""
     config = {**plan.config, "substrate": substrate}
     one = replace(deepcopy(plan), substrate=substrate, output=plan.output / substrate, config=config)
