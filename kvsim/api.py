@@ -6,16 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import hydra
 import numpy as np
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from kvsim import run
 from kvsim.bounds.curves import Curve, Curves, CurveSettings
 from kvsim.build import Plan, TierPlan, build_run, build_trace, construct
 from kvsim.commands.record import describe
+from kvsim.configuration import compose
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -24,7 +21,6 @@ from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.report.result import warmup_requests
 from kvsim.trace.base import Trace
 
-CONFIG = "kvsim.conf"
 OF_THE_TRACE = ("trace", "page_tokens")
 
 
@@ -163,17 +159,6 @@ def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
 def _takes(plan: Plan, tier: TierPlan, family: str) -> bool:
     """Whether the tier has a policy of this family, and not one that was chosen for this tier alone."""
     return getattr(tier, family, None) is not None and plan.config["tiers"][tier.name].get(family) is None
-
-
-def compose(overrides: Sequence[str]) -> DictConfig:
-    from kvsim.commands.application import explain
-
-    given = any(override.startswith("output=") for override in overrides)
-    try:
-        with hydra.initialize_config_module(CONFIG, version_base="1.3"):
-            return hydra.compose("config", overrides=[*overrides, *(() if given else ("output=outputs",))])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(explain(error, list(overrides))) from error
 
 
 def _quoted(value: Any) -> str:
