@@ -101,7 +101,7 @@ class Transfers:
 
     def _can_trim(self, node: Node, tier: Tier) -> bool:
         """Whether the end of a leaf can go without becoming a node first: it is nowhere else and goes nowhere."""
-        if tier.below or tier.hears_removals or node.children or node.transfers or node.partner is not None:
+        if tier.below or tier.hears_removals or self.residency.on_leave is not None or node.children or node.transfers:
             return False
         return self._is_single or node.state.count(ABSENT) == self._absent_elsewhere
 

@@ -536,6 +536,7 @@ class CacheMachine(RuleBasedStateMachine):
         while self.requests:
             self.drop(self.requests[0])
             self.cache.check()
+        self.land_all()
         self.nothing_is_left()
         for pick in range(len(self.gpus)):
             self.gpu_can_be_had_whole(pick)
