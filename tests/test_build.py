@@ -119,7 +119,10 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["tiers.disk.capacity=10pages"], "tiers.disk needs a CPU tier"),
+        (
+            ["tiers.disk.capacity=10pages"],
+            "tiers.disk is below the CPU tier, through which its pages pass",
+        ),
         (["tiers.gpu.capacity=0"], "tiers.gpu.capacity is 0"),
         (["tiers.gpu.capacity=lots"], "tiers.gpu.capacity: 'lots' is not a capacity"),
         (["prefetch=threshold", "tiers.cpu.capacity=10pages"], "prefetch: ThresholdPrefetch has no effect without a disk tier"),

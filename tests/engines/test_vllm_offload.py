@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.build import build_run
+from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
@@ -45,7 +46,8 @@ class SmallTier:
     def __init__(self, capacity: int, eviction: type[EvictionPolicy] = LRU, *, k: int = 0, tracker_pages: int = 64_000) -> None:
         self.counts = OffloadCounts()
         placement = StoreThreshold(k=k, tracker_pages=tracker_pages)
-        self.tier = OffloadTier(Tier("cpu", 1, Pool(capacity), eviction(), placement), self.counts)
+        gpu, cpu = Tier("gpu", 0, Pool(None), LRU()), Tier("cpu", 1, Pool(capacity), eviction())
+        self.tier = OffloadTier(Edge(gpu, cpu, placement), self.counts)
         self.ids: dict[str, int] = {}
 
     def pages(self, word: str) -> list[int]:

@@ -143,8 +143,8 @@ def test_the_end_of_a_node_that_leaves_makes_the_rest_less_efficient() -> None:
 
 def test_joined_nodes_are_entered_as_a_whole() -> None:
     cache = filled(1.0, "abcd")
-    upper, lower = cache.cut(cache.node("abcd"), 2), cache.node("abcd")
-    cache.merge(upper)
+    upper, lower = cache.residency.cut(cache.node("abcd"), 2), cache.node("abcd")
+    cache.residency.merge(upper)
     assert (lower.depth, lower.pages) == (0, 4)
     assert list(cache.gpu.eviction.victims(99.0)) == [lower]
 

@@ -16,7 +16,7 @@ from kvsim.policies.eviction.mq import MultiQueue
 from kvsim.policies.eviction.queues import Mark, QueueEviction
 from kvsim.policies.eviction.s3_fifo import S3FIFO
 from kvsim.policies.eviction.sieve import Sieve
-from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
 from kvsim.policies.eviction.two_q import TwoQ
 from kvsim.policies.eviction.w_tinylfu import WTinyLFU
 from kvsim.policies.prefetch.base import Offer
@@ -40,7 +40,7 @@ PAIRS: dict[str, tuple[Callable[[], Any], type[Model]]] = {
     "sieve": (Sieve, SieveModel),
     "mq": (lambda: MultiQueue(queues=3, life_time=9), MQModel),
     "w_tinylfu": (lambda: WTinyLFU(window=0.25), WTinyLFUModel),
-    "slru": (lambda: SegmentedLRU(segments="sized", protected_fraction=0.5), SizedSLRUModel),
+    "slru": (lambda: SizedSegmentedLRU(protected_fraction=0.5), SizedSLRUModel),
 }
 
 

@@ -5,7 +5,7 @@ from tests.policies.test_eviction import filled
 
 
 def test_protected_pages_beyond_the_share_fall_back() -> None:
-    policy = SegmentedLRU(segments="sized", protected_fraction=0.5)
+    policy = SegmentedLRU(segments="sized", protected_fraction=0.5).variant()
     assert isinstance(policy, SizedSegmentedLRU)
     cache = filled(policy, *"aabbccde", gpu=4)
     assert policy.sizes == [2, 2] and cache.on("gpu") == "abce", "a fell back behind d, which left"
@@ -17,6 +17,7 @@ def test_unsized_segments_keep_all_that_was_used_twice() -> None:
 
 
 def test_uses_that_protect_can_be_chosen() -> None:
-    policy = SegmentedLRU(segments="sized", protected_hits=3)
+    policy = SegmentedLRU(segments="sized", protected_hits=3).variant()
+    assert isinstance(policy, SizedSegmentedLRU)
     filled(policy, *"aabbb", gpu=4)
     assert policy.sizes == [1, 1]
