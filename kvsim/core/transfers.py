@@ -124,6 +124,7 @@ class Transfers:
             for edge in tier.below:
                 if edge.placement.after_eviction(node, now):
                     residency.leave(node, tier)
+                    residency.promise_copy(node, edge.lower)
                     edge.leaving.append(node)
                     return
             residency.drop_descendants(node)
@@ -136,7 +137,6 @@ class Transfers:
         lower, residency = edge.lower, self.residency
         for node in leaving:
             if node not in residency.doomed:
-                residency.promise_copy(node, lower)
                 residency.pin(node, lower)
         first = 0
         while first < len(leaving):
@@ -173,7 +173,6 @@ class Transfers:
         residency, pages = self.residency, node.pages
         self.counts.no_room_pages += pages
         self.counts.dropped_pages += pages
-        residency.drop_descendants(node)
         residency.unpin(node, edge.lower)
         if node.state[edge.lower.index] == INCOMING:
             residency.drop_copy(node, edge.lower)
@@ -194,7 +193,7 @@ class Transfers:
         Policies that decide about whole prompts are asked if the path is a prompt.
         """
         if edge.copies_nodes:
-            index = edge.lower.index
+            index, end = edge.lower.index, node
             path: list[Node] = []
             above = node.parent
             while above is not None:
@@ -204,12 +203,12 @@ class Transfers:
                 above = node.parent
             if path:
                 path.reverse()
-                self._offer(path, edge, now)
+                self._offer(path, edge, now, [end])
         elif edge.copies_prompts and prompt is not None:
             self._offer_prompt(node, prompt, edge, now)
 
-    def _offer(self, nodes: list[Node], edge: Edge, now: float) -> None:
-        """Copy what the policy wants of ``nodes`` (parents first) to the tier below.
+    def _offer(self, nodes: list[Node], edge: Edge, now: float, pinned: list[Node]) -> None:
+        """Copy what the policy wants of ``nodes`` (parents first) to the tier below, where ``pinned`` stay meanwhile.
 
         A page is not copied before its parent. If not all has room, even after evicting, nothing is evicted and what fits is
         copied, from the first page on.
@@ -228,31 +227,33 @@ class Transfers:
                 wanted.append(node)
                 taken.add(node)
         if wanted:
-            self._copy_down(wanted, edge, now)
+            self._copy_down(wanted, edge, now, pinned)
 
-    def _copy_down(self, nodes: list[Node], edge: Edge, now: float, *, whole: bool = False) -> None:
+    def _copy_down(self, nodes: list[Node], edge: Edge, now: float, pinned: list[Node], *, whole: bool = False) -> None:
         """Copy nodes (parents first) down; with too little room, those that fit in free slots or, if ``whole``, none."""
         lower, residency = edge.lower, self.residency
         pages = 0
         for node in nodes:
             pages += node.pages
+        for node in pinned:
             residency.pin(node, lower)
-        if not self.make_room(lower, pages, now):
-            fits = [] if whole else residency.first_pages(nodes, lower.spare_pages)
+        starts = [node.depth for node in nodes]
+        if self.make_room(lower, pages, now):
+            fits = [part for node, start in zip(nodes, starts, strict=True) for part in parts_from(node, start)]
         else:
-            fits = nodes
+            fits = [] if whole else residency.first_pages(nodes, lower.spare_pages)
         for node in fits:
             self.write_down(node, edge)
             pages -= node.pages
         self.counts.no_room_pages += pages
-        for node in nodes:
+        for node in pinned:
             residency.unpin(node, lower)
 
     def _offer_prompt(self, node: Node, prompt: Request, edge: Edge, now: float) -> None:
         """Copy what the policy wants of a prompt, which ends with ``node``, to the tier below: all of it or nothing."""
         nodes = self._wanted_of_prompt(node, prompt, edge, now)
         if nodes:
-            self._copy_down(nodes, edge, now, whole=True)
+            self._copy_down(nodes, edge, now, [node], whole=True)
 
     def write_down(self, node: Node, edge: Edge) -> None:
         """Add a node to what is written over an edge; there is room for it below."""
@@ -293,25 +294,29 @@ class Transfers:
     def _copy_early(self, nodes: list[Node], edge: Edge, now: float) -> None:
         """Copy down as many pages as fit of ``nodes``, the first to leave first."""
         lower, residency = edge.lower, self.residency
+        pinned, fits, pages, wanted = list[Node](), list[Node](), 0, 0
+        for node in nodes:
+            wanted += node.pages
         for node in nodes:
             residency.pin(node, lower)
-        room, fits = max(0, lower.available_pages), list[Node]()
-        for node in nodes:
-            if node.pages > room:
-                if room and not node.is_state:
+            pinned.append(node)
+            room = lower.available_pages - pages
+            if room < node.pages:
+                if room > 0 and not node.is_state:
                     residency.cut(node, node.pages - room)  # its last pages leave first
                     fits.append(node)
+                    pages += room
+                else:
+                    residency.unpin(pinned.pop(), lower)
                 break
-            room -= node.pages
             fits.append(node)
-        wanted = 0
-        for node in fits:
-            wanted += node.pages
-        self.make_room(lower, wanted, now)
+            pages += node.pages
+        self.counts.no_room_pages += wanted - pages
+        self.make_room(lower, pages, now)
         fits.reverse()
         for node in fits:
             self.write_down(node, edge)
-        for node in nodes:
+        for node in pinned:
             residency.unpin(node, lower)
 
     def _early_victims(self, edge: Edge, now: float) -> list[Node]:
@@ -521,7 +526,8 @@ class Transfers:
         """What has come from above is offered further down: pages from the first of a path on, then recurrent states."""
         if edge.copies_nodes:
             pages = [node for node in transfer.nodes if not node.is_state]
-            self._offer(pages + [node for node in transfer.nodes if node.is_state], edge, now)
+            nodes = pages + [node for node in transfer.nodes if node.is_state]
+            self._offer(nodes, edge, now, nodes)
         elif edge.copies_prompts and transfer.request is not None:
             self._offer_prompt(transfer.nodes[-1], transfer.request, edge, now)
 
@@ -604,6 +610,18 @@ class Transfers:
         self.residency.free(node, tier)
 
 
+def parts_from(node: Node, start: int) -> list[Node]:
+    """The nodes that have the pages of a path from ``start`` pages on down to ``node``, top to bottom: more than one if it has
+    been cut."""
+    parts = [node]
+    while node.depth > start:
+        assert node.parent is not None
+        node = node.parent
+        parts.append(node)
+    parts.reverse()
+    return parts
+
+
 def is_arriving(node: Node, tier: Tier) -> bool:
     """Whether a load is filling the node's copy in a tier."""
-    return any([transfer.target is tier for transfer in node.transfers])
+    return any(transfer.target is tier for transfer in node.transfers)

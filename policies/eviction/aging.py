@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 
 
@@ -14,6 +14,7 @@ class AgingEviction(RankedEviction):
         super().__init__()
         self.level = 0.0
         """L: the H of the last page that was evicted."""
+        self._offered: Node | None = None
 
     @abstractmethod
     def worth(self, node: Node, end: int) -> float:
@@ -26,22 +27,21 @@ class AgingEviction(RankedEviction):
     def on_insert(self, node: Node, now: float) -> None:
         node.note(self.tier, self.level)
 
-    on_hit = on_insert
+    def on_hit(self, node: Node, now: float) -> None:
+        """L may have fallen since, and with it the rank, which takes effect at once where nothing pins the node."""
+        self.on_insert(node, now)
+        if node.is_evictable(self.tier):
+            self.on_evictable(node)
 
     def victims(self, now: float) -> Iterator[Node]:
-        tier, node = self.tier, None
         try:
             for node in super().victims(now):
-                pages = node.pages
+                self._offered = node
                 yield node
-                if node.state[tier] != READY:
-                    self._rise(node, node.depth)
         finally:
-            if node is not None and (node.state[tier] != READY or node.pages < pages):
-                self._rise(node, node.depth if node.state[tier] != READY else node.depth + node.pages)
-                if node.is_evictable(tier):
-                    self.on_evictable(node)
+            self._offered = None
 
-    def _rise(self, node: Node, left: int) -> None:
-        """All pages of a node that are deeper than ``left`` pages have left, the last of them the one that follows these."""
-        self.level = node.notes[self.tier] + self.worth(node, left + 1)
+    def on_remove(self, node: Node) -> None:
+        """A victim's pages leave, the deepest first: the last of them is the one that the node begins with."""
+        if node is self._offered:
+            self.level = node.notes[self.tier] + self.worth(node, node.depth + 1)

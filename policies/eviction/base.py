@@ -155,6 +155,13 @@ class RankedEviction(EvictionPolicy):
     def rank(self, node: Node) -> Any:
         """The node's place in the order of leaving; comparable with every other node's."""
 
+    def pages_before(self, node: Node, next_rank: Any) -> int:
+        """How many of a victim's pages, from the last one on, leave before a leaf of ``next_rank``: 1 or more.
+
+        All of them, unless the rank of a page depends on where it is: then the others may have to wait.
+        """
+        return node.pages
+
     def on_evictable(self, node: Node) -> None:
         self._entries = entries = self._entries + 1
         heap = self.heap
@@ -184,6 +191,11 @@ class RankedEviction(EvictionPolicy):
                         self._refuse_rank(node, entry[0], now_rank)
                     heapreplace(heap, (now_rank, entry[1], node))
                 else:
+                    if len(heap) > 1:
+                        next_rank = min(heap[1:3])[0] if len(heap) > 2 else heap[1][0]
+                        pages = self.pages_before(node, next_rank)
+                        if pages < node.pages and not node.is_state:
+                            self.cut(node, node.pages - pages)
                     yield node
                     if heap and heap[0] is entry:
                         heappop(heap)

@@ -20,3 +20,9 @@ class LengthAware(RankedEviction):
 
     def rank(self, node: Node) -> tuple[int, int, float]:
         return node.hits, -(node.depth + node.pages), node.last_used
+
+    def pages_before(self, node: Node, next_rank: tuple[int, int, float]) -> int:
+        hits, next_end, last_used = next_rank
+        if node.hits < hits:
+            return node.pages
+        return max(1, node.depth + node.pages + next_end + (node.last_used < last_used))

@@ -7,6 +7,9 @@ from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 
+MOST_PAGES = 1 << 60
+"""More than any prompt has."""
+
 
 @dataclass(kw_only=True, eq=False)
 class TailLatency(RankedEviction):
@@ -15,7 +18,7 @@ class TailLatency(RankedEviction):
     cached_prefix - own >= max(history + next_prompt_estimate - threshold, 0)   safe: leave first, least recently used first
     the others                                                                  leave after them, least recently used first
 
-    In tokens: ``cached_prefix`` ends with the node, ``own`` is the node itself, ``history`` is prompt and answer of the last
+    In tokens: ``cached_prefix`` ends with the page, ``own`` is the page itself, ``history`` is prompt and answer of the last
     finished request that used it. ``threshold`` is what the budget allows to compute. Needs requests with a ``session``.
     """
 
@@ -37,11 +40,14 @@ class TailLatency(RankedEviction):
         history = request.prompt_tokens + request.output_tokens
         self.note_path(node, max(history + self.next_prompt_estimate - self.threshold, 0))
 
-    def on_split(self, upper: Node, lower: Node) -> None:
-        """The lower part begins later and may have become safe."""
-        if lower.is_evictable(self.tier):
-            self.on_evictable(lower)
-
     def rank(self, node: Node) -> tuple[bool, float]:
+        return node.depth + node.pages - 1 < self._kept_pages(node), node.last_used
+
+    def pages_before(self, node: Node, next_rank: tuple[bool, float]) -> int:
+        safe = node.depth + node.pages - self._kept_pages(node)
+        return node.pages if safe <= 0 or (True, node.last_used) < next_rank else min(safe, node.pages)
+
+    def _kept_pages(self, node: Node) -> int:
+        """How many pages of the prompt the budget needs: those after them are safe."""
         needed = node.notes[self.tier]
-        return needed is None or node.depth * self._page_tokens < needed, node.last_used
+        return MOST_PAGES if needed is None else -(-needed // self._page_tokens)

@@ -1,0 +1,483 @@
+"""The core hits, and keeps, what a slow model does that goes page by page and shares no code with it, request by request."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.core.cache import Cache
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.filo import FILO
+from kvsim.policies.eviction.gdsf import GDSF
+from kvsim.policies.eviction.length_aware import LengthAware
+from kvsim.policies.eviction.lfu import LFU
+from kvsim.policies.eviction.lfu_da import LFUDynamicAging
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.lru_k import LRUK
+from kvsim.policies.eviction.mru import MRU
+from kvsim.policies.eviction.priority import Priority
+from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.eviction.tail_latency import TailLatency
+from kvsim.policies.eviction.ttl import TimeToLive
+from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.placement.cost_aware import CostAware
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.store_threshold import StoreThreshold
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.placement.write_through_selective import WriteThroughSelective
+from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.trace.mooncake import Mooncake
+from tests.core import page_rules as rules
+from tests.core.page_model import Edge, PageModel
+from tests.core.small import MACHINE, MODEL, make_request, make_requests, make_tiers
+
+Hits = tuple[int, int, int]
+
+
+# --- policies, and the same rules for the model ----------------------------------------------------------------------
+
+
+def context_of(page_tokens: int, tier: int = 0, capacity: int | None = None) -> PolicyContext:
+    return PolicyContext(page_tokens=page_tokens, model=MODEL, hardware=MACHINE, tier=tier, capacity_pages=capacity)
+
+
+def s_per_byte(page_tokens: int) -> Callable[[int], float]:
+    """Seconds to compute the page that ends so many pages deep, for each of its bytes."""
+    context = context_of(page_tokens)
+    return cache(lambda end: context.recompute_s((end - 1) * page_tokens, end * page_tokens) / MODEL.page_bytes(page_tokens))
+
+
+EVICTIONS: dict[str, tuple[Callable[[], Any], Callable[[int], rules.Ranking]]] = {
+    "lru": (LRU, lambda tokens: rules.LRU),
+    "mru": (MRU, lambda tokens: rules.MRU),
+    "fifo": (FIFO, lambda tokens: rules.FIFO),
+    "filo": (FILO, lambda tokens: rules.FILO),
+    "lfu": (LFU, lambda tokens: rules.LFU),
+    "slru": (SegmentedLRU, lambda tokens: rules.SLRU),
+    "lru_2": (LRUK, lambda tokens: rules.lru_k(2)),
+    "lru_3": (lambda: LRUK(k=3), lambda tokens: rules.lru_k(3)),
+    "length_aware": (LengthAware, lambda tokens: rules.LENGTH_AWARE),
+    "lfu_da": (LFUDynamicAging, lambda tokens: rules.LFU_DA),
+    "gdsf": (GDSF, lambda tokens: rules.gdsf(s_per_byte(tokens))),
+    "priority": (Priority, lambda tokens: rules.PRIORITY),
+    "tail_latency": (lambda: TailLatency(threshold=4, next_prompt_estimate=1), lambda tokens: rules.tail_latency(4, 1, tokens)),
+    "ttl": (lambda: TimeToLive(ttl_s=2.5), lambda tokens: rules.ttl(2.5)),
+}
+"""By name, what makes the policy and, from the tokens of a page, its rule."""
+
+
+def first_page_worth_a_copy(margin: float, page_tokens: int, tier: int) -> int:
+    """The first page that is recomputed no sooner than ``margin`` times as long as its bytes take to be loaded."""
+    context, page = context_of(page_tokens), 0
+    load_s = MODEL.page_bytes(page_tokens) / MACHINE.total_host_to_device_bytes_per_s
+    if tier > 1:
+        load_s += MODEL.page_bytes(page_tokens) / MACHINE.disk_read_bytes_per_s
+    while context.recompute_s(page * page_tokens, (page + 1) * page_tokens) < margin * load_s:
+        page += 1
+    return page
+
+
+PLACEMENTS: dict[str, tuple[Callable[[], Any], Callable[[int, int], rules.Placement]]] = {
+    "write_back": (WriteBack, lambda tokens, tier: rules.write_back()),
+    "write_back_early": (lambda: WriteBack(watermark=0.6), lambda tokens, tier: rules.write_back(0.6)),
+    "write_through": (WriteThrough, lambda tokens, tier: rules.write_through()),
+    "write_through_selective": (WriteThroughSelective, lambda tokens, tier: rules.write_through_selective(2)),
+    "exclusive": (Exclusive, lambda tokens, tier: rules.exclusive()),
+    "by_length": (
+        lambda: ByLength(min_tokens=6, disk_min_tokens=9),
+        lambda tokens, tier: rules.by_length(6 if tier == 1 else 9, tokens),
+    ),
+    "cost_aware": (
+        lambda: CostAware(margin=0.075),
+        lambda tokens, tier: rules.cost_aware(first_page_worth_a_copy(0.075, tokens, tier)),
+    ),
+    "store_0": (StoreThreshold, lambda tokens, tier: rules.store_threshold(0, 64_000)),
+    "store_2": (lambda: StoreThreshold(k=2, tracker_pages=9), lambda tokens, tier: rules.store_threshold(2, 9)),
+    "store_3": (lambda: StoreThreshold(k=3), lambda tokens, tier: rules.store_threshold(3, 64_000)),
+}
+"""By name, what makes the policy and, from the tokens of a page and the lower tier, its rule."""
+
+PREFETCHES: dict[str, Callable[[], Any]] = {
+    "none": NoPrefetch,
+    "threshold": lambda: ThresholdPrefetch(min_tokens=2, in_flight_fraction=1.0, load_min_tokens=0),
+    "threshold_4": lambda: ThresholdPrefetch(min_tokens=4, in_flight_fraction=0.5, load_min_tokens=3, min_prompt_tokens=6),
+    "adaptive": lambda: AdaptivePrefetch(min_tokens=2, in_flight_fraction=1.0, load_min_tokens=2),
+    "break_even": lambda: BreakEvenPrefetch(margin=0.006),
+}
+"""These policies see numbers only: the model uses them as they are."""
+
+
+# --- playing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Setting:
+    """Everything about a replay but its requests. ``evictions`` from the GPU down, ``placements`` from the CPU tier down."""
+
+    capacities: Sequence[int | None]
+    above: Sequence[int] = (0, 1)
+    """The tier above the CPU and that above the disk."""
+    evictions: Sequence[str] = ("lru", "lru", "lru")
+    placements: Sequence[str] = ("write_back", "write_back")
+    prefetch: str = "none"
+    page_tokens: int = 1
+    recompute_last_token: bool = False
+    in_flight: int = 1
+    hold_output: bool = False
+
+    def make_prefetch(self) -> Any:
+        prefetch = PREFETCHES[self.prefetch]()
+        prefetch.bind(context_of(self.page_tokens, tier=1, capacity=self.capacities[1] if len(self.capacities) > 1 else None))
+        return prefetch
+
+
+@dataclass
+class Played:
+    """What a replay did."""
+
+    hits: list[Hits | None]
+    """None for a request that can never run."""
+    pages: list[set[int]]
+    """The pages in each tier at the end."""
+    inserted: list[int]
+    evicted: list[int]
+    dropped_pages: int
+    no_room_pages: int
+
+
+class Looking:
+    """A server whose cache looks other prompts up before it serves a request: that may cut nodes, and changes nothing else."""
+
+    def __init__(self, server: Any, cache: Any, looks: Sequence[Request]) -> None:
+        self.server = server
+        self.cache = cache
+        self.looks = iter(looks)
+        self.finish_request = server.finish_request
+
+    def serve(self, request: Request, pages: int, now: float) -> Any:
+        if (look := next(self.looks, None)) is not None:
+            self.cache.match(look)
+        return self.server.serve(request, pages, now)
+
+
+def make_core(setting: Setting) -> tuple[Any, Replay]:
+    """The core's cache, and what replays requests against it."""
+    evictions = [EVICTIONS[name][0]() for name in setting.evictions]
+    placements = [PLACEMENTS[name][0]() for name in setting.placements]
+    tiers, edges = make_tiers(setting.capacities, evictions, placements, slots=False, page_tokens=setting.page_tokens)
+    cache = Cache(tiers, edges, Rules(recompute_last_token=setting.recompute_last_token), setting.page_tokens)
+    replay_settings = ReplaySettings(in_flight=setting.in_flight, hold_output=setting.hold_output)
+    return cache, Replay(cache, Prefetching(cache, setting.make_prefetch(), Offer), replay_settings)
+
+
+def play_core(requests: list[Request], setting: Setting, looks: Sequence[Request] = ()) -> Played:
+    """Replay; before each request, one of ``looks`` is looked up."""
+    cache, replay = make_core(setting)
+    if looks:
+        replay.server = Looking(replay.server, cache, looks)
+    outcome = replay.run(requests)
+    cache.check()
+    pages = []
+    for tier in cache.tiers:
+        runs = [run for node in cache.tree.root.descendants() if node.state[tier.index] for run in node.runs]
+        pages.append({start + at for start, length in runs for at in range(length)})
+    return Played(
+        hits=[tuple(row) if status == 0 else None for row, status in zip(outcome.hit_pages.tolist(), outcome.status, strict=True)],
+        pages=pages,
+        inserted=[tier.inserted_pages for tier in cache.tiers],
+        evicted=[tier.evicted_pages for tier in cache.tiers],
+        dropped_pages=cache.counts.dropped_pages,
+        no_room_pages=cache.counts.no_room_pages,
+    )
+
+
+def make_model(setting: Setting) -> PageModel:
+    """The model with the same settings."""
+    tokens, capacities = setting.page_tokens, setting.capacities
+    return PageModel(
+        [inf if capacity is None else capacity for capacity in capacities],
+        [EVICTIONS[name][1](tokens) for name in setting.evictions[: len(capacities)]],
+        [
+            Edge(upper, at + 1, PLACEMENTS[setting.placements[at]][1](tokens, at + 1))
+            for at, upper in enumerate(setting.above[: len(capacities) - 1])
+            if capacities[at + 1]
+        ],
+        prefetch=setting.make_prefetch(),
+        page_tokens=tokens,
+        recompute_last_token=setting.recompute_last_token,
+        in_flight=setting.in_flight,
+        hold_output=setting.hold_output,
+    )
+
+
+def play_model(requests: list[Request], setting: Setting) -> Played:
+    model = make_model(setting)
+    hits = model.play(requests)
+    assert not any(model.coming) and not any(model.leaving) and not any(model.kept)
+    pages = [{page.number for page in on} for on in model.on]
+    return Played(hits, pages, model.inserted, model.evicted, model.dropped_pages, model.no_room_pages)
+
+
+def compare(requests: list[Request], setting: Setting, looks: Sequence[Request] = ()) -> Played:
+    """Assert that the core does what the model does; returns that."""
+    expected, played = play_model(requests, setting), play_core(requests, setting, looks)
+    assert played.hits == expected.hits
+    assert played.pages == expected.pages
+    assert (played.inserted, played.evicted) == (expected.inserted, expected.evicted)
+    assert (played.dropped_pages, played.no_room_pages) == (expected.dropped_pages, expected.no_room_pages)
+    held = [inserted - evicted for inserted, evicted in zip(played.inserted, played.evicted, strict=True)]
+    assert held == [len(pages) for pages in played.pages]
+    return played
+
+
+# --- workloads -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def prompts(draw: st.DrawFn, *, most: int = 30) -> list[list[int]]:
+    """Prompts as lists of letters: new ones, and parts, repeats, extensions and branches of earlier ones."""
+    letters = iter(range(10**6))
+    history: list[list[int]] = [[next(letters) for _ in range(draw(st.integers(1, 8)))]]
+    kinds = st.sampled_from(["new", "part", "again", "extend", "branch", "branch"])
+    for kind in draw(st.lists(kinds, min_size=3, max_size=most)):
+        earlier = history[-1 - draw(st.integers(0, min(5, len(history) - 1)))]
+        kept = {"new": 0, "again": len(earlier), "extend": len(earlier)}.get(kind)
+        kept = draw(st.integers(1, len(earlier))) if kept is None else kept
+        new = draw(st.integers(1, 6)) if kind in ("new", "extend", "branch") else 0
+        history.append((earlier[:kept] + [next(letters) for _ in range(new)])[:16])
+    return history
+
+
+@st.composite
+def workloads(draw: st.DrawFn, page_tokens: int, *, most: int = 30) -> list[Request]:
+    """Requests with those prompts, with and without a partial page at the end, some at one moment, of some sessions."""
+    ids: dict[tuple[int, ...], int] = {}
+    requests, now = [], 0.0
+    for index, prompt in enumerate(draw(prompts(most=most))):
+        pages = [ids.setdefault(tuple(prompt[:end]), len(ids)) for end in range(1, len(prompt) + 1)]
+        now += draw(st.integers(0, 2))
+        requests.append(
+            make_request(
+                pages,
+                index=index,
+                prompt_tokens=page_tokens * len(prompt) + draw(st.integers(1 - page_tokens, page_tokens - 1)),
+                output_tokens=draw(st.integers(0, 2 * page_tokens)),
+                arrival_s=now,
+                session=draw(st.integers(-1, 2)),
+                priority=draw(st.integers(0, 2)),
+            )
+        )
+    return requests
+
+
+@st.composite
+def replays(
+    draw: st.DrawFn, *, tiers: int, evictions: Sequence[str] = tuple(EVICTIONS), placements: Sequence[str] = tuple(PLACEMENTS),
+    prefetches: Sequence[str] = tuple(PREFETCHES), capacities: st.SearchStrategy[int] = st.integers(1, 12),
+) -> tuple[list[Request], Setting]:  # fmt: skip
+    """Requests and a setting of so many tiers, of any size and with any policy each."""
+    page_tokens = draw(st.integers(1, 4))
+    setting = Setting(
+        capacities=[draw(capacities) for _ in range(tiers)],
+        evictions=[draw(st.sampled_from(evictions)) for _ in range(tiers)],
+        placements=[draw(st.sampled_from(placements)) for _ in range(tiers - 1)],
+        prefetch=draw(st.sampled_from(prefetches)) if tiers == 3 else "none",
+        page_tokens=page_tokens,
+        recompute_last_token=draw(st.booleans()),
+        in_flight=draw(st.integers(1, 3)),
+        hold_output=draw(st.booleans()),
+    )
+    return draw(workloads(page_tokens)), setting
+
+
+@st.composite
+def looks(draw: st.DrawFn, requests: list[Request], page_tokens: int) -> list[Request]:
+    """For each request, a part of some prompt to look up before it."""
+    parts = []
+    for _ in requests:
+        request = draw(st.sampled_from(requests))
+        numbers = [start + at for start, length in request.runs for at in range(length)]
+        pages = draw(st.integers(1, len(numbers)))
+        parts.append(make_request(numbers[:pages], prompt_tokens=pages * page_tokens + 1))
+    return parts
+
+
+# --- any workload, any setting ---------------------------------------------------------------------------------------
+
+
+@given(replay=replays(tiers=1))
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_one_tier_does_what_the_model_does(replay: tuple[list[Request], Setting]) -> None:
+    compare(*replay)
+
+
+@given(replay=replays(tiers=2))
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+def test_two_tiers_do_what_the_model_does(replay: tuple[list[Request], Setting]) -> None:
+    compare(*replay)
+
+
+@given(replay=replays(tiers=3))
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+def test_three_tiers_do_what_the_model_does(replay: tuple[list[Request], Setting]) -> None:
+    compare(*replay)
+
+
+@given(data=st.data(), tiers=st.integers(1, 3))
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_how_pages_are_grouped_into_nodes_changes_nothing(data: st.DataObject, tiers: int) -> None:
+    requests, setting = data.draw(replays(tiers=tiers))
+    compare(requests, setting, data.draw(looks(requests, setting.page_tokens)))
+
+
+# --- examples to follow by hand: letters are pages, words are prompts ------------------------------------------------
+
+
+def play_both(words: str, **setting: Any) -> Played:
+    return compare(make_requests(words.split()), Setting(**setting))
+
+
+def letters(words: str, pages: set[int]) -> list[str]:
+    """The beginnings of prompts that end with these pages."""
+    requests = make_requests(words.split())
+    named = {}
+    for word, request in zip(words.split(), requests, strict=True):
+        numbers = [start + at for start, length in request.runs for at in range(length)]
+        named.update({number: word[: end + 1] for end, number in enumerate(numbers)})
+    return sorted(named[page] for page in pages)
+
+
+@pytest.mark.parametrize("words", ["abcdef wxyz abcdef", "ab abcd abcde abcdef wxyz abcdef"])
+def test_what_is_written_back_does_not_depend_on_how_a_prompt_grew(words: str) -> None:
+    assert play_both(words, capacities=[6, 2], placements=["write_back"]).hits[-1] == (2, 2, 0)
+
+
+@pytest.mark.parametrize("words", ["ab abcd abcdef stuvwxyz abcdef", "ab abcd stuvwxyz abcdef"])
+def test_a_prompt_that_cannot_be_written_through_evicts_nothing(words: str) -> None:
+    assert play_both(words, capacities=[8, 4], placements=["write_through"]).hits[-1] == (0, 4, 0)
+
+
+@pytest.mark.parametrize("words", ["abcdef", "ab abcd abcdef", "abc abcdef", "abcde abcdef"])
+def test_as_much_of_a_prompt_is_written_through_as_there_is_room_for(words: str) -> None:
+    played = play_both(words, capacities=[8, 4], placements=["write_through"])
+    assert letters(words, played.pages[1]) == ["a", "ab", "abc", "abcd"]
+
+
+def test_a_prompt_that_fits_after_evictions_is_written_through_as_a_whole() -> None:
+    words = "xyz abcd"
+    played = play_both(words, capacities=[8, 4], placements=["write_through"])
+    assert letters(words, played.pages[1]) == ["a", "ab", "abc", "abcd"]
+
+
+GROWN = [f"{grown} w x y z s t abcd" for grown in ("abcd", "ab abcd", "a ab abc abcd", "abc abcd")]
+"""Pages sink one by one. In the end, before the last prompt, a CPU tier of 3 has a, w and x, and the disk has b, c and d."""
+
+
+@pytest.mark.parametrize("words", GROWN)
+def test_a_load_takes_as_many_pages_from_disk_as_the_cpu_tier_has_room_for(words: str) -> None:
+    assert play_both(words, capacities=[4, 3, 12]).hits[-1] == (0, 1, 2)
+
+
+@pytest.mark.parametrize("prefetch", ["threshold", "adaptive"])
+@pytest.mark.parametrize("words", GROWN)
+def test_a_fetch_takes_as_many_pages_as_the_cpu_tier_has_room_for(words: str, prefetch: str) -> None:
+    played = play_both(words, capacities=[4, 3, 12], prefetch=prefetch)
+    assert played.hits[-1] == (0, 1, 2)
+    assert letters(words, played.pages[1]) == ["a", "ab", "abc"]
+
+
+def test_exclusive_tiers_hold_no_page_twice_though_the_last_one_is_computed_again() -> None:
+    played = play_both("abc xyz abc", capacities=[3, 6], placements=["exclusive"], recompute_last_token=True)
+    assert played.hits[-1] == (0, 2, 0)
+    assert not played.pages[0] & played.pages[1]
+
+
+# --- a disk beside the CPU tier, or instead of it --------------------------------------------------------------------
+
+
+def play_beside(words: str, **setting: Any) -> Played:
+    """The model's play with the disk right below the GPU. The core joins in when it can."""
+    return play_model(make_requests(words.split()), Setting(above=(0, 0), **setting))
+
+
+def test_what_the_cpu_tier_does_not_want_goes_to_the_disk_beside_it_and_comes_back_straight() -> None:
+    words = "ab cd cd wxyz"
+    setting: dict[str, Any] = {"capacities": [4, 2, 4], "placements": ["write_through_selective", "write_back"]}
+    played = play_beside(words, **setting)
+    assert letters(words, played.pages[1]) == ["c", "cd"]
+    assert letters(words, played.pages[2]) == ["a", "ab"]
+    assert play_beside(words + " ab", **setting).hits[-1] == (0, 0, 2)
+    assert play_beside(words + " cd", **setting).hits[-1] == (0, 2, 0)
+
+
+def test_a_victim_goes_to_the_first_tier_that_wants_it() -> None:
+    words = "abcd wxyz"
+    played = play_beside(words, capacities=[4, 2, 4], placements=["write_back", "write_back"])
+    assert letters(words, played.pages[1]) == ["a", "ab"]
+    assert not played.pages[2]
+    assert played.no_room_pages == 2
+
+
+@pytest.mark.parametrize(("placement", "copies"), [("write_back", 4), ("exclusive", 0)])
+def test_a_disk_right_below_the_gpu(placement: str, copies: int) -> None:
+    words = "abcd wxyz abcd"
+    played = play_beside(words, capacities=[4, 0, 8], placements=["write_back", placement])
+    assert played.hits[-1] == (0, 0, 4)
+    assert len(played.pages[0] & played.pages[2]) == copies
+
+
+# --- real prompts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def conversation(shared: Path) -> list[Request]:
+    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
+    return Mooncake(path=str(path), tail="all", limit=1_500).load(512).requests
+
+
+@pytest.mark.parametrize(("eviction", "in_flight"), [("lru", 1), ("lru", 5), ("fifo", 1), ("lfu", 2), ("slru", 1), ("gdsf", 1)])
+def test_one_tier_does_the_same_on_conversation(conversation: list[Request], eviction: str, in_flight: int) -> None:
+    several = in_flight > 1
+    setting = Setting(
+        capacities=[1_000], evictions=[eviction], page_tokens=512,
+        recompute_last_token=several, in_flight=in_flight, hold_output=several,
+    )  # fmt: skip
+    played = compare(conversation, setting)
+    assert sum(hits[0] for hits in played.hits if hits) > 500
+
+
+@pytest.mark.parametrize("cpu", [500, 3_000])
+@pytest.mark.parametrize("placement", ["write_back", "write_through", "write_through_selective", "exclusive", "store_2"])
+def test_two_tiers_do_the_same_on_conversation(conversation: list[Request], placement: str, cpu: int) -> None:
+    setting = Setting(
+        capacities=[1_000, cpu], placements=[placement], page_tokens=512,
+        recompute_last_token=True, in_flight=2, hold_output=True,
+    )  # fmt: skip
+    played = compare(conversation, setting)
+    assert sum(hits[1] for hits in played.hits if hits) > 20
+
+
+@pytest.mark.parametrize("placement", ["write_back", "write_through", "exclusive"])
+def test_three_tiers_do_the_same_on_conversation(conversation: list[Request], placement: str) -> None:
+    setting = Setting(
+        capacities=[800, 400, 6_000], placements=["write_back", placement], prefetch="adaptive", page_tokens=512,
+        in_flight=2, hold_output=True,
+    )  # fmt: skip
+    played = compare(conversation, setting)
+    assert sum(hits[2] for hits in played.hits if hits) > 20
