@@ -35,11 +35,14 @@ class Counts:
 
 
 def have_same_history(node: Node, child: Node) -> bool:
-    """Whether the same requests have used a node and its child, from the same moment on, and no transfer carries the child.
+    """Whether the same requests have used a node and its child, from the same moment on, policies remember the same of both, and
+    no transfer carries the child.
 
     A prompt and its answer stay apart: no policy sees the creation time of one on the other.
     """
-    return child.last_used == node.last_used and child.hits == node.hits and child.created == node.created and not child.transfers
+    if child.last_used != node.last_used or child.hits != node.hits or child.created != node.created or child.transfers:
+        return False
+    return child.notes is node.notes or bool(child.notes == node.notes)
 
 
 class Residency:

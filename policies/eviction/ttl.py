@@ -77,14 +77,10 @@ class TimeToLive(RankedEviction):
         return expiry_s is None or expiry_s > self._now, node.last_used
 
     def on_evictable(self, node: Node) -> None:
-        self._entries = entry = self._entries + 1
+        super().on_evictable(node)
         expiry_s = node.notes[self.tier]
-        is_kept = expiry_s is None or expiry_s > self._now
-        heappush(self.heap, ((is_kept, node.last_used), entry, node))
-        if is_kept and expiry_s is not None:
-            heappush(self._expiring, (expiry_s, entry, node))
-        if len(self.heap) > self._compact_at:
-            self._compact()
+        if expiry_s is not None and expiry_s > self._now:
+            heappush(self._expiring, (expiry_s, self._entries, node))
 
     def victims(self, now: float) -> Iterator[Node]:
         self._begin_pass(now)

@@ -198,7 +198,9 @@ def play_core(requests: list[Request], setting: Setting, looks: Sequence[Request
         runs = [run for node in cache.tree.root.descendants() if node.state[tier.index] for run in node.runs]
         pages.append({start + at for start, length in runs for at in range(length)})
     return Played(
-        hits=[tuple(row) if status == 0 else None for row, status in zip(outcome.hit_pages.tolist(), outcome.status, strict=True)],
+        hits=[
+            tuple(row) if status == 0 else None for row, status in zip(outcome.hit_pages.tolist(), outcome.status, strict=True)
+        ],
         pages=pages,
         inserted=[tier.inserted_pages for tier in cache.tiers],
         evicted=[tier.evicted_pages for tier in cache.tiers],
