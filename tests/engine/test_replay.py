@@ -120,8 +120,7 @@ def workloads(draw: st.DrawFn) -> list[Request]:
 
 @given(
     requests=workloads(),
-    capacities=st.tuples(st.integers(6, 12), st.integers(8, 20), st.integers(8, 40)),
-    tiers=st.integers(1, 3),
+    capacities=st.lists(st.integers(4, 14), min_size=1, max_size=3).map(tuple),
     eviction=st.sampled_from((LRU, FIFO, LFU)),
     placement=st.sampled_from(PLACEMENTS),
     in_flight=st.integers(1, 3),
@@ -131,20 +130,34 @@ def workloads(draw: st.DrawFn) -> list[Request]:
 )
 @settings(max_examples=250, deadline=None)
 def test_hits_and_counts_stay_right(
-    requests: list[Request], capacities: tuple[int, int, int], tiers: int, eviction: type, placement: type, in_flight: int,
-    hold_output: bool, prefetches: bool, rules: Rules,
+    requests: list[Request], capacities: tuple[int, ...], eviction: type, placement: type, in_flight: int, hold_output: bool,
+    prefetches: bool, rules: Rules,
 ) -> None:  # fmt: skip
-    cache = make_cache(capacities[:tiers], eviction=eviction, placement=placement, rules=rules, page_tokens=4)
+    cache = make_cache(capacities, eviction=eviction, placement=placement, rules=rules, page_tokens=4)
     prefetch = ThresholdPrefetch(min_tokens=4, in_flight_fraction=1.0) if prefetches else None
     outcome = play(cache, requests, prefetch=prefetch, in_flight=in_flight, hold_output=hold_output)
     unlimited = play(make_cache((None,), rules=rules, page_tokens=4), requests)
     assert (outcome.hit_pages.sum(axis=1) <= unlimited.hit_pages.sum(axis=1)).all()
-    assert not outcome.hit_pages[:, tiers:].any()
+    assert not outcome.hit_pages[:, len(capacities) :].any()
     assert outcome.hit_pages[:, 1:].sum() <= outcome.placement["loaded_pages"]
     nodes = list(cache.tree.root.descendants())
     for tier in cache.tiers:
         held = sum(node.pages for node in nodes if node.state[tier.index] == READY)
         assert held == tier.inserted_pages - tier.evicted_pages == tier.pool.capacity - tier.pool.free <= capacities[tier.index]
+    if placement is Exclusive:
+        assert all(node.state.count(READY) == 1 for node in nodes)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_tiers_below_add_hits_on_conversation(conversation: list[Request], placement: type) -> None:
+    requests = conversation[:3_000]
+    alone, three, unlimited = (
+        play(make_cache(capacities, placement=placement), requests, hold_output=True).hit_pages
+        for capacities in ((600,), (600, 1_500, 6_000), (None,))
+    )
+    assert (three.sum(axis=1) <= unlimited.sum(axis=1)).all()
+    assert 1.1 * alone.sum() < three.sum() < unlimited.sum()
+    assert three[:, 0].any() and three[:, 1].any() and (three[:, 2].any() or placement is WriteThroughSelective)
 
 
 def test_a_request_larger_than_the_tier_is_rejected_and_changes_nothing() -> None:

@@ -1,0 +1,107 @@
+"""What a replay hits and counts does not depend on how pages are grouped into nodes, whatever the policies."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.core.cache import Cache
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.engine.outcome import Outcome
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.arc import ARC
+from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.filo import FILO
+from kvsim.policies.eviction.gdsf import GDSF
+from kvsim.policies.eviction.length_aware import LengthAware
+from kvsim.policies.eviction.lfu import LFU
+from kvsim.policies.eviction.lfu_da import LFUDynamicAging
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.lru_k import LRUK
+from kvsim.policies.eviction.mq import MultiQueue
+from kvsim.policies.eviction.mru import MRU
+from kvsim.policies.eviction.s3_fifo import S3FIFO
+from kvsim.policies.eviction.sieve import Sieve
+from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
+from kvsim.policies.eviction.ttl import TimeToLive
+from kvsim.policies.eviction.two_q import TwoQ
+from kvsim.policies.eviction.w_tinylfu import WTinyLFU
+from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.placement.cost_aware import CostAware
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.store_threshold import StoreThreshold
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.placement.write_through_selective import WriteThroughSelective
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from tests.core.small import make_tiers
+from tests.engine.test_replay import workloads
+
+EVICTIONS: dict[str, Any] = {
+    "arc": ARC, "fifo": FIFO, "filo": FILO, "gdsf": GDSF, "length_aware": LengthAware, "lfu": LFU, "lfu_da": LFUDynamicAging,
+    "lru": LRU, "lru_k": LRUK, "mq": MultiQueue, "mru": MRU, "s3_fifo": S3FIFO, "sieve": Sieve, "slru": SegmentedLRU,
+    "slru_sized": SizedSegmentedLRU, "ttl": partial(TimeToLive, ttl_s=4), "two_q": TwoQ, "w_tinylfu": WTinyLFU,
+}  # fmt: skip
+PLACEMENTS: list[Any] = [
+    WriteBack,
+    WriteThrough,
+    WriteThroughSelective,
+    Exclusive,
+    partial(WriteBack, watermark=0.5),
+    partial(WriteBack, watermark=0.2),
+    StoreThreshold,
+    partial(StoreThreshold, k=2, tracker_pages=9),
+    partial(ByLength, min_tokens=9, disk_min_tokens=14),
+    partial(CostAware, margin=0.1),
+    partial(CostAware, margin=0.01),
+]
+
+
+class SinglePages(Replay):
+    """Cuts all nodes into single pages before each request."""
+
+    def _play(self, requests: list[Request]) -> list[Any]:
+        rows: list[Any] = []
+        for request in requests:
+            for node in list(self.cache.tree.root.descendants()):
+                while node.pages > 1:
+                    self.cache.residency.cut(node, 1)
+            rows += super()._play([request])
+        return rows
+
+
+def play(
+    player: type[Replay], requests: list[Request], capacities: list[int], eviction: Any, placements: tuple[Any, Any],
+    recompute_last_token: bool, prefetches: bool, replay: ReplaySettings,
+) -> Outcome:  # fmt: skip
+    evictions, made = [eviction() for _ in capacities], [placement() for placement in placements]
+    tiers, edges = make_tiers(capacities, evictions, made, slots=False, page_tokens=4)
+    cache = Cache(tiers, edges, Rules(recompute_last_token=recompute_last_token), 4)
+    prefetch = ThresholdPrefetch(min_tokens=4, in_flight_fraction=1.0) if prefetches else NoPrefetch()
+    prefetch.bind(PolicyContext(tier=1, capacity_pages=capacities[-1], page_tokens=4))
+    return player(cache, Prefetching(cache, prefetch, Offer), replay).run(requests)
+
+
+@pytest.mark.parametrize("name", EVICTIONS)
+@given(
+    requests=workloads(),
+    capacities=st.lists(st.integers(4, 14), min_size=1, max_size=3),
+    placements=st.tuples(st.sampled_from(PLACEMENTS), st.sampled_from(PLACEMENTS)),
+    recompute_last_token=st.booleans(),
+    prefetches=st.booleans(),
+    replay=st.builds(ReplaySettings, in_flight=st.integers(1, 3), hold_output=st.booleans()),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_single_pages_fare_as_nodes_do(name: str, requests: list[Request], **setting: Any) -> None:
+    for at, request in enumerate(requests):
+        request.arrival_s = float(at)
+    nodes, pages = (play(player, requests, eviction=EVICTIONS[name], **setting) for player in (Replay, SinglePages))
+    assert nodes.hit_pages.tolist() == pages.hit_pages.tolist()
+    assert (nodes.tiers, nodes.placement, nodes.prefetch) == (pages.tiers, pages.placement, pages.prefetch)
