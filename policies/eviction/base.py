@@ -150,6 +150,7 @@ class RankedEviction(EvictionPolicy):
         """(rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first."""
         self._entries = 0
         self._compact_at = 1024
+        self._ranks_by_place = type(self).pages_before is not RankedEviction.pages_before
 
     @abstractmethod
     def rank(self, node: Node) -> Any:
@@ -191,7 +192,7 @@ class RankedEviction(EvictionPolicy):
                         self._refuse_rank(node, entry[0], now_rank)
                     heapreplace(heap, (now_rank, entry[1], node))
                 else:
-                    if len(heap) > 1:
+                    if self._ranks_by_place and len(heap) > 1:
                         next_rank = min(heap[1:3])[0] if len(heap) > 2 else heap[1][0]
                         pages = self.pages_before(node, next_rank)
                         if pages < node.pages and not node.is_state:
