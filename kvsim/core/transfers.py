@@ -92,7 +92,7 @@ class Transfers:
         raise PolicyError(f"{name} offered a node that cannot leave, {node}: {why}")
 
     def _cut_with_state(self, node: Node, tier: Tier, missing: int) -> None:
-        """Cut what may stay from a victim that ends at a recurrent state, which leaves with its last page. A state leaves whole."""
+        """Cut what may stay from a victim that ends at a recurrent state, which leaves with its last page."""
         state = node.partner
         if not node.is_state and state is not None:
             leaving = state.pages if state.is_evictable(tier.index) else 0
