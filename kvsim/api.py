@@ -1,62 +1,26 @@
 """kvsim from Python: load a trace, run it, read what came out. The same configuration, checks and results as the commands'."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hydra
-import numpy as np
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-
 from kvsim import run
-from kvsim.bounds.curves import Curve, Curves, CurveSettings
+from kvsim.bounds.curves import Curve, CurveSettings
 from kvsim.build import Plan, TierPlan, build_run, build_trace, construct
-from kvsim.commands.record import describe
-from kvsim.engine.outcome import Outcome
+from kvsim.configuration import compose
 from kvsim.errors import UsageError
+from kvsim.execute import Result, draw, execute
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
-from kvsim.report.result import warmup_requests
 from kvsim.trace.base import Trace
 
-CONFIG = "kvsim.conf"
+__all__ = ["Result", "curve", "load_trace", "replay", "simulate"]
+
 OF_THE_TRACE = ("trace", "page_tokens")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Result:
-    """What a run gives."""
-
-    record: dict[str, Any]
-    """The content of ``result.json``."""
-    outcome: Outcome
-    """One row a request, in arrays."""
-
-    @property
-    def hit_rate(self) -> float:
-        """Hit tokens per prompt token, all tiers together."""
-        return float(self.record["hit_rate"] or 0.0)
-
-    @property
-    def page_hit_rate(self) -> float:
-        """Hit pages per prompt page, all tiers together."""
-        return float(self.record["page_hit_rate"] or 0.0)
-
-    @property
-    def hit_pages(self) -> np.ndarray:
-        """Hit pages of each request; columns gpu, cpu, disk."""
-        return self.outcome.hit_pages
-
-    def write(self, folder: str | Path) -> None:
-        """Write ``result.json``, ``requests.csv.gz`` and ``report.html``, as the commands do."""
-        from kvsim.report.folder import write_run
-
-        write_run(Path(folder), self.record, self.outcome)
 
 
 def load_trace(name: str = "synthetic", *, page_tokens: int = 16, **settings: Any) -> Trace:
@@ -84,7 +48,7 @@ def replay(
     A policy may be given as an object; every tier that would take it gets a copy of its own. ``advance`` is told now and then
     how many requests are done. Raises UsageError.
     """
-    return _execute("replay", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
+    return _run("replay", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
 
 
 def simulate(
@@ -99,7 +63,7 @@ def simulate(
 
     With ``"substrate=hardware"``, on this machine; raises WrongResult if a reused page did not hold what was computed.
     """
-    return _execute("simulate", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
+    return _run("simulate", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
 
 
 def curve(
@@ -119,9 +83,7 @@ def curve(
     plan = _plan("curve", trace, overrides)
     sizes = None if capacities is None else list(capacities)
     settings = construct(CurveSettings, {"capacities": sizes, "policies": list(policies), "fraction": fraction}, "curve")
-    curves = Curves(plan, settings)
-    curves.load(trace.requests)
-    return curves.draw(advance)
+    return draw(plan, settings, trace, watch=lambda _: nullcontext(advance)).curve
 
 
 def _plan(command: str, trace: Trace, overrides: Sequence[str]) -> Plan:
@@ -132,7 +94,7 @@ def _plan(command: str, trace: Trace, overrides: Sequence[str]) -> Plan:
     return build_run(cfg, command=command, overrides=overrides)
 
 
-def _execute(
+def _run(
     command: str,
     trace: Trace,
     overrides: Sequence[str],
@@ -140,11 +102,9 @@ def _execute(
     advance: Callable[[int], None] | None,
 ) -> Result:
     plan = _with_objects(_plan(command, trace, overrides), policies)
-    run.check_capacity(plan, trace.requests)
-    warmup_requests(plan.warmup, len(trace.requests))
-    outcome = getattr(run, command)(plan, trace.requests, advance)
-    run.check_verified(outcome)
-    return Result(record=describe(command, plan, outcome, is_named=not any(policies.values())), outcome=outcome)
+    result = execute(command, plan, trace, watch=lambda _: nullcontext(advance), is_named=not any(policies.values()))
+    run.check_verified(result.outcome)
+    return result
 
 
 def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
@@ -163,17 +123,6 @@ def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
 def _takes(plan: Plan, tier: TierPlan, family: str) -> bool:
     """Whether the tier has a policy of this family, and not one that was chosen for this tier alone."""
     return getattr(tier, family, None) is not None and plan.config["tiers"][tier.name].get(family) is None
-
-
-def compose(overrides: Sequence[str]) -> DictConfig:
-    from kvsim.commands.application import explain
-
-    given = any(override.startswith("output=") for override in overrides)
-    try:
-        with hydra.initialize_config_module(CONFIG, version_base="1.3"):
-            return hydra.compose("config", overrides=[*overrides, *(() if given else ("output=outputs",))])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(explain(error, list(overrides))) from error
 
 
 def _quoted(value: Any) -> str:

@@ -121,6 +121,8 @@ class TierPlan:
     eviction: EvictionPolicy
     placement: PlacementPolicy | None
     """Decides what is written down into this tier; the GPU has none."""
+    above: str = ""
+    """The tier that it is below; the GPU is below none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +219,8 @@ def resolve(cfg: DictConfig) -> Config:
     _check_names("", config, known)
     _check_names("tiers", config.get("tiers"), TIERS)
     for tier in TIERS:
-        states = ("states",) if tier in WITH_STATES else ()
-        _check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *states, *PER_TIER[tier]))
+        own = ("states",) if tier in WITH_STATES else ("below",)
+        _check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *own, *PER_TIER[tier]))
     return config
 
 
@@ -262,10 +264,24 @@ def _tiers(config: Config, page_tokens: int, model: ModelSpec, keys: set[str]) -
             capacities[name] = pages
     if "gpu" not in capacities:
         raise UsageError("tiers.gpu.capacity is 0: every run has a GPU tier")
-    if "disk" in capacities and "cpu" not in capacities:
-        raise UsageError("tiers.disk needs a CPU tier, through which its pages pass: set tiers.cpu.capacity")
     _check_tier_policies(config, list(capacities), keys)
-    return [_tier(config, name, pages) for name, pages in capacities.items()]
+    above = {"gpu": "", "cpu": "gpu", "disk": _above_disk(config, list(capacities), keys)}
+    return [_tier(config, name, pages, above[name]) for name, pages in capacities.items()]
+
+
+def _above_disk(config: Config, present: list[str], keys: set[str]) -> str:
+    """The tier that the disk is directly below. Raises UsageError if that is not possible."""
+    above = config["tiers"]["disk"].get("below", "cpu")
+    if above not in ("cpu", "gpu"):
+        raise UsageError(f"tiers.disk.below must be cpu or gpu, not {above}: the tier that the disk is directly below")
+    if "disk" not in present:
+        if key := _given(keys, "tiers.disk.below"):
+            raise UsageError(f"{key} has no effect without that tier: set tiers.disk.capacity")
+    elif above not in present:
+        raise UsageError(
+            "tiers.disk is below the CPU tier, through which its pages pass: set tiers.cpu.capacity, or tiers.disk.below=gpu"
+        )
+    return str(above)
 
 
 def _states(config: Config, tiers: list[TierPlan], model: ModelSpec, keys: set[str]) -> list[int | None] | None:
@@ -291,10 +307,10 @@ def _states(config: Config, tiers: list[TierPlan], model: ModelSpec, keys: set[s
     return [room for room in states if room != 0]
 
 
-def _tier(config: Config, name: str, pages: int | None) -> TierPlan:
+def _tier(config: Config, name: str, pages: int | None, above: str) -> TierPlan:
     eviction = construct(EvictionPolicy, *_policy(config, name, "eviction"))
     placement = None if name == "gpu" else construct(PlacementPolicy, *_policy(config, name, "placement"))
-    return TierPlan(name=name, capacity_pages=pages, eviction=eviction, placement=placement)
+    return TierPlan(name=name, capacity_pages=pages, eviction=eviction, placement=placement, above=above)
 
 
 def _policy(config: Config, tier: str, family: str) -> tuple[Any, str]:
@@ -353,8 +369,15 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     check_bypass(plan, command)
     if plan.rules.cache_output and command == "replay" and not plan.replay.hold_output:
         raise UsageError("rules.cache_output needs replay.hold_output=true: an answer that takes no room cannot be cached")
-    if _given(keys, "prefetch") and not isinstance(plan.prefetch, NoPrefetch) and plan.tiers[-1].name != "disk":
-        raise UsageError(f"prefetch: {type(plan.prefetch).__name__} has no effect without a disk tier: set tiers.disk.capacity")
+    if _given(keys, "prefetch") and not isinstance(plan.prefetch, NoPrefetch):
+        name = type(plan.prefetch).__name__
+        if plan.tiers[-1].name != "disk":
+            raise UsageError(f"prefetch: {name} has no effect without a disk tier: set tiers.disk.capacity")
+        if plan.tiers[-1].above != "cpu":
+            raise UsageError(
+                f"prefetch: {name} reads ahead into the CPU tier, and the disk is not below it: set tiers.disk.below=cpu, or "
+                "prefetch=none"
+            )
     if plan.print_tree:
         check_numbered(plan.tiers)
     if plan.model.is_hybrid and plan.rules.has_own_cache:

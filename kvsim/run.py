@@ -1,6 +1,7 @@
 """From a plan to what happened: puts cache, policies and engine together and runs requests through them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -8,18 +9,18 @@ import numpy as np
 
 from kvsim.bounds.bypass import BypassTier
 from kvsim.build import Plan, TierPlan, check_bypass
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
+from kvsim.core.edge import Edge, chain
 from kvsim.core.hybrid import HybridCache
-from kvsim.core.instant import InstantCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.tier import Tier
+from kvsim.core.serving import ServedCache
+from kvsim.core.tier import LEVELS, PolicyError, Tier
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Recorder
 from kvsim.engine.replay import Replay
-from kvsim.engine.server import TieredServer
 from kvsim.errors import UsageError, WrongResult
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.context import PolicyContext
@@ -45,17 +46,14 @@ def replay(
     """
     check_answers(plan, requests)
     check_bypass(plan, "replay")
-    tiers = build_tiers(plan, requests, SlotPool if inspect else Pool)
-    if plan.model.is_hybrid:
-        hybrid = _hybrid_cache(plan, tiers, requests)
-        prefetching = _prefetching(plan, requests, hybrid)
-        return Replay(hybrid, prefetching, plan.replay, TieredServer(hybrid, prefetching)).run(requests, advance, inspect)
+    tiers, edges = build_tiers(plan, requests, SlotPool if inspect else Pool)
     try:
-        own = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, plan.page_tokens)
+        own = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, edges, plan.page_tokens)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
-    cache = own or InstantCache(tiers, plan.rules, plan.page_tokens)
-    return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
+    cache = own or build_cache(plan, tiers, edges, requests)
+    with _policies_named():
+        return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
 
 
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
@@ -63,13 +61,14 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     check_bypass(plan, "simulate")
     check_answers(plan, requests)
     choice = SUBSTRATES[plan.substrate]
-    tiers = build_tiers(plan, requests, choice.pool)
-    cache = TieredCache(tiers, plan.rules, plan.page_tokens) if not plan.model.is_hybrid else _hybrid_cache(plan, tiers, requests)
+    tiers, edges = build_tiers(plan, requests, choice.pool)
+    cache = build_cache(plan, tiers, edges, requests)
     prefetching = _prefetching(plan, requests, cache)
     substrate = choice.open(plan, requests, cache)
     try:
         recorder = Recorder(substrate, tiers) if plan.timeline else None
-        outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
+        with _policies_named():
+            outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
     finally:
         substrate.close()
     outcome.timeline = recorder
@@ -86,29 +85,42 @@ def check_verified(outcome: Outcome) -> None:
         )
 
 
-def _hybrid_cache(plan: Plan, tiers: list[Tier], requests: Sequence[Request]) -> HybridCache:
+@contextmanager
+def _policies_named() -> Iterator[None]:
+    """A policy that breaks its contract ends the run with one line."""
+    try:
+        yield
+    except PolicyError as error:
+        raise UsageError(str(error)) from error
+
+
+def build_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServedCache:
+    """The plan's cache, empty; for a model with recurrent layers one that saves their states."""
+    cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
+    return _with_states(plan, cache, requests) if plan.model.is_hybrid else cache
+
+
+def _with_states(plan: Plan, cache: Cache, requests: Sequence[Request]) -> HybridCache:
     """A cache that saves recurrent states. States with room of their own are evicted by LRU, and written to the CPU at once."""
     model = plan.model
     _bind("checkpoint", plan.checkpoint, _context(plan, requests, 0))
     state_tiers = None
     if plan.states is not None:
         state_tiers = [
-            Tier(tier.name, tier.index, Pool(room), LRU(), WriteThrough() if tier.index else None)
-            for tier, room in zip(tiers, plan.states, strict=False)
+            Tier(tier.name, tier.index, Pool(room), LRU()) for tier, room in zip(cache.tiers, plan.states, strict=False)
         ]
         for tier in state_tiers:
             tier.slot_bytes = model.state_bytes
             tier.eviction.bind(_context(plan, requests, tier.index))
     return HybridCache(
-        tiers,
-        plan.rules,
-        plan.page_tokens,
+        cache,
         policy=plan.checkpoint,
         prefill=Prefill,
         grid_pages=model.checkpoint_grid_tokens(plan.page_tokens) // plan.page_tokens,
         state_bytes=model.state_bytes,
         state_pages=1 if state_tiers else -(-model.state_bytes // model.page_bytes(plan.page_tokens)),
         state_tiers=state_tiers,
+        state_edges=chain(state_tiers, [WriteThrough() for _ in state_tiers[1:]]) if state_tiers else None,
     )
 
 
@@ -125,7 +137,7 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
     whole = TierPlan(name=gpu.name, capacity_pages=total, eviction=belady or Belady(), placement=None)
     settings = replace(plan.replay, in_flight=1)
     one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings)
-    cache = _bypass_tier(one, build_tiers(one, requests), requests, gpu.capacity_pages)
+    cache = _bypass_tier(one, build_tiers(one, requests)[0], requests, gpu.capacity_pages)
     assert cache is not None
     return Replay(cache, _prefetching(one, requests, cache), settings).run(requests)
 
@@ -158,16 +170,21 @@ def check_capacity(plan: Plan, requests: list[Request]) -> None:
         )
 
 
-def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> list[Tier]:
-    """The plan's tiers, empty, their policies bound. Raises UsageError for a policy that lacks its input."""
-    tiers = []
+def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> tuple[list[Tier], list[Edge]]:
+    """The plan's tiers, empty, and the edges between them, their policies bound. Raises UsageError for a policy that lacks its
+    input.
+    """
+    tiers: dict[str, Tier] = {}
+    edges: list[Edge] = []
     for index, tier in enumerate(plan.tiers):
         context = _context(plan, requests, index)
-        _bind("eviction", tier.eviction, context)
+        eviction = tier.eviction.variant()
+        _bind("eviction", eviction, context)
+        tiers[tier.name] = Tier(tier.name, index, pool(tier.capacity_pages), eviction, LEVELS.index(tier.name))
         if tier.placement is not None:
             _bind("placement", tier.placement, context)
-        tiers.append(Tier(tier.name, index, pool(tier.capacity_pages), tier.eviction, tier.placement))
-    return tiers
+            edges.append(Edge(tiers[tier.above], tiers[tier.name], tier.placement))
+    return list(tiers.values()), edges
 
 
 def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest_pages: int | None = None) -> BypassTier | None:
@@ -199,7 +216,9 @@ def _context(plan: Plan, requests: Sequence[Request], index: int) -> PolicyConte
     return PolicyContext(
         tier=index,
         tier_name=tier.name,
-        lower_tier_name=plan.tiers[index + 1].name if index + 1 < len(plan.tiers) else None,
+        level=LEVELS.index(tier.name),
+        upper_level=LEVELS.index(tier.above) if tier.above else -1,
+        lower_tier_name=next((lower.name for lower in plan.tiers if lower.placement and lower.above == tier.name), None),
         capacity_pages=tier.capacity_pages,
         capacities=[tier.capacity_pages for tier in plan.tiers],
         page_tokens=plan.page_tokens,

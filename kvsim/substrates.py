@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.core.cache import TieredCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
+from kvsim.core.serving import ServedCache
 from kvsim.engine.substrate import Substrate
 from kvsim.errors import UsageError
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
@@ -22,7 +22,7 @@ class SubstrateChoice:
 
     pool: type[Pool]
     """Of every tier."""
-    open: "Callable[[Plan, Sequence[Request], TieredCache], Substrate]"
+    open: "Callable[[Plan, Sequence[Request], ServedCache], Substrate]"
     """Makes the substrate of a run, whose cache is empty. Raises UsageError for what it has not."""
     check: "Callable[[Plan], None]"
     """Raises UsageError for a plan that this substrate cannot carry out, as far as is known without opening it."""
@@ -30,11 +30,11 @@ class SubstrateChoice:
     """Settings that mean nothing to it."""
 
 
-def open_simulated(plan: "Plan", requests: Sequence[Request], cache: TieredCache) -> Substrate:
+def open_simulated(plan: "Plan", requests: Sequence[Request], cache: ServedCache) -> Substrate:
     return SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
 
 
-def open_hardware(plan: "Plan", requests: Sequence[Request], cache: TieredCache) -> Substrate:
+def open_hardware(plan: "Plan", requests: Sequence[Request], cache: ServedCache) -> Substrate:
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported

@@ -18,6 +18,10 @@ class PolicyContext:
 
     tier: int = 0
     """Position of the policy's tier, from the top: index into a node's ``state``, ``pins`` and ``kids``."""
+    level: int = -1
+    """What the tier is (GPU, CPU, DISK in ``core/tier.py``); -1: its position says it."""
+    upper_level: int = -1
+    """The same of the tier above it; -1: the level above."""
     tier_name: str = "gpu"
     lower_tier_name: str | None = None
     """The tier below, from which what is evicted may be loaded again; None if there is none."""
@@ -34,6 +38,12 @@ class PolicyContext:
     """All requests of the run. A deployable policy looks at them only to see that the trace has what it needs (``require``)."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """Seeded; the only source of chance."""
+
+    def __post_init__(self) -> None:
+        if self.level < 0:
+            object.__setattr__(self, "level", self.tier)
+        if self.upper_level < 0:
+            object.__setattr__(self, "upper_level", self.level - 1)
 
     def saved_flops(self, start_tokens: int, tokens: int) -> float:
         """FLOPs that a prompt saves whose tokens ``start_tokens ... tokens - 1`` are cached as well as those before them."""

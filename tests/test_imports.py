@@ -110,6 +110,15 @@ def test_the_core_imports_nothing_above_but_for_type_checkers_the_contracts_of_p
 
 
 @pytest.mark.parametrize("module", modules())
+def test_commands_stand_on_the_python_api_and_nothing_else_stands_on_either(module: str) -> None:
+    part = module.split("/")[0].removesuffix(".py")
+    forbidden = {"commands": (), "cli": ("kvsim.api.",), "__init__": ("kvsim.commands.",), "api": ("kvsim.commands.",)}
+    above = forbidden.get(part, ("kvsim.api.", "kvsim.commands.", "kvsim.cli."))
+    names = imported(module, later=True, for_checkers=True)
+    assert [name for name in names if f"{name}.".startswith(above)] == []
+
+
+@pytest.mark.parametrize("module", modules())
 def test_heavy_packages_are_imported_where_they_are_used(module: str) -> None:
     heavy = {name.split(".")[0] for name in imported(module)} & LATE
     assert not heavy or module.startswith(("substrate/hardware/", "kernels/"))

@@ -27,8 +27,9 @@ from typing import Any
 
 import kvsim.conf
 from kvsim import run
-from kvsim.api import compose, load_trace
+from kvsim.api import load_trace
 from kvsim.build import Plan, build_run
+from kvsim.configuration import compose
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.queues import QueueEviction

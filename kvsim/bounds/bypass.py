@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.bounds.lru_curve import usable_pages
-from kvsim.core.movement import Counts
 from kvsim.core.request import Request
+from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
 from kvsim.core.runs import count_pages, join_runs
 from kvsim.core.tier import Tier
@@ -62,11 +62,6 @@ class BypassTier:
 
     def serve(self, request: Request, pages: int, now: float) -> ServedPages | None:
         """Hit what is kept of the request, and let the policy say what stays. None if it takes too many pages."""
-        hits = self.serve_alone(request, pages, now)
-        return None if hits is None else ServedPages(hits)
-
-    def serve_alone(self, request: Request, pages: int, now: float) -> tuple[int, int, int] | None:
-        """As ``serve``, and the request is over. Returns its hit pages."""
         if pages > self._largest_pages:
             return None
         tier = self.tiers[0]
@@ -83,7 +78,7 @@ class BypassTier:
             pool.take(kept - before)
         else:
             pool.give(before - kept)
-        return hit_pages, 0, 0
+        return ServedPages((hit_pages, 0, 0))
 
     def finish_request(self, held: ServedPages) -> None:
         """Nothing is held."""

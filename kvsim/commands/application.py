@@ -2,34 +2,29 @@
 
 import argparse
 import os
-import re
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
-import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.build import Plan, build_run
 from kvsim.commands.mistake import Mistake
 from kvsim.commands.sweep import Listed, Objective, end_sweep, forget_sweep, run_sweep_job
+from kvsim.configuration import explain
 from kvsim.errors import UsageError
-from kvsim.report.result import Result
-from kvsim.suggest import closest
+from kvsim.report.result import RunRecord
 
-CONFIG = "kvsim.conf"
 MISTAKES = ("Config group override must be", "Only one of --run", "The --resolve flag")
 """How the errors begin that Hydra raises as a plain ValueError."""
-TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
 
 
 def run_application(application: Callable[[], Any], arguments: Sequence[str], *, config_name: str = "config") -> None:
@@ -71,7 +66,7 @@ def undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_job(command: str, run: Callable[[Plan, str], Result], cfg: DictConfig) -> Objective:
+def run_job(command: str, run: Callable[[Plan, str], RunRecord], cfg: DictConfig) -> Objective:
     """Run the job at hand: ``run`` takes its plan and the command line that repeats it. A mistake ends a single run at once.
 
     Returns what an optimizing sweeper wants to know of a job of a multirun.
@@ -94,23 +89,6 @@ def run_job(command: str, run: Callable[[Plan, str], Result], cfg: DictConfig) -
     return None
 
 
-def explain(error: Exception, overrides: Sequence[str], config_name: str = "config") -> str:
-    """One line that says which override is wrong, and what would be right."""
-    message = " ".join(str(error).split())
-    if isinstance(error, OverrideParseException):
-        return f"cannot read the override {error.override!r}: say KEY=VALUE, with quotes around a value with spaces or brackets"
-    if isinstance(error, MissingConfigException) and error.options is not None:
-        return _unknown_choice(error)
-    if isinstance(error, ConfigCompositionException):
-        if ambiguous := re.match(r"Ambiguous value for argument '(.*?)' 1\.", message):
-            return f"{ambiguous[1]} lists several values: add -m to run one after another"
-        if unknown := re.match(r"Could not (?:override|append to|delete) '(.*?)'", message):
-            return _unknown_key(unknown[1], overrides, config_name)
-    if isinstance(error, OmegaConfBaseException):
-        return ": ".join(part for part in (error.full_key, str(error).splitlines()[0]) if part)
-    return message
-
-
 def _in_order(arguments: Sequence[str]) -> list[str]:
     """Overrides before flags: between flags, Hydra's parser would not take them. Raises UsageError for an unknown flag."""
     parser = get_args_parser()
@@ -124,51 +102,3 @@ def _in_order(arguments: Sequence[str]) -> list[str]:
     if unknown:
         raise UsageError(f"cannot read {unknown[0]!r}: say KEY=VALUE, or see --help for the flags")
     return ordered
-
-
-def _unknown_choice(error: MissingConfigException) -> str:
-    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-    options = sorted(error.options or ())
-    hint = closest(choice, options) or ";"
-    return f"{group}={choice}: there is no such choice{hint} choose from {', '.join(options)}"
-
-
-def _unknown_key(key: str, overrides: Sequence[str], config_name: str) -> str:
-    if policy := TIER_POLICY.fullmatch(key):
-        tier, family, setting = policy.groups()
-        if setting is None:
-            return f"{key}: say {family}@tiers.{tier}.{family}=NAME to give the tier its own policy"
-        if not any(override.startswith(f"{family}@tiers.{tier}.") for override in overrides):
-            return f"{key}: the tier has no policy of its own: add {family}@tiers.{tier}.{family}=NAME"
-    keys = _known_keys(overrides, config_name)
-    if hint := closest(key, [name for name in keys if name.count(".") == key.count(".")]):
-        return f"{key}: there is no such setting{hint}"
-    parent = key.rpartition(".")[0]
-    siblings = [own for start, _, own in (name.rpartition(".") for name in keys) if start == parent and own != "_target_"]
-    known = ", ".join(dict.fromkeys(siblings))
-    return f"{key}: there is no such setting; {parent or 'the configuration'} has {known or 'none'}"
-
-
-def _known_keys(overrides: Sequence[str], config_name: str) -> list[str]:
-    """All keys, with the user's choices of groups made as far as they can be."""
-    groups = {folder.name for folder in files(CONFIG).iterdir() if folder.is_dir()}
-    choices = [override for override in overrides if override.split("=")[0].split("@")[0] in groups]
-    with hydra.initialize_config_module(CONFIG, version_base="1.3"):
-        for chosen in (choices, []):
-            try:
-                cfg = hydra.compose(config_name, overrides=chosen, return_hydra_config=True)
-            except (HydraException, OmegaConfBaseException):
-                continue
-            groups_of_tiers = [str(name) for name in cfg.hydra.runtime.choices if not str(name).startswith("hydra/")]
-            config = cast(dict[str, Any], OmegaConf.to_container(cfg))
-            return [*groups_of_tiers, *(name for name in _paths(config) if not name.startswith("hydra"))]
-    return []
-
-
-def _paths(node: dict[str, Any], prefix: str = "") -> list[str]:
-    paths = []
-    for name, value in node.items():
-        paths.append(f"{prefix}{name}")
-        if isinstance(value, dict):
-            paths += _paths(value, f"{prefix}{name}.")
-    return paths

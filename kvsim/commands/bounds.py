@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,38 +10,16 @@ from typing import Any
 
 from kvsim import run
 from kvsim.build import Plan
-from kvsim.commands.fingerprint import code_of, digest, trace_content
-from kvsim.commands.traces import load_trace
 from kvsim.core.request import Request
 from kvsim.engine.collector import without_garbage_collector
+from kvsim.execute import load_trace
+from kvsim.fingerprint import bound_names
 from kvsim.policies.eviction.belady import Belady
 from kvsim.report.folder import replacing
 from kvsim.report.result import summarize
 
 RECORDED = ("hit_rate", "page_hit_rate", "hit_tokens", "prompt_tokens", "rejected")
 Bound = dict[str, Any]
-
-
-def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
-    """A name for each bound that there is for a plan; runs that share a bound share its name.
-
-    Both leave out what the GPU tier can never hold, as the runs do. There is none for models whose hits need a recurrent state:
-    MIN knows of none.
-    """
-    if plan.model.is_hybrid:
-        return {}
-    capacities = [tier.capacity_pages for tier in plan.tiers]
-    room = capacities[0]
-    too_large = 0
-    if room is not None:
-        tokens = room * plan.page_tokens if plan.replay.hold_output else float("inf")
-        too_large = sum([r.prompt_pages > room or r.prompt_tokens + r.output_tokens > tokens for r in requests])
-    of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim"),
-                too_large]  # fmt: skip
-    return {
-        "belady": f"belady-{digest([*of_trace, _total(plan)])[:16]}",
-        "unlimited": f"unlimited-{digest(of_trace)[:16]}",
-    }
 
 
 def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
@@ -107,8 +85,3 @@ def _claim(path: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _total(plan: Plan) -> int | None:
-    capacities = [tier.capacity_pages for tier in plan.tiers]
-    return None if None in capacities else sum(pages for pages in capacities if pages is not None)

@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
-from kvsim.bounds.curves import Curve, Curves, Point, curve_settings
+from kvsim.bounds.curves import Curve, Point, curve_settings
 from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
 from kvsim.commands.sweep import Job, Objective
-from kvsim.commands.traces import load_trace
+from kvsim.execute import draw
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.report.progress import progress
-from kvsim.report.result import SCHEMA, Result, installed_versions, plain
+from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
@@ -30,16 +30,11 @@ def main(arguments: Sequence[str]) -> None:
     run_application(application, arguments)
 
 
-def run_curve(plan: Plan, command_line: str, job: Job | None = None) -> Result:
+def run_curve(plan: Plan, command_line: str, job: Job | None = None) -> RunRecord:
     """Load the trace, draw its curves, write the folder, print the tables."""
-    curves = Curves(plan, curve_settings(plan.config["curve"]))
-    trace, load_s = load_trace(plan)
-    loaded = perf_counter()
-    curves.load(trace.requests)
-    with progress(curves.replayed_requests, "curve", shown=job is None or job.is_alone) as meter:
-        curve = curves.draw(meter.advance)
-    times = {"load_s": load_s, "wall_s": perf_counter() - loaded}
-    record = describe(curve, plan, command_line) | times
+    watch = partial(progress, label="curve", shown=job is None or job.is_alone)
+    drawn = draw(plan, curve_settings(plan.config["curve"]), watch=watch)
+    record = describe(drawn.curve, plan, command_line) | {"load_s": drawn.load_s, "wall_s": drawn.wall_s}
     write_curve(plan.output, record)
     console = Console()
     print_curve(record, console)
@@ -47,7 +42,7 @@ def run_curve(plan: Plan, command_line: str, job: Job | None = None) -> Result:
     return record
 
 
-def describe(curve: Curve, plan: Plan, command_line: str) -> Result:
+def describe(curve: Curve, plan: Plan, command_line: str) -> RunRecord:
     """The record of a curve: the content of ``curve.json`` but for the times."""
     points = [point_record(point) for point in curve.points]
     unlimited = point_record(curve.unlimited)

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
@@ -95,7 +95,7 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
         disk_threads=1,
     )
     tiers = [Tier("gpu", 0, SlotPool(pages), LRU())]
-    cache = TieredCache(tiers, Rules(), page_tokens)
+    cache = Cache(tiers, [], Rules(), page_tokens)
     substrate = open_machine(demand, device)
     try:
         recorder = Recorder(substrate, tiers)

@@ -30,13 +30,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.build import Plan, SweepSettings, build_run, check_output, sweep_settings
 from kvsim.commands.bounds import complete, compute_once
-from kvsim.commands.fingerprint import configuration_hash
 from kvsim.commands.mistake import Mistake
 from kvsim.commands.sweep_loader import SweepLoader
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.errors import UsageError
+from kvsim.fingerprint import configuration_hash
 from kvsim.report.folder import prepare_folder, replacing
-from kvsim.report.result import Result
+from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run, read_runs
 from kvsim.suggest import closest
 
@@ -245,7 +245,7 @@ class SweepError(UsageError):
 
 
 @without_garbage_collector()
-def run_sweep_job(command: str, run: Callable[..., Result], cfg: DictConfig) -> Objective:
+def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) -> Objective:
     """Run the job at hand unless it is finished; a failure is reported in one line, and kept in ``error.json``.
 
     Returns the objectives; None where there are none.
@@ -278,7 +278,7 @@ def run_sweep_job(command: str, run: Callable[..., Result], cfg: DictConfig) -> 
         return None
 
 
-def place_job(folder: Path, number: str, config_hash: str) -> tuple[str, Result | None]:
+def place_job(folder: Path, number: str, config_hash: str) -> tuple[str, RunRecord | None]:
     """The name of a job's folder in the sweep's, and its result if it is finished.
 
     A job is finished where the result of its configuration is; if the folder of its number has that of another one, which
@@ -305,7 +305,7 @@ def index_of(folder: Path) -> dict[str, str]:
     return index
 
 
-def objectives(result: Result, settings: SweepSettings) -> Objective:
+def objectives(result: RunRecord, settings: SweepSettings) -> Objective:
     """What ``sweep.objective`` names, of a result; a list if it names several. Raises UsageError for what has no number."""
     if settings.objective is None:
         return None
@@ -313,7 +313,7 @@ def objectives(result: Result, settings: SweepSettings) -> Objective:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def objective(result: Result, name: str) -> float:
+def objective(result: RunRecord, name: str) -> float:
     """One number of a result by its path, as ``ttft_s.p99``; ``capacity_bytes`` are the bytes of all tiers together."""
     if name == "capacity_bytes":
         capacities = [tier["capacity_pages"] for tier in result["tiers"].values()]
@@ -347,7 +347,7 @@ def check_objective(settings: SweepSettings) -> None:
             raise UsageError(f"sweep.objective: result.json has no number {name}{hint}")
 
 
-def outcome_line(result: Result) -> str:
+def outcome_line(result: RunRecord) -> str:
     """A run in a few words."""
     rate = "no prompt served" if result["hit_rate"] is None else f"hit rate {result['hit_rate']:.2%}"
     p99 = result["ttft_s"]["p99"]
@@ -426,7 +426,7 @@ def add_bounds(runs: list[Run]) -> None:
                             other.bounds[kind] = bound
 
 
-def plan_of(result: Result) -> Plan:
+def plan_of(result: RunRecord) -> Plan:
     """The plan of a run that was recorded. Raises UsageError if its configuration is not one any more."""
     config = result["config"] | {"output": ".", "sweep": {}}
     return build_run(OmegaConf.create(config), command=result["command"])

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import hydra
-from hydra.errors import HydraException
 from omegaconf import open_dict
-from omegaconf.errors import OmegaConfBaseException
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from kvsim.build import build_trace
-from kvsim.commands.application import CONFIG, explain
+from kvsim.configuration import compose
 from kvsim.errors import TraceError, UsageError
 from kvsim.trace.base import Trace
 from kvsim.trace.records import read_records
@@ -47,11 +44,7 @@ def load(arguments: Sequence[str]) -> Trace:
         raise UsageError(f"cannot read {' '.join(arguments)!r}: say kvsim trace info FILE KEY=VALUE ...")
     if paths and not any(override.startswith("trace=") for override in overrides):
         overrides.append(f"trace={guess_format(paths[0])}")
-    try:
-        with hydra.initialize_config_module(CONFIG, version_base="1.3"):
-            cfg = hydra.compose("config", overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(explain(error, overrides)) from error
+    cfg = compose(overrides)
     if paths:
         with open_dict(cfg.trace):
             cfg.trace.path = paths[0]

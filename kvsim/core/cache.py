@@ -1,134 +1,172 @@
 """The cache core: remembers where pages are, decides by its policies, never waits and never moves a byte."""
 
-from math import inf, nextafter
-from typing import Any
+from math import inf
+from typing import NamedTuple
 
-from kvsim.core.movement import CPU, DISK, GPU, Movement
+from kvsim.core.edge import Edge
+from kvsim.core.lease import Lease
 from kvsim.core.request import Request
+from kvsim.core.residency import Counts, Residency
 from kvsim.core.rules import Rules
 from kvsim.core.runs import Run, count_pages, split_runs
-from kvsim.core.tier import Tier
+from kvsim.core.tier import CPU, DISK, Tier
 from kvsim.core.transfer import Transfer
-from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
+from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving
+from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node, RadixTree
 
-NO_TRANSFERS: list[Transfer] = []
+
+class Claim(NamedTuple):
+    """What became of promised slots: the request has them, they are lost, or ``waits`` have to end before it asks again."""
+
+    waits: list[Transfer]
+    is_lost: bool = False
 
 
-class Lease:
-    """What a request can reuse and, once it is admitted, what it holds of the GPU until it is released.
+CLAIMED = Claim(NO_TRANSFERS)
+LOST = Claim(NO_TRANSFERS, is_lost=True)
 
-    match    ``path``: ``gpu_pages`` that are on the GPU or arriving there, then ``cpu_pages`` and ``disk_pages`` that only
-             lower tiers have (``disk_pages``: only the disk)
-    admit    the path is pinned down to ``node``; ``slots`` (or a promise of ``owed_pages`` of them) for all other pages
-    load     ``loaded_pages`` come from lower tiers, ``loaded_disk_pages`` of them straight from disk
-    insert   computed pages are in the tree and pinned too: ``slots`` keeps the partial page's and the answer's
+
+class Growth(NamedTuple):
+    """Whether requests get more slots, and the write-downs that make room for them."""
+
+    has_room: bool
+    transfers: list[Transfer]
+
+
+class Fetch(NamedTuple):
+    """What is to be carried out, in order, and the read ahead itself; None if there was no room for a single page."""
+
+    transfers: list[Transfer]
+    fetch: Transfer | None
+
+
+class Load(NamedTuple):
+    """What is to be carried out, in order, and those of it that bring pages to the GPU."""
+
+    transfers: list[Transfer]
+    loads: list[Transfer]
+
+
+NO_LOAD = Load(NO_TRANSFERS, NO_TRANSFERS)
+
+
+class View:
+    """The graph of tiers as a GPU tier sees it."""
+
+    def __init__(self, gpu: Tier) -> None:
+        self.gpu = gpu
+        self.edges: list[Edge] = list(gpu.below)
+        """From the top down."""
+        for edge in self.edges:
+            self.edges += [below for below in edge.lower.below if below not in self.edges]
+        self.sources: list[tuple[Tier, Tier | None]] = [(edge.lower, None) for edge in gpu.below]
+        """(tier, the tier between), the ones that are read first at the front: None stands for straight to the GPU."""
+        for edge in gpu.below:
+            self.sources += [(below.lower, edge.lower) for below in edge.lower.below]
+        self.lower: list[Tier] = list(dict.fromkeys([tier for tier, _ in self.sources]))
+        between = [tier for _, tier in self.sources if tier is not None]
+        self.fetches_to: Tier | None = between[0] if between else None
+        """The tier into which pages are read ahead of need; None if there is none."""
+
+
+class Cache:
+    """Tree, tiers, edges and policies behind one face. Methods take ``now``, in seconds, where time matters.
+
+    Several GPU tiers may stand side by side: ``match`` says which of them serves a request.
     """
 
-    __slots__ = (
-        "request", "path", "gpu_nodes", "gpu_pages", "cpu_pages", "disk_pages", "leading_cpu_pages", "rest", "node", "slots",
-        "owed_pages", "loading", "loaded_pages", "loaded_disk_pages", "waits", "epoch", "hits",
-        "is_finishing", "is_resumed", "is_known_prompt",
-    )  # fmt: skip
-    node: Node
-    """The deepest node of the pinned path, after admission."""
-    epoch: int
-    """How often the cache had been reset at admission."""
-    hits: tuple[int, int, int]
-    """Hit pages by tier (gpu, cpu, disk), for replay."""
-
-    def __init__(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
-        self.request = request
-        self.path = path
-        self.gpu_nodes = len(path)
-        """So many nodes of ``path`` are on the GPU."""
-        self.gpu_pages = pages
-        self.cpu_pages = self.disk_pages = self.leading_cpu_pages = 0
-        self.rest = rest
-        """The prompt's pages after the path; after admission, after the pinned path."""
-        self.slots: Any = None
-        self.owed_pages = self.loaded_pages = self.loaded_disk_pages = 0
-        self.loading: Node | None = None
-        """The last node to be loaded, until the load is made."""
-        self.is_finishing = False
-        """The answer is there: what is inserted now is no prompt."""
-        self.is_resumed = False
-        """The request was admitted before and gave everything back: what it finds again is used no further time."""
-        self.is_known_prompt = False
-        """The prompt was computed before, by the same request: policies that count prompts have heard of it."""
-        self.waits = NO_TRANSFERS
-        """Write-downs that make room for this request."""
-
-    @property
-    def has_load(self) -> bool:
-        """Whether something is to be loaded, and has not been started."""
-        return self.loading is not None
-
-    @property
-    def lower_pages(self) -> int:
-        """Pages that would have to be loaded."""
-        return self.cpu_pages + self.disk_pages
-
-
-class TieredCache(Movement):
-    """Radix tree, tiers and policies behind one face. Methods take ``now``, in seconds, where time matters."""
-
-    lease_type: type[Lease] = Lease
-
-    def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
-        super().__init__(tiers, rules)
+    def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:
+        self.residency = Residency(tiers)
+        self.transfers = Transfers(self.residency, edges)
+        self.tiers = tiers
+        self.edges = edges
+        self.rules = rules
         self.page_tokens = page_tokens
-        self.leases: dict[Any, None] = {}
-        """Of running requests; ``single.py`` has a smaller kind."""
+        self.views = {tier.index: View(tier) for tier in tiers if not tier.above}
+        self.gpu = tiers[0]
+        """The GPU tier, or the first of them."""
+        self.leases: dict[Lease, None] = {}
+        """Of running requests."""
         self.epoch = 0
-        self._recompute_last_token = rules.recompute_last_token
-        self.persistent: dict[Node, None] = {}
-        """Ends of paths that never leave the GPU."""
+        """How often the cache has been reset."""
+        self.persistent: dict[tuple[Node, Tier], None] = {}
+        """Ends of paths that never leave a GPU tier."""
+        self._recomputes_last_token = rules.recompute_last_token
+        self._is_single = len(tiers) == 1
 
-    # --- match and admit ---------------------------------------------------------------------------------------------
+    @property
+    def tree(self) -> RadixTree:
+        """Where pages are."""
+        return self.residency.tree
 
-    def match(self, request: Request) -> Any:
-        """The longest reusable prefix, by tier. Changes nothing but the cut that it needs."""
-        runs = request.runs
-        if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // self.page_tokens) < request.prompt_pages:
-            runs = split_runs(runs, usable)[0]
-        return self.match_runs(request, runs)
+    @property
+    def counts(self) -> Counts:
+        """What became of pages that were moved."""
+        return self.residency.counts
 
-    def match_runs(self, request: Request, runs: tuple[Run, ...]) -> Any:
+    @property
+    def now(self) -> float:
+        """When the cache was last used."""
+        return self.residency.now
+
+    @property
+    def in_flight(self) -> dict[Transfer, None]:
+        """Transfers handed out and not yet ended, the oldest first."""
+        return self.transfers.in_flight
+
+    # --- match and admit ---------------------------------------------------------------------------------------------------
+
+    def match(self, request: Request, gpu: Tier | None = None) -> Lease:
+        """The longest reusable prefix as seen from a GPU tier. Changes nothing but the cut that it needs."""
+        return self.match_runs(request, self.usable_runs(request), gpu or self.gpu)
+
+    def usable_runs(self, request: Request) -> tuple[Run, ...]:
+        """The pages of a prompt that may be hits."""
+        if self._recomputes_last_token:
+            usable = (request.prompt_tokens - 1) // self.page_tokens
+            if usable < request.prompt_pages:
+                return split_runs(request.runs, usable)[0]
+        return request.runs
+
+    def match_runs(self, request: Request, runs: tuple[Run, ...], gpu: Tier) -> Lease:
         """As ``match``, within ``runs``, with which the prompt begins."""
-        path, partial, agreed, rest = self.tree.walk(self.tree.root, runs)
-        if partial is not None:
-            path.append(self.cut(partial, agreed))
-        pages = path[-1].depth + path[-1].pages if path else 0
+        lease = Lease(request, gpu, self.residency.tree.root)
+        self.rematch(lease, runs)
+        return lease
+
+    def rematch(self, lease: Lease, runs: tuple[Run, ...]) -> None:
+        """Let a lease that has not been admitted match within ``runs``, with which its prompt begins."""
+        request = lease.request
+        path, rest = self.residency.follow(lease.node, runs)
+        pages = 0
+        if path:
+            last = path[-1]
+            pages = last.depth + last.pages
         if runs is not request.runs:
             rest = split_runs(request.runs, pages)[1]
-        return self.lease(request, path, pages, rest)
-
-    def lease(self, request: Request, path: list[Node], pages: int, rest: tuple[Run, ...]) -> Lease:
-        """A match of which the tree has so many pages, by tier."""
-        lease = self.lease_type(request, path, pages, rest)
-        if not self._single:
+        lease.set_match(path, pages, rest)
+        if not self._is_single:
             self._sort_by_tier(lease)
-        return lease
 
     def _sort_by_tier(self, lease: Lease) -> None:
         """Split the path into what is on the GPU and what is below; drop what cannot be used now."""
-        path, at, disk = lease.path, 0, len(self.tiers) > DISK
+        path, at, gpu = lease.path, 0, lease.gpu
+        index = gpu.index
         for node in path:
-            state = node.state[GPU]
-            if state == ABSENT or state == INCOMING and not self.is_arriving(node):
+            state = node.state[index]
+            if state == ABSENT or state == INCOMING and not is_arriving(node, gpu):
                 break
             at += 1
-        else:
+        if at == len(path):
             return
         lease.gpu_nodes = at
         lease.gpu_pages = path[at - 1].depth + path[at - 1].pages if at else 0
-        for node in path[at:]:
-            states = node.state
-            if states[GPU]:
-                break
-            if states[CPU] == READY:
+        while at < len(path):
+            node = path[at]
+            level = self._level_below(node, gpu)
+            if level == CPU:
                 lease.cpu_pages += node.pages
-            elif disk and states[DISK] == READY and not states[CPU]:
+            elif level == DISK:
                 if not lease.disk_pages:
                     lease.leading_cpu_pages = lease.cpu_pages
                 lease.disk_pages += node.pages
@@ -141,223 +179,159 @@ class TieredCache(Movement):
             del path[at:]
             lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.lower_pages)[1]
 
+    def _level_below(self, node: Node, gpu: Tier) -> int:
+        """The level of the tier from which a page would be loaded to a GPU tier that lacks it; -1 if there is none."""
+        if not node.state[gpu.index]:
+            for tier, between in self.views[gpu.index].sources:
+                if node.state[tier.index] == READY and (between is None or not node.state[between.index]):
+                    return tier.level
+        return -1
+
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        """Let a request run that needs ``pages`` GPU pages in all, of which ``load_pages`` are to come from lower tiers.
+        """Let a request run that needs ``pages`` GPU pages in all, of which ``load_pages`` are to come from tiers below.
 
         Pins what is reused and reserves slots for everything else, evicting as needed. False, and nothing changed, if that
-        is not possible now. The slots are there once ``claim`` returns []. The lease must be fresh from ``match``.
+        is not possible now. The slots are there once ``claim`` says so. The lease must be fresh from ``match``.
         """
-        gpu = self.gpu
+        gpu, residency = lease.gpu, self.residency
         new_pages = pages - lease.gpu_pages
-        missing = new_pages - gpu.pool.free - gpu.coming_pages + gpu.owed_pages
-        evictable = gpu.evictable_pages
-        if missing > 0 and missing + lease.gpu_pages > evictable and missing + self._idle_pages(lease) > evictable:
-            return False
-        if now <= self.now:
-            now = nextafter(self.now, inf)
-        self.now = now
-        for announce in self.announced:
-            announce(lease.request, now)
-        self._pin_path(lease, load_pages, now)
-        if self._single:
-            if missing > 0:
-                self.make_room(gpu, new_pages, now)
-        else:
-            self.make_room(gpu, new_pages, now)
-            lease.waits = self.flush()
+        missing = new_pages - gpu.spare_pages
+        if missing > 0:
+            evictable = gpu.evictable_pages
+            if missing + lease.gpu_pages > evictable and missing + self._idle_pages(lease) > evictable:
+                return False
+        now = residency.tick(now)
+        residency.tell_request(lease.request, now)
+        self._pin(lease, load_pages, now)
+        if missing > 0 or not self._is_single:
+            self.transfers.make_room(gpu, new_pages, now)
+            lease.waits = self.transfers.flush()
         self._promise(lease, new_pages)
         self.leases[lease] = None
         return True
 
     def _idle_pages(self, lease: Lease) -> int:
         """Pages of the match that count as evictable, or as about to leave, until they are pinned."""
-        path = lease.path[: lease.gpu_nodes]
-        return sum(node.pages for node in path if node.state[GPU] == LEAVING or not node.pins[GPU])
+        index, pages = lease.gpu.index, 0
+        for node in lease.path[: lease.gpu_nodes]:
+            if node.state[index] == LEAVING or not node.pins[index]:
+                pages += node.pages
+        return pages
 
-    def _pin_path(self, lease: Lease, load_pages: int, now: float) -> None:
+    def _pin(self, lease: Lease, load_pages: int, now: float) -> None:
+        """Pin what the request reuses, and count its uses."""
         lease.epoch = self.epoch
-        reused, gpu, node, evictable = lease.path, self.gpu, self.tree.root, 0
-        loading: list[Node] = []
-        if not self._single:
-            loading = self._first_pages(lease, load_pages)
+        residency, reused = self.residency, lease.path
+        lower: list[Node] = []
+        if not self._is_single:
+            lower = residency.first_pages(reused[lease.gpu_nodes :], load_pages)
             reused = reused[: lease.gpu_nodes]
-            self._revive(reused, now)
-        for node in reused:
-            pins = node.pins
-            if not pins[GPU]:
-                evictable += node.pages
-            pins[GPU] += 1
-            node.last_used = now
-        gpu.evictable_pages -= evictable
-        lease.node = node
-        self._count_uses(lease, reused, now)
-        if loading:
-            self._pin_loading(lease, loading, now)
+            self._revive(reused, lease.gpu, now)
+            if lower:
+                lease.loading = lower[-1]
+                for tier in self.views[lease.gpu.index].lower:
+                    residency.pin(lower[-1], tier)
+                for node in lower:
+                    lease.loaded_pages += node.pages
+        residency.pin_path(reused, lease.gpu, lease.gpu_pages)
+        residency.use(reused, now, is_first=not lease.is_resumed)
+        if reused:
+            lease.node = reused[-1]
+        if lease.loading is not None:
+            residency.use(lower, now, is_first=not lease.is_resumed)
         if lease.loaded_pages < lease.cpu_pages + lease.disk_pages:
             lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
 
-    def _revive(self, nodes: list[Node], now: float) -> None:
+    def _revive(self, nodes: list[Node], gpu: Tier, now: float) -> None:
         """Pages that are leaving the GPU are used again: they stay, and their copies below are completed all the same."""
         for node in nodes:
-            if node.state[GPU] == LEAVING:
-                self.stay(node, self.gpu, now)
+            if node.state[gpu.index] == LEAVING:
+                self.transfers.stay(node, gpu, now)
                 self.counts.revived_pages += node.pages
 
-    def _first_pages(self, lease: Lease, pages: int) -> list[Node]:
-        """The nodes that hold the first ``pages`` pages below the GPU's part; the last one is cut if need be."""
-        nodes: list[Node] = []
-        for node in lease.path[lease.gpu_nodes :] if pages else ():
-            if pages <= 0:
-                break
-            if node.pages > pages:
-                node = self.cut(node, pages)
-            nodes.append(node)
-            pages -= node.pages
-        return nodes
-
-    def _pin_loading(self, lease: Lease, nodes: list[Node], now: float) -> None:
-        lease.loading = nodes[-1]
-        for tier in self.tiers[CPU:]:
-            self.pin(nodes[-1], tier.index)
-        for node in nodes:
-            node.last_used = now
-            lease.loaded_pages += node.pages
-        self._count_uses(lease, nodes, now)
-
-    def _count_uses(self, lease: Lease, nodes: list[Node], now: float) -> None:
-        """A request uses each page once, however often it is admitted."""
-        if lease.is_resumed:
-            return
-        for node in nodes:
-            node.hits += 1
-        if self.listeners:
-            self.tell_hits(nodes, now)
-
-    # --- slots -------------------------------------------------------------------------------------------------------
+    # --- slots -------------------------------------------------------------------------------------------------------------
 
     def _promise(self, lease: Lease, pages: int) -> None:
-        """Give the request slots that are free and promised to nobody else; otherwise it is owed them."""
-        gpu = self.gpu
+        """Give the request slots that are free and not promised to others; otherwise promise them."""
+        gpu = lease.gpu
         pool = gpu.pool
-        if pool.free - gpu.owed_pages >= pages:
+        if pool.free - gpu.promised_pages >= pages:
             slots = pool.take(pages)
             lease.slots = slots if lease.slots is None else pool.join(lease.slots, slots)
         else:
             if lease.slots is None:
                 lease.slots = pool.take(0)
-            lease.owed_pages += pages
-            gpu.owed_pages += pages
+            lease.promised_pages += pages
+            gpu.promised_pages += pages
 
-    def claim(self, lease: Lease, now: float) -> list[Transfer] | None:
-        """Take the slots that were promised. Returns [] when the request has them, or transfers to wait for before asking again.
+    def claim(self, lease: Lease, now: float) -> Claim:
+        """Take the slots that were promised.
 
-        None if they cannot be had any more (pages about to leave were used again): ``release``, and try later.
+        They are lost if pages about to leave were used again: ``release``, and try later.
         """
-        gpu, pages = self.gpu, lease.owed_pages
+        gpu, pages = lease.gpu, lease.promised_pages
         while gpu.pool.free < pages:
-            if not gpu.coming_pages and not self.make_room(gpu, 0, now):
-                return None
-            if waits := self.departing(gpu):
-                return waits
+            if not gpu.leaving_pages and not self.transfers.make_room(gpu, 0, now):
+                return LOST
+            waits = self.transfers.departing(gpu)
+            if waits:
+                return Claim(waits)
         if pages:
-            gpu.owed_pages -= pages
-            lease.owed_pages = 0
+            gpu.promised_pages -= pages
+            lease.promised_pages = 0
             lease.slots = gpu.pool.join(lease.slots, gpu.pool.take(pages))
-        return []
+        return CLAIMED
 
-    def grow(self, lease: Lease, pages: int, now: float) -> list[Transfer] | None:
-        """Promise more slots to a request that decodes; ``claim`` gets those that are not free at once.
+    def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
+        """Promise more slots to requests of one GPU that decode: all get what they need, or none. ``claim`` gets those that are
+        not free at once."""
+        if not needs:
+            return Growth(True, NO_TRANSFERS)
+        gpu, wanted = needs[0][0].gpu, 0
+        for _, pages in needs:
+            wanted += pages
+        if not self.transfers.make_room(gpu, wanted, now):
+            return Growth(False, NO_TRANSFERS)
+        for lease, pages in needs:
+            self._promise(lease, pages)
+        return Growth(True, self.transfers.flush())
 
-        Returns the write-downs that make room; None, and nothing changed, if there is no room to be had.
-        """
-        return self.grow_all([(lease, pages)], now)
+    # --- reads from below ----------------------------------------------------------------------------------------------------
 
-    def grow_all(self, needs: list[tuple[Lease, int]], now: float) -> list[Transfer] | None:
-        """As ``grow``, for several requests at once: all get what they need, or none."""
-        gpu = self.gpu
-        wanted = sum([pages for _, pages in needs])
-        if not self.make_room(gpu, wanted, now):
-            return None
-        if gpu.pool.free - gpu.owed_pages >= wanted:
-            take, join = gpu.pool.take, gpu.pool.join
-            for lease, pages in needs:
-                lease.slots = join(lease.slots, take(pages))
-        else:
-            for lease, pages in needs:
-                self._promise(lease, pages)
-        return self.flush()
+    def load(self, lease: Lease, now: float) -> Load:
+        """Start to bring the matched pages of tiers below to the GPU; the request must have claimed its slots.
 
-    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
-        """The request has its answer: as ``release``, and the policies hear of it. Without a clock that is when it began.
-
-        Returns the write-downs that follow.
-        """
-        transfers = NO_TRANSFERS
-        if self.rules.cache_output and lease.request.output_runs:
-            lease.is_finishing = True
-            lease.rest = lease.request.output_runs
-            transfers = self.insert(lease, max(now, self.now))
-        if self.finished and lease.epoch == self.epoch:
-            for finish in self.finished:
-                finish(lease.request, lease.node, max(now, self.now))
-        self.release(lease)
-        if not self.early:
-            return transfers
-        self.write_early(self.now)
-        return transfers + self.flush()
-
-    def persist(self, node: Node) -> None:
-        """The node and all before it, which are on the GPU, do not leave it any more until ``reset``."""
-        if node not in self.persistent:
-            self.persistent[node] = None
-            self.pin(node, GPU)
-
-    def release(self, lease: Lease) -> None:
-        """The request is over, or retracted: its path is unpinned, its slots and what it was promised are given back."""
-        gpu = self.gpu
-        gpu.pool.give(lease.slots)
-        gpu.owed_pages -= lease.owed_pages
-        del self.leases[lease]
-        if lease.loading is not None:
-            for tier in self.tiers[CPU:]:
-                self.unpin(lease.loading, tier.index)
-        self.unpin(lease.node, GPU)
-
-    # --- reads from below --------------------------------------------------------------------------------------------
-
-    def load(self, lease: Lease, now: float) -> list[Transfer]:
-        """Start to bring the matched pages of lower tiers to the GPU; the request must have claimed its slots.
-
-        Pages that only the disk has pass through the CPU tier. If that has no room for them the load ends before them,
-        and they are computed. The last transfer returned is the load itself, if any page is loaded.
+        Pages that only the disk has pass through the CPU tier if the disk is below it. As many as find room there are read;
+        what follows on the first that does not is computed.
         """
         last, lease.loading = lease.loading, None
         if last is None:
-            return []
+            return NO_LOAD
         lease.loaded_pages = 0
-        transfers: list[Transfer] = []
+        view = self.views[lease.gpu.index]
+        load = NO_LOAD
         if lease.epoch == self.epoch:
             nodes = self._share_loaded(lease, self._path_between(lease.node, last))
-            transfers, fetch = self._fetch_missing(nodes, now)
-            if nodes:
-                transfers.append(self._start_load(lease, nodes, fetch))
+            load = self._start_loads(lease, nodes, view, now)
             lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
-        for tier in self.tiers[CPU:]:
-            self.unpin(last, tier.index)
-        return transfers
+        for tier in view.lower:
+            self.residency.unpin(last, tier)
+        return load
 
     def _share_loaded(self, lease: Lease, nodes: list[Node]) -> list[Node]:
         """Pin the first nodes if another request has begun to load them since the match, and give back the room for them.
 
         Returns the nodes that are left to load.
         """
+        gpu, residency = lease.gpu, self.residency
+        index = gpu.index
         for at, node in enumerate(nodes):
-            if node.state[GPU] != READY and not self.is_arriving(node):
-                return nodes[at:] if node.state[GPU] == ABSENT else []
-            mine, lease.slots = self.gpu.pool.split(lease.slots, node.pages)
-            self.gpu.pool.give(mine)
-            self.pin(node, GPU)
-            self.unpin(lease.node, GPU)
+            if node.state[index] != READY and not is_arriving(node, gpu):
+                return nodes[at:] if node.state[index] == ABSENT else []
+            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
+            gpu.pool.give(mine)
+            residency.pin(node, gpu)
+            residency.unpin(lease.node, gpu)
             lease.node = node
             lease.gpu_pages += node.pages
         return []
@@ -365,222 +339,312 @@ class TieredCache(Movement):
     @staticmethod
     def _path_between(upper: Node, node: Node) -> list[Node]:
         """The nodes below ``upper`` down to ``node``, top to bottom."""
-        path = []
+        path: list[Node] = []
         while node is not upper:
             path.append(node)
-            node = node.parent  # type: ignore[assignment]
-        return path[::-1]
+            assert node.parent is not None
+            node = node.parent
+        path.reverse()
+        return path
 
-    def _fetch_missing(self, nodes: list[Node], now: float) -> tuple[list[Transfer], list[Transfer]]:
-        """Transfers that bring to the CPU what only the disk has: all of them, and those that read the disk.
-
-        ``nodes`` is cut short where the CPU has no room.
-        """
-        cpu, fetched, pages = self.tiers[CPU], [], 0
-        room = cpu.available_pages
-        for at, node in enumerate(nodes):
-            if node.state[CPU] == READY:
-                continue
-            if node.state[CPU] or pages + node.pages > room:
-                del nodes[at:]
-                break
-            pages += node.pages
-            fetched.append(node)
-        if fetched:
-            self.make_room(cpu, pages, now)
-            for node in fetched:
-                self.add_incoming(node, cpu)
-        transfers = self.flush()
-        fetch = [self._read_disk(fetched)] if fetched else []
-        return transfers + fetch, fetch
-
-    def _read_disk(self, nodes: list[Node]) -> Transfer:
-        return self.start(Transfer(self.tiers[DISK], self.tiers[CPU], nodes))
-
-    def _start_load(self, lease: Lease, nodes: list[Node], after: list[Transfer]) -> Transfer:
-        gpu = self.gpu
-        load = Transfer(self.tiers[CPU], gpu, nodes, after=after, begun=not after)
+    def _start_loads(self, lease: Lease, nodes: list[Node], view: View, now: float) -> Load:
+        """Start reads into the tiers between, and one load from each tier next to the GPU that has some of the nodes."""
+        transfers, loads = list[Transfer](), list[Transfer]()
+        by_source: dict[Edge, list[Node]] = {edge: [] for edge in view.gpu.below}
+        reads = self._plan_reads(nodes, view)
+        for edge, read in reads.items():
+            for node in read:
+                self.residency.promise_copy(node, edge.upper)
+            self.transfers.make_room(edge.upper, 0, now)
+        transfers += self.transfers.flush()
+        fetches = {edge.upper: self._read(edge, read) for edge, read in reads.items()}
+        transfers += fetches.values()
         for node in nodes:
-            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
-            self.add_copy(node, gpu, INCOMING, mine)
-            node.pins[GPU] += 1
-        lease.node = nodes[-1]
-        lease.loaded_pages = load.pages
-        lease.loaded_disk_pages = sum([fetch.pages for fetch in after])
-        return self.start(load)
+            for edge in view.gpu.below:
+                if node.state[edge.lower.index] == READY or node.state[edge.lower.index] == INCOMING and edge.lower in fetches:
+                    by_source[edge].append(node)
+                    break
+            self._take_slots(lease, node)
+        for edge, loaded in by_source.items():
+            if loaded:
+                after = [fetches[edge.lower]] if edge.lower in fetches else []
+                load = Transfer(edge.lower, view.gpu, loaded, goes_down=False, after=after)
+                load.begun = not after
+                loads.append(self.transfers.start(load))
+                if edge.lower.level == DISK:
+                    lease.loaded_disk_pages += load.pages
+        for fetch in fetches.values():
+            lease.loaded_disk_pages += fetch.pages
+        return Load(transfers + loads, loads)
+
+    def _plan_reads(self, nodes: list[Node], view: View) -> dict[Edge, list[Node]]:
+        """What has to be read into a tier between disk and GPU, by edge. ``nodes`` is cut short where such a tier has no room."""
+        reads: dict[Edge, list[Node]] = {}
+        room: dict[Edge, int] = {}
+        for at, node in enumerate(nodes):
+            edge = self._edge_to_read(node, view)
+            if edge is None:
+                if self._level_below(node, view.gpu) < 0:
+                    del nodes[at:]
+                    break
+                continue
+            left = room.setdefault(edge, max(0, edge.upper.available_pages))
+            if node.pages > left:
+                del nodes[at:]
+                if left:
+                    node = self.residency.cut(node, left)
+                    nodes.append(node)
+                    reads.setdefault(edge, []).append(node)
+                break
+            room[edge] = left - node.pages
+            reads.setdefault(edge, []).append(node)
+        return reads
+
+    def _edge_to_read(self, node: Node, view: View) -> Edge | None:
+        """The edge over which a page has to come before it can be loaded; None if a tier next to the GPU has it, or none does."""
+        for tier, between in view.sources:
+            if node.state[tier.index] == READY:
+                if between is None:
+                    return None
+                if not node.state[between.index]:
+                    return self._edge(between, tier)
+        return None
+
+    @staticmethod
+    def _edge(upper: Tier, lower: Tier) -> Edge:
+        for edge in upper.below:
+            if edge.lower is lower:
+                return edge
+        raise AssertionError(f"no edge joins {upper.name} and {lower.name}")
+
+    def _read(self, edge: Edge, nodes: list[Node]) -> Transfer:
+        """Start to read nodes from a lower tier into the one above; their room there is promised."""
+        return self.transfers.start(Transfer(edge.lower, edge.upper, nodes.copy(), goes_down=False))
+
+    def _take_slots(self, lease: Lease, node: Node) -> None:
+        """A node is about to be loaded into slots of the request, whose path it lengthens."""
+        gpu = lease.gpu
+        mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
+        self.residency.add_copy(node, gpu, INCOMING, mine)
+        node.pins[gpu.index] += 1
+        lease.node = node
+        lease.loaded_pages += node.pages
 
     def arriving(self, lease: Lease) -> list[Transfer]:
         """The loads, its own and others', that a request's pinned path waits for."""
         loads: dict[Transfer, None] = {}
         node = lease.node
-        while node.parent is not None and not self._single:
+        while node.parent is not None and not self._is_single:
             for transfer in node.transfers:
-                if transfer.target is self.gpu:
+                if transfer.target is lease.gpu:
                     loads[transfer] = None
             node = node.parent
         return list(loads)
 
-    def fetch(self, lease: Lease, pages: int, now: float) -> list[Transfer]:
-        """Start to read the first ``pages`` pages that only the disk has into the CPU tier, for a request that still waits.
+    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
+        """Start to read the first ``pages`` pages that only the disk has into the CPU tier, or as many as find room, for a
+        request that still waits.
 
-        The last transfer returned is the fetch itself; [] if the CPU tier cannot hold the pages. Until it ends, the path
-        from which it goes on stays where it is; from then on it is as recent as if it had been used now. The lease is fresh
-        from ``match`` and is not used up.
+        Until the fetch ends, the path from which it goes on stays where it is; from then on it is as recent as if it had been
+        used now. The lease is fresh from ``match`` and is used up.
         """
-        nodes = self._first_on_disk(lease, pages)
-        if not nodes:
-            return []
-        last, transfers = nodes[-1], NO_TRANSFERS
-        for tier in self.tiers:
-            self.pin(last, tier.index)
-        self.expect(last, now)
-        if self.make_room(self.tiers[CPU], sum([node.pages for node in nodes]), now):
+        residency, view = self.residency, self.views[lease.gpu.index]
+        cpu, end = view.fetches_to, lease.path[-1]
+        assert cpu is not None
+        pinned = [view.gpu, *view.lower]
+        for tier in pinned:
+            residency.pin(end, tier)
+        nodes = self._first_on_disk(lease, min(pages, cpu.available_pages), view)
+        result = Fetch(NO_TRANSFERS, None)
+        if nodes:
+            now = residency.tick(now)
+            path = self._path_between(residency.tree.root, nodes[-1])
             for node in nodes:
-                self.add_incoming(node, self.tiers[CPU])
-            transfers = [*self.flush(), self._read_disk(nodes)]
-            self.keep(transfers[-1], last, self.gpu)
-        for tier in self.tiers:
-            self.unpin(last, tier.index)
-        return transfers
+                residency.promise_copy(node, cpu)
+            self.transfers.make_room(cpu, 0, now)
+            transfers = self.transfers.flush()
+            edge = self._edge_for(nodes[0], cpu)
+            fetch = self._read(edge, nodes)
+            self.transfers.keep(fetch, nodes[-1], view.gpu)
+            residency.reannounce(path, now)
+            result = Fetch([*transfers, fetch], fetch)
+        for tier in pinned:
+            residency.unpin(end, tier)
+        return result
 
-    def expect(self, last: Node, now: float) -> None:
-        """A path, pinned, is about to be used: what was used between its last use and now leaves before it."""
-        now, node = self.tick(now), last
-        while node.parent is not None:
-            node.last_used = now
-            node = node.parent
-
-    def _first_on_disk(self, lease: Lease, pages: int) -> list[Node]:
+    def _first_on_disk(self, lease: Lease, pages: int, view: View) -> list[Node]:
         nodes: list[Node] = []
         for node in lease.path[lease.gpu_nodes :]:
             if pages <= 0:
                 break
-            if node.state[CPU] != READY:
+            edge = self._edge_to_read(node, view)
+            if edge is not None and edge.upper is view.fetches_to:
                 if node.pages > pages:
-                    node = self.cut(node, pages)
+                    node = self.residency.cut(node, pages)
                 nodes.append(node)
                 pages -= node.pages
         return nodes
 
-    # --- computed pages ----------------------------------------------------------------------------------------------
+    @staticmethod
+    def _edge_for(node: Node, upper: Tier) -> Edge:
+        """The edge over which a tier can read a node."""
+        for edge in upper.below:
+            if node.state[edge.lower.index] == READY:
+                return edge
+        raise AssertionError(f"{node}: not below {upper.name}")
+
+    # --- computed pages --------------------------------------------------------------------------------------------------------
 
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
-        """The whole prompt has been computed: its pages become nodes. Returns the write-downs that follow."""
+        """The whole prompt, or the answer, has been computed: its pages become nodes. Returns the write-downs that follow."""
         if lease.epoch != self.epoch:
-            return []
-        if now <= self.now:
-            now = nextafter(self.now, inf)
-        self.now = now
-        for announce in self.announced:
-            announce(lease.request, now)
+            return NO_TRANSFERS
+        residency, request = self.residency, lease.request
+        now = residency.tick(now)
+        residency.tell_request(request, now)
         if lease.loaded_pages:
             self._fill_gaps(lease, now)
         rest = lease.rest
         if rest:
             if rest[0][0] in lease.node.children:
-                rest = self.join_known(lease, now)
+                rest = self._join_known(lease, now)
             if rest:
-                self.add_leaf(lease, rest, now)
+                gpu = lease.gpu
+                pages = rest[0][1] if len(rest) == 1 else count_pages(rest)
+                mine, lease.slots = gpu.pool.split(lease.slots, pages)
+                lease.node = residency.add_leaf(lease.node, rest, pages, gpu, mine, now)
             lease.rest = ()
-        if lease.request.persistent:
-            self.persist(lease.node)
-        if self._single:
-            return NO_TRANSFERS
-        for offer in self.offering if not (lease.is_finishing or lease.is_known_prompt) else ():
-            offer(lease.request, now)
+        if request.persistent:
+            self.persist(lease.node, lease.gpu)
+        return NO_TRANSFERS if self._is_single else self._offer(lease, now)
+
+    def _offer(self, lease: Lease, now: float) -> list[Transfer]:
+        """Ask placement, edge by edge from the top, about the path that a request has used."""
+        edges = self.views[lease.gpu.index].edges
+        if not (lease.is_finishing or lease.is_known_prompt):
+            for edge in edges:
+                if edge.hears_requests:
+                    edge.placement.on_request(lease.request, now)
         prompt = None if lease.is_finishing else lease.request
-        for tier in self.tiers[:-1]:
-            self.offer_path(lease.node, tier, now, prompt)
-        transfers = self.flush()
+        for edge in edges:
+            self.transfers.offer_path(lease.node, edge, now, prompt)
+        transfers = self.transfers.flush()
         for transfer in transfers:
             transfer.request = prompt
         return transfers
 
-    def add_leaf(self, lease: Lease, runs: tuple[Run, ...], now: float) -> None:
-        gpu, parent = self.gpu, lease.node
-        pages = runs[0][1] if len(runs) == 1 else count_pages(runs)
-        node = lease.node = self.tree.add(parent, runs, pages, now)
-        node.slots[GPU], lease.slots = gpu.pool.split(lease.slots, pages)
-        node.state[GPU] = READY
-        node.pins[GPU] = 1
-        parent.kids[GPU] += 1
-        gpu.inserted_pages += pages
-        if gpu.on_insert:
-            gpu.on_insert(node, now)
-
-    def join_known(self, lease: Lease, now: float) -> tuple[Run, ...]:
-        """Pin the nodes that others, or lower tiers, have of what the request computed. Returns what nobody has."""
-        path, partial, agreed, rest = self.tree.walk(lease.node, lease.rest)
-        if partial is not None:
-            path.append(self.cut(partial, agreed))
+    def _join_known(self, lease: Lease, now: float) -> tuple[Run, ...]:
+        """Pin the nodes that others, or tiers below, have of what the request computed. Returns what is new."""
+        path, rest = self.residency.follow(lease.node, lease.rest)
         for node in path:
             self._take_computed(lease, node, now)
             lease.node = node
+        if not self._is_single:
+            self.transfers.drop_duplicates_below(path, lease.gpu)
         return rest
 
     def _take_computed(self, lease: Lease, node: Node, now: float) -> None:
         """Computed pages of a known node fill the GPU's gap, or are given back."""
-        gpu, state = self.gpu, node.state[GPU]
+        gpu, residency = lease.gpu, self.residency
+        index = gpu.index
+        state = node.state[index]
         mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
-        node.last_used = now
         if state == ABSENT:
-            self.add_copy(node, gpu, READY, mine)
-            self._note_computed(node, now)
+            residency.add_copy(node, gpu, INCOMING, mine)
         else:
             gpu.pool.give(mine)
             if state == LEAVING:
-                self._revive([node], now)
-            elif state == INCOMING and not self.is_arriving(node):
-                node.state[GPU] = READY
-                self._note_computed(node, now)
-            if not node.pins[GPU]:
-                gpu.evictable_pages -= node.pages
-        node.pins[GPU] += 1
-        for tier in self.tiers[CPU:]:  # nothing pins it there, and it has been used: its place may be an earlier one now
-            if node.is_evictable(tier.index):
-                tier.on_evictable(node)
+                self._revive([node], gpu, now)
+        if node.state[index] == READY and not node.pins[index]:
+            gpu.evictable_pages -= node.pages
+        node.pins[index] += 1
+        residency.reannounce((node,), now)
+        if node.state[index] == INCOMING and not is_arriving(node, gpu):
+            residency.set_ready(node, gpu, now)
 
     def _fill_gaps(self, lease: Lease, now: float) -> None:
         """Pages that a load failed to bring have been computed in the slots that were waiting for them."""
-        node = lease.node
+        node, gpu = lease.node, lease.gpu
         while node.depth >= lease.gpu_pages and node.parent is not None:
-            if node.state[GPU] == INCOMING and not self.is_arriving(node):
-                node.state[GPU] = READY
-                self._note_computed(node, now)
+            if node.state[gpu.index] == INCOMING and not is_arriving(node, gpu):
+                self.residency.set_ready(node, gpu, now)
             node = node.parent
 
-    def _note_computed(self, node: Node, now: float) -> None:
-        gpu = self.gpu
-        gpu.inserted_pages += node.pages
-        if gpu.on_insert:
-            gpu.on_insert(node, now)
+    # --- the end of a request --------------------------------------------------------------------------------------------------
 
-    # --- everything --------------------------------------------------------------------------------------------------
+    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+        """The request has its answer: as ``release``, and policies are told. Without a clock, ``now`` is when it began.
+
+        Returns the write-downs that follow.
+        """
+        transfers = NO_TRANSFERS
+        if self.begin_answer(lease):
+            transfers = self.insert(lease, max(now, self.residency.now))
+        self.end_request(lease, now)
+        return transfers + self.write_early() if self.transfers.writes_early else transfers
+
+    def begin_answer(self, lease: Lease) -> bool:
+        """Whether the answer's full pages are to be inserted, too; if so, the lease is ready for that."""
+        if not (self.rules.cache_output and lease.request.output_runs):
+            return False
+        lease.is_finishing = True
+        lease.rest = lease.request.output_runs
+        return True
+
+    def end_request(self, lease: Lease, now: float) -> None:
+        """Tell policies of the end of a request, and release it."""
+        if lease.epoch == self.epoch:
+            self.residency.tell_finish(lease.request, lease.node, max(now, self.residency.now))
+        self.release(lease)
+
+    def write_early(self) -> list[Transfer]:
+        """Copy down what a watermark asks for."""
+        self.transfers.write_early(self.residency.now)
+        return self.transfers.flush()
+
+    def release(self, lease: Lease) -> None:
+        """The request is over, or retracted: its path is unpinned, its slots and what it was promised are given back."""
+        gpu, residency = lease.gpu, self.residency
+        gpu.pool.give(lease.slots)
+        gpu.promised_pages -= lease.promised_pages
+        del self.leases[lease]
+        if lease.loading is not None:
+            for tier in self.views[gpu.index].lower:
+                residency.unpin(lease.loading, tier)
+        residency.unpin(lease.node, gpu)
+
+    def persist(self, node: Node, gpu: Tier) -> None:
+        """The node and all before it, which a GPU tier has, do not leave it any more until ``reset``."""
+        if (node, gpu) not in self.persistent:
+            self.persistent[node, gpu] = None
+            self.residency.pin(node, gpu)
+
+    # --- transfers -------------------------------------------------------------------------------------------------------------
+
+    def begin(self, transfer: Transfer, now: float) -> Begin:
+        """Give a transfer its target slots, or say what has to end first."""
+        return self.transfers.begin(transfer, now)
+
+    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
+        """A transfer has brought everything. Returns the write-downs that follow."""
+        return self.transfers.finish(transfer, now)
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        """A transfer has brought its first ``pages_arrived`` pages only. Returns the write-downs that follow."""
+        return self.transfers.abort(transfer, pages_arrived, now)
+
+    # --- everything ------------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        super().reset()
+        """Forget every page (the model's weights changed). Slots in use by requests and transfers return when these end."""
+        self.residency.clear()
         self.epoch += 1
-        for node in self.persistent:
-            self.unpin(node, GPU)
+        for node, gpu in self.persistent:
+            self.residency.unpin(node, gpu)
         self.persistent.clear()
-
-    def describe_checkpoints(self) -> dict[str, int]:
-        """What became of recurrent states, by name; nothing without them."""
-        return {}
 
     def check(self) -> None:
         """Recount everything; raises AssertionError where a count or an invariant does not hold."""
-        from kvsim.core.check import Held, check
+        from kvsim.core.check import check, held_by_requests
 
-        check(
-            self,
-            Held(pins=self.pinned(), slots=[x.slots for x in self.leases], owed_pages=sum(x.owed_pages for x in self.leases)),
-        )
-
-    def pinned(self) -> list[tuple[Node, int]]:
-        """(node, tier) for everything that running requests keep in place."""
-        pins = [(node, GPU) for node in [*self.persistent, *(lease.node for lease in self.leases)]]
-        for lease in self.leases:
-            if lease.loading is not None:
-                pins += [(lease.loading, tier.index) for tier in self.tiers[CPU:]]
-        return pins
+        check(self.residency, self.transfers, held_by_requests(self))

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from kvsim.core.cache import TieredCache
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.core.serving import ServedCache
 from kvsim.core.tree import INCOMING
 
 UNKNOWN, ABSENT = -2, -1
@@ -18,7 +18,7 @@ Path = tuple[tuple[Run, ...], np.ndarray]
 
 
 def restore(
-    cache: TieredCache, requests: Sequence[Request], key: Callable[[int], bytes], recovered: Mapping[bytes, int], now: float
+    cache: ServedCache, requests: Sequence[Request], key: Callable[[int], bytes], recovered: Mapping[bytes, int], now: float
 ) -> int:
     """Put recovered pages into the lowest tier of an empty cache: of each prompt the first ones, up to the first that is missing.
 
@@ -33,7 +33,7 @@ def restore(
     paths = recovered_paths(requests, key, recovered)
     if paths:
         pool.take_these(np.unique(np.concatenate([slots for _, slots in paths])))
-    return sum([_add(cache, runs, slots, cache.tick(now)) for runs, slots in paths])
+    return sum([_add(cache, runs, slots, cache.residency.tick(now)) for runs, slots in paths])
 
 
 def recovered_paths(requests: Sequence[Request], key: Callable[[int], bytes], recovered: Mapping[bytes, int]) -> list[Path]:
@@ -70,17 +70,16 @@ def _first_pages(runs: tuple[Run, ...], slots: np.ndarray, key: Callable[[int], 
     return split_runs(runs, len(found))[0], found
 
 
-def _add(cache: TieredCache, runs: tuple[Run, ...], slots: np.ndarray, now: float) -> int:
+def _add(cache: ServedCache, runs: tuple[Run, ...], slots: np.ndarray, now: float) -> int:
     """Add what the tree does not have of a path; the pages before it are in the lowest tier. Returns the pages added."""
-    tier, tree = cache.tiers[-1], cache.tree
-    path, partial, agreed, rest = tree.walk(tree.root, runs)
-    if partial is not None:
-        path.append(cache.cut(partial, agreed))
+    tier, residency = cache.tiers[-1], cache.residency
+    tree = residency.tree
+    path, rest = residency.follow(tree.root, runs)
     pages = count_pages(rest)
     if pages:
         node = tree.add(path[-1] if path else tree.root, rest, pages, now)
-        cache.add_copy(node, tier, INCOMING, slots[len(slots) - pages :])
-        cache.pin(node, tier.index)
-        cache.set_ready(node, tier, now)
-        cache.unpin(node, tier.index)
+        residency.add_copy(node, tier, INCOMING, slots[len(slots) - pages :])
+        residency.pin(node, tier)
+        residency.set_ready(node, tier, now)
+        residency.unpin(node, tier)
     return pages

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from kvsim.core.edge import Edge
     from kvsim.core.serving import ServingCache
     from kvsim.core.tier import Tier
 
@@ -26,6 +27,6 @@ class Rules:
     def check(self, command: str, tiers: Sequence[str]) -> None:
         """Raise ValueError if ``command``, or one of the tiers with these names, cannot keep to the rules."""
 
-    def serving_cache(self, tiers: "list[Tier]", page_tokens: int) -> "ServingCache | None":
+    def serving_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServingCache | None":
         """An empty cache that replays requests by these rules, if ``has_own_cache``; else None: it is that of ``simulate``."""
         return None

@@ -1,9 +1,14 @@
-"""What a replay can play requests against."""
+"""The contracts of what a replay and an engine can play requests against."""
 
 from typing import Any, Protocol
 
+from kvsim.core.cache import Cache
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
+
+ServedCache = Cache | HybridCache
+"""What an engine serves requests from, call by call."""
 
 Hits = tuple[int, int, int]
 """Hit pages by the tier that they came from: gpu, cpu, disk."""

@@ -24,24 +24,23 @@ class Node:
         "hits", "notes", "partner",
     )  # fmt: skip
 
-    def __init__(self, runs: tuple[Run, ...], pages: int, depth: int, parent: "Node | None", tiers: int, now: float) -> None:
+    def __init__(
+        self, runs: tuple[Run, ...], pages: int, depth: int, parent: "Node | None", notes: tuple[None, ...], now: float
+    ) -> None:
         self.runs = runs
         self.pages = pages
         self.depth = depth
         """Pages before this node. A recurrent state's (``is_state``) is such that depth and pages end where its prompt does."""
         self.parent = parent
         self.children = NO_CHILDREN
-        self.state: list[int]
-        self.slots: list[Any]
-        self.pins: list[int]
-        self.kids: list[int]
-        if tiers == 1:  # displays are faster than products, and replay spends much of its time here
-            self.state, self.slots, self.pins, self.kids = [ABSENT], [None], [0], [0]
-        else:
-            self.state, self.slots, self.pins, self.kids = [ABSENT] * tiers, [None] * tiers, [0] * tiers, [0] * tiers
+        tiers = len(notes)
+        self.state: list[int] = [ABSENT] * tiers
+        self.slots: list[Any] = [None] * tiers
+        self.pins: list[int] = [0] * tiers
+        self.kids: list[int] = [0] * tiers
         self.transfers: tuple[Transfer, ...] = ()
         """Transfers that carry this node now."""
-        self.notes: Any = NO_NOTES
+        self.notes: Any = notes
         """What the eviction policy of each tier remembers of the pages' uses (``note``); both parts of a cut keep it."""
         self.created = self.last_used = now
         self.hits = 1
@@ -54,8 +53,8 @@ class Node:
 
     def note(self, tier: int, value: Any) -> None:
         """Let the tier's eviction policy remember a value with these pages."""
-        if self.notes is NO_NOTES:
-            self.notes = list(NO_NOTES)
+        if type(self.notes) is tuple:
+            self.notes = list(self.notes)
         self.notes[tier] = value
 
     @property
@@ -75,9 +74,6 @@ class Node:
             yield node
             stack.extend(node.children.values())
 
-
-NO_NOTES = (None, None, None)
-"""The notes of a node whose pages no policy has anything to remember of: shared, one entry a tier."""
 
 NO_CHILDREN: dict[int, Node] = {}
 """The children of every leaf: shared, and never changed."""
@@ -120,8 +116,9 @@ class RadixTree:
     """Paths of pages, cut into nodes. Knows where pages are, decides nothing."""
 
     def __init__(self, tiers: int) -> None:
-        self.tiers = tiers
-        self.root = Node((), 0, 0, None, tiers, 0.0)
+        self.no_notes: tuple[None, ...] = (None,) * tiers
+        """The notes of a node of which no policy remembers anything: shared, one entry a tier."""
+        self.root = Node((), 0, 0, None, self.no_notes, 0.0)
 
     def walk(self, node: Node, runs: tuple[Run, ...]) -> tuple[list[Node], Node | None, int, tuple[Run, ...]]:
         """Follow ``runs`` down from ``node``.
@@ -164,7 +161,7 @@ class RadixTree:
 
     def add(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
         """A new leaf below ``parent``."""
-        node = Node(runs, pages, parent.depth + parent.pages, parent, self.tiers, now)
+        node = Node(runs, pages, parent.depth + parent.pages, parent, self.no_notes, now)
         if parent.children is NO_CHILDREN:
             parent.children = {runs[0][0]: node}
         else:
@@ -187,10 +184,10 @@ class RadixTree:
             start = runs[0][0]
             before, node.runs = split_runs(runs, pages)
             middle = node.runs[0][0]
-        upper = Node(before, pages, depth, parent, self.tiers, node.created)
+        upper = Node(before, pages, depth, parent, self.no_notes, node.created)
         upper.last_used, upper.hits = node.last_used, node.hits
         upper.pins = node.pins.copy()
-        if node.notes is not NO_NOTES:
+        if type(node.notes) is list:
             upper.notes = node.notes.copy()
         parent.children[start] = upper
         upper.children = {middle: node}
@@ -207,21 +204,6 @@ class RadixTree:
         else:
             node.runs = split_runs(node.runs, node.pages)[0]
 
-    def shift(self, node: Node, child: Node, pages: int) -> None:
-        """Move the last ``pages`` pages of a node to the front of its only child: a cut and a join in one."""
-        kept = node.pages - pages
-        if len(node.runs) == 1:
-            first = node.runs[0][0]
-            tail: tuple[Run, ...] = ((first + kept, pages),)
-            node.runs = ((first, kept),)
-        else:
-            node.runs, tail = split_runs(node.runs, kept)
-        child.runs = join_runs(tail, child.runs)
-        node.pages = kept
-        child.pages += pages
-        child.depth -= pages
-        node.children = {tail[0][0]: child}
-
     def join(self, node: Node, child: Node) -> None:
         """Undo a cut: ``child`` takes the place of ``node``, its parent, with the pages of both. ``node`` is nowhere then."""
         parent = node.parent
@@ -231,7 +213,7 @@ class RadixTree:
         child.depth = node.depth
         child.parent = parent
         parent.children[node.runs[0][0]] = child
-        node.state = [ABSENT] * self.tiers
+        node.state = [ABSENT] * len(node.state)
 
     def remove(self, node: Node) -> None:
         """Take a node, with whatever is below it, out of the tree."""

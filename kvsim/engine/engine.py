@@ -3,15 +3,18 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from math import nan
 from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
+from simpy import Event
 
-from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.lease import Lease
 from kvsim.core.request import Request
+from kvsim.core.serving import ServedCache
 from kvsim.core.transfer import Transfer
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.job import Job
@@ -52,7 +55,7 @@ class Engine:
     computes its prompt and answer so far anew, as far as they are not cached.
     """
 
-    def __init__(self, substrate: Substrate, cache: TieredCache, prefetching: Prefetching, settings: EngineSettings) -> None:
+    def __init__(self, substrate: Substrate, cache: ServedCache, prefetching: Prefetching, settings: EngineSettings) -> None:
         self.env = substrate.env
         self.substrate = substrate
         self.cache = cache
@@ -81,7 +84,7 @@ class Engine:
         self._all_ended = self.env.event()
         self._followers: dict[int, list[Request]] = {}
         self._unfinished = 0
-        self._has_disk = len(cache.tiers) > 2
+        self._can_fetch = cache.views[cache.gpu.index].fetches_to is not None
 
     # --- a run -------------------------------------------------------------------------------------------------------
 
@@ -123,9 +126,8 @@ class Engine:
         if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
             self._reject(request)
             return
-        for await_request in self.cache.awaited:
-            await_request(request, self.env.now)
-        if self._has_disk:
+        self.cache.residency.tell_arrival(request, self.env.now)
+        if self._can_fetch:
             self._prefetch(job)
         if job.fetch is None:
             self._enqueue(job)
@@ -152,12 +154,12 @@ class Engine:
     def _prefetch(self, job: Job) -> None:
         """Start the job's prefetch, if its policy wants one. It enters the queue when that ends or has lasted long enough."""
         lease = self.cache.match(job.request)
-        transfers = self.prefetching.start(lease, self.env.now) if lease.disk_pages else []
-        if not transfers:
+        started = self.prefetching.start(lease, self.env.now) if lease.disk_pages else None
+        if started is None or started.fetch is None:
             return
-        job.fetch, job.fetch_pages = transfers[-1], transfers[-1].pages
+        job.fetch, job.fetch_pages = started.fetch, started.fetch.pages
         job.fetch_first_page = lease.gpu_pages + lease.leading_cpu_pages
-        self.mover.submit(transfers)
+        self.mover.submit(started.transfers)
         self.mover.end_of(job.fetch).callbacks.append(lambda _: self._fetched(job))
         wait_s = self.prefetching.policy.wait_s(job.fetch_pages * self.cache.page_tokens)
         if wait_s < float("inf"):
@@ -225,7 +227,7 @@ class Engine:
                 load_pages = self.prefetching.pages_to_load(lease)
             pages = max(request.prompt_pages, self._pages(job.target_tokens))
             if not cache.admit(lease, pages, self.env.now, load_pages):
-                if self.admitted or self.decoding or cache.transfers:
+                if self.admitted or self.decoding or cache.in_flight:
                     return
                 heappop(queue)
                 self._reject(request)
@@ -244,7 +246,7 @@ class Engine:
         self.admitted.append(job)
         if lease.waits:
             self.mover.submit(lease.waits)
-        if lease.owed_pages:
+        if lease.promised_pages:
             self.claims.append((job, lease))
             self._serve_claims()
         else:
@@ -255,14 +257,17 @@ class Engine:
         served = False
         while self.claims:
             job, lease = self.claims[0]
-            waits = self.cache.claim(lease, self.env.now) if job.lease is lease else []
-            if waits:
-                self.mover.submit(waits)
+            if job.lease is not lease:
+                self.claims.popleft()
+                continue
+            claim = self.cache.claim(lease, self.env.now)
+            if claim.waits:
+                self.mover.submit(claim.waits)
                 break
             self.claims.popleft()
-            if waits is None:
+            if claim.is_lost:
                 self._give_up(job)
-            elif job.lease is lease:
+            else:
                 self._claimed(job, lease)
                 served = True
         return served
@@ -276,10 +281,11 @@ class Engine:
         """The slots are there: start the loads, and reckon what is left to compute."""
         job.is_claimed = True
         if lease.has_load:
-            transfers = self.cache.load(lease, self.env.now)
+            transfers, loads = self.cache.load(lease, self.env.now)
+            planned = [(load, load.pages) for load in loads]
             self.mover.submit(transfers)
-            if lease.loaded_pages:
-                self.mover.end_of(transfers[-1]).callbacks.append(lambda event: self._loaded(job, lease, transfers[-1]))
+            for load, pages in planned:
+                self.mover.end_of(load).callbacks.append(partial(self._loaded, job, lease, load, pages))
         job.loads = self.cache.arriving(lease)
         if job.admissions == 1:
             disk_pages = lease.loaded_disk_pages
@@ -289,9 +295,9 @@ class Engine:
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)
 
-    def _loaded(self, job: Job, lease: Lease, load: Transfer) -> None:
-        """Pages that a load did not bring, since the disk did not deliver them, are no hits: they are computed."""
-        missing = lease.loaded_pages - load.arrived_pages
+    def _loaded(self, job: Job, lease: Lease, load: Transfer, pages: int, _: Event) -> None:
+        """Pages that a load of ``pages`` did not bring, since the disk did not deliver them, are no hits: they are computed."""
+        missing = pages - load.arrived_pages
         if missing and job.lease is lease:
             lease.loaded_pages -= missing
             job.computed = max(0, job.computed - missing * self.cache.page_tokens)
@@ -429,8 +435,8 @@ class Engine:
         """
         cache = self.cache
         while due := self._pages_due(work.max_steps):
-            waits = cache.grow_all([(lease, pages) for _, lease, pages in due], self.env.now)
-            if waits is not None:
+            growth = cache.grow([(lease, pages) for _, lease, pages in due], self.env.now)
+            if growth.has_room:
                 break
             for job, _, _ in due:
                 self._need_page(job)
@@ -444,16 +450,16 @@ class Engine:
         for job, _, pages in due:
             job.next_page_step += pages * page_tokens
             self._need_page(job)
-        if waits:
-            self.mover.submit(waits)
+        if growth.transfers:
+            self.mover.submit(growth.transfers)
         for job, lease, _ in due:
-            while lease.owed_pages:
-                waits = cache.claim(lease, self.env.now)
-                if waits is None:
+            while lease.promised_pages:
+                claim = cache.claim(lease, self.env.now)
+                if claim.is_lost:
                     self._give_up(job)
                     return False
-                if waits:
-                    yield from self._wait_for(waits)
+                if claim.waits:
+                    yield from self._wait_for(claim.waits)
         return True
 
     def _pages_due(self, steps: int) -> list[tuple[Job, Lease, int]]:
@@ -480,8 +486,8 @@ class Engine:
         If only one runs, what it lacks is on its way: wait for transfers to end.
         """
         jobs = [job for job in [*self.decoding, *self.admitted] if job.is_claimed and all(load.done for load in job.loads)]
-        if len(jobs) == 1 and self.cache.transfers:
-            yield from self._wait_for(list(self.cache.transfers)[:1])
+        if len(jobs) == 1 and self.cache.in_flight:
+            yield from self._wait_for(list(self.cache.in_flight)[:1])
             return
         self.retractions += 1
         self._is_full = True

@@ -1,6 +1,6 @@
 """A request on its way through the engine."""
 
-from kvsim.core.cache import Lease
+from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from simpy import Event
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.serving import ServedCache
 from kvsim.core.transfer import Transfer
 from kvsim.engine.substrate import Substrate
 
@@ -17,7 +17,7 @@ class Mover:
     Transfers that lack room in their target wait in line, each target's in the order in which they were submitted.
     """
 
-    def __init__(self, substrate: Substrate, cache: TieredCache, on_landed: Callable[[Transfer], None]) -> None:
+    def __init__(self, substrate: Substrate, cache: ServedCache, on_landed: Callable[[Transfer], None]) -> None:
         self.env = substrate.env
         self.substrate = substrate
         self.cache = cache
@@ -58,9 +58,9 @@ class Mover:
                 line.popleft()
                 self._rejoin_after(unfinished[0], transfer)
                 continue
-            waits = self.cache.begin(transfer, self.env.now)
-            if waits:
-                self.submit(waits)
+            begun = self.cache.begin(transfer, self.env.now)
+            if not begun.can_run:
+                self.submit(begun.waits)
                 return
             line.popleft()
             self._copy(transfer)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 
 if TYPE_CHECKING:
-    from kvsim.core.serving import ServingCache
+    from kvsim.core.serving import ServedCache, ServingCache
     from kvsim.engine.recorder import Recorder
 
 FINISHED, REJECTED = 0, 1
@@ -69,7 +69,7 @@ class Outcome:
     """What happened when, if that was recorded."""
 
 
-def describe_cache(cache: "TieredCache | ServingCache", requests: list[Request]) -> dict[str, Any]:
+def describe_cache(cache: "ServedCache | ServingCache", requests: list[Request]) -> dict[str, Any]:
     """The fields of an outcome that the cache knows, after a run over these requests."""
     tiers = {
         tier.name: TierUse(
@@ -80,10 +80,10 @@ def describe_cache(cache: "TieredCache | ServingCache", requests: list[Request])
         )
         for tier in cache.tiers
     }
-    known = getattr(cache, "known_pages", None)
+    known = cache.known_pages if isinstance(cache, HybridCache) else None
     return {
         "tiers": tiers,
         "placement": asdict(cache.counts),
-        "checkpoints": cache.describe_checkpoints() if isinstance(cache, TieredCache) else {},
+        "checkpoints": cache.describe_checkpoints() if isinstance(cache, HybridCache) else {},
         "known_pages": None if known is None else np.array([known.get(r.index, 0) for r in requests], dtype=np.int64),
     }

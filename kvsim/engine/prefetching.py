@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvsim.core.cache import Lease
-from kvsim.core.transfer import Transfer
+from kvsim.core.cache import Fetch
+from kvsim.core.lease import Lease
 
 if TYPE_CHECKING:
     from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
@@ -38,18 +38,18 @@ class Prefetching:
         """How long the disk is busy with reads that it was asked for before; the engine knows better."""
         self._offer = offer
 
-    def start(self, lease: Lease, now: float) -> list[Transfer] | None:
-        """Start the fetch that the policy wants for a request that begins to wait; the last transfer is the fetch itself.
-
-        [] if there is no room for it, None if the policy wants none: then nothing has changed.
-        """
+    def start(self, lease: Lease, now: float) -> Fetch | None:
+        """Start the fetch that the policy wants for a request that begins to wait; None if it wants none."""
+        target = self.cache.views[lease.gpu.index].fetches_to
+        if target is None:
+            return None
         stored = lease.disk_pages
         offer = self._offer(
             request=lease.request,
             first_page=lease.gpu_pages + lease.leading_cpu_pages,
             stored_pages=stored,
             in_flight_pages=self.in_flight_pages,
-            available_pages=max(0, self.cache.tiers[1].available_pages),
+            available_pages=max(0, target.available_pages),
             queued_s=self.queued_s(),
         )
         pages = self.policy.fetch(offer)
@@ -58,11 +58,11 @@ class Prefetching:
             return None
         if not pages:
             return None
-        transfers: list[Transfer] = self.cache.fetch(lease, pages, now)
-        started = transfers[-1].pages if transfers else 0
+        result: Fetch = self.cache.fetch(lease, pages, now)
+        started = result.fetch.pages if result.fetch is not None else 0
         self.in_flight_pages += started
         self.counts.refused_by_memory_pages += stored - started
-        return transfers
+        return result
 
     def _refuse(self, reason: str, pages: int) -> None:
         name = f"{reason}_pages"

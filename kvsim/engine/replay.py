@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
-from kvsim.core.serving import Hits, Server, ServingCache
-from kvsim.core.single import SingleTier
+from kvsim.core.serving import Hits, ServedCache, Server, ServingCache
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.server import TieredServer
+from kvsim.engine.server import CacheServer
 
 ADVANCE_EVERY = 512
 NO_HITS = (0, 0, 0)
@@ -43,28 +43,21 @@ class ReplaySettings:
 
 
 class Replay:
-    """Plays requests against a cache, by the server that it is or that suits its tiers, or by another; transfers take no time."""
+    """Plays requests against a cache, or against an engine's own one; transfers take no time."""
 
     def __init__(
         self,
-        cache: TieredCache | ServingCache,
+        cache: ServedCache | ServingCache,
         prefetching: Prefetching,
         settings: ReplaySettings,
-        server: Server | None = None,
     ) -> None:
         self.cache = cache
         self.prefetching = prefetching
         self.in_flight = settings.in_flight
         self.hold_output = settings.hold_output
-        self.server = server or self._own_server(cache)
+        self.server: Server = CacheServer(cache, prefetching) if isinstance(cache, (Cache, HybridCache)) else cache
         self.live: deque[Any] = deque()
         """What running requests hold, oldest first."""
-
-    def _own_server(self, cache: TieredCache | ServingCache) -> Server:
-        if not isinstance(cache, TieredCache):
-            return cache
-        is_single = len(cache.tiers) == 1 and not cache.rules.cache_output
-        return SingleTier(cache) if is_single else TieredServer(cache, self.prefetching)
 
     def run(
         self,
@@ -76,13 +69,11 @@ class Replay:
 
         ``inspect`` is shown the cache at the end, while the last requests are still unfinished.
         """
-        if isinstance(self.cache, TieredCache) and any(request.persistent for request in requests):
-            self.server = TieredServer(self.cache, self.prefetching, in_one_pass=False)
         began = perf_counter()
         rows: list[Hits | None] = []
         with without_garbage_collector():
             for start in range(0, len(requests), ADVANCE_EVERY):
-                rows += self._play(requests[start : start + ADVANCE_EVERY], alone=inspect is None)
+                rows += self._play(requests[start : start + ADVANCE_EVERY])
                 if advance:
                     advance(len(rows))
             if inspect:
@@ -92,14 +83,10 @@ class Replay:
             wall_s = perf_counter() - began
         return self._outcome(requests, rows, wall_s)
 
-    def _play(self, requests: list[Request], *, alone: bool) -> list[Hits | None]:
-        """Play some requests. Returns the hit pages of each by tier; None for one that can never fit.
-
-        ``alone`` says that one which has nobody beside it may finish at once.
-        """
+    def _play(self, requests: list[Request]) -> list[Hits | None]:
+        """Play some requests. Returns the hit pages of each by tier; None for one that can never fit."""
         live, in_flight, hold_output, page_tokens = self.live, self.in_flight, self.hold_output, self.cache.page_tokens
         serve, finish = self.server.serve, self.server.finish_request
-        serve_alone = getattr(self.server, "serve_alone", None) if alone and in_flight == 1 else None
         rows: list[Hits | None] = []
         for request in requests:
             if len(live) >= in_flight:
@@ -107,9 +94,6 @@ class Replay:
             pages, now = request.prompt_pages, request.arrival_s
             if hold_output:
                 pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
-            if serve_alone is not None:
-                rows.append(serve_alone(request, pages, now))
-                continue
             held = serve(request, pages, now)
             while held is None and live:
                 finish(live.popleft())

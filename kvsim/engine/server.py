@@ -1,85 +1,80 @@
-"""What replay plays requests against if there are several tiers."""
+"""Serves requests from the cache core without a clock: every transfer ends on the spot."""
 
-from kvsim.core.alone import AloneOnGpu
-from kvsim.core.cache import Lease, TieredCache
-from kvsim.core.instant import InstantCache
+from typing import Any
+
+from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import Hits
+from kvsim.core.serving import Hits, ServedCache
 from kvsim.core.transfer import Transfer
 from kvsim.engine.prefetching import Prefetching
 
 
-class TieredServer:
-    """Serves requests from a cache by the calls that the engine makes; every transfer ends at once."""
+class CacheServer:
+    """Serves requests from a cache by the calls that the engine makes."""
 
-    def __init__(self, cache: TieredCache, prefetching: Prefetching, *, in_one_pass: bool = True) -> None:
-        self.cache = cache
+    def __init__(self, cache: ServedCache, prefetching: Prefetching) -> None:
+        self.cache: Any = cache
         self.prefetching = prefetching
-        self._alone = AloneOnGpu(cache) if in_one_pass and isinstance(cache, InstantCache) and AloneOnGpu.suits(cache) else None
-        self._waiting: tuple[Request | None, int, int] = None, 0, 0
-        """A request without room, where the fetch for it began, and how many pages that brought."""
+        self._waiting: Request | None = None
+        """A request without room. It is asked for again, and what was fetched for it is there then."""
+        self._first_page = 0
+        self._fetched_pages = 0
 
-    def serve(self, request: Request, pages: int, now: float, match: Lease | None = None) -> Lease | None:
-        cache, load_pages = self.cache, 0
-        lease = match or cache.match(request)
-        waiting, first_page, fetched_pages = self._waiting
-        if waiting is request:
+    def serve(self, request: Request, pages: int, now: float) -> Lease | None:
+        """Serve a request that takes ``pages`` pages in all; None, and nothing admitted, if there is no room."""
+        cache = self.cache
+        lease: Lease = cache.match(request)
+        first_page = fetched_pages = load_pages = 0
+        if self._waiting is request:
+            first_page, fetched_pages = self._first_page, self._fetched_pages
             self.prefetching.waste(-fetched_pages)
-        else:
-            fetched_pages = 0
-            if lease.disk_pages and (transfers := self.prefetching.start(lease, now)) is not None:
-                first_page = lease.gpu_pages + lease.leading_cpu_pages
-                fetched_pages = self._prefetch(transfers, now)
-                lease = cache.match(request)
+        elif lease.disk_pages:
+            first_page = lease.gpu_pages + lease.leading_cpu_pages
+            fetched_pages = self._prefetch(lease, now)
+            lease = cache.match(request)
         if lease.cpu_pages or lease.disk_pages:
             load_pages = self.prefetching.pages_to_load(lease)
         if not cache.admit(lease, pages, now, load_pages):
             self.prefetching.waste(fetched_pages)
-            self._waiting = request, first_page, fetched_pages
+            self._waiting, self._first_page, self._fetched_pages = request, first_page, fetched_pages
             return None
         lease.hits = self._run(lease, first_page, fetched_pages, now)
         return lease
 
-    def serve_alone(self, request: Request, pages: int, now: float) -> Hits | None:
-        """As ``serve`` and at once ``finish_request``, while no other request runs. Returns the hit pages; None without room."""
-        match: Lease | None = None
-        if self._alone is not None:
-            served = self._alone.serve(request, pages, now)
-            if isinstance(served, int):
-                return served, 0, 0
-            match = served
-        lease = self.serve(request, pages, now, match)
-        if lease is None:
-            return None
-        self.finish_request(lease)
-        return lease.hits
-
     def finish_request(self, lease: Lease) -> None:
-        if transfers := self.cache.finish_request(lease):
+        """The request has its answer: what it holds is given back."""
+        transfers = self.cache.finish_request(lease)
+        if transfers:
             self._move(transfers, self.cache.now)
 
-    def _prefetch(self, transfers: list[Transfer], now: float) -> int:
-        if not transfers:
+    def _prefetch(self, lease: Lease, now: float) -> int:
+        """Read ahead what the policy wants; the pages that arrived."""
+        started = self.prefetching.start(lease, now)
+        if started is None or started.fetch is None:
             return 0
-        started = transfers[-1].pages
-        self._move(transfers, now)
-        arrived = transfers[-1].arrived_pages
-        self.prefetching.end(started, arrived)
+        pages = started.fetch.pages
+        self._move(started.transfers, now)
+        arrived = started.fetch.arrived_pages
+        self.prefetching.end(pages, arrived)
         return arrived
 
     def _run(self, lease: Lease, first_page: int, fetched_pages: int, now: float) -> Hits:
-        """From admission to the last computed page; the request keeps its lease until it is retired."""
+        """From admission to the last computed page; the request keeps its lease until it is finished."""
         cache = self.cache
-        if lease.waits or lease.owed_pages:
+        if lease.waits or lease.promised_pages:
             self._move(lease.waits, now)
-            while waits := cache.claim(lease, now):
+            while True:
+                waits = cache.claim(lease, now).waits
+                if not waits:
+                    break
                 self._move(waits, now)
         if lease.has_load:
-            self._move(cache.load(lease, now), now)
+            self._move(cache.load(lease, now).transfers, now)
         disk_pages = lease.loaded_disk_pages
         if fetched_pages:
             disk_pages += self.prefetching.settle(lease, first_page, fetched_pages)
-        if transfers := cache.insert(lease, now):
+        transfers = cache.insert(lease, now)
+        if transfers:
             self._move(transfers, now)
         return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
 
@@ -89,7 +84,11 @@ class TieredServer:
         for transfer in transfers:
             if transfer.done:
                 continue
-            while waits := cache.begin(transfer, now):
-                self._move(waits, now)
-            if follow_ups := cache.finish(transfer, now):
+            while True:
+                begun = cache.begin(transfer, now)
+                if begun.can_run:
+                    break
+                self._move(begun.waits, now)
+            follow_ups = cache.finish(transfer, now)
+            if follow_ups:
                 self._move(follow_ups, now)

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from kvsim.report.curve import size
-from kvsim.report.result import TIERS, Result, hit_definition
+from kvsim.report.result import TIERS, RunRecord, hit_definition
 from kvsim.report.runs import Run
 from kvsim.report.summary import UNKNOWN, count, digits, percent
 
@@ -28,7 +28,7 @@ class Measure:
 
     key: str
     title: str
-    of: Callable[[Result], Value]
+    of: Callable[[RunRecord], Value]
     text: Callable[[Any], str]
     better: int = 0
 
@@ -44,8 +44,8 @@ class Row:
     is_bound: bool = False
 
 
-def _at(*path: str) -> Callable[[Result], Value]:
-    def read(result: Result) -> Value:
+def _at(*path: str) -> Callable[[RunRecord], Value]:
+    def read(result: RunRecord) -> Value:
         value: Any = result
         for part in path:
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -55,21 +55,21 @@ def _at(*path: str) -> Callable[[Result], Value]:
     return read
 
 
-def _tier_rate(tier: str) -> Callable[[Result], Value]:
-    def rate(result: Result) -> Value:
+def _tier_rate(tier: str) -> Callable[[RunRecord], Value]:
+    def rate(result: RunRecord) -> Value:
         known = tier in result["tiers"] and result["prompt_tokens"]
         return result["hit_tokens"][tier] / result["prompt_tokens"] if known else None
 
     return rate
 
 
-def memory_bytes(result: Result) -> int | None:
+def memory_bytes(result: RunRecord) -> int | None:
     """Bytes of KV in all tiers together; None if one is unlimited or the bytes of a page were not recorded."""
     pages = [tier["capacity_pages"] for tier in result["tiers"].values()]
     return None if None in pages or "page_bytes" not in result else sum(pages) * int(result["page_bytes"])
 
 
-def moved_bytes(result: Result) -> int | None:
+def moved_bytes(result: RunRecord) -> int | None:
     """Bytes that all links together have moved; None without a clock."""
     return sum(link["bytes"] for link in result["links"].values()) if result["links"] else None
 
@@ -103,7 +103,7 @@ class Comparison:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = [run for run in runs if run.result is not None]
         self.failed = [run for run in runs if run.error is not None]
-        self.results: list[Result] = [run.result for run in self.runs if run.result is not None]
+        self.results: list[RunRecord] = [run.result for run in self.runs if run.result is not None]
         self.settings = [labels(result["config"]) | {"command": result["command"]} for result in self.results]
         self.keys = differing(self.settings)
         self.measures = [measure for measure in MEASURES if self._is_worth_a_column(measure)]
@@ -138,10 +138,10 @@ class Comparison:
         nothing: dict[str, Any] = {"hit_rate": 0.0, "page_hit_rate": 0.0}
         return [self._bound_row("no cache", [""] * len(self.keys), nothing), *rows, *self._bounds()]
 
-    def _pairs(self) -> Iterable[tuple[Run, Result]]:
+    def _pairs(self) -> Iterable[tuple[Run, RunRecord]]:
         return zip(self.runs, self.results, strict=True)
 
-    def _row(self, name: str, apart: list[str], result: Result) -> Row:
+    def _row(self, name: str, apart: list[str], result: RunRecord) -> Row:
         values = [measure.of(result) for measure in self.measures]
         cells = [measure.text(value) for measure, value in zip(self.measures, values, strict=True)]
         return Row(name=name, settings=apart, cells=cells, values=values)

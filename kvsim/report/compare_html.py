@@ -8,7 +8,7 @@ import xxhash
 
 from kvsim.report.compare import Comparison, heading, memory_bytes
 from kvsim.report.html import LINK_COLOURS, TIER_COLOURS, document, draw_table, laid_out, picture
-from kvsim.report.result import Result
+from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run
 from kvsim.report.summary import Table, count, digits, percent, settings
 from kvsim.report.timeline import middles
@@ -103,7 +103,7 @@ def _measured(told: Comparison) -> Table:
     for place, result in enumerate(told.results):
         rest = [line for line in settings(result["config"]) if not line.startswith(("substrate=", "logger.", "timeline="))]
         pairs.setdefault("\n".join(rest), {})[str(result["config"].get("substrate"))] = place
-    names: dict[str, Callable[[Result], Any]] = {
+    names: dict[str, Callable[[RunRecord], Any]] = {
         "hit rate": lambda result: result["hit_rate"],
         "TTFT mean (s)": lambda result: result["ttft_s"]["mean"],
         "TTFT p99 (s)": lambda result: result["ttft_s"]["p99"],
@@ -214,13 +214,13 @@ def _axis(told: Comparison, places: list[int]) -> str:
     return {("arrival_s",): "arrival (s)", ("request",): "request"}.get(tuple(axes), "arrival (s), or request without a clock")
 
 
-def _tier_line(result: Result, tier: str) -> tuple[list[float], list[float]]:
+def _tier_line(result: RunRecord, tier: str) -> tuple[list[float], list[float]]:
     hits = result["timeline"]["hits"]
     x = [round(middle, 3) for middle in middles(hits["edges"])]
     return x, [round(rate, 4) for rate in hits["hit_rate"].get(tier, [0.0] * len(x))]
 
 
-def _lines(result: Result, tiers: list[str]) -> dict[str, list[Any]]:
+def _lines(result: RunRecord, tiers: list[str]) -> dict[str, list[Any]]:
     lines = [_tier_line(result, tier) for tier in tiers]
     return {"x": [x for x, _ in lines], "y": [y for _, y in lines]}
 
@@ -290,7 +290,7 @@ def _occupancy_figure(told: Comparison) -> "go.Figure | None":
     return _bars(told, {tier: values for tier, values in shares.items() if any(values)}, TIER_COLOURS, "peak share of the tier")
 
 
-def _peak_share(result: Result, tier: str) -> float | None:
+def _peak_share(result: RunRecord, tier: str) -> float | None:
     use = result["tiers"].get(tier)
     return use["peak_pages"] / use["capacity_pages"] if use and use["capacity_pages"] else None
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.html import LINK_COLOURS, document, draw_table, foot, laid_out, picture
-from kvsim.report.result import Result, hit_definition, plain, to_json
+from kvsim.report.result import RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import as_rich
 
@@ -25,7 +25,7 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def write_curve(folder: Path, record: Result) -> None:
+def write_curve(folder: Path, record: RunRecord) -> None:
     """Write ``curve.csv``, ``curve.html`` and, last, ``curve.json``. Raises UsageError if the folder cannot be written."""
     prepare_folder(folder)
     (folder / "curve.json").unlink(missing_ok=True)
@@ -34,7 +34,7 @@ def write_curve(folder: Path, record: Result) -> None:
             file.write(text.encode())
 
 
-def print_curve(record: Result, console: Console) -> None:
+def print_curve(record: RunRecord, console: Console) -> None:
     """Print what was played and the tables."""
     width = min(console.width, 100)
     console.print(Text("kvsim curve", "bold"))
@@ -46,7 +46,7 @@ def print_curve(record: Result, console: Console) -> None:
         console.print(as_rich(table), width=width)
 
 
-def facts(record: Result) -> list[str]:
+def facts(record: RunRecord) -> list[str]:
     """What was played, in sentences."""
     lines = [
         f"{count(record['requests'])} requests counted, {count(record['prompt_tokens'])} prompt tokens; largest prompt "
@@ -67,13 +67,13 @@ def facts(record: Result) -> list[str]:
     return lines
 
 
-def tables(record: Result) -> list[Table]:
+def tables(record: RunRecord) -> list[Table]:
     """Hit rates by policy and capacity; a table for so many capacities as fit the width of a page."""
     capacities = record["capacities"]
     return [_table(record, capacities[start : start + COLUMNS_A_TABLE]) for start in range(0, len(capacities), COLUMNS_A_TABLE)]
 
 
-def _table(record: Result, capacities: list[int]) -> Table:
+def _table(record: RunRecord, capacities: list[int]) -> Table:
     rows: list[tuple[str, ...]] = [("no cache", *(percent(0.0) for _ in capacities))]
     rates = {(p["policy"], p["sampled"], p["capacity_pages"]): p["hit_rate"] for p in record["points"]}
     for policy, sampled in dict.fromkeys((p["policy"], p["sampled"]) for p in record["points"]):
@@ -104,7 +104,7 @@ def size(n_bytes: int) -> str:
     return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
 
 
-def render_curve(record: Result) -> str:
+def render_curve(record: RunRecord) -> str:
     """One self-contained HTML page."""
     parts = [f'<p class="soft">{escape(line)}</p>' for line in (*facts(record), hit_definition(record["config"]))]
     parts.append(picture(curve_figure(record), 0, with_script=True, height="460px"))
@@ -112,7 +112,7 @@ def render_curve(record: Result) -> str:
     return document("kvsim curve", [*parts, foot(record)])
 
 
-def curve_figure(record: Result) -> "go.Figure":
+def curve_figure(record: RunRecord) -> "go.Figure":
     """LRU as a line over all capacities, the others at those of the table, and what an unlimited cache hits."""
     import plotly.graph_objects as go
 
@@ -144,7 +144,7 @@ def curve_figure(record: Result) -> "go.Figure":
     return laid_out(figure, f"capacity (pages of {record['page_tokens']} tokens)", "hit tokens / prompt tokens")
 
 
-def _csv(record: Result) -> str:
+def _csv(record: RunRecord) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -155,7 +155,7 @@ def _csv(record: Result) -> str:
     return text.getvalue()
 
 
-def _rows(record: Result) -> list[dict[str, Any]]:
+def _rows(record: RunRecord) -> list[dict[str, Any]]:
     """The points of the table and of LRU's line, by policy and capacity; first no cache, last an unlimited one."""
     line = [dict(zip(record["line"], values, strict=True)) for values in zip(*record["line"].values(), strict=True)]
     whole = {"policy": "lru", "sampled": False, "rejected": 0} | {

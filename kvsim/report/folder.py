@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.html import render
-from kvsim.report.result import Result, hit_tokens, prompt_tokens, to_json
+from kvsim.report.result import RunRecord, hit_tokens, prompt_tokens, to_json
 from kvsim.report.trace_events import write_timeline
 
 HEADER = (
@@ -34,7 +34,7 @@ def prepare_folder(folder: Path) -> None:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
 
 
-def write_run(folder: Path, result: Result, outcome: Outcome, *, with_page: bool = True) -> list[str]:
+def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: bool = True) -> list[str]:
     """Write the files of a run, each as a whole or not at all; the same run gives the same bytes. Returns their names.
 
     A job of a sweep needs no page of its own, as the sweep has one. ``result.json`` comes last and the one of an earlier run goes

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from kvsim.report.result import Result, hit_definition
+from kvsim.report.result import RunRecord, hit_definition
 from kvsim.report.summary import Table, capacity, clock, facts, percent, scope, settings, shares, tables
 from kvsim.report.timeline import middles
 
@@ -45,7 +45,7 @@ pre, code { font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; over
 """
 
 
-def render(result: Result) -> str:
+def render(result: RunRecord) -> str:
     """The page as text. The same result gives the same page."""
     parts = [
         f'<p class="soft">{escape(_heading(result))}</p>',
@@ -73,7 +73,7 @@ def document(title: str, parts: list[str], *, width: str = "1100px") -> str:
     return "\n".join([*head, *parts, "</body></html>\n"])
 
 
-def _heading(result: Result) -> str:
+def _heading(result: RunRecord) -> str:
     """What was run, from the settings that say most."""
     wanted = ("preset", "trace.path", "trace.name", "page_tokens", "eviction.name", "seed")
     lines = dict(line.split("=", 1) for line in settings(result["config"]))
@@ -81,12 +81,12 @@ def _heading(result: Result) -> str:
     return " · ".join([*said, *(f"{name} {capacity(tier)} pages" for name, tier in result["tiers"].items())])
 
 
-def _facts(result: Result) -> str:
+def _facts(result: RunRecord) -> str:
     rows = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts(result))
     return f"<dl>{''.join(rows)}</dl>"
 
 
-def _bar(result: Result) -> str:
+def _bar(result: RunRecord) -> str:
     """Prompt tokens by where they came from, drawn to scale, and its legend."""
     bar, legend = [], []
     for name, share in shares(result):
@@ -103,7 +103,7 @@ def draw_table(table: Table) -> str:
     return f'<h2>{escape(table.title)}</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 
-def foot(result: Result) -> str:
+def foot(result: RunRecord) -> str:
     """What reproduces the run: its command, settings and versions."""
     lines = "\n".join(settings(result["config"]))
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
@@ -115,7 +115,7 @@ def foot(result: Result) -> str:
     )
 
 
-def _pictures(result: Result) -> list[str]:
+def _pictures(result: RunRecord) -> list[str]:
     """The three pictures, or a sentence where there is nothing to draw; plotly.js goes with the first that is drawn."""
     pictures = (
         ("Hit rate by tier", _hit_figure(result), "No request was served."),
@@ -133,7 +133,7 @@ def _pictures(result: Result) -> list[str]:
     return parts
 
 
-def figures(result: Result) -> "Iterator[tuple[str, go.Figure]]":
+def figures(result: RunRecord) -> "Iterator[tuple[str, go.Figure]]":
     """The pictures of a run for which there is something to draw, with their titles."""
     drawn = {
         "Hit rate by tier": _hit_figure(result),
@@ -155,7 +155,7 @@ def picture(figure: "go.Figure | dict[str, Any]", number: int, *, with_script: b
     return f"<figure>{div}</figure>"
 
 
-def _hit_figure(result: Result) -> "go.Figure | None":
+def _hit_figure(result: RunRecord) -> "go.Figure | None":
     import plotly.graph_objects as go
 
     hits = result["timeline"]["hits"]
@@ -179,7 +179,7 @@ def _hit_figure(result: Result) -> "go.Figure | None":
     return laid_out(figure, x_title, "hit tokens / prompt tokens")
 
 
-def _ttft_figure(result: Result) -> "go.Figure | None":
+def _ttft_figure(result: RunRecord) -> "go.Figure | None":
     import plotly.graph_objects as go
 
     times = result["ttft_quantiles_s"]
@@ -192,7 +192,7 @@ def _ttft_figure(result: Result) -> "go.Figure | None":
     return laid_out(figure, "time to first token (s)", "requests at or below")
 
 
-def _link_figure(result: Result) -> "go.Figure | None":
+def _link_figure(result: RunRecord) -> "go.Figure | None":
     import plotly.graph_objects as go
 
     links = result["timeline"]["links"]

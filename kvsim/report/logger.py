@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvsim.report.result import Result
+from kvsim.report.result import RunRecord
 
 
 @dataclass(kw_only=True)
@@ -14,7 +14,7 @@ class Logger:
     wants_page: ClassVar[bool] = False
     """Whether a job of a sweep, which needs no page of its own, is to have one to log."""
 
-    def log(self, folder: Path, result: Result, group: str | None) -> None:
+    def log(self, folder: Path, result: RunRecord, group: str | None) -> None:
         """A run is complete in ``folder``; ``group`` names the sweep that it belongs to."""
 
     def log_failure(self, folder: Path, config: dict[str, Any], error: str, group: str | None) -> None:

@@ -26,7 +26,8 @@ from kvsim.report.timeline import timeline
 
 SCHEMA = 1
 TIERS = ("gpu", "cpu", "disk")
-Result = dict[str, Any]
+RunRecord = dict[str, Any]
+"""What a command writes as JSON: the content of ``result.json``, ``curve.json`` or ``validate.json``."""
 
 
 def summarize(
@@ -42,7 +43,7 @@ def summarize(
     config_hash: str | None = None,
     bounds: Mapping[str, str] | None = None,
     page_bytes: int | None = None,
-) -> Result:
+) -> RunRecord:
     """The record of one run, in the order in which ``result.json`` shows it; made of what JSON can hold.
 
     Rates are fractions, times seconds. A value that cannot be known (a time without a clock, a rate of nothing) is None.
@@ -172,7 +173,7 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
-def to_json(result: Result) -> str:
+def to_json(result: RunRecord) -> str:
     """``result`` as text, its fields in order; those for people are indented, arrays for pictures are one line each."""
     fields = []
     for name, value in result.items():
@@ -182,7 +183,7 @@ def to_json(result: Result) -> str:
     return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
-def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> Result:
+def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> RunRecord:
     tokens = hits[served].sum(axis=0)
     pages = outcome.hit_pages[served].sum(axis=0)
     all_tokens = int(prompts[served].sum())
@@ -210,7 +211,7 @@ def _throughput(outcome: Outcome, prompts: np.ndarray, served: np.ndarray) -> di
     }
 
 
-def _links(outcome: Outcome) -> Result:
+def _links(outcome: Outcome) -> RunRecord:
     return {
         name: {
             "bytes": link.bytes,
@@ -222,7 +223,7 @@ def _links(outcome: Outcome) -> Result:
     }
 
 
-def _tiers(outcome: Outcome) -> Result:
+def _tiers(outcome: Outcome) -> RunRecord:
     return {
         name: {
             "capacity_pages": tier.capacity_pages,

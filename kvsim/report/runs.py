@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UsageError
-from kvsim.report.result import SCHEMA, Result
+from kvsim.report.result import SCHEMA, RunRecord
 
 
 @dataclass(kw_only=True)
@@ -18,7 +18,7 @@ class Run:
     name: str
     """The folder's, shortened to what tells it from the others."""
     folder: Path
-    result: Result | None = None
+    result: RunRecord | None = None
     error: str | None = None
     """Why it failed; None if it did not."""
     is_crash: bool = False

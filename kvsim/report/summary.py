@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvsim.report.result import TIERS, Result
+from kvsim.report.result import TIERS, RunRecord
 
 UNKNOWN = "-"
 
@@ -17,7 +17,7 @@ class Table(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def facts(result: Result) -> list[tuple[str, str]]:
+def facts(result: RunRecord) -> list[tuple[str, str]]:
     """Pairs of a name and what is known under it; names without anything to say are left out."""
     pairs = [
         ("requests", _requests(result)),
@@ -33,19 +33,19 @@ def facts(result: Result) -> list[tuple[str, str]]:
     return [(name, text) for name, text in pairs if text]
 
 
-def tables(result: Result) -> list[Table]:
+def tables(result: RunRecord) -> list[Table]:
     """The tables that have rows: tiers, links, times."""
     return [table for table in (_tiers(result), _links(result), _times(result)) if table.rows]
 
 
-def shares(result: Result) -> list[tuple[str, float]]:
+def shares(result: RunRecord) -> list[tuple[str, float]]:
     """How the prompt tokens were come by: the share hit in each tier of the run, then the share computed."""
     prompt = result["prompt_tokens"]
     hits = [(tier, result["hit_tokens"][tier] / prompt if prompt else 0.0) for tier in TIERS if tier in result["tiers"]]
     return [*hits, ("computed", 1.0 - sum(share for _, share in hits) if prompt else 0.0)]
 
 
-def scope(result: Result) -> str:
+def scope(result: RunRecord) -> str:
     """What the warm-up is left out of; empty without one."""
     if not result["warmup_requests"]:
         return ""
@@ -92,19 +92,19 @@ def digits(number: float | None) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}" if number >= 1e-4 else f"{number:.2g}"
 
 
-def _requests(result: Result) -> str:
+def _requests(result: RunRecord) -> str:
     text = f"{count(result['requests'])} counted"
     if result["warmup_requests"]:
         text += f", {count(result['warmup_requests'])} before them left out as warm-up"
     return text + (f", {count(result['rejected'])} rejected" if result["rejected"] else "")
 
 
-def _hit_rate(result: Result) -> str:
+def _hit_rate(result: RunRecord) -> str:
     tokens, pages = count(result["prompt_tokens"]), count(result["prompt_pages"])
     return f"{percent(result['hit_rate'])} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
 
 
-def _throughput(result: Result) -> str:
+def _throughput(result: RunRecord) -> str:
     rates = result["throughput"]
     if rates["requests_per_s"] is None:
         return ""
@@ -112,7 +112,7 @@ def _throughput(result: Result) -> str:
     return f"{requests} requests/s, {prompt} prompt tokens/s, {output} output tokens/s in {clock(result)}"
 
 
-def clock(result: Result) -> str:
+def clock(result: RunRecord) -> str:
     """Which time the run's times are in."""
     return "real time" if result.get("hardware") else "simulated time"
 
@@ -128,7 +128,7 @@ def _hardware(found: Mapping[str, Any]) -> str:
     return ", ".join(part for part in (verified, faults) if part)
 
 
-def _run(result: Result) -> str:
+def _run(result: RunRecord) -> str:
     total = result["requests"] + result["warmup_requests"]
     is_simulated = result["simulated_s"] and not result.get("hardware")
     simulated = f"{digits(result['simulated_s'])} s simulated, " if is_simulated else ""
@@ -136,7 +136,7 @@ def _run(result: Result) -> str:
     return f"{simulated}{done}; trace read in {digits(result['load_s'])} s"
 
 
-def _tiers(result: Result) -> Table:
+def _tiers(result: RunRecord) -> Table:
     rows = []
     for name, tier in result["tiers"].items():
         moved = (count(tier[key]) for key in ("peak_pages", "inserted_pages", "evicted_pages"))
@@ -147,7 +147,7 @@ def _tiers(result: Result) -> Table:
     return Table("Tiers", ("tier", *pages, "hits (tokens)", "of prompts"), rows)
 
 
-def _links(result: Result) -> Table:
+def _links(result: RunRecord) -> Table:
     rows: list[tuple[str, ...]] = [
         (name, f"{link['bytes'] / 1e9:,.2f}", count(link["transfers"]), digits(link["busy_s"]), percent(link["utilization"]))
         for name, link in result["links"].items()
@@ -155,7 +155,7 @@ def _links(result: Result) -> Table:
     return Table("Links", ("link", "moved (GB)", "transfers", "busy (s)", "of the time"), rows)
 
 
-def _times(result: Result) -> Table:
+def _times(result: RunRecord) -> Table:
     names = {"ttft_s": "time to first token", "tpot_s": "time per output token", "e2e_s": "end to end"}
     points = ("mean", "p50", "p90", "p99")
     rows = [

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvsim.report.result import Result, hit_definition
+from kvsim.report.result import RunRecord, hit_definition
 from kvsim.report.summary import Table, facts, percent, scope, shares, tables
 
 BAR_WIDTH = 72
@@ -12,7 +12,7 @@ MARKS = {"gpu": ("█", "#", "blue"), "cpu": ("▓", "=", "yellow"), "disk": ("�
 """The mark of each part of the bar, the same where the terminal knows ASCII only, and its colour."""
 
 
-def print_result(result: Result, console: Console) -> None:
+def print_result(result: RunRecord, console: Console) -> None:
     """Print the facts, where the prompt tokens came from, and the tables; at most 100 columns wide."""
     width = min(console.width, 100)
     console.print(Text(f"kvsim {result['command']}", "bold"))
@@ -24,14 +24,14 @@ def print_result(result: Result, console: Console) -> None:
         console.print(as_rich(table), width=width)
 
 
-def _facts(result: Result) -> RichTable:
+def _facts(result: RunRecord) -> RichTable:
     grid = RichTable.grid(padding=(0, 2))
     for name, text in facts(result):
         grid.add_row(Text(name, "dim"), Text(text, "bold" if name == "hit rate" else ""))
     return grid
 
 
-def _bar(result: Result, console: Console) -> Text:
+def _bar(result: RunRecord, console: Console) -> Text:
     """Prompt tokens by where they came from, drawn to scale, and its legend."""
     plain = not console.encoding.startswith("utf")
     bar, legend, share_so_far = Text(), Text(), 0.0

@@ -14,7 +14,7 @@ from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.html import LINK_COLOURS, document, draw_table, foot, laid_out, picture
-from kvsim.report.result import SCHEMA, Result, hit_definition, plain, to_json
+from kvsim.report.result import SCHEMA, RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import as_rich
 
@@ -48,7 +48,9 @@ class Tolerances:
             raise ValueError(f"identical is a share: it must be at most 1, not {self.identical}")
 
 
-def compare(runs: tuple[Result, Result], outcomes: tuple[Outcome, Outcome], tolerances: Tolerances, command_line: str) -> Result:
+def compare(
+    runs: tuple[RunRecord, RunRecord], outcomes: tuple[Outcome, Outcome], tolerances: Tolerances, command_line: str
+) -> RunRecord:
     """The record of a validation: the content of ``validate.json``. Each pair is simulated, then measured.
 
     Raises UsageError if the two are not runs of one configuration over the same requests, of which the same were served.
@@ -87,7 +89,7 @@ def compare(runs: tuple[Result, Result], outcomes: tuple[Outcome, Outcome], tole
     return {name: plain(value) for name, value in record.items()}
 
 
-def write_validation(folder: Path, record: Result) -> None:
+def write_validation(folder: Path, record: RunRecord) -> None:
     """Write ``validate.html`` and, last, ``validate.json``. Raises UsageError if the folder cannot be written."""
     prepare_folder(folder)
     (folder / "validate.json").unlink(missing_ok=True)
@@ -96,7 +98,7 @@ def write_validation(folder: Path, record: Result) -> None:
             file.write(text.encode())
 
 
-def print_validation(record: Result, console: Console) -> None:
+def print_validation(record: RunRecord, console: Console) -> None:
     """Print the tables."""
     width = min(console.width, 100)
     console.print(Text("kvsim validate", "bold"))
@@ -108,7 +110,7 @@ def print_validation(record: Result, console: Console) -> None:
         console.print(as_rich(table), width=width)
 
 
-def failures(record: Result) -> str:
+def failures(record: RunRecord) -> str:
     """The checks that fail, in words; empty if all hold."""
     return ", ".join(
         f"{check['name']} is {_number(check['measured'])} ({check['relation']} {_number(check['tolerance'])} wanted)"
@@ -117,7 +119,7 @@ def failures(record: Result) -> str:
     )
 
 
-def _check_same(runs: tuple[Result, Result], outcomes: tuple[Outcome, Outcome]) -> None:
+def _check_same(runs: tuple[RunRecord, RunRecord], outcomes: tuple[Outcome, Outcome]) -> None:
     configs = [{name: value for name, value in run["config"].items() if name not in MAY_DIFFER} for run in runs]
     if differing := sorted(name for name in {*configs[0], *configs[1]} if configs[0].get(name) != configs[1].get(name)):
         raise UsageError(f"the two runs differ in {', '.join(differing)}: only runs of one configuration can be compared")
@@ -128,7 +130,7 @@ def _check_same(runs: tuple[Result, Result], outcomes: tuple[Outcome, Outcome]) 
         raise UsageError(f"request {unmatched[0]} was rejected in one of the runs only, as were {len(unmatched) - 1} others")
 
 
-def _tier_rate(run: Result, tier: str) -> float:
+def _tier_rate(run: RunRecord, tier: str) -> float:
     """Hit tokens per prompt token."""
     tokens = sum(run["hit_tokens"].values()) if tier == "all" else run["hit_tokens"][tier]
     return tokens / run["prompt_tokens"] if run["prompt_tokens"] else 0.0
@@ -173,13 +175,13 @@ def _at_most(name: str, error: float | None, tolerance: float) -> dict[str, Any]
     return {"name": name, "measured": error, "relation": "at most", "tolerance": tolerance, "holds": holds}
 
 
-def _scope(record: Result) -> str:
+def _scope(record: RunRecord) -> str:
     device = "a CPU, whose kernels are interpreted" if record["device"] == "cpu" else f"an {record['device']}"
     verified = record["hardware"]["verified_pages"]
     return f"{count(record['requests'])} requests, simulated and on {device}; {count(verified)} reused pages verified."
 
 
-def tables(record: Result) -> list[Table]:
+def tables(record: RunRecord) -> list[Table]:
     """Hit rates, times, links, and what was to hold."""
     rates: list[tuple[str, ...]] = [
         (tier, percent(pair["simulated"]), percent(pair["hardware"]), f"{100 * pair['difference']:+.2f}")
@@ -223,7 +225,7 @@ def _signed(error: float | None) -> str:
     return "-" if error is None else f"{error:+.1%}"
 
 
-def render_validation(record: Result) -> str:
+def render_validation(record: RunRecord) -> str:
     """One self-contained HTML page."""
     parts = [f'<p class="soft">{escape(line)}</p>' for line in (_scope(record), hit_definition(record["config"]))]
     parts += [draw_table(table) for table in tables(record)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from kvsim.report.logger import Logger
-from kvsim.report.result import Result
+from kvsim.report.result import RunRecord
 from kvsim.report.timeline import middles
 
 MODES = ("offline", "online")
@@ -35,7 +35,7 @@ class WandbLogger(Logger):
         if not self.project:
             raise ValueError("project must have a name")
 
-    def log(self, folder: Path, result: Result, group: str | None) -> None:
+    def log(self, folder: Path, result: RunRecord, group: str | None) -> None:
         self._send(folder, folder.name, result["config"], group, lambda wandb, run: _log_result(wandb, run, folder, result), 0)
 
     def log_failure(self, folder: Path, config: dict[str, Any], error: str, group: str | None) -> None:
@@ -75,7 +75,7 @@ class WandbLogger(Logger):
             print(f"kvsim: warning: not logged to Weights & Biases: {message}; {folder} is complete", file=sys.stderr)
 
 
-def _log_result(wandb: Any, run: Any, folder: Path, result: Result) -> None:
+def _log_result(wandb: Any, run: Any, folder: Path, result: RunRecord) -> None:
     run.summary.update({name: value for name, value in result.items() if name not in NOT_NUMBERS})
     columns = ["tier", "capacity_pages", "peak_pages", "inserted_pages", "evicted_pages", "hit_tokens", "hit_pages"]
     rows = [
@@ -92,13 +92,13 @@ def _log_result(wandb: Any, run: Any, folder: Path, result: Result) -> None:
     run.log_artifact(artifact)
 
 
-def _pictures(wandb: Any, result: Result) -> dict[str, Any]:
+def _pictures(wandb: Any, result: RunRecord) -> dict[str, Any]:
     from kvsim.report.html import figures
 
     return {title: wandb.Plotly(figure) for title, figure in figures(result)}
 
 
-def timeline_points(result: Result) -> Iterator[dict[str, float]]:
+def timeline_points(result: RunRecord) -> Iterator[dict[str, float]]:
     """Hit rates by tier over the run, at most ``MOST_POINTS`` of them, in order."""
     hits = result["timeline"]["hits"]
     places = middles(hits["edges"])

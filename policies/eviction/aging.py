@@ -2,10 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from heapq import heapreplace
-from typing import Any
 
-from kvsim.core.tree import NO_NOTES, READY, Node
+from kvsim.core.tree import READY, Node
 from kvsim.policies.eviction.base import RankedEviction
 
 
@@ -26,9 +24,7 @@ class AgingEviction(RankedEviction):
         return node.notes[self.tier] + self.worth(node, node.depth + node.pages), node.last_used
 
     def on_insert(self, node: Node, now: float) -> None:
-        if node.notes is NO_NOTES:
-            node.notes = list(NO_NOTES)
-        node.notes[self.tier] = self.level
+        node.note(self.tier, self.level)
 
     on_hit = on_insert
 
@@ -45,18 +41,6 @@ class AgingEviction(RankedEviction):
                 self._rise(node, node.depth if node.state[tier] != READY else node.depth + node.pages)
                 if node.is_evictable(tier):
                     self.on_evictable(node)
-
-    @property
-    def pass_heap(self) -> list[tuple[Any, float, Node]] | None:
-        return self.heap if type(self).victims is AgingEviction.victims else None
-
-    def after_pass(self, node: Node, rank: tuple[float, ...]) -> None:
-        if node.state[self.tier] != READY:
-            self._rise(node, node.depth)
-            return
-        self._rise(node, node.depth + node.pages)
-        if (now_rank := self.rank(node)) != rank:  # its last page is another one, and its entry is still the first
-            heapreplace(self.heap, (now_rank, self.heap[0][1], node))
 
     def _rise(self, node: Node, left: int) -> None:
         """All pages of a node that are deeper than ``left`` pages have left, the last of them the one that follows these."""

@@ -1,17 +1,16 @@
 """The contract of eviction policies, and the base class of those that rank nodes one by one."""
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, ClassVar
+from typing import Any
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.runs import Run
-from kvsim.core.tier import Tier, optional
-from kvsim.core.tree import NO_NOTES, READY, Node
+from kvsim.core.tier import PolicyError, Tier
+from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import OffloadOrder
 
@@ -24,19 +23,16 @@ class EvictionPolicy(ABC):
 
     The core owns the tree, pins and slots. Only evictable nodes leave: ready in the tier, unpinned, without a child there
     (``node.is_evictable(tier)``). Where fewer pages are wanted than a victim has, the core cuts it (``on_split``) and evicts
-    the lower part (``on_remove``); if nobody listens to the latter it may shorten the node instead. What a policy reads of a
-    node changes only while the node is pinned, or with ``on_hit``; its extent also with a cut, a merge or an eviction.
+    the lower part (``on_remove``); if the policy does not override the latter, it may shorten the node instead. What a policy
+    reads of a node changes only while the node is pinned, or with ``on_hit``; its extent also with a cut, a merge or an eviction.
     ``node.notes[tier]`` is the policy's own: what it wants to remember of the uses of these pages.
     """
 
     tier: int = 0
-    recency_only: ClassVar[bool] = False
-    """Whether all that the policy reads of a node is ``last_used``. Pages that one request used last may then be one node,
-    whatever used them before."""
     cut: Callable[[Node, int], Node]
     """Given by the core: cuts a node after so many pages. For ``victims``, where only the last pages of a node are to leave."""
 
-    empty_cache: Callable[[Tier], TieredCache]
+    empty_cache: Callable[[Tier], Cache | HybridCache]
     """An empty cache like the one that the policy serves, of another tier alone. For trials."""
     beside: Sequence[Node] = ()
     """Given by the core for ``on_finish``: recurrent states that the request has begun from or saved, if they are in the pages'
@@ -46,49 +42,38 @@ class EvictionPolicy(ABC):
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
         self.tier = context.tier
-        self.empty_cache = lambda tier: TieredCache([tier], Rules(), context.page_tokens)
+        self.empty_cache = lambda tier: Cache([tier], [], Rules(), context.page_tokens)
 
-    @optional
+    def variant(self) -> "EvictionPolicy":
+        """The policy that these settings stand for: this one, unless a setting chooses an algorithm of another class."""
+        return self
+
     def on_arrival(self, request: Request, now: float) -> None:
         """The request has arrived and waits to be admitted. Only where time passes: a replay has no queue and says nothing."""
 
-    @optional
     def on_request(self, request: Request, now: float) -> None:
         """The request is about to use nodes, or to insert some: the next ``on_hit`` and ``on_insert`` are its own.
 
         A request is announced for each of the two, and once more if it was retracted.
         """
 
-    @optional
     def on_finish(self, request: Request, node: Node, now: float) -> None:
         """The request has finished; its path, down to ``node``, is about to be unpinned."""
 
-    @optional
     def on_insert(self, node: Node, now: float) -> None:
         """The node has become ready in the tier."""
 
-    @optional
     def on_hit(self, node: Node, now: float) -> None:
         """A request uses the node, which is ready in the tier. Its ``hits`` and ``last_used`` count that already."""
 
-    @optional
     def on_split(self, upper: Node, lower: Node) -> None:
         """A node has been cut. ``lower`` is the old object, ``upper`` a new one with the same history."""
 
-    @optional
     def on_merge(self, upper: Node, lower: Node) -> None:
         """A cut is undone, since nothing distinguishes the parts any more: ``lower`` becomes the whole, ``upper`` is gone."""
 
-    @optional
     def on_remove(self, node: Node) -> None:
         """The node leaves the tier, or is about to: it is written to the tier below."""
-
-    @optional
-    def on_trim(self, node: Node, runs: tuple[Run, ...]) -> None:
-        """The node's last pages, these, have left the tier. What a cut and ``on_remove`` say, for those who need no node for it.
-
-        Only where there is one tier; the policy must hear the other two as well. The node is evictable still.
-        """
 
     @abstractmethod
     def on_evictable(self, node: Node) -> None:
@@ -101,9 +86,7 @@ class EvictionPolicy(ABC):
         """
         tier = self.tier
         while node.parent is not None:
-            if node.notes is NO_NOTES:
-                node.notes = list(NO_NOTES)
-            node.notes[tier] = note
+            node.note(tier, note)
             if tier and node.is_evictable(tier):
                 self.on_evictable(node)
             node = node.parent
@@ -158,36 +141,15 @@ class RankedEviction(EvictionPolicy):
     """Evicts by a rank that each node has for itself: the least leaves first.
 
     Leaves stand in a lazy heap: an entry is made when a node becomes evictable and looked at when it comes to the top. One
-    whose node is not evictable is dropped, one whose rank has changed is put back. That is right as long as a rank changes
-    only while its node is pinned, or rises with a hit.
+    whose node is not evictable is dropped, one whose rank has risen is put back. A rank may change only while its node is
+    pinned, or rise; a policy whose rank falls calls ``on_evictable`` again. Anything else is a PolicyError.
     """
 
     def __init__(self) -> None:
         self.heap: list[tuple[Any, float, Node]] = []
-        """(rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first.
-        ``single.py`` takes victims from here by itself, where ``plain_heap`` lets it."""
-        self.line: deque[tuple[Any, float, Node]] = deque()
-        """More entries, in ascending order. ``sinking.py`` takes victims from here and from the heap, whichever is first."""
+        """(rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first."""
         self._entries = 0
-        self._compact_at = self._compact_line_at = 1024
-
-    @property
-    def plain_heap(self) -> list[tuple[Any, float, Node]] | None:
-        """The heap, if ``victims`` is as it is here: then ``single.py`` takes them from the heap by itself."""
-        return self.heap if type(self).victims is RankedEviction.victims else None
-
-    @property
-    def pass_heap(self) -> list[tuple[Any, float, Node]] | None:
-        """As ``plain_heap``, also if all that ``victims`` does beside that is ``before_pass`` and ``after_pass``."""
-        return self.plain_heap
-
-    @optional
-    def before_pass(self, now: float) -> None:
-        """``single.py`` is about to take victims from the heap."""
-
-    @optional
-    def after_pass(self, node: Node, rank: Any) -> None:
-        """It has taken them. The last one was ``node``, with this rank, or its last pages."""
+        self._compact_at = 1024
 
     @abstractmethod
     def rank(self, node: Node) -> Any:
@@ -200,20 +162,6 @@ class RankedEviction(EvictionPolicy):
         if len(heap) > self._compact_at:
             self._compact()
 
-    def line_up(self, node: Node) -> None:
-        """As ``on_evictable``, for a node that probably leaves after all that stand in line: it costs no search then."""
-        self._entries = entries = self._entries + 1
-        entry, line = (self.rank(node), entries - node.depth * DEPTH, node), self.line
-        if line and entry < line[-1]:
-            heappush(self.heap, entry)
-            return
-        line.append(entry)
-        if len(line) > self._compact_line_at:
-            kept = [entry for entry in line if entry[2].is_evictable(self.tier)]
-            line.clear()
-            line.extend(kept)
-            self._compact_line_at = max(1024, 2 * len(kept))
-
     def _compact(self) -> None:
         """Keep one entry for each evictable node."""
         heap, tier = self.heap, self.tier
@@ -224,8 +172,6 @@ class RankedEviction(EvictionPolicy):
 
     def victims(self, now: float) -> Iterator[Node]:
         heap, tier, rank = self.heap, self.tier, self.rank
-        while self.line:
-            heappush(heap, self.line.popleft())
         refused: dict[Node, tuple[Any, float, Node]] = {}
         try:
             while heap:
@@ -234,6 +180,8 @@ class RankedEviction(EvictionPolicy):
                 if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in refused:
                     heappop(heap)
                 elif (now_rank := rank(node)) != entry[0]:
+                    if not now_rank > entry[0]:
+                        self._refuse_rank(node, entry[0], now_rank)
                     heapreplace(heap, (now_rank, entry[1], node))
                 else:
                     yield node
@@ -244,3 +192,13 @@ class RankedEviction(EvictionPolicy):
         finally:
             for entry in refused.values():
                 heappush(heap, entry)
+
+    def _refuse_rank(self, node: Node, before: Any, now: Any) -> None:
+        """Raise PolicyError: a rank is not a number, or has fallen while its node was evictable."""
+        name = f"the eviction policy {type(self).__name__}"
+        if now != now or isinstance(now, tuple) and any(part != part for part in now):
+            raise PolicyError(f"{name} ranked {node} as {now}: a rank must be comparable, not NaN")
+        raise PolicyError(
+            f"{name} lowered the rank of {node} from {before} to {now} while it was evictable: "
+            "a rank may rise at any time, but one that falls must be announced by on_evictable()"
+        )

@@ -94,9 +94,6 @@ class FlopAware(EvictionPolicy):
         if model is not None and model.is_hybrid:
             pair = model.attention_flops_per_pair * context.page_tokens
             self._linear_of_model = (2 * model.linear_flops_per_token + model.attention_flops_per_pair) / pair
-            # Heard only where there may be states: a policy that hears of removals costs more.
-            setattr(self, "on_insert", self._note_arrival)  # noqa: B010  (a method that is replaced)
-            setattr(self, "on_remove", self._note_removal)  # noqa: B010
 
     @property
     def chosen_alpha(self) -> float | None:
@@ -131,8 +128,10 @@ class FlopAware(EvictionPolicy):
             ):
                 self._add(node, efficiency)
 
-    def _note_arrival(self, node: Node, now: float) -> None:
+    def on_insert(self, node: Node, now: float) -> None:
         """The first state changes the scale; below a state, a first child makes it a candidate."""
+        if not self._linear_of_model:
+            return  # there are no states
         if node.is_state:
             if not self._linear:
                 self._linear = self._linear_of_model
@@ -143,8 +142,10 @@ class FlopAware(EvictionPolicy):
         elif node.parent is not None:
             self._enter_state(node.parent.partner)
 
-    def _note_removal(self, node: Node) -> None:
+    def on_remove(self, node: Node) -> None:
         """A state's pages have one child less, or none; a leaf has lost its state."""
+        if not self._linear_of_model:
+            return
         if node.is_state:
             if (pages := node.partner) is not None and pages.is_evictable(self.tier):
                 self.on_evictable(pages)

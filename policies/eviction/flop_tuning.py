@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
-from kvsim.core.single import SingleTier
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.policies.context import PolicyContext
@@ -51,7 +50,7 @@ class Tuning:
         self,
         context: PolicyContext,
         policy_of: Callable[[float, "array[float]"], EvictionPolicy],
-        cache_of: Callable[[Tier], TieredCache],
+        cache_of: Callable[[Tier], Cache | HybridCache],
     ) -> None:
         self._context = replace(context, tier=0)
         self._tier = context.tier
@@ -89,23 +88,19 @@ class Tuning:
         policy.bind(context)
         cache = self._cache_of(Tier("gpu", 0, Pool(context.capacity_pages), policy))
         restore(self._snapshot or [], cache)
-        single = None if isinstance(cache, HybridCache) else SingleTier(cache)
         saved = 0.0
         for request, now in self._collected.values():
             pages = max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // tokens))
-            if single is None:
-                saved += context.saved_flops(0, hit_pages(cache, request, pages, now) * tokens)
-            elif (hits := single.serve_alone(request, pages, now)) is not None:
-                saved += context.saved_flops(0, hits[0] * tokens)
+            saved += context.saved_flops(0, hit_pages(cache, request, pages, now) * tokens)
         return saved
 
 
-def hit_pages(cache: TieredCache, request: Request, pages: int, now: float) -> int:
+def hit_pages(cache: Cache | HybridCache, request: Request, pages: int, now: float) -> int:
     """Serve a request from a cache of one tier; the pages that it hits, 0 if it does not fit."""
     lease = cache.match(request)
     if not cache.admit(lease, pages, now):
         return 0
-    hits: int = lease.gpu_pages if cache.claim(lease, now) is not None else 0
+    hits = 0 if cache.claim(lease, now).is_lost else lease.gpu_pages
     cache.insert(lease, now)
     cache.finish_request(lease)
     return hits
@@ -126,17 +121,17 @@ def snapshot(root: Node, tier: int) -> list[Piece]:
     return pieces
 
 
-def restore(pieces: list[Piece], cache: TieredCache) -> None:
+def restore(pieces: list[Piece], cache: Cache | HybridCache) -> None:
     """Fill an empty cache of one tier with the snapshot."""
-    tier, nodes = cache.gpu, list[Node]()
+    tier, residency, nodes = cache.gpu, cache.residency, list[Node]()
     for piece in pieces:
-        parent = cache.tree.root if piece.parent < 0 else nodes[piece.parent]
-        node = cache.tree.add(parent, piece.runs, piece.pages, piece.created)
+        parent = residency.tree.root if piece.parent < 0 else nodes[piece.parent]
+        node = residency.tree.add(parent, piece.runs, piece.pages, piece.created)
         node.depth, node.last_used, node.hits = piece.depth, piece.last_used, piece.hits
-        cache.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
+        residency.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
         nodes.append(node)
     for node, piece in zip(nodes, pieces, strict=True):
         if node.is_state and isinstance(cache, HybridCache):
             cache.states.adopt(node, nodes[piece.partner] if piece.partner >= 0 else None)
     for node in nodes:
-        cache.set_ready(node, tier, node.last_used)
+        residency.set_ready(node, tier, node.last_used)

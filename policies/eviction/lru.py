@@ -1,7 +1,6 @@
 """Least recently used."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
@@ -14,8 +13,6 @@ class LRU(RankedEviction):
 
     last used earlier   leaves first
     """
-
-    recency_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__init__()

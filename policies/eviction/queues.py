@@ -8,7 +8,7 @@ from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.run_order import RunOrder
-from kvsim.core.runs import Run, count_pages, last_pages
+from kvsim.core.runs import Run, last_pages
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -221,13 +221,6 @@ class QueueEviction(EvictionPolicy):
         if runs[0][0] >= 0:  # no state
             self.remember(runs, mark)
 
-    def on_trim(self, node: Node, runs: tuple[Run, ...]) -> None:
-        mark, pages = self._marks[node], runs[0][1] if len(runs) == 1 else count_pages(runs)
-        self.sizes[mark[0]] -= pages
-        self.left_pages += pages
-        self.has_evicted = True
-        self.remember(runs, mark)
-
     def on_evictable(self, node: Node) -> None:
         queue, place, _ = self._marks[node]
         heap = self.heaps[queue]
@@ -307,12 +300,6 @@ class QueueEviction(EvictionPolicy):
                 for node in refused:
                     if node.is_evictable(tier):
                         self.on_evictable(node)
-
-    @property
-    def pass_queues(self) -> list[list[Entry]] | None:
-        """The heaps, if ``victims`` and ``on_remove`` are as here: then ``single.py`` takes victims from them by itself."""
-        own = type(self)
-        return self.heaps if (own.victims, own.on_remove) == (QueueEviction.victims, QueueEviction.on_remove) else None
 
     def begin_pass(self) -> None:
         """Victims are about to be chosen."""

@@ -1,10 +1,9 @@
 """Segmented LRU (Karedla, Love and Wherry: Caching strategies to improve disk system performance, IEEE Computer 27(3), 1994)."""
 
 from dataclasses import dataclass
-from typing import Any, Self
 
 from kvsim.core.tree import Node
-from kvsim.policies.eviction.base import RankedEviction
+from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
 PROBATION, PROTECTED = range(2)
@@ -26,9 +25,6 @@ class SegmentedLRU(RankedEviction):
     segments: str = "unsized"
     protected_fraction: float | None = None
 
-    def __new__(cls, *, segments: str = "unsized", **settings: Any) -> Self:
-        return super().__new__(SizedSegmentedLRU if segments == "sized" else cls)  # type: ignore[return-value]
-
     def __post_init__(self) -> None:
         super().__init__()
         if self.protected_hits < 1:
@@ -40,23 +36,31 @@ class SegmentedLRU(RankedEviction):
             if self.segments != "sized":
                 raise ValueError(f"protected_fraction={self.protected_fraction} has no effect without segments=sized")
 
+    def variant(self) -> EvictionPolicy:
+        if self.segments == "unsized":
+            return self
+        fraction = PROTECTED_FRACTION if self.protected_fraction is None else self.protected_fraction
+        return SizedSegmentedLRU(protected_hits=self.protected_hits, protected_fraction=fraction)
+
     def rank(self, node: Node) -> tuple[bool, float]:
         return node.hits >= self.protected_hits, node.last_used
 
 
 @dataclass(kw_only=True, eq=False)
-class SizedSegmentedLRU(QueueEviction, SegmentedLRU):
+class SizedSegmentedLRU(QueueEviction):
     """Segmented LRU with a share for each segment, as published: what was used often long ago does not stay for ever.
 
     probation   LRU. A new page enters here
     protected   LRU. A page enters with its use number protected_hits, counted since it came to the tier. While room is made
-                and it has more than protected_fraction (0.8) * capacity pages, its first leaf goes back to probation's end
+                and it has more than protected_fraction * capacity pages, its first leaf goes back to probation's end
     victim      the first leaf of probation, else that of protected
     """
 
+    protected_hits: int = 2
+    protected_fraction: float = PROTECTED_FRACTION
+
     def __post_init__(self) -> None:
-        super().__post_init__()
-        QueueEviction.__init__(self)
+        super().__init__()
 
     def enter(self, ghost: None) -> Mark:
         return PROBATION if self.protected_hits > 1 else PROTECTED, self.clock, 1
@@ -66,6 +70,5 @@ class SizedSegmentedLRU(QueueEviction, SegmentedLRU):
         return PROTECTED if uses >= self.protected_hits else PROBATION, self.clock, uses
 
     def choose(self) -> tuple[int, float] | None:
-        fraction = PROTECTED_FRACTION if self.protected_fraction is None else self.protected_fraction
-        self.demote(PROTECTED, PROBATION, fraction * self.capacity_pages)
+        self.demote(PROTECTED, PROBATION, self.protected_fraction * self.capacity_pages)
         return self.first_of(PROBATION)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.tree import READY, Node
@@ -87,15 +86,11 @@ class TimeToLive(RankedEviction):
         if len(self.heap) > self._compact_at:
             self._compact()
 
-    @property
-    def pass_heap(self) -> list[tuple[Any, float, Node]] | None:
-        return self.heap if type(self).victims is TimeToLive.victims else None
-
     def victims(self, now: float) -> Iterator[Node]:
-        self.before_pass(now)
+        self._begin_pass(now)
         return super().victims(now)
 
-    def before_pass(self, now: float) -> None:
+    def _begin_pass(self, now: float) -> None:
         """Let those leave first whose time is over."""
         self._now, expiring, tier = now, self._expiring, self.tier
         while expiring and expiring[0][0] <= now:

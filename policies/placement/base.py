@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from kvsim.core.request import Request
-from kvsim.core.tier import optional
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.offer_table import OfferTable
@@ -28,11 +27,9 @@ class PlacementPolicy(ABC):
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run. The context's tier is the lower one."""
 
-    @optional
     def on_request(self, request: Request, now: float) -> None:
         """The request's prompt is computed for the first time; what it used is about to be offered."""
 
-    @optional
     def after_use(self, node: Node, now: float) -> bool:
         """Whether to copy down a node that the lower tier lacks, now that a request has computed or reused it.
 
@@ -40,7 +37,6 @@ class PlacementPolicy(ABC):
         """
         return False
 
-    @optional
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
         """How many pages of a computed prompt, from the first on, the lower tier should have.
 

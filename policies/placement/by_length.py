@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from kvsim.core.request import Request
+from kvsim.core.tier import CPU
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
@@ -41,7 +42,7 @@ class ByLength(PlacementPolicy):
         self._sorted: list[int] = []
 
     def bind(self, context: PolicyContext) -> None:
-        self.boundary: float = self.min_tokens if context.tier == 1 else self.disk_min_tokens
+        self.boundary: float = self.min_tokens if context.level == CPU else self.disk_min_tokens
         self._page_tokens = context.page_tokens
         self._share_above = _share_above([inf if pages is None else pages for pages in context.capacities], context.tier)
 

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from kvsim.core.tier import CPU, DISK
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
@@ -21,7 +22,8 @@ class CostAware(PlacementPolicy):
     after eviction   copy down if the node's last page is loaded ``margin`` times sooner than it is recomputed, or if the tier
                      has something after the node, which would be lost with it; otherwise drop
 
-    A disk's pages come over its own link and the host's. Latencies, paid once for a whole transfer, are left out.
+    A disk's pages come over its own link and the host's or, straight to the GPU, over one as slow as the slower of the two.
+    Latencies, paid once for a whole transfer, are left out.
     """
 
     margin: float = 1.0
@@ -34,8 +36,9 @@ class CostAware(PlacementPolicy):
     def bind(self, context: PolicyContext) -> None:
         self._tier = context.tier
         load_s = context.host_load_s(1) - context.host_load_s(0)
-        if context.tier > 1:
-            load_s += context.disk_read_s(1) - context.disk_read_s(0)
+        if context.level == DISK:
+            read_s = context.disk_read_s(1) - context.disk_read_s(0)
+            load_s = load_s + read_s if context.upper_level == CPU else max(load_s, read_s)
         pages, tokens = range(LONGEST_PROMPT_PAGES), context.page_tokens
         self.first_page = bisect_left(
             pages, True, key=lambda page: context.recompute_s(page * tokens, (page + 1) * tokens) >= self.margin * load_s

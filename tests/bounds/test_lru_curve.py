@@ -6,10 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.bounds.lru_curve import LruCurve, sums_of_smaller
-from kvsim.core.cache import TieredCache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.engine.replay import Replay
 from kvsim.report.result import hit_tokens
 from tests.engine.test_replay import conversation, make_cache, play, workloads
 
@@ -75,7 +73,7 @@ def test_the_curve_is_the_replay_of_every_capacity(
         fitting = [prompt for prompt in requests if prompt.prompt_pages <= capacity]
         curve = LruCurve(fitting, 4, recompute_last_token=recompute, counted_from=skipped)
         rules = Rules(recompute_last_token=recompute)
-        outcome = play(Replay, make_cache(TieredCache, (capacity,), rules=rules, page_tokens=4), requests)
+        outcome = play(make_cache((capacity,), rules=rules, page_tokens=4), requests)
         assert curve.hit_pages(capacity) == outcome.hit_pages[skipped:].sum()
         assert curve.hit_tokens(capacity) == hit_tokens(outcome)[skipped:].sum()
 
@@ -84,7 +82,7 @@ def test_the_curve_is_the_replay_of_every_capacity(
 def test_the_curve_on_conversation(conversation: list[Request], recompute: bool) -> None:
     curve = LruCurve(conversation, 512, recompute_last_token=recompute, counted_from=6_015)
     for capacity in (1_000, 5_859, 30_000, 182_790):
-        cache = make_cache(TieredCache, (capacity,), rules=Rules(recompute_last_token=recompute))
-        outcome = play(Replay, cache, conversation)
+        cache = make_cache((capacity,), rules=Rules(recompute_last_token=recompute))
+        outcome = play(cache, conversation)
         assert curve.hit_pages(capacity) == outcome.hit_pages[6_015:].sum()
         assert curve.hit_tokens(capacity) == hit_tokens(outcome)[6_015:].sum()

@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from kvsim.core.cache import Lease, TieredCache
+from kvsim.core.cache import Cache
+from kvsim.core.edge import Edge
+from kvsim.core.hybrid import HybridCache
+from kvsim.core.lease import Lease
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
@@ -80,14 +83,22 @@ def make_tiers(
     *,
     slots: bool,
     page_tokens: int,
-    seed: int = 0,
-) -> list[Tier]:
-    """Tiers from the GPU down, their policies bound. ``placements`` begins with that of the CPU tier."""
-    tiers = []
-    for index, (name, capacity, eviction) in enumerate(zip(NAMES, capacities, evictions, strict=False)):
-        placement = placements[index - 1] if index else None
+    shape: Sequence[tuple[str, Sequence[int]]] = (("gpu", ()), ("cpu", (0,)), ("disk", (1,))),
+) -> tuple[list[Tier], list[Edge]]:
+    """Tiers from the top down and the edges between them, their policies bound.
+
+    ``shape`` has for each tier what it is and the positions of the tiers directly above it: by default, a chain. ``placements``
+    has one entry for each edge, beginning with those into the second tier.
+    """
+    tiers: list[Tier] = []
+    edges: list[Edge] = []
+    left = list(placements)
+    for index, (capacity, eviction, (name, above)) in enumerate(zip(capacities, evictions, shape, strict=False)):
+        level = NAMES.index(name)
         context = PolicyContext(
             tier=index,
+            level=level,
+            upper_level=tiers[above[0]].level if above else -1,
             tier_name=name,
             capacity_pages=capacity,
             capacities=capacities,
@@ -95,21 +106,37 @@ def make_tiers(
             model=MODEL,
             hardware=MACHINE,
         )
-        for policy in filter(None, (eviction, placement)):
-            policy.bind(context)
+        policy = eviction.variant()
+        policy.bind(context)
         pool = SlotPool(capacity) if slots and capacity is not None else Pool(capacity)
-        tiers.append(Tier(name, index, pool, eviction, placement))
-    return tiers
+        tiers.append(Tier(name if level else name + str(index or ""), index, pool, policy, level))
+        for upper in above:
+            placement = left.pop(0)
+            placement.bind(context)
+            edges.append(Edge(tiers[upper], tiers[index], placement))
+    return tiers, edges
 
 
-class SmallCache(TieredCache):
-    """A cache whose pages are named by letters: equal beginnings of two words are the same pages."""
+class SmallCache:
+    """A cache whose pages are named by letters: equal beginnings of two words are the same pages.
 
-    def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
-        super().__init__(tiers, rules, page_tokens)
+    What it does not define itself is that of the cache, ``core``.
+    """
+
+    def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:
+        self.serve_from(Cache(tiers, edges, rules, page_tokens))
+
+    def serve_from(self, core: Cache | HybridCache) -> None:
+        """Use this cache."""
+        self.core = core
         self.clock = count(1)
         self._ids: dict[str, int] = {}
         self._letters: dict[int, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "core":  # not set yet, while the object is copied
+            raise AttributeError(name)
+        return getattr(self.core, name)
 
     def request(self, word: str, **settings: Any) -> Request:
         """A request for the pages of ``word``; a page is new, and gets the next id, where no word before began the same way."""
@@ -130,15 +157,15 @@ class SmallCache(TieredCache):
         load_pages = lease.lower_pages if load is None else load
         assert self.admit(lease, len(word) if pages is None else pages, next(self.clock), load_pages)
         self.move(lease.waits)
-        while waits := self.claim(lease, next(self.clock)):
-            self.move(waits)
-        assert waits == [] and not lease.owed_pages
+        while (claim := self.claim(lease, next(self.clock))).waits:
+            self.move(claim.waits)
+        assert not claim.is_lost and not lease.promised_pages
         return lease
 
     def run(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Lease:
         """A request whose prompt has been computed, everything moved."""
         lease = self.admitted(word, pages=pages, load=load, **about)
-        self.move(self.load(lease, next(self.clock)))
+        self.move(self.load(lease, next(self.clock)).transfers)
         self.move(self.insert(lease, next(self.clock)))
         self.check()
         return lease
@@ -153,8 +180,8 @@ class SmallCache(TieredCache):
     def move(self, transfers: Iterable[Transfer]) -> None:
         """Begin and finish transfers and all that they wait for or bring about."""
         for transfer in transfers:
-            while not transfer.done and (waits := self.begin(transfer, next(self.clock))):
-                self.move(waits)
+            while not transfer.done and not (begun := self.begin(transfer, next(self.clock))).can_run:
+                self.move(begun.waits)
             if not transfer.done:
                 self.check()
                 self.move(self.finish(transfer, next(self.clock)))
@@ -208,10 +235,17 @@ class SmallCache(TieredCache):
     def snapshot(self) -> list[Any]:
         """All that must stay as it is when a request is refused."""
         tiers = [
-            (tier.pool.free, tier.evictable_pages, tier.coming_pages, tier.owed_pages, tier.evicted_pages, self.on(tier.name))
+            (
+                tier.pool.free,
+                tier.evictable_pages,
+                tier.leaving_pages,
+                tier.promised_pages,
+                tier.evicted_pages,
+                self.on(tier.name),
+            )
             for tier in self.tiers
         ]
-        return [tiers, len(self.transfers), len(self.leases)]
+        return [tiers, len(self.in_flight), len(self.leases)]
 
 
 def small_cache(
@@ -229,5 +263,5 @@ def small_cache(
     capacities = [capacity for capacity in (gpu, cpu, disk) if capacity != 0]
     evictions = [make() for make in (eviction if isinstance(eviction, Sequence) else [eviction] * 3)]
     placements = [make() for make in (placement if isinstance(placement, Sequence) else [placement] * 2)]
-    tiers = make_tiers(capacities, evictions, placements, slots=slots, page_tokens=page_tokens)
-    return SmallCache(tiers, Rules(recompute_last_token=recompute_last_token), page_tokens)
+    tiers, edges = make_tiers(capacities, evictions, placements, slots=slots, page_tokens=page_tokens)
+    return SmallCache(tiers, edges, Rules(recompute_last_token=recompute_last_token), page_tokens)

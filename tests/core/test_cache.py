@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvsim.core.cache import CLAIMED
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING, LEAVING, READY
 from kvsim.policies.eviction.lru import LRU
@@ -112,12 +113,13 @@ def test_a_request_gets_more_pages_while_it_decodes() -> None:
     cache = small_cache(gpu=4, cpu=8, placement=WriteBack)
     cache.use("xy")
     lease = cache.run("a")
-    assert cache.grow(lease, 1, now(cache)) == [] and cache.claim(lease, now(cache)) == []
-    write_down = only(cache.grow(lease, 2, now(cache)) or [])
-    assert cache.claim(lease, now(cache)) == [write_down], "room is there only when the bytes are out"
+    assert cache.grow([(lease, 1)], now(cache)) == (True, []) and cache.claim(lease, now(cache)) == CLAIMED
+    growth = cache.grow([(lease, 2)], now(cache))
+    write_down = only(growth.transfers)
+    assert growth.has_room and cache.claim(lease, now(cache)).waits == [write_down], "room is there only when the bytes are out"
     cache.move([write_down])
-    assert cache.claim(lease, now(cache)) == []
-    assert cache.grow(lease, 1, now(cache)) is None, "everything else is the request's own"
+    assert cache.claim(lease, now(cache)) == CLAIMED
+    assert not cache.grow([(lease, 1)], now(cache)).has_room, "everything else is the request's own"
     cache.check()
 
 
@@ -125,9 +127,9 @@ def test_several_requests_get_what_they_need_or_none_does() -> None:
     cache = small_cache(gpu=4)
     first, second = cache.run("a"), cache.run("b")
     before = cache.snapshot()
-    assert cache.grow_all([(first, 1), (second, 2)], now(cache)) is None
+    assert not cache.grow([(first, 1), (second, 2)], now(cache)).has_room
     assert cache.snapshot() == before
-    assert cache.grow_all([(first, 1), (second, 1)], now(cache)) == []
+    assert cache.grow([(first, 1), (second, 1)], now(cache)) == (True, [])
 
 
 # --- eviction --------------------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def test_a_copy_below_makes_eviction_free_at_once() -> None:
     cache = small_cache(gpu=2, cpu=4, placement=WriteThrough)
     cache.use("ab")
     lease = cache.look("xy")
-    assert cache.admit(lease, 2, now(cache)) and lease.waits == [] and cache.claim(lease, now(cache)) == []
+    assert cache.admit(lease, 2, now(cache)) and lease.waits == [] and cache.claim(lease, now(cache)) == CLAIMED
     assert cache.on("cpu") == "ab"
 
 
@@ -175,9 +177,9 @@ def test_without_a_copy_below_the_bytes_must_be_out_first() -> None:
     lease = cache.look("xy")
     assert cache.admit(lease, 2, now(cache))
     assert node.state == [LEAVING, INCOMING] and cache.carried(only(lease.waits)) == "ab"
-    assert cache.claim(lease, now(cache)) == lease.waits
+    assert cache.claim(lease, now(cache)).waits == lease.waits
     cache.move(lease.waits)
-    assert cache.claim(lease, now(cache)) == [] and cache.on("cpu") == "ab"
+    assert cache.claim(lease, now(cache)) == CLAIMED and cache.on("cpu") == "ab"
 
 
 def test_one_pass_writes_down_in_one_transfer() -> None:
@@ -253,7 +255,7 @@ def lower_only(word: str, *, gpu: int = 3, cpu: int = 9, disk: int = 0) -> Small
 def test_pages_are_ready_only_after_the_load_that_brings_them() -> None:
     cache = lower_only("abc")
     lease = cache.admitted("abc")
-    load = only(cache.load(lease, now(cache)))
+    load = only(cache.load(lease, now(cache)).transfers)
     assert cache.node("abc").state[0] == INCOMING and cache.on("gpu") == ""
     assert cache.arriving(lease) == [load]
     cache.move([load])
@@ -262,7 +264,7 @@ def test_pages_are_ready_only_after_the_load_that_brings_them() -> None:
 
 def test_both_ends_of_a_load_are_pinned() -> None:
     cache = lower_only("abc")
-    load = only(cache.load(cache.admitted("abc"), now(cache)))
+    load = only(cache.load(cache.admitted("abc"), now(cache)).transfers)
     node = cache.node("abc")
     assert all(node.pins) and not node.is_evictable(1)
     cache.move([load])
@@ -273,10 +275,10 @@ def test_a_request_takes_part_in_a_load_that_is_under_way() -> None:
     cache = lower_only("abc", gpu=6)
     cache.use("######")
     first = cache.admitted("abc")
-    load = only(cache.load(first, now(cache)))
+    load = only(cache.load(first, now(cache)).transfers)
     second = cache.look("abc")
     assert second.gpu_pages == 3 and cache.admit(second, 3, now(cache))
-    assert cache.arriving(second) == [load] and cache.load(second, now(cache)) == []
+    assert cache.arriving(second) == [load] and cache.load(second, now(cache)).transfers == []
     cache.release(first)
     cache.move([load])
     cache.check()
@@ -286,7 +288,7 @@ def test_a_request_takes_part_in_a_load_that_is_under_way() -> None:
 def test_pages_that_a_load_fails_to_bring_are_computed_in_its_slots() -> None:
     cache = lower_only("abc")
     lease = cache.admitted("abc")
-    load = only(cache.load(lease, now(cache)))
+    load = only(cache.load(lease, now(cache)).transfers)
     cache.begin(load, now(cache))
     cache.move(cache.abort(load, 1, now(cache)))
     assert cache.on("gpu") == "a"
@@ -300,7 +302,7 @@ def test_pages_from_disk_pass_through_the_cpu_tier() -> None:
     cache.use("+++")
     assert cache.on("disk").startswith("abc") and cache.look("abc").disk_pages == 3
     lease = cache.admitted("abc")
-    transfers = cache.load(lease, now(cache))
+    transfers = cache.load(lease, now(cache)).transfers
     assert [transfer.name for transfer in transfers[-2:]] == ["disk-cpu", "cpu-gpu"]
     assert transfers[-1].after == [transfers[-2]], "the load waits for what it reads"
     cache.move(transfers)
@@ -310,14 +312,14 @@ def test_pages_from_disk_pass_through_the_cpu_tier() -> None:
 def test_a_prefetch_is_pinned_until_it_ends_and_keeps_whole_pages_that_arrived() -> None:
     cache = lower_only("abc", cpu=3, disk=9)
     cache.use("+++")
-    *write_downs, fetch = cache.fetch(cache.look("abc"), 3, now(cache))
+    *write_downs, fetch = cache.fetch(cache.look("abc"), 3, now(cache)).transfers
     cache.move(write_downs)
     assert cache.carried(fetch) == "abc" and all(node.pins[2] for node in fetch.nodes)
-    while waits := cache.begin(fetch, now(cache)):
+    while waits := cache.begin(fetch, now(cache)).waits:
         cache.move(waits)
     cache.move(cache.abort(fetch, 2, now(cache)))
     cache.check()
-    assert not cache.transfers
+    assert not cache.in_flight
     assert cache.look("abc").cpu_pages == 2 and cache.look("abc").disk_pages == 1
 
 
@@ -326,9 +328,9 @@ def test_a_prefetch_that_the_cpu_tier_cannot_hold_is_not_begun() -> None:
     cache.use("++++")
     lease = cache.admitted("####")
     assert all(cache.node("####").pins[1:2]), "it is about to be loaded from there"
-    assert cache.look("abcd").disk_pages == 4 and cache.fetch(cache.look("abcd"), 4, now(cache)) == []
-    cache.move(cache.load(lease, now(cache)))
-    *_, fetch = cache.fetch(cache.look("abcd"), 4, now(cache))
+    assert cache.look("abcd").disk_pages == 4 and cache.fetch(cache.look("abcd"), 4, now(cache)).fetch is None
+    cache.move(cache.load(lease, now(cache)).transfers)
+    *_, fetch = cache.fetch(cache.look("abcd"), 4, now(cache)).transfers
     assert cache.carried(fetch) == "abcd"
     cache.check()
 
@@ -352,7 +354,7 @@ def test_a_reset_forgets_every_page_and_running_requests_give_theirs_back(phase:
     lease = cache.admitted("abcd")
     transfers: list[Transfer] = []
     if phase != "admitted":
-        transfers = cache.load(lease, now(cache))
+        transfers = cache.load(lease, now(cache)).transfers
         cache.begin(transfers[-1], now(cache))
     if phase == "inserted":
         cache.move(transfers)
@@ -373,7 +375,7 @@ def test_what_is_given_up_before_it_has_room_below_is_not_copied() -> None:
     [write] = cache.insert(lease, now(cache))
     assert write.pages == 3
     cache.reset()
-    assert cache.begin(write, now(cache)) == [] and write.pages == 0
+    assert cache.begin(write, now(cache)).can_run and write.pages == 0
     cache.check()
     cache.finish(write, now(cache))
     cache.release(lease)

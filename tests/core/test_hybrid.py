@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvsim.core.checkpoints import Place, StateIndex, first_of_run, places_after
+from kvsim.core.cache import CLAIMED, Cache
+from kvsim.core.edge import Edge
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.runs import split_runs
+from kvsim.core.states import Place, StateIndex, first_of_run, places_after
 from kvsim.core.tier import Tier
-from kvsim.core.tree import Node
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage
@@ -28,8 +29,12 @@ from kvsim.policies.placement.write_through import WriteThrough
 from tests.core.small import SmallCache, make_tiers
 
 
-class SmallHybrid(HybridCache, SmallCache):  # type: ignore[misc]
+class SmallHybrid(SmallCache):
     """A small cache of a hybrid model."""
+
+    def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int, **about: Any) -> None:
+        self.serve_from(HybridCache(Cache(tiers, edges, rules, page_tokens), **about))
+        self.requests = -1
 
     def states_on(self, tier: str) -> set[str]:
         """The words after which a tier has a usable state."""
@@ -37,24 +42,21 @@ class SmallHybrid(HybridCache, SmallCache):  # type: ignore[misc]
         index = ("gpu", "cpu").index(tier)
         return {words[self.states.page_of(node)] for node in self.states.index.values() if node.state[index] == 2}
 
-    def node(self, word: str) -> Node:
-        return SmallCache.node(self, word)
-
     def request(self, word: str, **settings: Any) -> Request:
         """As of any small cache; requests are numbered unless they say their number."""
-        self.requests = getattr(self, "requests", -1) + 1
+        self.requests += 1
         settings.setdefault("index", self.requests)
-        return SmallCache.request(self, word, **settings)
+        return super().request(word, **settings)
 
     def answer(self, word: str, answer: str) -> int:
         """Hit pages of a request that keeps the pages of its answer; the answer has a token more, of which no KV is left."""
-        self.rules = replace(self.rules, cache_output=True)
+        self.core.rules = self.core.kv.rules = replace(self.core.rules, cache_output=True)
         whole = self.request(word + answer).runs
         lease = self.look(word, output_tokens=len(answer) + 1, output_runs=split_runs(whole, len(word))[1])
         assert self.admit(lease, len(word + answer), next(self.clock), lease.lower_pages)
         self.move(lease.waits)
-        assert self.claim(lease, next(self.clock)) == []
-        self.move(self.load(lease, next(self.clock)))
+        assert self.claim(lease, next(self.clock)) == CLAIMED
+        self.move(self.load(lease, next(self.clock)).transfers)
         self.move(self.insert(lease, next(self.clock)))
         self.move(self.finish_request(lease))
         self.check()
@@ -80,15 +82,14 @@ def hybrid(
     """
     policy.bind(PolicyContext(page_tokens=1))
     capacities = [capacity for capacity in (gpu, cpu) if capacity != 0]
-    tiers = make_tiers(capacities, [LRU(), LRU()], [placement()], slots=True, page_tokens=1)
-    if eviction is not None:
-        tiers[0] = Tier("gpu", 0, tiers[0].pool, eviction)
-    state_tiers = None
+    tiers, edges = make_tiers(capacities, [eviction or LRU(), LRU()], [placement()], slots=True, page_tokens=1)
+    state_tiers, state_edges = None, None
     if not shared_pages:
         rooms = [room for room in (states, cpu_states) if room != 0]
-        state_tiers = make_tiers(rooms, [LRU(), LRU()], [WriteThrough()], slots=True, page_tokens=1)
+        state_tiers, state_edges = make_tiers(rooms, [LRU(), LRU()], [WriteThrough()], slots=True, page_tokens=1)
     return SmallHybrid(
         tiers,
+        edges,
         Rules(recompute_last_token=recompute_last_token),
         1,
         policy=policy,
@@ -97,6 +98,7 @@ def hybrid(
         state_bytes=100,
         state_pages=shared_pages or 1,
         state_tiers=state_tiers,
+        state_edges=state_edges,
     )
 
 
@@ -198,7 +200,7 @@ def test_a_request_that_is_admitted_again_counts_once() -> None:
     assert use(cache, "ab") == [0]
     again = cache.look("abxy", index=7)
     again.is_resumed = True
-    assert cache.admit(again, 4, next(cache.clock)) and cache.claim(again, next(cache.clock)) == []
+    assert cache.admit(again, 4, next(cache.clock)) and cache.claim(again, next(cache.clock)) == CLAIMED
     assert again.gpu_pages == 2
     counts = cache.describe_checkpoints()
     assert (counts["used"], counts["tokens_lost_to_missing_state"]) == (0, 2 + 2), "abxy's at first, and ab's"
@@ -229,7 +231,7 @@ def test_the_state_that_a_request_starts_from_stays() -> None:
     cache = hybrid(Last(), states=1)
     use(cache, "ab")
     lease = cache.admitted("abc")
-    assert lease.state is not None and lease.state.pins[0] == 1
+    assert lease.states.state is not None and lease.states.state.pins[0] == 1
     cache.check()
     other = cache.run("xy")
     assert cache.states_on("gpu") == {"ab"} and cache.states.counts.no_room == 1
@@ -269,7 +271,7 @@ def test_a_state_on_its_way_to_the_gpu_holds_up_its_request() -> None:
     cache = hybrid(Last(), gpu=4, cpu=8, cpu_states=4)
     use(cache, "abc", "wxyz")
     lease = cache.admitted("abcd")
-    loads = cache.load(lease, next(cache.clock))
+    loads = cache.load(lease, next(cache.clock)).transfers
     assert len(loads) == 2 and lease.has_load is False
     assert set(cache.arriving(lease)) == set(loads)
     cache.move(loads)
@@ -325,7 +327,7 @@ def test_detached_states_through_all_that_may_become_of_their_kv() -> None:
     assert use(cache, "abc") == [3], "the CPU has the KV, and the state is kept"
     use(cache, "mnop", "qrst")
     assert not set("abc") & set(cache.on("gpu") + cache.on("cpu"))
-    cache.policy = NoCheckpoint()
+    cache.core.policy = NoCheckpoint()
     assert use(cache, "abq") == [0], "no KV anywhere"
     assert use(cache, "abz") == [0], "that of ab is back, but the state is deeper"
     assert use(cache, "abc", "abc") == [0, 3], "that of abc is back"
@@ -335,7 +337,7 @@ def test_the_usable_length_is_the_longest_state_within_the_longest_kv() -> None:
     """A state after each page of abcde. vwx and mn leave a on the GPU and abc on the CPU; the states of b to e are detached."""
     cache = hybrid(EveryPage(detached=True), gpu=6, cpu=8, states=None)
     use(cache, "abcde")
-    cache.policy = NoCheckpoint()
+    cache.core.policy = NoCheckpoint()
     use(cache, "vwx", "mn")
     assert sorted(cache.on("gpu")) == sorted("avwxmn") and sorted(cache.on("cpu")) == sorted("abcvwxmn")
     assert cache.detached is not None and len(cache.detached) == 4
@@ -346,7 +348,7 @@ def test_a_detached_state_without_kv_is_no_hit_until_the_kv_is_back() -> None:
     cache = hybrid(Last(detached=True), gpu=4)
     use(cache, "abc", "wxyz")
     assert cache.on("gpu") == "wxyz"
-    cache.policy = NoCheckpoint()
+    cache.core.policy = NoCheckpoint()
     assert use(cache, "abcd") == [0]
     assert use(cache, "abcd") == [3], "the KV has been computed again, and the old state counts"
 
@@ -448,7 +450,7 @@ def test_nothing_leaks(policy: Callable[..., CheckpointPolicy], detached: bool, 
     words: Iterable[str] = ("abcd", "abxy", "abcdef", "pqr", "abcd", "abxz", "pqrs", "mn", "abcdefg", "abcd", "pq", "abxyz")
     for word in words:
         cache.use(word)
-    assert not cache.leases and not cache.transfers
+    assert not cache.leases and not cache.in_flight
     cache.reset()
     cache.check()
-    assert all(tier.pool.free == tier.pool.capacity for tier in (*cache.tiers, *cache.states.home.tiers))
+    assert all(tier.pool.free == tier.pool.capacity for tier in (*cache.tiers, *cache.states.tiers))

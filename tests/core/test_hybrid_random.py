@@ -13,11 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvsim.build import build_run
+from kvsim.build import Plan, build_run
+from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
+from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.server import CacheServer
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage
@@ -32,7 +36,9 @@ from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
-from kvsim.run import replay, simulate
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.run import build_cache, build_tiers, simulate
 from tests.core.small import NAMES
 from tests.core.test_hybrid import SmallHybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
@@ -53,12 +59,14 @@ def caches(draw: st.DrawFn) -> SmallHybrid:
     policy: CheckpointPolicy = draw(st.sampled_from(CHECKPOINTS))(**detached)
     policy.bind(PolicyContext(page_tokens=1))
     tiers = [
-        tier_of(index, capacity, draw(st.sampled_from([LRU, SegmentedLRU, partial(FlopAware, alpha=0.5)]))(), draw)
+        tier_of(index, capacity, draw(st.sampled_from([LRU, SegmentedLRU, partial(FlopAware, alpha=0.5)]))())
         for index, capacity in enumerate(capacities)
     ]
-    own = None if shared else [tier_of(index, draw(st.integers(1, 5)), LRU(), None) for index in range(min(2, len(tiers)))]
+    edges = chain(tiers, [placement_of(index, draw) for index in range(1, len(tiers))])
+    own = None if shared else [tier_of(index, draw(st.integers(1, 5)), LRU()) for index in range(min(2, len(tiers)))]
     return SmallHybrid(
         tiers,
+        edges,
         Rules(recompute_last_token=draw(st.booleans()), cache_output=draw(st.booleans())),
         1,
         policy=policy,
@@ -67,19 +75,25 @@ def caches(draw: st.DrawFn) -> SmallHybrid:
         state_bytes=10,
         state_pages=draw(st.integers(1, 3)) if shared else 1,
         state_tiers=own,
+        state_edges=chain(own, [WriteThrough() for _ in own[1:]]) if own else None,
     )
 
 
-def tier_of(index: int, capacity: int, eviction: Any, draw: Any) -> Tier:
-    context = PolicyContext(
+def tier_of(index: int, capacity: int, eviction: Any) -> Tier:
+    eviction.bind(context_of(index, capacity))
+    return Tier(NAMES[index], index, SlotPool(capacity), eviction)
+
+
+def placement_of(index: int, draw: Any) -> Any:
+    placement = draw(st.sampled_from(PLACEMENTS))()
+    placement.bind(context_of(index, 4))
+    return placement
+
+
+def context_of(index: int, capacity: int) -> PolicyContext:
+    return PolicyContext(
         tier=index, tier_name=NAMES[index], capacity_pages=capacity, page_tokens=1, model=MODEL, hardware=MACHINE
     )
-    placement = None
-    if index:
-        placement = draw(st.sampled_from(PLACEMENTS))() if draw is not None else WriteThrough()
-        placement.bind(context)
-    eviction.bind(context)
-    return Tier(NAMES[index], index, SlotPool(capacity), eviction, placement)
 
 
 class Walk:
@@ -130,25 +144,26 @@ class Walk:
     def check_end(self, lease: Any) -> None:
         """What a match reuses ends at a state or at nothing."""
         reused = lease.gpu_pages + lease.lower_pages
-        assert reused <= lease.known_pages
-        assert (lease.state is not None or lease.detached is not None) == (reused > 0)
-        if lease.state is not None:
-            assert lease.state.partner is None or not self.cache.shares_room or lease.state.depth + lease.state.pages == reused
+        assert reused <= lease.states.known_pages
+        state, detached = lease.states.state, lease.states.detached
+        assert (state is not None or detached is not None) == (reused > 0)
+        if state is not None:
+            assert state.partner is None or not self.cache.shares_room or state.depth + state.pages == reused
 
     def go(self, entry: list[Any]) -> None:
         lease, stage = entry
         if stage == "admitted":
-            waits = self.cache.claim(lease, self.now())
-            if waits is None:
+            claim = self.cache.claim(lease, self.now())
+            if claim.is_lost:
                 self.cache.release(lease)
                 self.running.remove(entry)
-            elif waits:
-                self.learn(waits)
-                self.carry(waits[0], fail=False)
+            elif claim.waits:
+                self.learn(claim.waits)
+                self.carry(claim.waits[0], fail=False)
             else:
                 entry[1] = "claimed"
         elif stage == "claimed":
-            self.learn(self.cache.load(lease, self.now()))
+            self.learn(self.cache.load(lease, self.now()).transfers)
             entry[1] = "loading"
         elif stage == "loading":
             arriving = self.cache.arriving(lease)
@@ -174,7 +189,7 @@ class Walk:
 
     def carry(self, transfer: Any, *, fail: bool) -> None:
         self.learn([transfer])
-        while not transfer.done and (waits := self.cache.begin(transfer, self.now())):
+        while not transfer.done and (waits := self.cache.begin(transfer, self.now()).waits):
             self.learn(waits)
             for wait in waits:
                 self.carry(wait, fail=False)
@@ -206,10 +221,10 @@ class Walk:
             self.carry(self.transfers[0], fail=False)
         cache = self.cache
         cache.check()
-        assert not cache.transfers and not cache.leases and not cache.states.home.transfers
+        assert not cache.in_flight and not cache.leases and not cache.states.transfers.in_flight
         cache.reset()
         cache.check()
-        for tier in (*cache.tiers, *cache.states.home.tiers):
+        for tier in (*cache.tiers, *cache.states.tiers):
             assert tier.pool.free == tier.pool.capacity, f"{tier.name} lost slots"
 
 
@@ -286,22 +301,25 @@ SHARED = ("tiers.gpu.capacity=500pages", "tiers.cpu.capacity=500pages")
 OWN = (*SHARED, "tiers.gpu.states=9states", "tiers.cpu.states=12states")
 
 
-def outcome(command: Any, *overrides: str) -> Any:
-    name = command.__name__
+def plan_of(command: str, *overrides: str) -> Plan:
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         cfg = hydra.compose("config", overrides=[*SMALL, *overrides, "output=unused"])
-    built = build_run(cfg, command=name, overrides=overrides)
-    requests = built.trace.load(built.page_tokens).requests
+    return build_run(cfg, command=command, overrides=overrides)
+
+
+def requests_of(plan: Plan) -> list[Request]:
+    requests = plan.trace.load(plan.page_tokens).requests
     for request in requests:
         request.priority = request.index % 3
-    return command(built, requests)
+    return requests
 
 
 @pytest.mark.parametrize("room", [SHARED, OWN, (*SHARED, "tiers.disk.capacity=500pages", "prefetch=threshold")])
 @pytest.mark.parametrize("checkpoint", ["every_page", "interval", "last", "branch", "retention"])
 @pytest.mark.parametrize("placement", ["write_through", "write_back"])
 def test_simulated_requests_all_end(room: tuple[str, ...], checkpoint: str, placement: str) -> None:
-    result = outcome(simulate, *room, f"checkpoint={checkpoint}", f"placement={placement}", "rules.cache_output=true")
+    plan = plan_of("simulate", *room, f"checkpoint={checkpoint}", f"placement={placement}", "rules.cache_output=true")
+    result = simulate(plan, requests_of(plan))
     served = result.status == 0
     assert served.sum() > len(served) / 2
     assert not np.isnan(result.e2e_s[served]).any()
@@ -313,20 +331,20 @@ EVICTIONS = sorted(path.stem for path in (CONF / "eviction").glob("*.yaml") if p
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
-@pytest.mark.parametrize("tiers", [SHARED[:1], SHARED])
-def test_every_eviction_policy_takes_states_beside_pages(eviction: str, tiers: tuple[str, ...], monkeypatch: Any) -> None:
-    from kvsim.core.hybrid import HybridCache
-
-    finish = HybridCache.finish_request
-
-    def checked(self: HybridCache, *arguments: Any) -> Any:
-        transfers = finish(self, *arguments)
-        self.check()
-        return transfers
-
-    monkeypatch.setattr(HybridCache, "finish_request", checked)
-    result = outcome(replay, *tiers, "checkpoint=last", f"eviction={eviction}", "rules.cache_output=true")
-    assert result.hit_pages.sum() > 0
-    assert result.checkpoints["evicted"] > 0 and result.checkpoints["used"] > 0
-    for upper, lower in pairwise(result.tiers.values()):
+@pytest.mark.parametrize("room", [SHARED[:1], SHARED])
+def test_every_eviction_policy_takes_states_beside_pages(eviction: str, room: tuple[str, ...]) -> None:
+    plan = plan_of("replay", *room, "checkpoint=last", f"eviction={eviction}", "rules.cache_output=true")
+    requests = requests_of(plan)
+    tiers, edges = build_tiers(plan, requests)
+    cache = build_cache(plan, tiers, edges, requests)
+    server, hits = CacheServer(cache, Prefetching(cache, NoPrefetch(), Offer)), 0
+    for request, pages in zip(requests, plan.replay.pages_taken(requests, plan.page_tokens), strict=True):
+        held = server.serve(request, pages, request.arrival_s)
+        if held is not None:
+            hits += sum(held.hits)
+            server.finish_request(held)
+        cache.check()
+    states = cache.describe_checkpoints()
+    assert hits > 0 and states["evicted"] > 0 and states["used"] > 0
+    for upper, lower in pairwise(tiers):
         assert upper.evicted_pages > 0 and lower.inserted_pages > 0

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from kvsim.core.cache import Lease
+from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.restore import restore
 from kvsim.core.rules import Rules
 from kvsim.core.runs import count_pages
+from kvsim.core.tier import DISK
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.policies.eviction.arc import ARC
@@ -74,6 +75,18 @@ PATHS = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=2, max_size=7).map(tupl
 
 ADMITTED, CLAIMED, LOADED, COMPUTED = range(4)
 
+SHAPES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
+    "one": [("gpu", ())],
+    "two": [("gpu", ()), ("cpu", (0,))],
+    "chain": [("gpu", ()), ("cpu", (0,)), ("disk", (1,))],
+    "disk straight below": [("gpu", ()), ("disk", (0,))],
+    "disk beside": [("gpu", ()), ("cpu", (0,)), ("disk", (0,))],
+    "disk below both": [("gpu", ()), ("cpu", (0,)), ("disk", (0, 1))],
+    "two gpus": [("gpu", ()), ("gpu", ()), ("cpu", (0, 1))],
+    "two gpus and a disk": [("gpu", ()), ("gpu", ()), ("cpu", (0, 1)), ("disk", (2,))],
+}
+"""What each tier is, and the tiers directly above it."""
+
 
 class Running:
     """A request between admission and release."""
@@ -116,13 +129,15 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
         draw = data.draw
-        capacities = [draw(st.integers(2, 8)) for _ in range(draw(st.sampled_from([1, 2, 3, 3, 3])))]
+        shape = SHAPES[draw(st.sampled_from(sorted(SHAPES)))]
+        capacities = [draw(st.integers(1, 8)) for _ in shape]
         self.page_tokens = draw(st.integers(1, 2))
         evictions = [draw(st.sampled_from(EVICTIONS + QUEUES))() for _ in capacities]
-        placements = [draw(st.sampled_from(PLACEMENTS))() for _ in capacities[1:]]
-        tiers = make_tiers(capacities, evictions, placements, slots=True, page_tokens=self.page_tokens)
+        placements = [draw(st.sampled_from(PLACEMENTS))() for _, above in shape for _ in above]
+        tiers, edges = make_tiers(capacities, evictions, placements, slots=True, page_tokens=self.page_tokens, shape=shape)
+        self.gpus = [tier for tier in tiers if not tier.above]
         self.recompute = draw(st.booleans())
-        self.cache = SmallCache(tiers, Rules(recompute_last_token=self.recompute), self.page_tokens)
+        self.cache = SmallCache(tiers, edges, Rules(recompute_last_token=self.recompute), self.page_tokens)
         self.gap = draw(st.integers(2, 9))
         self.ids: dict[tuple[int, ...], int] = {}
         self.next_id = 0
@@ -184,20 +199,20 @@ class CacheMachine(RuleBasedStateMachine):
             for page in ids_of([node]).tolist()
             for tier, state in zip(self.cache.tiers, node.state, strict=True)
         }
-        sums = [(tier.pool.free, tier.evictable_pages, tier.coming_pages, tier.owed_pages) for tier in self.cache.tiers]
-        return [copies, sums, len(self.cache.leases), len(self.cache.transfers)]
+        sums = [(tier.pool.free, tier.evictable_pages, tier.leaving_pages, tier.promised_pages) for tier in self.cache.tiers]
+        return [copies, sums, len(self.cache.leases), len(self.cache.in_flight)]
 
     # --- requests ---
 
-    @rule(path=PATHS, extra=st.integers(0, 3), load=st.integers(0, 8))
+    @rule(path=PATHS, extra=st.integers(0, 3), load=st.integers(0, 8), gpu=PICK)
     @precondition(lambda self: len(self.requests) < MOST_REQUESTS)
-    def admit(self, path: tuple[int, ...], extra: int, load: int) -> None:
-        self.admit_request(self.request(path), extra, load)
+    def admit(self, path: tuple[int, ...], extra: int, load: int, gpu: int) -> None:
+        self.admit_request(self.request(path), extra, load, gpu)
 
-    @rule(path=PATHS, extra=st.integers(0, 3))
-    def serve(self, path: tuple[int, ...], extra: int) -> None:
+    @rule(path=PATHS, extra=st.integers(0, 3), gpu=PICK)
+    def serve(self, path: tuple[int, ...], extra: int, gpu: int) -> None:
         """A request that is admitted and computed without delay, as far as that can be."""
-        while not self.admit_request(self.request(path), extra, 8):
+        while not self.admit_request(self.request(path), extra, 8, gpu):
             if not self.requests:
                 return
             self.drop(self.requests[0])
@@ -212,13 +227,14 @@ class CacheMachine(RuleBasedStateMachine):
             return
         moving = [node for node in nodes if node.transfers]
         node = (moving or nodes)[pick % len(moving or nodes)]
-        if self.admit_request(self.request((*self.path_to(node, pick), *more)), extra, 8) and hurry:
+        if self.admit_request(self.request((*self.path_to(node, pick), *more)), extra, 8, pick) and hurry:
             self.hurry(self.requests[-1])
 
-    def admit_request(self, request: Request, extra: int, load: int) -> bool:
+    def admit_request(self, request: Request, extra: int, load: int, pick: int = 0) -> bool:
         cache = self.cache
+        gpu = self.gpus[pick % len(self.gpus)]
         before = self.snapshot()
-        lease = cache.match(request)
+        lease = cache.match(request, gpu)
         assert self.snapshot() == before
         assert lease.gpu_pages + lease.lower_pages <= min(request.prompt_pages, self.usable_pages(request))
         pages = request.prompt_pages + extra
@@ -227,7 +243,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.learn(lease.waits)
             return True
         assert self.snapshot() == before
-        assert pages > cache.gpu.pool.capacity or self.requests or cache.transfers, "refused by an idle cache"
+        assert pages > gpu.pool.capacity or self.requests or cache.in_flight, "refused by an idle cache"
         return False
 
     def usable_pages(self, request: Request) -> int:
@@ -245,12 +261,12 @@ class CacheMachine(RuleBasedStateMachine):
         computed = [running for running in self.requests if running.stage == COMPUTED]
         running = computed[pick % len(computed)]
         before = self.snapshot()
-        waits = self.cache.grow(running.lease, pages, self.time())
-        if waits is None:
+        growth = self.cache.grow([(running.lease, pages)], self.time())
+        if not growth.has_room:
             assert self.snapshot() == before
         else:
             running.pages += pages
-            self.learn(waits)
+            self.learn(growth.transfers)
 
     @rule(pick=PICK)
     @precondition(lambda self: self.requests)
@@ -263,7 +279,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.drop(self.requests[0])
 
     def take_on(self, running: Running) -> None:
-        if running.stage == ADMITTED or running.lease.owed_pages:
+        if running.stage == ADMITTED or running.lease.promised_pages:
             self.claim(running)
         elif running.stage == CLAIMED:
             self.load(running)
@@ -279,29 +295,28 @@ class CacheMachine(RuleBasedStateMachine):
 
     def blocking(self, running: Running) -> list[Transfer]:
         """What a request waits for: write-downs that free its slots, then the loads of its pages."""
-        gpu = self.cache.gpu
+        gpu = running.lease.gpu
         if running.stage == ADMITTED:
             return [transfer for transfer in self.transfers if transfer.source is gpu]
         path = set(self.path(running.lease.node))
         return [transfer for transfer in self.transfers if transfer.target is gpu and path & set(transfer.nodes)]
 
     def claim(self, running: Running) -> None:
-        waits = self.cache.claim(running.lease, self.time())
-        if waits is None:
+        claim = self.cache.claim(running.lease, self.time())
+        if claim.is_lost:
             self.drop(running)
-        elif waits:
-            assert not any(transfer.done for transfer in waits)
-            self.learn(waits)
+        elif claim.waits:
+            assert not any(transfer.done for transfer in claim.waits)
+            self.learn(claim.waits)
         else:
-            assert not running.lease.owed_pages
+            assert not running.lease.promised_pages
             running.stage = max(running.stage, CLAIMED)
 
     def load(self, running: Running) -> None:
         running.stage = LOADED
-        transfers = self.cache.load(running.lease, self.time())
+        transfers, loads = self.cache.load(running.lease, self.time())
         self.learn(transfers)
-        if running.lease.loaded_pages:
-            assert transfers[-1].pages == running.lease.loaded_pages
+        assert sum(load.pages for load in loads) == running.lease.loaded_pages
 
     def insert(self, running: Running) -> None:
         """A prompt is computed when everything that it reuses has landed, or has failed to."""
@@ -316,15 +331,16 @@ class CacheMachine(RuleBasedStateMachine):
         if same_tree:
             path = self.path(lease.node)
             assert ids_of(path).tolist() == ids_of_runs(lease.request.runs).tolist()
-            assert all(node.state[0] == READY for node in path)
+            assert all(node.state[lease.gpu.index] == READY for node in path)
 
     def compute(self, lease: Lease) -> None:
         """Write the bytes of the pages after the pinned path, and of those in it that no load brought."""
         rest = ids_of_runs(lease.rest)
-        self.bytes[0][lease.slots[: len(rest)]] = rest
+        gpu = lease.gpu.index
+        self.bytes[gpu][lease.slots[: len(rest)]] = rest
         for node in self.path(lease.node):
-            if node.state[0] == INCOMING:
-                self.bytes[0][node.slots[0]] = ids_of([node])
+            if node.state[gpu] == INCOMING:
+                self.bytes[gpu][node.slots[gpu]] = ids_of([node])
 
     def drop(self, running: Running) -> None:
         self.requests.remove(running)
@@ -338,19 +354,22 @@ class CacheMachine(RuleBasedStateMachine):
     def fetch(self, pick: int) -> None:
         """A prefetch for a prompt of which only the disk has some."""
         nodes = self.only_on_disk()
-        lease = self.cache.match(self.request(self.path_to(nodes[pick % len(nodes)], pick)))
-        if lease.disk_pages:
+        gpu = self.gpus[pick % len(self.gpus)]
+        lease = self.cache.match(self.request(self.path_to(nodes[pick % len(nodes)], pick)), gpu)
+        if lease.disk_pages and self.cache.views[gpu.index].fetches_to is not None:
             pages = 1 + pick % lease.disk_pages
             before = self.snapshot()
-            transfers = self.cache.fetch(lease, pages, self.time())
+            transfers, fetch = self.cache.fetch(lease, pages, self.time())
             self.learn(transfers)
-            if transfers:
-                assert transfers[-1].pages == pages
+            if fetch is not None:
+                assert fetch.pages <= pages
             else:
                 assert self.snapshot() == before
 
     def only_on_disk(self) -> list[Node]:
-        return [node for node in self.cache.tree.root.descendants() if node.state == [ABSENT, ABSENT, READY]]
+        disk = self.cache.tiers[-1]
+        nodes = self.cache.tree.root.descendants() if disk.level == DISK else ()
+        return [node for node in nodes if node.state == [ABSENT] * disk.index + [READY]]
 
     def path_to(self, node: Node, pick: int) -> tuple[int, ...]:
         """The path that ends with one of the node's pages."""
@@ -405,8 +424,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def reads(self) -> list[Transfer]:
         """Transfers from a lower tier, and first of all from the lowest."""
-        reads = [transfer for transfer in self.transfers if transfer.target.index < transfer.source.index]
-        return [transfer for transfer in reads if transfer.source.index > 1] or reads
+        reads = [transfer for transfer in self.transfers if not transfer.goes_down]
+        return [transfer for transfer in reads if transfer.source.level == DISK] or reads
 
     def some_transfer(self, pick: int) -> Transfer:
         return list(self.transfers)[pick % len(self.transfers)]
@@ -420,7 +439,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.finish(first)
 
     def begin(self, transfer: Transfer) -> list[Transfer]:
-        waits = self.cache.begin(transfer, self.time())
+        waits = self.cache.begin(transfer, self.time()).waits
         assert bool(waits) != transfer.begun
         assert not any(wait.done for wait in waits)
         self.learn(waits)
@@ -469,7 +488,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def counts_add_up(self) -> None:
         self.cache.check()
-        assert set(self.cache.transfers) <= set(self.transfers), "a transfer was made, but not handed out"
+        assert set(self.cache.in_flight) <= set(self.transfers), "a transfer was made, but not handed out"
 
     @invariant()
     def queues_hold_what_is_there(self) -> None:
@@ -499,17 +518,16 @@ class CacheMachine(RuleBasedStateMachine):
         for transfer, flight in self.flights.items():
             for tier, slots in ((transfer.source, flight.reads), (transfer.target, flight.writes)):
                 taken = [tier.pool.free_slots()]
-                if tier is self.cache.gpu:
-                    taken += [running.lease.slots for running in self.requests]
+                taken += [running.lease.slots for running in self.requests if running.lease.gpu is tier]
                 assert not np.isin(slots[slots >= 0], np.concatenate(taken)).any()
 
     @invariant()
     def requests_have_what_they_asked_for(self) -> None:
         for running in self.requests:
             lease = running.lease
-            assert lease.node.depth + lease.node.pages + len(lease.slots) + lease.owed_pages == running.pages
+            assert lease.node.depth + lease.node.pages + len(lease.slots) + lease.promised_pages == running.pages
             if lease.epoch == self.cache.epoch:
-                assert all(node.state[0] in (READY, INCOMING) for node in self.path(lease.node))
+                assert all(node.state[lease.gpu.index] in (READY, INCOMING) for node in self.path(lease.node))
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
@@ -518,8 +536,10 @@ class CacheMachine(RuleBasedStateMachine):
         while self.requests:
             self.drop(self.requests[0])
             self.cache.check()
+        self.land_all()
         self.nothing_is_left()
-        self.gpu_can_be_had_whole()
+        for pick in range(len(self.gpus)):
+            self.gpu_can_be_had_whole(pick)
         self.land_all()
         self.cache.reset()
         for tier in self.cache.tiers:
@@ -534,18 +554,18 @@ class CacheMachine(RuleBasedStateMachine):
 
     def nothing_is_left(self) -> None:
         nodes = list(self.cache.tree.root.descendants())
-        assert not self.cache.doomed
-        assert not self.cache.transfers
+        assert not self.cache.residency.doomed
+        assert not self.cache.in_flight
         assert not any(any(node.pins) or node.transfers for node in nodes)
         for tier in self.cache.tiers:
-            assert not tier.owed_pages
-            assert not tier.coming_pages
+            assert not tier.promised_pages
+            assert not tier.leaving_pages
             assert tier.pool.free + sum(node.pages for node in nodes if node.state[tier.index]) == tier.pool.capacity
 
-    def gpu_can_be_had_whole(self) -> None:
-        """A request that needs the whole GPU is admitted and gets its slots."""
-        pages = self.cache.gpu.pool.capacity
-        assert self.admit_request(self.request((9,) * pages), 0, 0)
+    def gpu_can_be_had_whole(self, pick: int) -> None:
+        """A request that needs a whole GPU is admitted and gets its slots."""
+        pages = self.gpus[pick].pool.capacity
+        assert self.admit_request(self.request((9,) * pages), 0, 0, pick)
         running = self.requests[0]
         while running.stage == ADMITTED:
             self.claim(running)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kvsim.core.movement import DISK, GPU
 from kvsim.core.pool import SlotPool
 from kvsim.core.restore import recovered_paths, restore
+from kvsim.core.tier import DISK, GPU
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING
 from kvsim.policies.placement.write_back import WriteBack
@@ -123,7 +123,7 @@ def test_chosen_slots_are_taken_all_or_none() -> None:
 
 def fail(cache: SmallCache, transfer: Transfer, arrived: int) -> None:
     """The read brings so many pages; the next one is unreadable."""
-    while waits := cache.begin(transfer, next(cache.clock)):
+    while waits := cache.begin(transfer, next(cache.clock)).waits:
         cache.move(waits)
     transfer.has_fault = True
     cache.move(cache.abort(transfer, arrived, next(cache.clock)))
@@ -132,7 +132,7 @@ def fail(cache: SmallCache, transfer: Transfer, arrived: int) -> None:
 
 def test_a_page_that_cannot_be_read_is_not_offered_again() -> None:
     cache = restored(["abcd"], "abcd")
-    (fetch,) = cache.fetch(cache.look("abcd"), 4, next(cache.clock))
+    (fetch,) = cache.fetch(cache.look("abcd"), 4, next(cache.clock)).transfers
     fail(cache, fetch, 2)
     assert (cache.on("cpu"), cache.on("disk")) == ("ab", "ab"), "what follows it could not be used without it"
     assert (cache.counts.unreadable_pages, cache.counts.dropped_pages) == (1, 1)
@@ -142,7 +142,7 @@ def test_a_page_that_cannot_be_read_is_not_offered_again() -> None:
 
 def test_a_read_that_was_only_cancelled_loses_nothing() -> None:
     cache = restored(["abcd"], "abcd")
-    (fetch,) = cache.fetch(cache.look("abcd"), 4, next(cache.clock))
+    (fetch,) = cache.fetch(cache.look("abcd"), 4, next(cache.clock)).transfers
     cache.begin(fetch, next(cache.clock))
     cache.move(cache.abort(fetch, 2, next(cache.clock)))
     assert cache.on("disk") == "abcd" and cache.counts.unreadable_pages == 0
@@ -151,7 +151,7 @@ def test_a_read_that_was_only_cancelled_loses_nothing() -> None:
 def test_a_request_computes_the_page_that_its_load_could_not_read() -> None:
     cache = restored(["abcd"], "abcd")
     lease = cache.admitted("abcd")
-    fetch, load = cache.load(lease, next(cache.clock))
+    fetch, load = cache.load(lease, next(cache.clock)).transfers
     fail(cache, fetch, 1)
     assert cache.node("abcd").state[GPU] == INCOMING and cache.on("disk") == "acd", "b is being made: c and d wait for it"
     cache.move([load])
@@ -164,7 +164,7 @@ def test_a_request_computes_the_page_that_its_load_could_not_read() -> None:
 def test_pages_below_an_unreadable_one_go_with_the_request_that_would_have_computed_it() -> None:
     cache = restored(["abcd"], "abcd")
     lease = cache.admitted("abcd")
-    fetch, load = cache.load(lease, next(cache.clock))
+    fetch, load = cache.load(lease, next(cache.clock)).transfers
     fail(cache, fetch, 1)
     cache.move([load])
     cache.release(lease)
@@ -176,10 +176,10 @@ def test_pages_below_an_unreadable_one_go_with_the_request_that_would_have_compu
 def test_an_unreadable_page_that_another_request_needs_stays_until_that_one_has_read_it() -> None:
     cache = restored(["abcd"], "abcd", gpu=8)
     waiting = cache.admitted("abcd", pages=4)
-    (fetch,) = cache.fetch(cache.look("abcd"), 4, next(cache.clock))
+    (fetch,) = cache.fetch(cache.look("abcd"), 4, next(cache.clock)).transfers
     fail(cache, fetch, 1)
     assert cache.on("disk") == "abcd" and cache.counts.unreadable_pages == 0
-    fetch, load = cache.load(waiting, next(cache.clock))
+    fetch, load = cache.load(waiting, next(cache.clock)).transfers
     fail(cache, fetch, 0)
     assert cache.counts.unreadable_pages == 1 and cache.on("disk") == "acd"
     cache.move([load])
@@ -195,13 +195,13 @@ def test_a_gap_whose_lower_copy_was_evicted_takes_along_what_follows_it() -> Non
         cache.use(word)
     assert (cache.on("cpu"), cache.on("disk")) == ("az", "b")
     lease = cache.admitted("ab")
-    *write_downs, fetch, load = cache.load(lease, next(cache.clock))
+    *write_downs, fetch, load = cache.load(lease, next(cache.clock)).transfers
     cache.move(write_downs)
     for transfer in (fetch, load):
-        assert not cache.begin(transfer, next(cache.clock))
+        assert cache.begin(transfer, next(cache.clock)).can_run
         cache.move(cache.abort(transfer, 0, next(cache.clock)))
         cache.check()
-    assert cache.make_room(cache.tiers[1], 2, next(cache.clock))
+    assert cache.transfers.make_room(cache.tiers[1], 2, next(cache.clock))
     cache.move(cache.flush())
     assert cache.node("a").state[0] == INCOMING and not any(cache.node("a").state[1:])
     cache.release(lease)

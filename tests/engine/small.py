@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
@@ -133,8 +133,8 @@ def small_engine(
     """An engine over one to three tiers; ``hardware`` changes the round numbers, ``settings`` are the engine's."""
     capacities = [capacity for capacity in (gpu, cpu, disk) if capacity != 0]
     placements = [make() for make in (placement if isinstance(placement, Sequence) else [placement] * 2)]
-    tiers = make_tiers(capacities, [eviction() for _ in range(3)], placements, slots=False, page_tokens=page_tokens)
-    cache = TieredCache(tiers, Rules(recompute_last_token=recompute_last_token, cache_output=cache_output), page_tokens)
+    tiers, edges = make_tiers(capacities, [eviction() for _ in range(3)], placements, slots=False, page_tokens=page_tokens)
+    cache = Cache(tiers, edges, Rules(recompute_last_token=recompute_last_token, cache_output=cache_output), page_tokens)
     policy = prefetch or NoPrefetch()
     machine = HardwareSpec(**(HARDWARE | (hardware or {})))
     if len(tiers) > 1:
@@ -169,10 +169,10 @@ def check_idle(engine: SmallEngine) -> None:
     """Whatever happened, nobody holds, owes or waits for anything now, and every pool adds up."""
     cache = engine.cache
     cache.check()
-    assert not cache.leases and not cache.transfers and not cache.doomed
+    assert not cache.leases and not cache.in_flight and not cache.residency.doomed
     assert not any(sum(node.pins) for node in [cache.tree.root, *cache.tree.root.descendants()][1:])
     for tier in cache.tiers:
-        assert tier.owed_pages == tier.coming_pages == 0
+        assert tier.promised_pages == tier.leaving_pages == 0
         assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
     assert not engine.queue and not engine.admitted and not engine.decoding and not engine.claims
     assert engine._context_offset == 0 and not engine._followers

@@ -182,9 +182,14 @@ def test_with_write_through_eviction_frees_at_once() -> None:
 
 
 def test_what_write_back_wrote_early_does_not_have_to_be_waited_for() -> None:
-    early = partial(WriteBack, watermark=0.2)
+    early = partial(WriteBack, watermark=0.1)
     assert ttft(*A_IS_BELOW, gpu=5, cpu=20, placement=early) == seconds([17, 17])
     assert ttft(ask(A), ask(B, 18), gpu=5, cpu=20, placement=early)[1] == seconds((4 - 1) + 17)
+
+
+def test_write_back_writes_early_what_is_above_the_watermark_and_no_page_more() -> None:
+    early = partial(WriteBack, watermark=0.2)  # one of five pages: b, c and d are written, and a only when it leaves
+    assert ttft(*A_IS_BELOW, gpu=5, cpu=20, placement=early) == seconds([17, 1 + 17])
 
 
 def test_only_what_is_evicted_is_waited_for() -> None:

@@ -117,7 +117,7 @@ def test_every_request_ends_and_nothing_is_left_of_it(make: Callable[[], SmallEn
 
 def check_rows(outcome: Outcome, engine: SmallEngine) -> None:
     """Those that fit have finished, and their times and hits can be."""
-    page_tokens, recomputes = engine.cache.page_tokens, engine.cache._recompute_last_token
+    page_tokens, recomputes = engine.cache.page_tokens, engine.cache.rules.recompute_last_token
     for request in outcome.requests:
         index = request.index
         fits = -(-(request.prompt_tokens + request.output_tokens) // page_tokens) <= engine.cache.gpu.pool.capacity

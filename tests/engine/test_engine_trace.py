@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import Engine, EngineSettings
@@ -44,12 +44,12 @@ def requests(shared: Path) -> list[Request]:
     return Mooncake(path=str(path), limit=1000).load(PAGE_TOKENS).requests
 
 
-def make_cache(capacities: list[int | None], placement: type[WriteBack] | type[WriteThrough]) -> TieredCache:
-    tiers = make_tiers(capacities, [LRU(), LRU(), LRU()], [placement(), placement()], slots=False, page_tokens=PAGE_TOKENS)
-    return TieredCache(tiers, Rules(), PAGE_TOKENS)
+def make_cache(capacities: list[int | None], placement: type[WriteBack] | type[WriteThrough]) -> Cache:
+    tiers, edges = make_tiers(capacities, [LRU(), LRU(), LRU()], [placement(), placement()], slots=False, page_tokens=PAGE_TOKENS)
+    return Cache(tiers, edges, Rules(), PAGE_TOKENS)
 
 
-def make_engine(cache: TieredCache, prefetch: NoPrefetch | ThresholdPrefetch) -> Engine:
+def make_engine(cache: Cache, prefetch: NoPrefetch | ThresholdPrefetch) -> Engine:
     capacity = cache.tiers[1].pool.capacity
     prefetch.bind(PolicyContext(tier=1, tier_name="cpu", capacity_pages=capacity, page_tokens=PAGE_TOKENS))
     substrate = SimulatedSubstrate(LLAMA_8B, H200, PAGE_TOKENS, links="fifo")

@@ -1,6 +1,6 @@
 """What becomes of prefetched pages, in a replay: every one is used or wasted, and what is refused says why."""
 
-from kvsim.core.instant import InstantCache
+from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED, Outcome
@@ -17,8 +17,8 @@ from tests.core.small import make_requests, make_tiers
 
 def play(words: list[str], policy: PrefetchPolicy, capacities: tuple[int, int, int], *, in_flight: int = 1) -> Outcome:
     """Replay prompts of one-token pages, a page for each letter, over write-back tiers."""
-    tiers = make_tiers(capacities, [LRU(), LRU(), LRU()], [WriteBack(), WriteBack()], slots=True, page_tokens=1)
-    cache = InstantCache(tiers, Rules(recompute_last_token=False), 1)
+    tiers, edges = make_tiers(capacities, [LRU(), LRU(), LRU()], [WriteBack(), WriteBack()], slots=True, page_tokens=1)
+    cache = Cache(tiers, edges, Rules(recompute_last_token=False), 1)
     policy.bind(PolicyContext(tier=1, capacity_pages=capacities[1], page_tokens=1))
     requests: list[Request] = make_requests(words)
     outcome = Replay(cache, Prefetching(cache, policy, Offer), ReplaySettings(in_flight=in_flight)).run(requests)

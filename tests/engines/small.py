@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
@@ -69,8 +70,9 @@ def make_cache(gpu: int, cpu: int = 0, *, eviction: Callable[[], Any], placement
     for index, capacity in enumerate([gpu, cpu] if cpu else [gpu]):
         policy = eviction()
         policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, **context))
-        tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy, placement if index else None))
-    cache = SGLangRules(load_min_tokens=load_min_tokens).serving_cache(tiers, page_tokens)
+        tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy))
+    edges = chain(tiers, [placement] if cpu else [])
+    cache = SGLangRules(load_min_tokens=load_min_tokens).serving_cache(tiers, edges, page_tokens)
     assert isinstance(cache, WholeNodeCache)
     return cache
 

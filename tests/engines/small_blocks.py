@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.core.edge import chain
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
@@ -54,9 +55,9 @@ def make_cache(
             continue
         policy = make()
         policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, **known))
-        placement = StoreThreshold(k=k, tracker_pages=tracker_pages) if index else None
-        tiers.append(Tier(("gpu", "cpu")[index], index, pool(capacity), policy, placement))
-    return VLLMCache(tiers, VLLMRules(), page_tokens)
+        tiers.append(Tier(("gpu", "cpu")[index], index, pool(capacity), policy))
+    edges = chain(tiers, [StoreThreshold(k=k, tracker_pages=tracker_pages)][: len(tiers) - 1])
+    return VLLMCache(tiers, edges, VLLMRules(), page_tokens)
 
 
 class Small:

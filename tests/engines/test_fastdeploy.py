@@ -7,7 +7,7 @@ import pytest
 from simpy import Event
 
 from kvsim.build import Plan, build_run
-from kvsim.core.instant import InstantCache
+from kvsim.core.cache import CLAIMED, Cache
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING, LEAVING, READY
@@ -24,7 +24,7 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.run import check_answers
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.page_hasher import PageHasher
-from tests.core.small import SmallCache, make_requests, make_tiers, small_cache
+from tests.core.small import make_requests, make_tiers, small_cache
 from tests.engine.small import ask, check_idle, eager, hits, seconds, small_engine
 from tests.engine.small import make_requests as engine_requests
 
@@ -69,7 +69,7 @@ def test_a_page_is_on_the_device_or_on_the_host_or_swapping_either_way() -> None
     assert node.state == [0, READY]
     cache.release(lease)
     lease = cache.admitted("ab")
-    (swap,) = cache.load(lease, 200.0)
+    (swap,) = cache.load(lease, 200.0).transfers
     assert node.state == [INCOMING, READY]
     cache.move([swap])
     assert node.state == [READY, 0]
@@ -81,7 +81,7 @@ def test_a_node_matched_while_it_is_swapped_out_is_used_from_the_gpu_again_and_i
     lease = cache.look("xy")
     assert cache.admit(lease, 2, 100.0)
     (swap,) = lease.waits
-    assert cache.begin(swap, 101.0) == [] and cache.carried(swap) == "cd"
+    assert cache.begin(swap, 101.0).can_run and cache.carried(swap) == "cd"
     cache.release(lease)
     again = cache.admitted("abcd")
     assert (again.gpu_pages, again.lower_pages) == (4, 0) and cache.counts.revived_pages == 2
@@ -111,7 +111,7 @@ def test_the_least_recently_used_leaves_without_users_leave() -> None:
     cache.release(running)
 
 
-@pytest.mark.parametrize("kind", ["settled", "instant", "simulated"])
+@pytest.mark.parametrize("kind", ["replayed", "simulated"])
 def test_persistent_nodes_never_leave(kind: str) -> None:
     words = ["ab", "cdef", "ghij", "abx", "klmno"]
     if kind == "simulated":
@@ -128,8 +128,8 @@ def test_persistent_nodes_never_leave(kind: str) -> None:
     else:
         requests = make_requests(words)
         requests[0].persistent = True
-        tiers = make_tiers([6, 20], [LRU(), LRU()], [Exclusive()], slots=True, page_tokens=1)
-        cache = (SmallCache if kind == "settled" else InstantCache)(tiers, Rules(recompute_last_token=False), 1)
+        tiers, edges = make_tiers([6, 20], [LRU(), LRU()], [Exclusive()], slots=True, page_tokens=1)
+        cache = Cache(tiers, edges, Rules(recompute_last_token=False), 1)
         outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings()).run(requests)
         cache.check()
         on_gpu = [node for node in cache.tree.root.descendants() if node.state[0] and node.depth == 0]
@@ -143,12 +143,12 @@ def test_persistent_nodes_never_leave(kind: str) -> None:
 
 def test_finished_requests_may_cache_their_output_pages() -> None:
     cache = small_cache(gpu=8, cpu=8, placement=WriteThrough)
-    cache.rules = Rules(recompute_last_token=False, cache_output=True)
+    cache.core.rules = Rules(recompute_last_token=False, cache_output=True)
     follow_up = cache.request("abcde")
     first = cache.request("ab", output_tokens=3)
     first.output_runs = tuple((start, 1) for (start, _) in [(follow_up.runs[0][0] + 2, 1), (follow_up.runs[0][0] + 3, 1)])
     lease = cache.match(first)
-    assert cache.admit(lease, 5, 1.0) and cache.claim(lease, 1.0) == []
+    assert cache.admit(lease, 5, 1.0) and cache.claim(lease, 1.0) == CLAIMED
     cache.move(cache.insert(lease, 2.0))
     assert cache.on("gpu") == "ab"
     cache.move(cache.finish_request(lease))
@@ -191,7 +191,7 @@ def test_cached_answers_leak_nothing_in_simulated_time(tiers: int) -> None:
             request.persistent = cache_output
         outcome = engine.run(requests)
         engine.cache.check()
-        assert not engine.cache.leases and not engine.cache.transfers
+        assert not engine.cache.leases and not engine.cache.in_flight
         hit[cache_output] = int(outcome.hit_pages.sum())
     assert hit[True] > hit[False]
 
@@ -204,8 +204,8 @@ def test_a_storage_look_up_takes_gpu_pages_for_the_whole_prompt_first_and_gives_
     assert lease.disk_pages == 4
     assert cache.admit(lease, 6, 100.0, 4)
     assert cache.gpu.pool.count(lease.slots) == 6  # all six pages are taken before anything is read
-    fetch, load = cache.load(lease, 101.0)
-    assert cache.begin(fetch, 102.0) == []
+    fetch, load = cache.load(lease, 101.0).transfers
+    assert cache.begin(fetch, 102.0).can_run
     cache.abort(fetch, 3, 103.0)
     cache.move([load])
     # The fourth page did not come: its room is the request's again, which computes into it.
@@ -256,8 +256,8 @@ def test_reset_on_weight_updates_drains_the_swaps_or_drops_them(ending: str, dir
     else:
         cache.use("wxyz")
         lease = cache.admitted("abcd")
-        (swap,) = cache.load(lease, 100.0)
-    assert cache.begin(swap, 101.0) == []
+        (swap,) = cache.load(lease, 100.0).transfers
+    assert cache.begin(swap, 101.0).can_run
     cache.reset()
     cache.check()
     if ending == "drained":
@@ -266,5 +266,5 @@ def test_reset_on_weight_updates_drains_the_swaps_or_drops_them(ending: str, dir
         cache.abort(swap, 1, 102.0)
     cache.release(lease)
     cache.check()
-    assert cache.look("abcd").path == [] and not cache.doomed and not cache.transfers
+    assert cache.look("abcd").path == [] and not cache.residency.doomed and not cache.in_flight
     assert (cache.gpu.pool.free, cache.tiers[1].pool.free) == (4, 8)

@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 
 from kvsim.build import Plan, build_run
-from kvsim.core.instant import InstantCache
+from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.tree import ABSENT, INCOMING, READY
 from kvsim.engine.outcome import Outcome
@@ -28,17 +28,17 @@ def preset(*overrides: str) -> Plan:
         return build_run(hydra.compose("config", overrides=["preset=lightllm", *overrides]), command="replay")
 
 
-def play(prompts: list[tuple[int, int]], capacities: tuple[int, int, int]) -> tuple[InstantCache, Outcome]:
+def play(prompts: list[tuple[int, int]], capacities: tuple[int, int, int]) -> tuple[Cache, Outcome]:
     """Replay prompts, given as (number of the text, tokens), with the preset's policies and tiers of so many pages."""
     plan = preset()
-    tiers = make_tiers(
+    tiers, edges = make_tiers(
         capacities,
         [tier.eviction for tier in plan.tiers],
         [tier.placement for tier in plan.tiers[1:]],
         slots=True,
         page_tokens=plan.page_tokens,
     )
-    cache = InstantCache(tiers, plan.rules, plan.page_tokens)
+    cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
     plan.prefetch.bind(PolicyContext(tier=1, capacity_pages=capacities[1], page_tokens=plan.page_tokens))
     requests: list[Request] = []
     for index, (text, tokens) in enumerate(prompts):
@@ -49,7 +49,7 @@ def play(prompts: list[tuple[int, int]], capacities: tuple[int, int, int]) -> tu
     return cache, outcome
 
 
-def on(cache: InstantCache, tier: int) -> dict[int, int]:
+def on(cache: Cache, tier: int) -> dict[int, int]:
     """Pages of each text in a tier."""
     pages: dict[int, int] = {}
     for node in cache.tree.root.descendants():
@@ -80,14 +80,14 @@ def test_the_page_of_the_last_token_has_no_key() -> None:
 def test_only_prompts_are_stored_below_the_gpu() -> None:
     plan = preset("rules.cache_output=true", "trace.limit=200", "tiers.gpu.capacity=unlimited", "tiers.cpu.capacity=unlimited")
     requests = plan.trace.load(plan.page_tokens).requests
-    tiers = make_tiers(
+    tiers, edges = make_tiers(
         [None, None, None],
         [tier.eviction for tier in plan.tiers],
         [tier.placement for tier in plan.tiers[1:]],
         slots=False,
         page_tokens=plan.page_tokens,
     )
-    cache = InstantCache(tiers, plan.rules, plan.page_tokens)
+    cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
     plan.prefetch.bind(PolicyContext(tier=1, page_tokens=plan.page_tokens))
     Replay(cache, Prefetching(cache, plan.prefetch, Offer), plan.replay).run(requests)
     cache.check()
@@ -102,7 +102,7 @@ def test_only_prompts_are_stored_below_the_gpu() -> None:
     assert answers <= _pages(cache, 0)
 
 
-def _pages(cache: InstantCache, tier: int) -> set[int]:
+def _pages(cache: Cache, tier: int) -> set[int]:
     nodes = [node for node in cache.tree.root.descendants() if node.state[tier] == READY]
     return {start + at for node in nodes for start, pages in node.runs for at in range(pages)}
 
@@ -152,7 +152,7 @@ def test_page_states_empty_loading_ready_offloading_recyclable() -> None:
     (store,) = cache.insert(lease, 100.0)
     node = cache.node("abc")
     node_states.append(("empty", node.state[1] == INCOMING and node.slots[1] is None))
-    assert cache.begin(store, 101.0) == []
+    assert cache.begin(store, 101.0).can_run
     node_states.append(("loading", node.state[1] == INCOMING and len(node.slots[1]) == 3))
     (offload,) = cache.finish(store, 102.0)
     node_states.append(("ready", node.state[1] == READY and cache.look("abcd").gpu_pages == 4))

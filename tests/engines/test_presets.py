@@ -41,7 +41,7 @@ def problem(*overrides: str, command: str = "replay") -> str:
 
 
 def cache_of(built: Plan) -> object:
-    return built.rules.serving_cache(build_tiers(built), built.page_tokens)
+    return built.rules.serving_cache(*build_tiers(built), built.page_tokens)
 
 
 def test_the_tiers_choose_between_the_two_caches_of_sglang() -> None:

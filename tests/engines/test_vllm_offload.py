@@ -505,8 +505,7 @@ def test_the_preset_s_choices_make_the_tier() -> None:
     overrides = ["preset=vllm_offload", "eviction@tiers.cpu.eviction=arc", "placement.k=2", "placement.tracker_pages=77"]
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         plan = build_run(hydra.compose("config", overrides=overrides), command="replay", overrides=overrides)
-    tiers = build_tiers(plan)
-    cache = plan.rules.serving_cache(tiers, plan.page_tokens)
+    cache = plan.rules.serving_cache(*build_tiers(plan), plan.page_tokens)
     assert isinstance(cache, VLLMCache) and cache.offload is not None
     assert isinstance(cache.offload.order, ArcOffload)
     assert (cache.offload.offers.threshold, cache.offload.offers.capacity) == (2, 77)

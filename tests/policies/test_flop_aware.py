@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from kvsim.core.cache import CLAIMED
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction import flop_aware
@@ -65,7 +66,7 @@ def test_ages_are_counted_in_requests(alpha: float, times: list[float]) -> None:
         cache = small_cache(gpu=12, eviction=lambda: FlopAware(alpha=alpha))
         for number, word in enumerate(("abcdef", "gh", "ab", "x")):
             lease = cache.look(word)
-            assert cache.admit(lease, len(word), now[number]) and cache.claim(lease, now[number]) == []
+            assert cache.admit(lease, len(word), now[number]) and cache.claim(lease, now[number]) == CLAIMED
             cache.insert(lease, now[number])
             cache.finish_request(lease)
         orders.append([node.runs for node in cache.gpu.eviction.victims(now[-1])])

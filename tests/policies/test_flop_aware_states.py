@@ -10,6 +10,7 @@ from time import process_time
 import pytest
 
 from kvsim.api import load_trace, replay
+from kvsim.core.cache import CLAIMED
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.tree import READY, Node
 from kvsim.model import ModelSpec
@@ -91,7 +92,7 @@ def test_a_leaf_leaves_with_its_state_and_makes_no_more_room_than_asked_for() ->
     """Pages a to d and their state fill 7 of 8 slots. Two more are needed than the free one: page d and the state free four."""
     cache = flop_hybrid(Last(), 0, 8)
     use(cache, "abcd")
-    cache.policy = NoCheckpoint()
+    cache.core.policy = NoCheckpoint()
     lease = cache.admitted("x", pages=3)
     assert cache.on("gpu") == "abc" and cache.states_on("gpu") == set()
     cache.release(lease)
@@ -103,7 +104,7 @@ def test_a_state_with_one_child_leaves_alone_and_its_pages_stay() -> None:
     cache = flop_hybrid(Last(), 0.0, 16)
     use(cache, "ab", "abcd")
     assert cache.states_on("gpu") == {"ab", "abcd"}
-    cache.policy = NoCheckpoint()
+    cache.core.policy = NoCheckpoint()
     lease = cache.admitted("wxyz", pages=8)
     assert cache.on("gpu") == "abcd", "only a state left"
     assert cache.states_on("gpu") == {"abcd"}
@@ -120,7 +121,7 @@ def test_a_state_where_two_prompts_part_stays_until_one_of_them_is_gone() -> Non
     order = list(policy.victims(99.0))
     assert order[-1] is state and len(order) == 3, "the leaves first"
     assert policy._efficiency(state) is None and policy._last() is state
-    cache.evict(cache.node("sysA"), cache.gpu, 99.0)
+    cache.transfers.evict(cache.node("sysA"), cache.gpu, 99.0)
     assert state in candidates(cache) and policy._efficiency(state) is not None
     assert set(policy.victims(100.0)) == {state, cache.node("sysB")}
 
@@ -131,7 +132,7 @@ def test_pages_without_a_state_after_them_save_nothing() -> None:
     use(cache, "abcd", "xy")
     policy, state = cache.gpu.eviction, cache.states.find(cache.node("abcd").runs[-1][0] + 3)
     assert state is not None and policy._efficiency(cache.node("abcd")) > policy._efficiency(cache.node("xy")) > 0
-    cache.evict(state, cache.gpu, 50.0)
+    cache.transfers.evict(state, cache.gpu, 50.0)
     assert policy._efficiency(cache.node("abcd")) == 0
     assert next(iter(policy.victims(99.0))) is cache.node("abcd")
 
@@ -141,7 +142,7 @@ def test_only_the_state_that_is_begun_from_is_refreshed() -> None:
     cache = flop_hybrid(Last(), 0.0, 40)
     use(cache, "ab", "xy", "abcd")
     policy = cache.gpu.eviction
-    cache.evict(cache.node("abcd"), cache.gpu, 50.0)
+    cache.transfers.evict(cache.node("abcd"), cache.gpu, 50.0)
     assert [node for node in policy.victims(60.0) if not node.is_state] == [cache.node("xy"), cache.node("ab")]
     node = cache.node("ab")
     node.last_used = 70.0
@@ -160,7 +161,7 @@ def test_the_victim_is_that_of_comparing_everything(seed: int, alpha: float, che
     for _ in range(100):
         lease = cache.look("".join(random.choice("aaab") for _ in range(random.randint(1, 6))))
         if cache.admit(lease, lease.request.prompt_pages, float(next(cache.clock))):
-            assert cache.claim(lease, float(next(cache.clock))) == []
+            assert cache.claim(lease, float(next(cache.clock))) == CLAIMED
             cache.insert(lease, float(next(cache.clock)))
             running.append(lease)
         cache.check()
@@ -200,7 +201,7 @@ def test_a_trial_begins_with_the_states_of_the_snapshot() -> None:
 
     cache = flop_hybrid(Last(), 0, 30)
     use(cache, "abc", "abd", "xy")
-    (tier,) = make_tiers([30], [LRU()], [], slots=True, page_tokens=1)
+    (tier,), _ = make_tiers([30], [LRU()], [], slots=True, page_tokens=1)
     again = cache.empty_cache(tier)
     restore(snapshot(cache.tree.root, 0), again)
     again.check()

@@ -29,7 +29,7 @@ def test_a_state_leaves_with_its_pages_though_it_was_used_longer_ago() -> None:
     for eviction, (pages, states) in expected.items():
         cache = cache_of(24, eviction())
         use(cache, "ab", "abcd", "xy", "abcde")
-        cache.policy = NoCheckpoint()
+        cache.core.policy = NoCheckpoint()
         lease = cache.admitted("qrst", pages=7)
         assert (cache.on("gpu"), cache.states_on("gpu")) == (pages, states)
         cache.release(lease)
@@ -48,7 +48,7 @@ def test_states_of_pages_in_use_leave_when_nothing_else_can() -> None:
     """All 16 slots but one belong to a path that is in use: the older state on it makes the room, as no page can."""
     cache = cache_of(16, LRUWithStates(), EveryPage())
     use(cache, "abcd"[:3])
-    cache.policy = NoCheckpoint()
+    cache.core.policy = NoCheckpoint()
     lease = cache.admitted("abcdefg")
     assert cache.on("gpu")[:3] == "abc" and "abc" in cache.states_on("gpu")
     cache.release(lease)

@@ -34,7 +34,7 @@ def test_nothing_leaks_whatever_the_policy(name: str) -> None:
     cache = small_cache(gpu=4, cpu=5, disk=6, placement=lambda: policy(**settings))
     for word in ("abcd", "xy", "abcd", "pqrs", "xyz", "abcd", "uv", "pq", "abce"):
         cache.use(word)
-    assert not cache.leases and not cache.transfers
+    assert not cache.leases and not cache.in_flight
     assert all(tier.pool.free + len(cache.on(tier.name)) == tier.pool.capacity for tier in cache.tiers)
 
 
@@ -178,11 +178,11 @@ def test_what_was_copied_early_frees_at_once() -> None:
     assert late.lower_pages == 0
     cache.use("abcd")
     lease = cache.look("wxyz")
-    assert cache.admit(lease, 4, 100.0) and lease.waits and lease.owed_pages == 4
+    assert cache.admit(lease, 4, 100.0) and lease.waits and lease.promised_pages == 4
     cache = small_cache(gpu=4, cpu=8, placement=early(0.5))
     cache.use("abcd")
     lease = cache.look("wxyz")
-    assert cache.admit(lease, 4, 100.0) and not lease.waits and not lease.owed_pages
+    assert cache.admit(lease, 4, 100.0) and not lease.waits and not lease.promised_pages
 
 
 def test_an_early_copy_that_finds_no_room_is_not_made_and_counted() -> None:

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
 from kvsim.core.rules import Rules
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
-from kvsim.engine.server import TieredServer
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.mq import MultiQueue
 from kvsim.policies.eviction.queues import Mark, QueueEviction
@@ -45,13 +44,6 @@ PAIRS: dict[str, tuple[Callable[[], Any], type[Model]]] = {
 }
 
 
-class Settled(Replay):
-    """Every request goes through the general calls, even with one tier."""
-
-    def __init__(self, cache: TieredCache, prefetching: Prefetching, settings: ReplaySettings) -> None:
-        super().__init__(cache, prefetching, settings, TieredServer(cache, prefetching, in_one_pass=False))
-
-
 @st.composite
 def workloads(draw: st.DrawFn) -> list[list[int]]:
     """Prompts of 1 to 8 pages that branch from one another, as page ids; some have several runs."""
@@ -78,19 +70,19 @@ def marks_of(policy: QueueEviction) -> dict[int, Mark]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize(("player", "numbered"), [(Replay, False), (Replay, True), (Settled, True)])
+@pytest.mark.parametrize("numbered", [False, True])
 @given(prompts=workloads(), capacity=st.integers(2, 24), in_flight=st.integers(1, 3))
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_queues_do_what_the_slow_model_does(
-    name: str, player: type[Replay], numbered: bool, prompts: list[list[int]], capacity: int, in_flight: int
+    name: str, numbered: bool, prompts: list[list[int]], capacity: int, in_flight: int
 ) -> None:
     make, kind = PAIRS[name]
     policy, model = make(), kind(capacity, in_flight)
-    tiers = make_tiers([capacity], [policy], [], slots=numbered, page_tokens=1)
-    cache = TieredCache(tiers, Rules(recompute_last_token=False), 1)
-    replay = player(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight, hold_output=False))
+    tiers, edges = make_tiers([capacity], [policy], [], slots=numbered, page_tokens=1)
+    cache = Cache(tiers, edges, Rules(recompute_last_token=False), 1)
+    replay = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight, hold_output=False))
     for numbers in prompts:
-        (hits,) = replay._play([make_request(numbers)], alone=True)
+        (hits,) = replay._play([make_request(numbers)])
         assert (hits and hits[0]) == model.serve(numbers)
         marks = marks_of(policy)
         assert marks == {number: page.mark for number, page in model.pages.items()}

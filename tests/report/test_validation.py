@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kvsim.engine.outcome import LinkUse, Outcome
 from kvsim.errors import UsageError
-from kvsim.report.result import Result, summarize
+from kvsim.report.result import RunRecord, summarize
 from kvsim.report.validation import Tolerances, compare, failures, print_validation, render_validation, write_validation
 from tests.report.conftest import make_outcome
 from tests.report.test_html import Page
@@ -21,7 +21,7 @@ CONFIG = {"page_tokens": 10, "disk": {"folder": None}}
 
 def run(
     hit_pages: list[tuple[int, int, int]], ttft_s: list[float], n_bytes: int, *, substrate: str = "simulated", **about: Any
-) -> tuple[Result, Outcome]:
+) -> tuple[RunRecord, Outcome]:
     """Four prompts of 100 tokens, in pages of 10."""
     links = {"cpu-gpu": LinkUse(bytes=n_bytes, transfers=1, busy_s=0.5)} if n_bytes else {}
     outcome = make_outcome([100] * 4, hit_pages, ttft_s=ttft_s, links=links, **about)
@@ -30,7 +30,7 @@ def run(
     return summarize(outcome, command="simulate", config=config, seed=0, warmup=0.0, load_s=0.0), outcome
 
 
-def compared(one: tuple[Result, Outcome], other: tuple[Result, Outcome], **tolerances: float) -> Result:
+def compared(one: tuple[RunRecord, Outcome], other: tuple[RunRecord, Outcome], **tolerances: float) -> RunRecord:
     return compare((one[0], other[0]), (one[1], other[1]), Tolerances(**tolerances), "kvsim validate")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvsim.cli import main
-from kvsim.report.result import Result
+from kvsim.report.result import RunRecord
 from kvsim.report.wandb_logger import MOST_POINTS, WandbLogger, timeline_points
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
@@ -75,7 +75,7 @@ def test_without_wandb_the_run_is_complete(text: str, tmp_path: Path):
 def test_a_timeline_has_few_points():
     edges = [float(edge) for edge in range(5001)]
     hits = {"axis": "request", "edges": edges, "hit_rate": {"gpu": [0.5] * 5000}}
-    result: Result = {"timeline": {"hits": hits}, "tiers": {"gpu": {}}}
+    result: RunRecord = {"timeline": {"hits": hits}, "tiers": {"gpu": {}}}
     points: list[dict[str, Any]] = list(timeline_points(result))
     assert len(points) == MOST_POINTS
     assert points[1] == {"timeline/request": 5.5, "timeline/hit_rate_gpu": 0.5}

@@ -1,12 +1,10 @@
 """A cache whose nodes move as a whole between GPU and host memory: the hierarchical radix cache of SGLang."""
 
-from math import inf, nextafter
-
-from kvsim.core.movement import CPU, GPU
+from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, split_runs
-from kvsim.core.tier import Tier
-from kvsim.core.tree import READY, Node
+from kvsim.core.tier import CPU, GPU, Tier
+from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.engines.sglang.whole_nodes import HeldNodes, WholeNodeCache
 
 
@@ -28,10 +26,12 @@ class HostedNodeCache(WholeNodeCache):
     """
 
     def __init__(
-        self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True, load_min_tokens: int = 10
+        self, tiers: list[Tier], edge: Edge, page_tokens: int, *, recompute_last_token: bool = True, load_min_tokens: int = 10
     ) -> None:
         super().__init__(tiers, page_tokens, recompute_last_token=recompute_last_token)
         self.cpu = tiers[CPU]
+        self._placement = edge.placement
+        self._copies_after_use = edge.copies_nodes
         self._load_min_tokens = load_min_tokens
 
     def serve(self, request: Request, pages: int, now: float) -> HeldNodes | None:
@@ -44,8 +44,7 @@ class HostedNodeCache(WholeNodeCache):
         if missing > 0 and not self.can_evict(missing, on_gpu, gpu_pages):
             self.touch(path, now)
             return None
-        for announce in self.announced:
-            announce(request, now)
+        self.residency.tell_request(request, now)
         held = HeldNodes(request, self.tree.root, (gpu_pages, 0, 0), None)
         for node in on_gpu:
             self.pin_known(held, node, now)
@@ -62,7 +61,7 @@ class HostedNodeCache(WholeNodeCache):
             self._evict(missing, now)
         held.hits = gpu_pages, cpu_pages, 0
         held.slots = pool.take(pages - gpu_pages - cpu_pages)
-        self.now = now = nextafter(now, inf)
+        now = self.residency.tick(now)
         for node in path:
             node.last_used = now
             self._use(node, now)
@@ -102,20 +101,18 @@ class HostedNodeCache(WholeNodeCache):
         for node in nodes:
             self._arrive(held, node, gpu.pool.take(node.pages), now)
         self.counts.loaded_pages += pages
-        if not self.cpu.placement.keeps_loaded:  # type: ignore[union-attr]
+        if not self._placement.keeps_loaded:
             for node in reversed(nodes):
                 self._let_go(node)
-                self.free(node, self.cpu)
+                self.residency.free(node, self.cpu)
 
     def _arrive(self, held: HeldNodes, node: Node, slots: object, now: float) -> None:
         """A node that only the host has comes to the GPU; its host copy is pinned already, and so is the path above it."""
         gpu = self.gpu
-        self.add_copy(node, gpu, READY, slots)
+        self.residency.add_copy(node, gpu, INCOMING, slots)
         node.pins[GPU] = 1
         held.node = node
-        gpu.inserted_pages += node.pages
-        if gpu.on_insert:
-            gpu.on_insert(node, now)
+        self.residency.set_ready(node, gpu, now)
 
     def _keep(self, node: Node) -> None:
         """Pin a host copy; nothing above it needs a pin, as only leaves leave."""
@@ -129,23 +126,23 @@ class HostedNodeCache(WholeNodeCache):
         if not node.pins[CPU]:
             self.cpu.evictable_pages += node.pages
             if not node.kids[CPU]:
-                self.cpu.on_evictable(node)
+                self.cpu.eviction.on_evictable(node)
 
     # --- down --------------------------------------------------------------------------------------------------------
 
     def _use(self, node: Node, now: float) -> None:
         """An insert has passed a node on the GPU."""
-        if self.cpu.after_use:
+        if self._copies_after_use:
             node.hits += 1
-        if self.listeners:
-            self.tell_hits((node,), now)
+        self.residency.tell_hits((node,), now)
         self._offer(node, now)
 
     def _offer(self, node: Node, now: float) -> None:
-        after_use, parent = self.cpu.after_use, node.parent
-        if after_use is None or node.state[CPU] == READY:
+        parent = node.parent
+        if not self._copies_after_use or node.state[CPU] == READY:
             return
-        if (parent is self.tree.root or parent.state[CPU] == READY) and after_use(node, now):  # type: ignore[union-attr]
+        assert parent is not None
+        if (parent is self.tree.root or parent.state[CPU] == READY) and self._placement.after_use(node, now):
             self._write(node, now)
 
     def _write(self, node: Node, now: float) -> bool:
@@ -156,24 +153,22 @@ class HostedNodeCache(WholeNodeCache):
         if cpu.pool.free < pages:
             self.counts.no_room_pages += pages
             return False
-        self.add_copy(node, cpu, READY, cpu.pool.take(pages))
+        self.residency.add_copy(node, cpu, INCOMING, cpu.pool.take(pages))
         node.pins[CPU] = 1
-        cpu.inserted_pages += pages
         self.counts.written_pages += pages
-        if cpu.on_insert:
-            cpu.on_insert(node, now)
+        self.residency.set_ready(node, cpu, now)
         return True
 
     def _evict(self, pages: int, now: float) -> None:
-        gpu, placement = self.gpu, self.cpu.placement
+        gpu, placement = self.gpu, self._placement
         written: list[Node] = []
         for node in gpu.eviction.victims(now):
             pages -= node.pages
             if node.state[CPU] == READY:
-                self.free(node, gpu)
+                self.residency.free(node, gpu)
                 self._let_go(node)
-            elif placement.after_eviction(node, now) and self._write(node, now):  # type: ignore[union-attr]
-                self.free(node, gpu)
+            elif placement.after_eviction(node, now) and self._write(node, now):
+                self.residency.free(node, gpu)
                 written.append(node)
             else:
                 self._let_all_go(written)
@@ -191,15 +186,15 @@ class HostedNodeCache(WholeNodeCache):
         """Take a GPU leaf without a host copy out of the cache, with all that the host has below it."""
         for below in reversed(list(node.descendants())):
             self.counts.dropped_pages += below.pages
-            self.free(below, self.cpu)
+            self.residency.free(below, self.cpu)
         self.counts.dropped_pages += node.pages
-        self.free(node, self.gpu)
+        self.residency.free(node, self.gpu)
 
     def _evict_host(self, pages: int, now: float) -> None:
         cpu, counts = self.cpu, self.counts
         for node in cpu.eviction.victims(now):
             pages -= node.pages
             counts.dropped_pages += node.pages
-            self.free(node, cpu)
+            self.residency.free(node, cpu)
             if pages <= 0:
                 return

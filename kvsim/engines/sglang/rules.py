@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.core.edge import Edge
 from kvsim.core.rules import Rules
 from kvsim.core.serving import ServingCache
 from kvsim.core.tier import Tier
@@ -41,19 +42,19 @@ class SGLangRules(Rules):
         if "cpu" not in tiers and self.load_min_tokens != SGLangRules.load_min_tokens:
             raise ValueError("load_min_tokens has no effect without a CPU tier: set tiers.cpu.capacity")
 
-    def serving_cache(self, tiers: list[Tier], page_tokens: int) -> ServingCache:
+    def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> ServingCache:
         if len(tiers) == 1:
             return WholeNodeCache(tiers, page_tokens, recompute_last_token=self.recompute_last_token)
-        _check_placement(tiers[1])
+        _check_placement(edges[0])
         return HostedNodeCache(
-            tiers, page_tokens, recompute_last_token=self.recompute_last_token, load_min_tokens=self.load_min_tokens
+            tiers, edges[0], page_tokens, recompute_last_token=self.recompute_last_token, load_min_tokens=self.load_min_tokens
         )
 
 
-def _check_placement(tier: Tier) -> None:
+def _check_placement(edge: Edge) -> None:
     """Raise ValueError for a policy that decides about more than single nodes, after their uses and at their eviction."""
-    if tier.wanted_pages:
-        kind = type(tier.placement).__name__
+    if edge.copies_prompts:
+        kind = type(edge.placement).__name__
         raise ValueError(f"SGLang's rules copy node by node, but {kind} decides for whole prompts: {OTHER}")
-    if tier.placement is not None and tier.placement.watermark:
+    if edge.placement.watermark:
         raise ValueError(f"SGLang's rules write nothing back before it is evicted: set the watermark to 0, {OWN}")

@@ -1,14 +1,12 @@
 """A cache whose nodes leave as a whole: the radix cache of SGLang, on one tier."""
 
-from math import inf, nextafter
 from typing import Any
 
-from kvsim.core.movement import GPU, Counts
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, count_pages, split_runs
-from kvsim.core.tier import Tier
-from kvsim.core.tree import NO_CHILDREN, READY, Node
+from kvsim.core.tier import GPU, Tier
+from kvsim.core.tree import Node, RadixTree
 
 
 class HeldNodes:
@@ -23,7 +21,7 @@ class HeldNodes:
         self.slots = slots
 
 
-class WholeNodeCache(Residency):
+class WholeNodeCache:
     """Serves requests from one tier; the unit of eviction is a node.
 
     node        all that one request inserted below the path it found; cut only where a later look-up or insert ended in it
@@ -38,11 +36,17 @@ class WholeNodeCache(Residency):
     """
 
     def __init__(self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True) -> None:
-        super().__init__(tiers)
+        self.residency = Residency(tiers)
+        self.tiers = tiers
         self.gpu = tiers[GPU]
         self.page_tokens = page_tokens
-        self.counts = Counts()
+        self.counts = self.residency.counts
         self._recompute_last_token = recompute_last_token
+
+    @property
+    def tree(self) -> RadixTree:
+        """Where pages are."""
+        return self.residency.tree
 
     def serve(self, request: Request, pages: int, now: float) -> HeldNodes | None:
         """Look up, admit with room for ``pages`` pages in all, and insert. None without room: it was looked up, that is all."""
@@ -55,10 +59,10 @@ class WholeNodeCache(Residency):
         if missing > 0 and not self.can_evict(missing, path, hit_pages):
             self.touch(path, now)
             return None
-        for announce in self.announced:
-            announce(request, now)
-        self.now = inserted = nextafter(now, inf)
-        self.use_path(path, hit_pages, inserted)
+        self.residency.tell_request(request, now)
+        inserted = self.residency.tick(now)
+        self.residency.pin_path(path, gpu, hit_pages)
+        self.residency.use(path, inserted, is_first=True)
         if missing > 0:
             self._evict(missing, now)
         held = HeldNodes(request, node, (hit_pages, 0, 0), pool.take(pages - hit_pages))
@@ -71,9 +75,7 @@ class WholeNodeCache(Residency):
 
     def look_up(self, request: Request, now: float) -> tuple[list[Node], tuple[Run, ...], float]:
         """The cached nodes of a prompt, cut where it ends or parts from them; the rest of its pages; when that was."""
-        if now <= self.now:
-            now = nextafter(self.now, inf)
-        self.now = now
+        now = self.residency.tick(now)
         runs = request.runs
         if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // self.page_tokens) < request.prompt_pages:
             runs = split_runs(runs, usable)[0]
@@ -87,7 +89,7 @@ class WholeNodeCache(Residency):
     def cut_at(self, node: Node, pages: int, now: float) -> Node:
         """Cut a node that is touched in its first ``pages`` pages only; returns the upper part."""
         node.last_used = now
-        upper = self.cut(node, pages)
+        upper = self.residency.cut(node, pages)
         upper.created = upper.last_used = now
         self._tell_evictable(node)
         return upper
@@ -96,7 +98,7 @@ class WholeNodeCache(Residency):
         """The node's place in the order of leaving has changed, perhaps, although it was not pinned."""
         for tier in self.tiers:
             if node.is_evictable(tier.index):
-                tier.on_evictable(node)
+                tier.eviction.on_evictable(node)
 
     def can_evict(self, pages: int, path: list[Node], path_pages: int) -> bool:
         """Whether so many GPU pages can be evicted while the path, of so many pages there, stays."""
@@ -115,7 +117,7 @@ class WholeNodeCache(Residency):
         for node in gpu.eviction.victims(now):
             pages -= node.pages
             counts.dropped_pages += node.pages
-            self.free(node, gpu)
+            self.residency.free(node, gpu)
             if pages <= 0:
                 return
 
@@ -130,8 +132,7 @@ class WholeNodeCache(Residency):
             self.pin_known(held, node, now)
             mine, held.slots = gpu.pool.split(held.slots, node.pages)
             gpu.pool.give(mine)
-        if self.listeners:
-            self.tell_hits(path, now)
+        self.residency.tell_hits(path, now)
         return rest
 
     def pin_known(self, held: HeldNodes, node: Node, now: float) -> None:
@@ -146,22 +147,11 @@ class WholeNodeCache(Residency):
         """Make a node of all that nobody has; its pages are in slots of the request."""
         gpu, parent = self.gpu, held.node
         pages = runs[0][1] if len(runs) == 1 else count_pages(runs)
-        held.node = leaf = Node(runs, pages, parent.depth + parent.pages, parent, len(self.tiers), now)
-        if parent.children is NO_CHILDREN:
-            parent.children = {runs[0][0]: leaf}
-        else:
-            parent.children[runs[0][0]] = leaf
-        leaf.slots[GPU], held.slots = gpu.pool.split(held.slots, pages)
-        leaf.state[GPU] = READY
-        leaf.pins[GPU] = 1
-        parent.kids[GPU] += 1
-        gpu.inserted_pages += pages
-        if gpu.on_insert:
-            gpu.on_insert(leaf, now)
+        mine, held.slots = gpu.pool.split(held.slots, pages)
+        held.node = self.residency.add_leaf(parent, runs, pages, gpu, mine, now)
 
     def finish_request(self, held: HeldNodes) -> None:
         """The request has its answer: its path is unpinned, its other slots are given back."""
-        for finish in self.finished:
-            finish(held.request, held.node, self.now)
+        self.residency.tell_finish(held.request, held.node, self.residency.now)
         self.gpu.pool.give(held.slots)
-        self.leave_path(held.node)
+        self.residency.unpin(held.node, self.gpu)

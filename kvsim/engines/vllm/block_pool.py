@@ -24,7 +24,7 @@ class HeldBlocks:
         self.slots = slots
 
 
-class BlockPool(Residency):
+class BlockPool:
     """The GPU's pages, in a tree.
 
     match    pages are found as a prefix; nothing changes but a cut
@@ -38,19 +38,16 @@ class BlockPool(Residency):
 
     def __init__(self, gpu: Tier, tiers: int = 1) -> None:
         """``tiers`` is how many a node has room to speak of."""
-        super().__init__([gpu])
-        self.tree = RadixTree(tiers)
+        self.residency = Residency([gpu], tiers)
+        self.tree: RadixTree = self.residency.tree
         self.gpu = gpu
         self._younger: dict[int, list[Node]] = {}
         """Further copies of a page that is a node of its own, by page id, the oldest first."""
-        self._can_trim = gpu.on_split is None and gpu.on_remove is None
+        self._can_trim = not gpu.hears_splits and not gpu.hears_removals
 
     def match(self, runs: tuple[Run, ...]) -> tuple[list[Node], tuple[Run, ...]]:
         """The nodes of the longest prefix that is there, and the rest of the path."""
-        path, partial, agreed, rest = self.tree.walk(self.tree.root, runs)
-        if partial is not None:
-            path.append(self.cut(partial, agreed))
-        return path, rest
+        return self.residency.follow(self.tree.root, runs)
 
     def admit(self, request: Request, path: list[Node], rest: tuple[Run, ...], pages: int, now: float) -> HeldBlocks | None:
         """Let a request run that takes ``pages`` pages: those of ``path``, which it shares, of ``rest``, and some without a key.
@@ -65,10 +62,10 @@ class BlockPool(Residency):
             idle = sum([node.pages for node in path if not node.pins[0]])
             if missing + idle > gpu.evictable_pages:
                 return None
-        now = self.tick(now)
-        for announce in self.announced:
-            announce(request, now)
-        self.use_path(path, hit_pages, now)
+        now = self.residency.tick(now)
+        self.residency.tell_request(request, now)
+        self.residency.pin_path(path, gpu, hit_pages)
+        self.residency.use(path, now, is_first=True)
         if missing > 0:
             self._make_room(missing, now)
         held = HeldBlocks(request, node, pool.take(pages - hit_pages))
@@ -78,15 +75,14 @@ class BlockPool(Residency):
 
     def finish(self, held: HeldBlocks) -> None:
         """The request is over."""
-        gpu, now = self.gpu, self.tick(self.now)
-        for finish in self.finished:
-            finish(held.request, held.node, now)
+        gpu, now = self.gpu, self.residency.tick(self.residency.now)
+        self.residency.tell_finish(held.request, held.node, now)
         gpu.pool.give(held.slots)
         node = held.node
         while node.parent is not None:
             node.last_used = now
             node = node.parent
-        self.leave_path(held.node)
+        self.residency.unpin(held.node, gpu)
 
     def _name(self, held: HeldBlocks, rest: tuple[Run, ...], now: float) -> None:
         """The request's own full pages become a leaf, which it pins."""
@@ -97,17 +93,14 @@ class BlockPool(Residency):
             leaf = self.tree.add(parent, rest, pages, now)
         else:
             if older.pages > pages:
-                self.cut(older, pages)
-            leaf = Node(rest, pages, parent.depth + parent.pages, parent, self.tree.tiers, now)
+                self.residency.cut(older, pages)
+            leaf = Node(rest, pages, parent.depth + parent.pages, parent, self.tree.no_notes, now)
             self._younger.setdefault(page, []).append(leaf)
         leaf.slots[0], held.slots = gpu.pool.split(held.slots, pages)
-        leaf.state[0] = READY
         leaf.pins[0] = 1
         parent.kids[0] += 1
         held.node = leaf
-        gpu.inserted_pages += pages
-        if gpu.on_insert:
-            gpu.on_insert(leaf, now)
+        self.residency.set_ready(leaf, gpu, now)
 
     def _make_room(self, missing: int, now: float) -> None:
         """Evict so many pages, of which there are as many."""
@@ -127,7 +120,7 @@ class BlockPool(Residency):
     def _cut_off(self, node: Node, pages: int) -> None:
         """Evict a leaf's last pages."""
         if not self._can_trim:
-            self.cut(node, node.pages - pages)
+            self.residency.cut(node, node.pages - pages)
             self._remove(node)
             return
         pool = self.gpu.pool
@@ -141,8 +134,8 @@ class BlockPool(Residency):
         assert parent is not None
         node.state[0] = ABSENT
         gpu.pool.give(node.slots[0])
-        if gpu.on_remove:
-            gpu.on_remove(node)
+        if gpu.hears_removals:
+            gpu.eviction.on_remove(node)
         if page not in self._younger:
             del parent.children[page]
         else:
@@ -150,7 +143,7 @@ class BlockPool(Residency):
         kids = parent.kids
         left = kids[0] = kids[0] - 1
         if not left and not parent.pins[0] and parent.state[0] == READY:
-            gpu.on_evictable(parent)
+            gpu.eviction.on_evictable(parent)
 
     def _remove_copy(self, node: Node, parent: Node, page: int) -> None:
         younger = self._younger[page]

@@ -1,5 +1,6 @@
 """vLLM's GPU block pool, and its CPU offloading tier below it, as one cache."""
 
+from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.runs import split_runs
@@ -11,13 +12,13 @@ from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier
 class VLLMCache:
     """Serves requests from a GPU block pool and, if there is a second tier, from CPU memory."""
 
-    def __init__(self, tiers: list[Tier], rules: Rules, page_tokens: int) -> None:
+    def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:
         self.tiers = tiers
         self.page_tokens = page_tokens
         self.pool = BlockPool(tiers[0], len(tiers))
         self.tree = self.pool.tree
         self.counts = OffloadCounts()
-        self.offload = OffloadTier(tiers[1], self.counts) if len(tiers) > 1 else None
+        self.offload = OffloadTier(edges[0], self.counts) if edges else None
         self._recompute_last_token = rules.recompute_last_token
 
     def serve(self, request: Request, pages: int, now: float) -> HeldBlocks | None:

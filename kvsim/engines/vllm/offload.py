@@ -6,8 +6,8 @@ Pages here have no parents: any page may be stored or evicted. A request's pages
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvsim.core.edge import Edge
 from kvsim.core.runs import Run, count_pages, split_runs
-from kvsim.core.tier import Tier
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.offload_order import OffloadOrder, Seen
@@ -43,12 +43,12 @@ class OffloadTier:
     (``offer_table``); both raise ValueError if they have none.
     """
 
-    def __init__(self, tier: Tier, counts: OffloadCounts) -> None:
-        assert tier.placement is not None
+    def __init__(self, edge: Edge, counts: OffloadCounts) -> None:
+        tier = edge.lower
         self.tier = tier
         self.counts = counts
         self.order: OffloadOrder = tier.eviction.offload_order(tier.pool.capacity)
-        self.offers: OfferTable = tier.placement.offer_table()
+        self.offers: OfferTable = edge.placement.offer_table()
         self._slots = tier.pool.take(0)
         """Of all pages together."""
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.core.edge import Edge
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.engines.vllm.cache import VLLMCache
@@ -30,5 +31,5 @@ class VLLMRules(Rules):
         if self.cache_output:
             raise ValueError(f"cache_output is not for vLLM's rules, which cache prompts: say rules.cache_output=false, {OWN}")
 
-    def serving_cache(self, tiers: list[Tier], page_tokens: int) -> VLLMCache:
-        return VLLMCache(tiers, self, page_tokens)
+    def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> VLLMCache:
+        return VLLMCache(tiers, edges, self, page_tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from simpy import Event
 
-from kvsim.core.cache import Lease
+from kvsim.core.lease import Lease
 from kvsim.substrate.hardware.flight import Flight
 from kvsim.substrate.hardware.page_names import PageNames
 from kvsim.substrate.hardware.patterns import Patterns, upload

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.core.cache import Lease
-from kvsim.core.movement import GPU
+from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
+from kvsim.core.tier import GPU
 from kvsim.core.tree import INCOMING, Node
 from kvsim.engine.substrate import Work
 

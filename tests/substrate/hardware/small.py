@@ -7,7 +7,7 @@ from typing import Any
 import hydra
 
 from kvsim.build import Plan, build_run
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.engine import Engine
@@ -52,7 +52,7 @@ class PatientEngine(Engine):
         self._let_go()
 
     def _let_go(self) -> None:
-        if not self.cache.transfers and not any(self.mover._lines):
+        if not self.cache.in_flight and not any(self.mover._lines):
             for request in self.held:
                 arrival = self.env.timeout(0, request)
                 arrival.callbacks.append(lambda event: self._arrive(event.value))
@@ -74,7 +74,7 @@ def tiers(gpu: int, cpu: int = 0, disk: int = 0) -> list[str]:
 def serve(made: Plan, requests: list[Request], *, meddle: Callable[[Any], None] | None = None) -> Outcome:
     """Serve the requests. ``meddle`` is shown the substrate before they arrive; afterwards nobody holds or waits for anything."""
     choice = SUBSTRATES[made.substrate]
-    cache = TieredCache(build_tiers(made, requests, choice.pool), made.rules, made.page_tokens)
+    cache = Cache(*build_tiers(made, requests, choice.pool), made.rules, made.page_tokens)
     prefetching = Prefetching(cache, made.prefetch, Offer)
     substrate = choice.open(made, requests, cache)
     try:
@@ -92,9 +92,9 @@ def check_idle(engine: Engine) -> None:
     """Whatever happened, every pool adds up."""
     cache = engine.cache
     cache.check()
-    assert not cache.leases and not cache.transfers and not cache.doomed
+    assert not cache.leases and not cache.in_flight and not cache.residency.doomed
     for tier in cache.tiers:
-        assert tier.owed_pages == tier.coming_pages == 0
+        assert tier.promised_pages == tier.leaving_pages == 0
         assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvsim.core.cache import TieredCache
+from kvsim.core.cache import CLAIMED, Cache
 from kvsim.core.rules import Rules
 from kvsim.engine.job import Job
 from kvsim.engine.substrate import Work
@@ -16,8 +16,8 @@ PAGE_TOKENS = 4
 
 
 def cache(gpu=20, cpu=20):
-    tiers = make_tiers((gpu, cpu), [LRU(), LRU()], [WriteThrough()], slots=True, page_tokens=PAGE_TOKENS)
-    return TieredCache(tiers, Rules(), PAGE_TOKENS)
+    tiers, edges = make_tiers((gpu, cpu), [LRU(), LRU()], [WriteThrough()], slots=True, page_tokens=PAGE_TOKENS)
+    return Cache(tiers, edges, Rules(), PAGE_TOKENS)
 
 
 def admitted(cache, pages, *, tokens=1, output=1, **about):
@@ -26,7 +26,7 @@ def admitted(cache, pages, *, tokens=1, output=1, **about):
     job = Job(request, 0.0)
     lease = job.lease = cache.match(request)
     assert cache.admit(lease, -(-(request.prompt_tokens + output) // PAGE_TOKENS), 0.0, lease.lower_pages)
-    assert cache.claim(lease, 0.0) == []
+    assert cache.claim(lease, 0.0) == CLAIMED
     job.computed = (lease.gpu_pages + lease.loaded_pages) * PAGE_TOKENS
     return job
 
@@ -39,7 +39,7 @@ def chunk(pages, job, tokens):
 
 def end(transfers, cache):
     for transfer in transfers:
-        assert cache.begin(transfer, 0.0) == []
+        assert cache.begin(transfer, 0.0).can_run
         end(cache.finish(transfer, 0.0), cache)
 
 
@@ -74,9 +74,9 @@ def test_pages_that_a_load_did_not_bring_are_filled_with_the_last_chunk():
     earlier = admitted(tree, [0, 1, 2])
     end(tree.insert(earlier.lease, 0.0), tree)
     end(tree.finish_request(earlier.lease, 0.0), tree)
-    tree.evict(tree.tree.root.children[0], tree.gpu, 0.0)
+    tree.transfers.evict(tree.tree.root.children[0], tree.gpu, 0.0)
     job = admitted(tree, [0, 1, 2, 3])
-    (load,) = tree.load(job.lease, 0.0)
+    (load,) = tree.load(job.lease, 0.0).transfers
     first = chunk(pages, job, 4)
     assert first.reused_ids.tolist() == [0, 1, 2], "pages on their way count: the step waits for them"
     tree.abort(load, 1, 0.0)

@@ -12,9 +12,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from sortedcontainers import SortedDict
 
-from kvsim.core.movement import CPU, GPU, Movement
+from kvsim.core.residency import Residency
 from kvsim.core.runs import Run
+from kvsim.core.tier import CPU, GPU, Tier
 from kvsim.core.transfer import Transfer
+from kvsim.core.transfers import Transfers
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 
 T = TypeVar("T")
@@ -173,15 +175,18 @@ class CheckpointCounts:
 
 
 class StateStore:
-    """The states in the tiers of ``home``: those of the KV cache, or, if states have room of their own, tiers of states only.
+    """The states in the tiers of a residency: those of the KV cache or, if states have room of their own, tiers of states only.
 
     A state is a leaf of the tree's root that takes ``units`` slots of its tier, all or none; its one run begins at a number
     below zero, so that no prompt finds it (``Node.is_state``). Copies, pins and transfers of such a leaf are like any other
     node's.
     """
 
-    def __init__(self, home: Movement, units: int, detached: DetachedStates | None = None) -> None:
-        self.home = home
+    def __init__(self, transfers: Transfers, units: int, detached: DetachedStates | None = None) -> None:
+        self.transfers = transfers
+        self.residency: Residency = transfers.residency
+        self.tiers = self.residency.tiers
+        self.gpu = self.tiers[GPU]
         self.units = units
         self.detached = detached
         self.counts = CheckpointCounts()
@@ -230,24 +235,25 @@ class StateStore:
 
     def save(self, place: Place, now: float, slots: Any = None, end: Node | None = None) -> Any:
         """Keep the state at a place on the GPU: in some of these slots, or in slots that are free or freed. Returns the slots
-        that are left. ``end`` is the node that ends with its page, if it is in ``home``.
+        that are left. ``end`` is the node that ends with its page, if it is in the same tree.
         """
-        home, gpu = self.home, self.home.gpu
+        residency, gpu = self.residency, self.gpu
         node = self.find(place.page)
         if node is not None and end is not None:
             self.join_to(node, end)
         if node is not None and node.state[GPU] != ABSENT:
             if node.state[GPU] == LEAVING:
-                home.stay(node, gpu, now)
+                self.transfers.stay(node, gpu, now)
             self._use(node, now)
             return slots
         if slots is None:
-            if not home.make_room(gpu, self.units, now) or gpu.pool.free - gpu.owed_pages < self.units:
+            if not self.transfers.make_room(gpu, self.units, now) or gpu.pool.free - gpu.promised_pages < self.units:
                 self.counts.no_room += 1
                 return None
             slots = gpu.pool.take(self.units)
         if node is None:
-            node = home.tree.add(home.tree.root, ((STRIDE * (-1 - place.page), self.units),), self.units, now)
+            tree = residency.tree
+            node = tree.add(tree.root, ((STRIDE * (-1 - place.page), self.units),), self.units, now)
             node.depth = place.depth - self.units
             if end is not None:
                 self.join_to(node, end)
@@ -256,16 +262,15 @@ class StateStore:
         else:
             self._use(node, now)
         mine, left = gpu.pool.split(slots, self.units)
-        home.add_copy(node, gpu, READY, mine)
-        node.state[GPU] = ABSENT
-        home.set_ready(node, gpu, now)
-        gpu.inserted_pages += self.units
+        residency.add_copy(node, gpu, INCOMING, mine)
+        residency.set_ready(node, gpu, now)
         self.counts.saved += 1
-        home.offer_path(node, gpu, now)
+        for edge in gpu.below:
+            self.transfers.offer_path(node, edge, now)
         return left
 
     def adopt(self, state: Node, end: Node | None) -> None:
-        """Know a state that has been put into the home's tree, and the node that ends with it."""
+        """Know a state that has been put into the tree, and the node that ends with it."""
         page = self.page_of(state)
         self.index.put(Place(page, state.depth + state.pages, page if end is None else first_of_run(end)), state)
         self._came += 1
@@ -279,51 +284,45 @@ class StateStore:
 
     def follow(self, page: int, now: float) -> None:
         """Copy the state after a page to the CPU, where the KV before it is already."""
-        home, node = self.home, self.find(page)
-        gpu, cpu = home.tiers[: CPU + 1]
+        node = self.find(page)
         if node is not None and node.state[GPU] == READY and not node.state[CPU]:
-            if home.make_room(cpu, self.units, now):
-                home.write_down(node, gpu, cpu)
+            edge = self.gpu.below[0]
+            if self.transfers.make_room(edge.lower, self.units, now):
+                self.transfers.write_down(node, edge)
             else:
-                home.counts.no_room_pages += self.units
+                self.residency.counts.no_room_pages += self.units
 
     def _use(self, node: Node, now: float) -> None:
-        node.last_used = now
-        node.hits += 1
-        if self.home.listeners:
-            self.home.tell_hits((node,), now)
+        self.residency.use([node], now, is_first=True)
 
-    def pin(self, node: Node, now: float) -> int:
-        """Keep a usable state in the tier that it is read from, which is returned. Pages that are leaving stay."""
-        home = self.home
+    def pin(self, node: Node, now: float) -> Tier:
+        """Keep a usable state in the tier that it is read from, which is returned. A state that is leaving stays."""
         if node.state[GPU] == LEAVING:
-            home.stay(node, home.gpu, now)
-            home.counts.revived_pages += node.pages
-        tier = next(tier.index for tier in home.tiers if node.state[tier.index] == READY)
-        home.pin(node, tier)
+            self.transfers.stay(node, self.gpu, now)
+            self.residency.counts.revived_pages += node.pages
+        tier = next(tier for tier in self.tiers if node.state[tier.index] == READY)
+        self.residency.pin(node, tier)
         return tier
 
-    def begin_from(self, node: Node, now: float, *, is_use: bool) -> None:
-        """A request begins from this state; one that resumes does not use it a further time."""
-        if is_use:
-            self._use(node, now)
-        else:
-            node.last_used = now
+    def begin_from(self, node: Node, now: float, *, is_first: bool) -> None:
+        """A request begins from this state; one that resumes does not use it once more."""
+        self.residency.use([node], now, is_first=is_first)
 
     def load(self, node: Node, slots: Any) -> Transfer:
         """Bring a state from the CPU to the GPU, into these slots."""
-        home = self.home
-        home.add_copy(node, home.gpu, INCOMING, slots)
-        return home.start(Transfer(home.tiers[CPU], home.gpu, [node], begun=True))
+        self.residency.add_copy(node, self.gpu, INCOMING, slots)
+        load = Transfer(self.tiers[CPU], self.gpu, [node], goes_down=False)
+        load.begun = True
+        return self.transfers.start(load)
 
     def keep_recent(self, runs: tuple[Run, ...], depth: int, limit: int) -> None:
         """Of the path's states within its first ``depth`` pages, keep ``limit``: those used longest ago are given up."""
         states = [node for _, node in self.index.deepest_first(runs, depth) if any(node.state)]
         states.sort(key=lambda node: node.last_used)
         for node in states[: max(0, len(states) - limit)]:
-            for tier in self.home.tiers:
+            for tier in self.tiers:
                 if node.state[tier.index] == READY and not node.pins[tier.index]:
-                    self.home.free(node, tier)
+                    self.residency.free(node, tier)
 
     def clear(self) -> None:
         """All states are given up."""

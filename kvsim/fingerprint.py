@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import xxhash
 
 from kvsim.build import Plan
+from kvsim.core.request import Request
 from kvsim.trace.base import update_with_file
 
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent
 WITHOUT_RESULTS = ("commands", "report", "kernels")
 """Parts of kvsim that decide nothing: a change there makes no other result."""
 BESIDE_RESULTS = ("logger",)
@@ -23,6 +24,28 @@ def configuration_hash(plan: Plan, command: str) -> str:
     """32 hexadecimal digits of what decides a run: its command and configuration, the bytes of its trace, the code."""
     config = {name: value for name, value in plan.config.items() if name not in BESIDE_RESULTS}
     return digest([command, config, trace_content(plan), *(code_of(module) for module in _modules(config))])
+
+
+def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
+    """A name for each bound that there is for a plan; runs that share a bound share its name.
+
+    Both leave out what the GPU tier can never hold, as the runs do. There is none for models whose hits need a recurrent state:
+    MIN knows of none.
+    """
+    if plan.model.is_hybrid:
+        return {}
+    capacities = [tier.capacity_pages for tier in plan.tiers]
+    room = capacities[0]
+    too_large = 0
+    if room is not None:
+        tokens = room * plan.page_tokens if plan.replay.hold_output else float("inf")
+        too_large = sum([r.prompt_pages > room or r.prompt_tokens + r.output_tokens > tokens for r in requests])
+    of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim"),
+                too_large]  # fmt: skip
+    return {
+        "belady": f"belady-{digest([*of_trace, _total(plan)])[:16]}",
+        "unlimited": f"unlimited-{digest(of_trace)[:16]}",
+    }
 
 
 def digest(value: Any) -> str:
@@ -74,3 +97,8 @@ def _targets(node: Any) -> Iterator[str]:
                 yield value
             else:
                 yield from _targets(value)
+
+
+def _total(plan: Plan) -> int | None:
+    capacities = [tier.capacity_pages for tier in plan.tiers]
+    return None if None in capacities else sum(pages for pages in capacities if pages is not None)

@@ -1,0 +1,609 @@
+"""How pages move: eviction, copies to the tier below, and the transfers that carry pages up and down.
+
+Nothing here waits: a transfer is made, begun and ended by calls.
+"""
+
+from math import ceil
+from typing import NamedTuple
+
+from kvsim.core.edge import Edge
+from kvsim.core.request import Request
+from kvsim.core.residency import Residency
+from kvsim.core.tier import GPU, PolicyError, Tier
+from kvsim.core.transfer import Transfer
+from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
+
+NO_TRANSFERS: list[Transfer] = []
+
+
+class Begin(NamedTuple):
+    """Whether a transfer can run; if not, what has to end first."""
+
+    can_run: bool
+    waits: list[Transfer]
+
+
+RUN = Begin(True, NO_TRANSFERS)
+
+
+class Transfers:
+    """Makes room in tiers and moves pages along edges; a residency does the bookkeeping."""
+
+    def __init__(self, residency: Residency, edges: list[Edge]) -> None:
+        self.residency = residency
+        self.edges = edges
+        """From the top down: an edge comes before those below its lower tier."""
+        self.counts = residency.counts
+        self.in_flight: dict[Transfer, None] = {}
+        """Handed out and not yet ended, in the order in which they were made."""
+        self._is_single = len(residency.tiers) == 1
+        self._absent_elsewhere = len(residency.tiers) - 1
+        self._is_offering = False
+        """Nodes that are not pinned are being offered to a tier: they must not grow by a merge meanwhile."""
+        self.writes_early = [edge for edge in edges if edge.placement.watermark > 0]
+
+    # --- eviction --------------------------------------------------------------------------------------------------------
+
+    def make_room(self, tier: Tier, pages: int, now: float) -> bool:
+        """Evict until ``pages`` slots beyond those promised are free, or will be. False, and nothing evicted, if it cannot."""
+        missing = pages - tier.spare_pages
+        if missing <= 0:
+            return True
+        if missing > tier.evictable_pages:
+            return False
+        victims = tier.eviction.victims(now)
+        while missing > 0:
+            node = next(victims, None)
+            if node is None or not node.is_evictable(tier.index):
+                self._refuse(tier, node, missing)
+                break
+            self._evict_part(node, tier, missing, now)
+            missing = pages - tier.spare_pages
+        del victims  # what it does at its end is done before anything arrives below
+        for edge in tier.below:
+            if edge.leaving:
+                self._place(edge, now)
+        return True
+
+    @staticmethod
+    def _refuse(tier: Tier, node: Node | None, missing: int) -> None:
+        """Raise PolicyError: the policy offered no victim, or one that cannot leave."""
+        name = f"the eviction policy of the {tier.name} tier, {type(tier.eviction).__name__},"
+        if node is None:
+            raise PolicyError(
+                f"{name} offered too few victims: {missing:,} more pages must leave, and {tier.evictable_pages:,} could; "
+                "victims() must offer every evictable leaf"
+            )
+        index = tier.index
+        if node.state[index] != READY:
+            why = "it is not in the tier, or was offered before"
+        elif node.pins[index]:
+            why = "it is pinned"
+        else:
+            why = "it has children in the tier"
+        raise PolicyError(f"{name} offered a node that cannot leave, {node}: {why}")
+
+    def _evict_part(self, node: Node, tier: Tier, missing: int, now: float) -> None:
+        """Evict the last ``missing`` pages of a victim, or all of it if it has no more; a recurrent state leaves whole."""
+        surplus = node.pages - missing
+        state = node.partner
+        if node.is_state:
+            surplus = 0
+        elif state is not None:
+            leaving = state.pages if state.is_evictable(tier.index) else 0
+            surplus = node.pages - max(1, missing - leaving)
+        if surplus > 0:
+            if self._can_trim(node, tier):
+                self.residency.trim(node, tier, missing)
+                return
+            self.residency.cut(node, surplus)
+        self._evict(node, tier, now)
+
+    def _can_trim(self, node: Node, tier: Tier) -> bool:
+        """Whether the end of a leaf can go without becoming a node first: it is nowhere else and goes nowhere."""
+        if tier.below or tier.hears_removals or self.residency.on_leave is not None or node.children or node.transfers:
+            return False
+        return self._is_single or node.state.count(ABSENT) == self._absent_elsewhere
+
+    def evict(self, node: Node, tier: Tier, now: float) -> None:
+        """Take one evictable node out of a tier, as if it were the next victim."""
+        self._evict(node, tier, now)
+        for edge in tier.below:
+            if edge.leaving:
+                self._place(edge, now)
+
+    def _evict(self, node: Node, tier: Tier, now: float) -> None:
+        """Take an evictable node out of a tier: free it, write it down, or drop it with all that is below it."""
+        residency = self.residency
+        if not self._is_single:
+            if node.state.count(ABSENT) < self._absent_elsewhere:
+                residency.free(node, tier)
+                if not self._is_offering and not any(node.pins):
+                    residency.merge(node)
+                return
+            for edge in tier.below:
+                if edge.placement.after_eviction(node, now):
+                    residency.leave(node, tier)
+                    edge.leaving.append(node)
+                    return
+            residency.drop_descendants(node)
+        self.counts.dropped_pages += node.pages
+        residency.free(node, tier)
+
+    def _place(self, edge: Edge, now: float) -> None:
+        """Find room below for what has left the upper tier; what finds none is dropped, the first victims first."""
+        leaving, edge.leaving = edge.leaving, []
+        lower, residency = edge.lower, self.residency
+        for node in leaving:
+            if node not in residency.doomed:
+                residency.promise_copy(node, lower)
+                residency.pin(node, lower)
+        first = 0
+        while first < len(leaving):
+            node = leaving[first]
+            if node in residency.doomed:  # lost with pages before it that found no room elsewhere
+                first += 1
+                residency.drop_copy(node, edge.upper)
+                continue
+            missing = -lower.available_pages
+            if missing <= 0:
+                break
+            if node.is_state:
+                missing = node.pages
+            elif node.children:
+                missing = 1  # what is below it is lost with its last page, which may make room
+            if missing < node.pages:
+                upper = leaving[first] = residency.cut(node, node.pages - missing)
+                residency.pin(upper, lower)
+                self._unpromise(node, edge)
+            else:
+                first += 1
+                self._unpromise(node, edge)
+        self.make_room(lower, 0, now)
+        written = leaving[first:]
+        written.reverse()
+        if written:
+            transfer = self._open(edge)
+            transfer.nodes[0:0] = written
+            for node in written:
+                self._carry(transfer, node)
+
+    def _unpromise(self, node: Node, edge: Edge) -> None:
+        """A victim finds no room below: it is dropped, with all that is below it."""
+        residency, pages = self.residency, node.pages
+        self.counts.no_room_pages += pages
+        self.counts.dropped_pages += pages
+        residency.drop_descendants(node)
+        residency.unpin(node, edge.lower)
+        if node.state[edge.lower.index] == INCOMING:
+            residency.drop_copy(node, edge.lower)
+        residency.drop_copy(node, edge.upper)
+
+    def stay(self, node: Node, tier: Tier, now: float) -> None:
+        """A leaving copy becomes an ordinary one again; if it is being written down, that goes on."""
+        self.residency.stay(node, tier, now)
+        for transfer in node.transfers:
+            if transfer.source is tier:
+                self.keep(transfer, node, tier)
+
+    # --- copies to the tier below ------------------------------------------------------------------------------------------
+
+    def offer_path(self, node: Node, edge: Edge, now: float, prompt: Request | None = None) -> None:
+        """Offer the path down to ``node``, which a request has just used, to the tier below.
+
+        Policies that decide about whole prompts are asked if the path is a prompt.
+        """
+        if edge.copies_nodes:
+            index = edge.lower.index
+            path: list[Node] = []
+            above = node.parent
+            while above is not None:
+                if not node.state[index]:
+                    path.append(node)
+                node = above
+                above = node.parent
+            if path:
+                path.reverse()
+                self._offer(path, edge, now)
+        elif edge.copies_prompts and prompt is not None:
+            self._offer_prompt(node, prompt, edge, now)
+
+    def _offer(self, nodes: list[Node], edge: Edge, now: float) -> None:
+        """Copy what the policy wants of ``nodes`` (parents first) to the tier below.
+
+        A page is not copied before its parent. If not all has room, even after evicting, nothing is evicted and what fits is
+        copied, from the first page on.
+        """
+        upper, lower = edge.upper.index, edge.lower.index
+        wanted: list[Node] = []
+        taken: set[Node] = set()
+        for node in nodes:
+            parent = node.parent
+            assert parent is not None
+            if node.state[upper] != READY or node.state[lower]:
+                continue
+            if parent.state[upper] == READY and not parent.state[lower] and parent not in taken:
+                continue
+            if edge.placement.after_use(node, now):
+                wanted.append(node)
+                taken.add(node)
+        if wanted:
+            self._copy_down(wanted, edge, now)
+
+    def _copy_down(self, nodes: list[Node], edge: Edge, now: float, *, whole: bool = False) -> None:
+        """Copy nodes (parents first) down; with too little room, those that fit in free slots or, if ``whole``, none."""
+        lower, residency = edge.lower, self.residency
+        pages = 0
+        for node in nodes:
+            pages += node.pages
+            residency.pin(node, lower)
+        if not self.make_room(lower, pages, now):
+            fits = [] if whole else residency.first_pages(nodes, lower.spare_pages)
+        else:
+            fits = nodes
+        for node in fits:
+            self.write_down(node, edge)
+            pages -= node.pages
+        self.counts.no_room_pages += pages
+        for node in nodes:
+            residency.unpin(node, lower)
+
+    def _offer_prompt(self, node: Node, prompt: Request, edge: Edge, now: float) -> None:
+        """Copy what the policy wants of a prompt, which ends with ``node``, to the tier below: all of it or nothing."""
+        nodes = self._wanted_of_prompt(node, prompt, edge, now)
+        if nodes:
+            self._copy_down(nodes, edge, now, whole=True)
+
+    def write_down(self, node: Node, edge: Edge) -> None:
+        """Add a node to what is written over an edge; there is room for it below."""
+        transfer = self._open(edge)
+        self.residency.promise_copy(node, edge.lower)
+        self.residency.pin(node, edge.lower)
+        transfer.nodes.append(node)
+        self._carry(transfer, node)
+
+    def _wanted_of_prompt(self, node: Node, prompt: Request, edge: Edge, now: float) -> list[Node]:
+        """The nodes of a prompt that the upper tier has and the policy wants below, up to the first that is only on its way to
+        the upper tier. The last one is cut if need be.
+        """
+        path: list[Node] = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        upper, lower = edge.upper.index, edge.lower.index
+        wanted = edge.placement.wanted_pages(prompt, path, now)
+        nodes: list[Node] = []
+        for node in path:
+            if node.depth >= wanted or node.state[upper] not in (ABSENT, READY) and not node.state[lower]:
+                break
+            if node.state[upper] and not node.state[lower]:
+                nodes.append(node if node.depth + node.pages <= wanted else self.residency.cut(node, wanted - node.depth))
+        return nodes
+
+    def write_early(self, now: float) -> None:
+        """Copy pages down before they have to leave, where a policy's watermark says so."""
+        for edge in self.writes_early:
+            nodes = self._early_victims(edge, now)
+            if nodes:
+                self._is_offering = True
+                self._copy_early(nodes, edge, now)
+                self._is_offering = False
+
+    def _copy_early(self, nodes: list[Node], edge: Edge, now: float) -> None:
+        """Copy down as many pages as fit of ``nodes``, the first to leave first."""
+        lower, residency = edge.lower, self.residency
+        for node in nodes:
+            residency.pin(node, lower)
+        room, fits = max(0, lower.available_pages), list[Node]()
+        for node in nodes:
+            if node.pages > room:
+                if room and not node.is_state:
+                    residency.cut(node, node.pages - room)  # its last pages leave first
+                    fits.append(node)
+                break
+            room -= node.pages
+            fits.append(node)
+        wanted = 0
+        for node in fits:
+            wanted += node.pages
+        self.make_room(lower, wanted, now)
+        fits.reverse()
+        for node in fits:
+            self.write_down(node, edge)
+        for node in nodes:
+            residency.unpin(node, lower)
+
+    def _early_victims(self, edge: Edge, now: float) -> list[Node]:
+        """What to copy down now so that the pages above the watermark are free, or free at once when they leave: in the order of
+        leaving, what has no copy yet.
+
+        To look at all that is copied already is worth it only now and then: when half of those pages are new.
+        """
+        tier = edge.upper
+        wanted, ready = (1 - edge.placement.watermark) * tier.pool.capacity, tier.spare_pages
+        if ready >= wanted or tier.inserted_pages - edge.early_mark < wanted / 2:
+            return []
+        edge.early_mark = tier.inserted_pages
+        nodes: list[Node] = []
+        index, passed = tier.index, dict[Node, None]()
+        victims = tier.eviction.victims(now)
+        while ready < wanted:
+            node = next(victims, None)
+            if node is None:
+                break
+            if node in passed:
+                continue
+            if not node.is_evictable(index):
+                self._refuse(tier, node, 0)
+            missing = ceil(wanted - ready)
+            if node.pages > missing and not node.is_state:
+                self.residency.cut(node, node.pages - missing)
+            ready += node.pages
+            if node.state.count(ABSENT) == self._absent_elsewhere and edge.placement.after_eviction(node, now):
+                nodes.append(node)
+            passed[node] = None
+            self._pass_over(node, tier)
+        del victims
+        for node in passed:
+            node.parent.kids[index] += 1  # type: ignore[union-attr]
+        return nodes
+
+    @staticmethod
+    def _pass_over(node: Node, tier: Tier) -> None:
+        """Look beyond a victim as if it had left: its parent may be the next one."""
+        parent = node.parent
+        assert parent is not None
+        parent.kids[tier.index] -= 1
+        if parent.is_evictable(tier.index):
+            tier.eviction.on_evictable(parent)
+
+    # --- transfers ---------------------------------------------------------------------------------------------------------
+
+    def _open(self, edge: Edge) -> Transfer:
+        """The transfer that collects the write-downs over an edge."""
+        transfer = edge.open
+        if transfer is None:
+            transfer = edge.open = Transfer(edge.upper, edge.lower, [], goes_down=True)
+        return transfer
+
+    def _carry(self, transfer: Transfer, node: Node) -> None:
+        """The node is in the transfer: its copy in the target, pinned already, stays until the end; so does a source that is not
+        leaving anyway."""
+        node.transfers += (transfer,)
+        transfer.pins.append((node, transfer.target.index))
+        if node.state[transfer.source.index] != LEAVING:
+            self.keep(transfer, node, transfer.source)
+
+    def flush(self) -> list[Transfer]:
+        """The write-downs decided on since the last call, the lowest edge first: each frees what the next one needs."""
+        opened = NO_TRANSFERS
+        for edge in reversed(self.edges):
+            transfer = edge.open
+            if transfer is not None:
+                edge.open = None
+                if transfer.nodes:
+                    opened = [*opened, transfer]
+                    self.in_flight[transfer] = None
+                    edge.in_flight[transfer] = None
+        return opened
+
+    def start(self, transfer: Transfer) -> Transfer:
+        """Register a transfer upwards along one path whose target copies exist."""
+        for node in transfer.nodes:
+            node.transfers += (transfer,)
+        last = transfer.nodes[-1]
+        self.keep(transfer, last, transfer.target)
+        if last.state[transfer.source.index] != LEAVING:
+            self.keep(transfer, last, transfer.source)
+        self.in_flight[transfer] = None
+        return transfer
+
+    def keep(self, transfer: Transfer, node: Node, tier: Tier) -> None:
+        """Pin a node in a tier until the transfer ends."""
+        transfer.pins.append((node, tier.index))
+        self.residency.pin(node, tier)
+
+    def departing(self, tier: Tier) -> list[Transfer]:
+        """What has to end until slots of the tier are free: write-downs just decided on, and last the oldest one that is in
+        flight from this tier. Empty if there is none."""
+        transfers = self.flush()
+        for edge in tier.below:
+            if edge.in_flight:
+                return [*transfers, next(iter(edge.in_flight))]
+        return transfers
+
+    def begin(self, transfer: Transfer, now: float) -> Begin:
+        """Give the transfer its target slots, unless something has to end first."""
+        if transfer.begun:
+            return RUN
+        if transfer.after:
+            waits = [earlier for earlier in transfer.after if not earlier.done]
+            if waits:
+                return Begin(False, waits)
+            self._cut_short(transfer)
+        target, index = transfer.target, transfer.target.index
+        while True:
+            if self.residency.doomed:
+                self._leave_out_doomed(transfer)
+            unplaced, pages = list[Node](), 0
+            for node in transfer.nodes:
+                if node.slots[index] is None:
+                    unplaced.append(node)
+                    pages += node.pages
+            if target.pool.free >= pages:
+                break
+            if target.leaving_pages or self.make_room(target, 0, now):
+                waits = self.departing(target)
+                if waits:
+                    return Begin(False, waits)
+                continue
+            self.counts.no_room_pages += pages
+            for node in unplaced:
+                self._fail(transfer, node)
+        target.promised_pages -= pages
+        for node in unplaced:
+            node.slots[index] = target.pool.take(node.pages)
+        transfer.begun = True
+        return RUN
+
+    def _leave_out_doomed(self, transfer: Transfer) -> None:
+        """Pages that were given up before they had slots in the target are not copied."""
+        index, pool = transfer.target.index, transfer.target.pool
+        for node in transfer.nodes.copy():
+            if node.state[index] == DOOMED and not pool.count(node.slots[index]):
+                self._fail(transfer, node)
+
+    def _cut_short(self, transfer: Transfer) -> None:
+        """Keep of a load what it can read: the pages before the first that did not arrive in its source."""
+        for at, node in enumerate(transfer.nodes):
+            if node.state[transfer.source.index] != READY:
+                for lost in transfer.nodes[at:]:
+                    self._fail(transfer, lost)
+                return
+
+    def _fail(self, transfer: Transfer, node: Node) -> None:
+        """The transfer does not bring this node.
+
+        A load's GPU copy stays as room for pages that the request has to compute now. Any other incoming copy is given
+        back; what was leaving its source for it is dropped.
+        """
+        residency = self.residency
+        transfer.nodes.remove(node)
+        node.transfers = tuple([other for other in node.transfers if other is not transfer])
+        target, source = transfer.target, transfer.source
+        if target.level == GPU:
+            return
+        if transfer.goes_down:
+            for pin in [pin for pin in transfer.pins if pin[0] is node]:
+                transfer.pins.remove(pin)
+                residency.unpin(node, residency.tiers[pin[1]])
+        if node.state[target.index] == INCOMING:
+            residency.drop_copy(node, target)
+        if node.state[source.index] == LEAVING:
+            if node not in residency.doomed:
+                self.counts.dropped_pages += node.pages
+            residency.drop_copy(node, source)
+
+    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
+        """Everything in the transfer has arrived. Returns the write-downs that follow from it."""
+        residency, target = self.residency, transfer.target
+        transfer.done = True
+        transfer.arrived_pages = transfer.pages
+        del self.in_flight[transfer]
+        edge = self.edge_of(transfer)
+        edge.in_flight.pop(transfer, None)
+        self._count(transfer)
+        for node in transfer.nodes:
+            self._arrive(node, transfer, now)
+        for node, index in transfer.pins:
+            residency.unpin(node, residency.tiers[index])
+        if not edge.placement.keeps_loaded:
+            self._drop_duplicates(transfer.nodes, edge)
+        if transfer.goes_down and target.below and transfer.nodes:
+            self._is_offering = True
+            for below in target.below:
+                self._offer_arrived(transfer, below, now)
+            self._is_offering = False
+        for node in transfer.nodes:
+            residency.merge(node)
+        return self.flush()
+
+    def edge_of(self, transfer: Transfer) -> Edge:
+        """The edge that a transfer crosses."""
+        upper, lower = (transfer.source, transfer.target) if transfer.goes_down else (transfer.target, transfer.source)
+        for edge in upper.below:
+            if edge.lower is lower:
+                return edge
+        raise AssertionError(f"no edge joins {upper.name} and {lower.name}")
+
+    def _offer_arrived(self, transfer: Transfer, edge: Edge, now: float) -> None:
+        """What has come from above is offered further down: pages from the first of a path on, then recurrent states."""
+        if edge.copies_nodes:
+            pages = [node for node in transfer.nodes if not node.is_state]
+            self._offer(pages + [node for node in transfer.nodes if node.is_state], edge, now)
+        elif edge.copies_prompts and transfer.request is not None:
+            self._offer_prompt(transfer.nodes[-1], transfer.request, edge, now)
+
+    def _count(self, transfer: Transfer) -> None:
+        counts, pages = self.counts, transfer.arrived_pages
+        if transfer.goes_down:
+            counts.written_pages += pages
+        elif transfer.target.level == GPU:
+            counts.loaded_pages += pages
+        else:
+            counts.fetched_pages += pages
+
+    def _arrive(self, node: Node, transfer: Transfer, now: float) -> None:
+        if len(node.transfers) == 1:
+            node.transfers = ()
+        else:
+            node.transfers = tuple([other for other in node.transfers if other is not transfer])
+        if node.state[transfer.target.index] == INCOMING:
+            self.residency.set_ready(node, transfer.target, now)
+        if node.state[transfer.source.index] == LEAVING:
+            self.residency.drop_copy(node, transfer.source)
+
+    def _drop_duplicates(self, nodes: list[Node], edge: Edge) -> None:
+        """The lower tier gives up what the upper one has, unless something keeps it in place."""
+        upper, lower = edge.upper.index, edge.lower.index
+        for node in reversed(nodes):
+            if node.state[upper] == READY and node.state[lower] == READY and not node.pins[lower]:
+                self.residency.free(node, edge.lower)
+
+    def drop_duplicates_below(self, nodes: list[Node], tier: Tier) -> None:
+        """The tier has computed pages that tiers below it may have: exclusive ones give them up."""
+        for edge in tier.below:
+            if not edge.placement.keeps_loaded:
+                below = edge.lower
+                index = below.index
+                for node in reversed(nodes):
+                    if node.state[index] == READY and not node.pins[index]:
+                        self.residency.free(node, below)
+                self.drop_duplicates_below(nodes, below)
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        """Only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``; the rest is given up.
+
+        If the page after them cannot be read (``transfer.has_fault``), its copy in the source is given up, too.
+        """
+        residency = self.residency
+        left = pages_arrived if transfer.begun else 0
+        unreadable: Node | None = None
+        for node in transfer.nodes.copy():
+            if left >= node.pages:
+                left -= node.pages
+                continue
+            if left:
+                upper = residency.cut(node, left)
+                for index in [index for kept, index in transfer.pins if kept is node]:
+                    self.keep(transfer, upper, residency.tiers[index])
+                left = 0
+            if transfer.has_fault and unreadable is None and not residency.is_doomed(node):
+                unreadable = residency.cut(node, 1) if node.pages > 1 else node
+                if unreadable is not node:
+                    self._fail(transfer, unreadable)
+            self._fail(transfer, node)
+        follow_ups = self.finish(transfer, now)
+        if unreadable is None:
+            return follow_ups
+        self._give_up_copy(unreadable, transfer.source)
+        return follow_ups + self.flush()
+
+    def _give_up_copy(self, node: Node, tier: Tier) -> None:
+        """Drop a copy that cannot be read, with what is below it if it was the last one.
+
+        If it is in use it stays: whoever reads it next finds the same.
+        """
+        index = tier.index
+        if node.state[index] != READY or node.pins[index]:
+            return
+        self.counts.unreadable_pages += node.pages
+        if node.state.count(ABSENT) == self._absent_elsewhere:
+            self.residency.drop_descendants(node)
+        self.residency.free(node, tier)
+
+
+def is_arriving(node: Node, tier: Tier) -> bool:
+    """Whether a load is filling the node's copy in a tier."""
+    return any([transfer.target is tier for transfer in node.transfers])
