@@ -109,8 +109,9 @@ class Residency:
     # --- the tree --------------------------------------------------------------------------------------------------------
 
     def follow(self, node: Node, runs: tuple[Run, ...], limit: int = NO_LIMIT) -> tuple[list[Node], tuple[Run, ...]]:
-        """The nodes below ``node`` that agree with ``runs``, over ``limit`` pages at most, and the rest of the runs. The last node
-        is cut where that ends.
+        """The nodes below ``node`` that agree with ``runs``, over ``limit`` pages at most, and the rest of the runs.
+
+        The last node is cut where that ends.
         """
         path, partial, agreed, rest = self.tree.walk(node, runs, limit)
         if partial is not None:

@@ -155,7 +155,7 @@ class DetachedStates:
         self._recency: OrderedDict[int, None] = OrderedDict()
 
 
-@dataclass(slots=True)
+@dataclass
 class CheckpointCounts:
     """What became of recurrent states."""
 

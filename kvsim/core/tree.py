@@ -1,12 +1,16 @@
 """The radix tree over runs of page ids."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.transfer import Transfer
 
-ABSENT, INCOMING, READY, LEAVING, DOOMED = range(5)
+ABSENT: Final = 0
+INCOMING: Final = 1
+READY: Final = 2
+LEAVING: Final = 3
+DOOMED: Final = 4
 """States of a node's copy in a tier: none; being filled; usable; being written to the tier below and then given up; freed as
 soon as nobody uses it."""
 
@@ -72,7 +76,7 @@ class Node:
             stack.extend(node.children.values())
 
 
-NO_LIMIT = 1 << 60
+NO_LIMIT: Final = 1 << 60
 """More pages than any path has."""
 
 NO_CHILDREN: dict[int, Node] = {}
