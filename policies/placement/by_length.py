@@ -57,7 +57,7 @@ class ByLength(PlacementPolicy):
         if len(prompts) == LEARNED_PROMPTS:
             tokens = list(accumulate(ordered))
             short = bisect_right(tokens, self._share_above * tokens[-1])
-            self.boundary = ordered[short] if short < len(ordered) else inf
+            self.boundary = float(ordered[short]) if short < len(ordered) else inf
 
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
         return (request.prompt_tokens - 1) // self._page_tokens if request.prompt_tokens >= self.boundary else 0
