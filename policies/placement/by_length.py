@@ -42,7 +42,7 @@ class ByLength(PlacementPolicy):
         self._sorted: list[int] = []
 
     def bind(self, context: PolicyContext) -> None:
-        self.boundary: float = self.min_tokens if context.level == CPU else self.disk_min_tokens
+        self.boundary = float(self.min_tokens if context.level == CPU else self.disk_min_tokens)
         self._page_tokens = context.page_tokens
         self._share_above = _share_above([inf if pages is None else pages for pages in context.capacities], context.tier)
 
