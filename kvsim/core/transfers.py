@@ -51,23 +51,25 @@ class Transfers:
             return True
         if missing > tier.evictable_pages:
             return False
-        index, victims = tier.index, tier.eviction.victims(now)
-        while missing > 0:
-            node = next(victims, None)
-            if node is None or node.state[index] != READY or node.pins[index] or node.kids[index]:
+        index = tier.index
+        for node in tier.eviction.victims(now):
+            if node.state[index] != READY or node.pins[index] or node.kids[index]:
                 self._refuse(tier, node, missing)
-                break
             surplus = node.pages - missing
             if node.partner is not None or node.is_state:
                 self._cut_with_state(node, tier, missing)
             elif surplus > 0:
                 if self._can_trim(node, tier):
                     self.residency.trim(node, tier, missing)
+                    missing = 0
                     break
                 self.residency.cut(node, surplus)
             self._evict(node, tier, now)
             missing = pages - tier.spare_pages
-        del victims  # what it does at its end is done before anything arrives below
+            if missing <= 0:
+                break
+        if missing > 0:
+            self._refuse(tier, None, missing)
         for edge in tier.below:
             if edge.leaving:
                 self._place(edge, now)

@@ -151,8 +151,8 @@ class RankedEviction(EvictionPolicy):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        self.heap: list[tuple[Any, float, Node]] = []
-        """(rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first."""
+        self.heap: list[Any] = []
+        """Entries (rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first."""
         self._entries = 0
         self._compact_at = 1024
         self._ranks_by_place = type(self).pages_before is not RankedEviction.pages_before
@@ -184,32 +184,38 @@ class RankedEviction(EvictionPolicy):
         self._compact_at = max(1024, 2 * len(heap))
 
     def victims(self, now: float) -> Iterator[Node]:
-        heap, tier, rank = self.heap, self.tier, self.rank
-        refused: dict[Node, tuple[Any, float, Node]] = {}
+        heap, tier = self.heap, self.tier
+        refused: dict[Node, Any] = {}
         try:
             while heap:
                 entry = heap[0]
-                node = entry[2]
-                if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in refused:
+                node: Node = entry[2]
+                if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or refused and node in refused:
                     heappop(heap)
-                elif (now_rank := rank(node)) != entry[0]:
-                    if not now_rank > entry[0]:
-                        self._refuse_rank(node, entry[0], now_rank)
-                    heapreplace(heap, (now_rank, entry[1], node))
-                else:
-                    if self._ranks_by_place and len(heap) > 1:
-                        next_rank = min(heap[1:3])[0] if len(heap) > 2 else heap[1][0]
-                        pages = self.pages_before(node, next_rank)
-                        if pages < node.pages and not node.is_state:
-                            self.cut(node, node.pages - pages)
-                    yield node
-                    if heap and heap[0] is entry:
-                        heappop(heap)
-                        if node.state[tier] == READY and node.is_evictable(tier):
-                            refused[node] = entry
+                    continue
+                rank = self.rank(node)
+                if rank != entry[0]:
+                    if not rank > entry[0]:
+                        self._refuse_rank(node, entry[0], rank)
+                    heapreplace(heap, (rank, entry[1], node))
+                    continue
+                if self._ranks_by_place and len(heap) > 1:
+                    self._cut_before(node, min(heap[1:3])[0])
+                yield node
+                if heap and heap[0] is entry:
+                    heappop(heap)
+                    if node.state[tier] == READY:
+                        refused[node] = entry
         finally:
             for entry in refused.values():
-                heappush(heap, entry)
+                if entry[2].is_evictable(tier):
+                    heappush(heap, entry)
+
+    def _cut_before(self, node: Node, next_rank: Any) -> None:
+        """Cut from a victim the pages that leave only after the next leaf."""
+        pages = self.pages_before(node, next_rank)
+        if pages < node.pages and not node.is_state:
+            self.cut(node, node.pages - pages)
 
     def _refuse_rank(self, node: Node, before: Any, now: Any) -> None:
         """Raise PolicyError: a rank is not a number, or has fallen while its node was evictable."""

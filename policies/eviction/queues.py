@@ -20,7 +20,7 @@ Mark = tuple[int, int, Any]
 Part = tuple[int, Mark]
 """So many pages that have one mark."""
 
-Entry = tuple[int, float, int, int, Node]
+Entry = Any
 """(place, when the leaf was last used, where it ends: the deeper first, number of the entry, leaf)."""
 
 
