@@ -266,7 +266,7 @@ class QueueEviction(EvictionPolicy):
         """The leaf that is the first to leave its queue, if it has one. Its entry is at the top of the heap then."""
         heap, tier, marks, refused = self.heaps[queue], self.tier, self._marks, self._refused
         while heap:
-            node = heap[0][4]
+            node: Node = heap[0][4]
             if node.state[tier] == READY and not node.pins[tier] and not node.kids[tier] and node not in refused:
                 mark = marks[node]
                 if mark[1] == heap[0][0] and mark[0] == queue:
