@@ -15,6 +15,7 @@ from simpy import Event
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.job import Job
@@ -48,6 +49,7 @@ class EngineSettings:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
     """One engine: requests wait, are admitted in the order of their arrival, prefilled in chunks, decoded, and released.
 

@@ -5,6 +5,7 @@ from math import floor
 
 from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.offload_order import ArcOffload, OffloadOrder
 from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
@@ -12,6 +13,7 @@ from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
 ONCE, AGAIN = range(2)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class ARC(QueueEviction):
     """Shares the tier between pages used once (T1) and pages used again (T2), and learns how from what it evicted too early.

@@ -8,10 +8,12 @@ import numpy as np
 
 from kvsim.bounds.reuse import next_uses
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import BypassEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Belady(BypassEviction):
     """The most page hits that one tier can have. It knows the future: a bound to compare with, not a policy to deploy.

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class FILO(RankedEviction):
     """Keeps what was computed first, such as system prompts that came early, however rarely it is used. SGLang's ``filo``.

@@ -4,11 +4,13 @@ HPL-98-69, 1998)."""
 from dataclasses import dataclass
 from functools import cache
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.aging import AgingEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class GDSF(AgingEviction):
     """Keeps what saves most compute for its bytes: pages deep in a prompt cost more attention to compute again.

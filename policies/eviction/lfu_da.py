@@ -3,10 +3,12 @@ caches, ACM SIGMETRICS Performance Evaluation Review 27(4), 2000)."""
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.aging import AgingEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LFUDynamicAging(AgingEviction):
     """LFU that forgets: what was popular once loses to what is used now, without a setting to tune.

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.eviction.offload_order import LruOffload, OffloadOrder
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LRU(RankedEviction):
     """Keeps what was used last: the default of every engine, and hard to beat when reuse follows soon after use.

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from math import inf
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LRUK(RankedEviction):
     """LRU by the k-th last use instead of the last one: a second look at a page weighs more than a first one.

@@ -6,10 +6,12 @@ leaves together; a request refreshes all of its path (the authors' code, github.
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LRUWithStates(RankedEviction):
     """LRU over the pages of a hybrid model, whose recurrent states in the same room leave with the pages before them.

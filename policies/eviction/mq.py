@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from kvsim.core.runs import Run
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class MultiQueue(QueueEviction):
     """Keeps what is used often, as long as it is used: for tiers below another one, where reuse is far apart.

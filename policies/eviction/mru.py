@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class MRU(RankedEviction):
     """Keeps what was used long ago: right where pages come back in turn and their cycle exceeds the cache. SGLang's ``mru``.

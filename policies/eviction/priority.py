@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from math import inf
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Priority(RankedEviction):
     """Keeps what important requests have used. SGLang's ``priority``; TensorRT-LLM orders blocks so, too.

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Random(EvictionPolicy):
     """Evicts any leaf, all with the same chance: what a policy must beat to be worth its state.

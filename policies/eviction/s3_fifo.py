@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvsim.core.runs import Run, count_pages
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
@@ -11,6 +12,7 @@ SMALL, MAIN = range(2)
 MOST_USES = 3
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class S3FIFO(QueueEviction):
     """Lets what is used once pass quickly through a small queue, so that the main one holds what comes back.

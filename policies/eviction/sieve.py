@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from heapq import heappop
 from math import inf
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.queues import Entry, Mark, QueueEviction
 
 AHEAD, BEHIND = range(2)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Sieve(QueueEviction):
     """FIFO with a second chance that leaves pages where they are: new pages do not hide behind old ones that were kept.

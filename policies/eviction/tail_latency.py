@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
@@ -11,6 +12,7 @@ MOST_PAGES = 1 << 60
 """More than any prompt has."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class TailLatency(RankedEviction):
     """T-LRU: gives up first what a conversation can lose and still answer its next prompt within a TTFT budget.

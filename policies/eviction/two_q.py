@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from math import floor
 
 from kvsim.core.runs import Run
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
 A1IN, AM = range(2)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class TwoQ(QueueEviction):
     """Lets pages prove themselves: the main list is for those that are asked for again after they have left. The full version.

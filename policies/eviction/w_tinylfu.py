@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import floor, inf
 
 from kvsim.core.runs import Run
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
@@ -14,6 +15,7 @@ SAMPLE = 10
 PROTECTED_FRACTION = 0.8
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class WTinyLFU(QueueEviction):
     """Lets new pages into the main part of the tier only if they are used more often than what they would push out.

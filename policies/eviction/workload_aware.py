@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import exp, inf
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -85,6 +86,7 @@ Place = tuple[float, int, int, int, RequestClass]
 """A class among others: P or a bound below it, minus the end of its head, number of the entry, version, the class."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class WorkloadAware(EvictionPolicy):
     """Keeps what its kind of request tends to reuse soon: a search is rarely continued, the fifth turn of a chat often.

@@ -19,12 +19,20 @@ class PlacementPolicy(metaclass=ABCMeta):
     for a prompt as a whole (``wanted_pages``). A node is written then only after its parent, if the tier above has that, too.
     """
 
-    keeps_loaded: bool = True
-    """Whether this tier keeps its copy of pages that are loaded to the tier above, or that stay there after all."""
-    watermark: float = 0.0
-    """Fill of the tier above from which pages are written before they have to leave; 0: never."""
-    reads_hardware: bool = False
-    """Whether decisions depend on the machine's rates, also in a replay."""
+    @property
+    def keeps_loaded(self) -> bool:
+        """Whether this tier keeps its copy of pages that are loaded to the tier above, or that stay there after all."""
+        return True
+
+    @property
+    def watermark(self) -> float:
+        """Fill of the tier above from which pages are written before they have to leave; 0: never."""
+        return 0.0
+
+    @property
+    def reads_hardware(self) -> bool:
+        """Whether decisions depend on the machine's rates, also in a replay."""
+        return False
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run. The context's tier is the lower one."""

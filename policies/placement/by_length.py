@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import CPU
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
@@ -17,6 +18,7 @@ LEARNED_PROMPTS = 512
 """The boundary is learned from so many prompts, the last ones."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class ByLength(PlacementPolicy):
     """Keeps short prompts on the GPU only, where they are soon recomputed, and gives long ones a copy in the tiers below.

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import CPU, DISK
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
@@ -12,6 +13,7 @@ LONGEST_PROMPT_PAGES = 1 << 24
 """More than any prompt has."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class CostAware(PlacementPolicy):
     """Spares the link and the tier below where reading a page takes longer than computing it.
@@ -27,7 +29,10 @@ class CostAware(PlacementPolicy):
     """
 
     margin: float = 1.0
-    reads_hardware = True
+
+    @property
+    def reads_hardware(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         if not self.margin > 0:

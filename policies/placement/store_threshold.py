@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.placement.offer_table import OfferTable
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class StoreThreshold(PlacementPolicy):
     """Stores pages that requests keep asking for, so that a tier that is small for its traffic is not filled with the rest.

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.placement.base import PlacementPolicy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class WriteBack(PlacementPolicy):
     """Writes a page down only when it is evicted: the tiers hold different pages, but room is there only when the bytes are out.

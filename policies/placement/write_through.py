@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.placement.base import PlacementPolicy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class WriteThrough(PlacementPolicy):
     """Writes every page to the tier below as soon as it is computed: eviction then frees at once, but the tiers hold the same.

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.placement.base import PlacementPolicy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class WriteThroughSelective(PlacementPolicy):
     """Writes a page down once it has proved popular, so that pages used once cost no link time and no room below.

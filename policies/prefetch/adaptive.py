@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class AdaptivePrefetch(ThresholdPrefetch):
     """As ``threshold``, but a CPU tier that cannot hold all of the continuation takes the first part of it.

@@ -41,8 +41,11 @@ class Offer:
 class PrefetchPolicy(metaclass=ABCMeta):
     """Says how much is read from disk into the CPU tier while a request waits, and what is loaded when it is admitted."""
 
-    reads_hardware: bool = False
-    """Whether decisions depend on the machine's rates, also in a replay."""
+    @property
+    def reads_hardware(self) -> bool:
+        """Whether decisions depend on the machine's rates, also in a replay."""
+        return False
+
     page_tokens: int = 1
     cpu_pages: float = inf
 

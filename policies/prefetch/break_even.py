@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class BreakEvenPrefetch(StoppedPrefetch):
     """Fetches what arrives on the GPU sooner than it would be recomputed there, by the model's FLOPs and the links' rates.
@@ -22,7 +24,10 @@ class BreakEvenPrefetch(StoppedPrefetch):
     """
 
     margin: float = 1.0
-    reads_hardware = True
+
+    @property
+    def reads_hardware(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()

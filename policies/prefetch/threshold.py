@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class ThresholdPrefetch(StoppedPrefetch):
     """Fetches long continuations only: short ones are recomputed sooner than they are looked up and read.

@@ -4,6 +4,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work
@@ -14,6 +15,7 @@ from kvsim.substrate.simulated.links import Channel, Flow
 from kvsim.substrate.simulated.warmth import Warmth
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedSubstrate:
     """Four channels, one for each direction between neighbouring tiers, and the time of steps on the GPU.
 
