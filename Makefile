@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format clean
+.PHONY: demo test format compiled pure clean
 
 demo: .venv/installed
 	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=40GiB tiers.cpu.capacity=64GiB \
@@ -18,7 +18,15 @@ format: .venv/installed-test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-clean:
+# Compiled modules lie beside the sources and are used until `make pure` removes them; needs a C compiler.
+compiled: .venv/installed-test
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+pure:
+	rm -f kvsim__mypyc*
+	find -L kvsim \( -name '*.so' -o -name 'compiled.*.txt' \) -delete
+
+clean: pure
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:

@@ -48,7 +48,9 @@ def _run(arguments: list[str]) -> None:
     if command == "--version":
         from importlib.metadata import version
 
-        print(f"kvsim {version('kvsim')}")
+        from kvsim.compiled import build_name
+
+        print(f"kvsim {version('kvsim')}, {build_name()}")
         return
     if command not in COMMANDS:
         from kvsim.suggest import closest

@@ -118,32 +118,20 @@ class Cache:
 
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
         """The longest reusable prefix as seen from a GPU tier. Changes nothing but the cut that it needs."""
-        return self.match_runs(request, self.usable_runs(request), gpu or self.gpu)
-
-    def usable_runs(self, request: Request) -> tuple[Run, ...]:
-        """The pages of a prompt that may be hits."""
+        lease = Lease(request, gpu or self.gpu, self.residency.tree.root)
+        pages = request.prompt_pages
         if self._recomputes_last_token:
-            usable = (request.prompt_tokens - 1) // self.page_tokens
-            if usable < request.prompt_pages:
-                return split_runs(request.runs, usable)[0]
-        return request.runs
-
-    def match_runs(self, request: Request, runs: tuple[Run, ...], gpu: Tier) -> Lease:
-        """As ``match``, within ``runs``, with which the prompt begins."""
-        lease = Lease(request, gpu, self.residency.tree.root)
-        self.rematch(lease, runs)
+            pages = min(pages, (request.prompt_tokens - 1) // self.page_tokens)
+        self.rematch(lease, pages)
         return lease
 
-    def rematch(self, lease: Lease, runs: tuple[Run, ...]) -> None:
-        """Let a lease that has not been admitted match within ``runs``, with which its prompt begins."""
-        request = lease.request
-        path, rest = self.residency.follow(lease.node, runs)
+    def rematch(self, lease: Lease, limit: int) -> None:
+        """Let a lease that has not been admitted match within the first ``limit`` pages of its prompt."""
+        path, rest = self.residency.follow(lease.node, lease.request.runs, limit)
         pages = 0
         if path:
             last = path[-1]
             pages = last.depth + last.pages
-        if runs is not request.runs:
-            rest = split_runs(request.runs, pages)[1]
         lease.set_match(path, pages, rest)
         if not self._is_single:
             self._sort_by_tier(lease)

@@ -140,7 +140,7 @@ class HybridCache:
         detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
         depth = max(found[0] if found else 0, detached[0] if detached else 0)
         if depth < lease.gpu_pages + lease.lower_pages:
-            self.kv.rematch(lease, split_runs(request.runs, depth)[0])
+            self.kv.rematch(lease, depth)
         states.state = states.detached = None
         if found is not None and found[0] == depth:
             states.state = found[1]

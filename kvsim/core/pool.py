@@ -1,10 +1,10 @@
 """Page slots of one tier."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-UNLIMITED = 1 << 60
+UNLIMITED: Final = 1 << 60
 """Capacity, in pages, of a tier without limit."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvsim.core.runs import Run
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, RadixTree
+from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, NO_LIMIT, READY, Node, RadixTree
 
 
 @dataclass
@@ -108,9 +108,12 @@ class Residency:
 
     # --- the tree --------------------------------------------------------------------------------------------------------
 
-    def follow(self, node: Node, runs: tuple[Run, ...]) -> tuple[list[Node], tuple[Run, ...]]:
-        """The nodes below ``node`` that agree with ``runs``, the last one cut where the agreement ends; and the rest."""
-        path, partial, agreed, rest = self.tree.walk(node, runs)
+    def follow(self, node: Node, runs: tuple[Run, ...], limit: int = NO_LIMIT) -> tuple[list[Node], tuple[Run, ...]]:
+        """The nodes below ``node`` that agree with ``runs``, over ``limit`` pages at most, and the rest of the runs.
+
+        The last node is cut where that ends.
+        """
+        path, partial, agreed, rest = self.tree.walk(node, runs, limit)
         if partial is not None:
             path.append(self.cut(partial, agreed))
         return path, rest

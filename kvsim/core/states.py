@@ -155,7 +155,7 @@ class DetachedStates:
         self._recency: OrderedDict[int, None] = OrderedDict()
 
 
-@dataclass(slots=True)
+@dataclass
 class CheckpointCounts:
     """What became of recurrent states."""
 
@@ -254,7 +254,7 @@ class StateStore:
         if node is None:
             tree = residency.tree
             node = tree.add(tree.root, ((STRIDE * (-1 - place.page), self.units),), self.units, now)
-            node.depth = place.depth - self.units
+            node.depth, node.is_state = place.depth - self.units, True
             if end is not None:
                 self.join_to(node, end)
             self.index.put(place, node)

@@ -1,6 +1,6 @@
 """One tier: its slots, its eviction policy, and how much of it is in use."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvsim.core.pool import Pool
 
@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from kvsim.core.edge import Edge
     from kvsim.policies.eviction.base import EvictionPolicy
 
-GPU, CPU, DISK = range(3)
+GPU: Final = 0
+CPU: Final = 1
+DISK: Final = 2
 """Levels: the columns of a request's hits."""
 
 LEVELS = ("gpu", "cpu", "disk")

@@ -51,13 +51,21 @@ class Transfers:
             return True
         if missing > tier.evictable_pages:
             return False
-        victims = tier.eviction.victims(now)
+        index, victims = tier.index, tier.eviction.victims(now)
         while missing > 0:
             node = next(victims, None)
-            if node is None or not node.is_evictable(tier.index):
+            if node is None or node.state[index] != READY or node.pins[index] or node.kids[index]:
                 self._refuse(tier, node, missing)
                 break
-            self._evict_part(node, tier, missing, now)
+            surplus = node.pages - missing
+            if node.partner is not None or node.is_state:
+                self._cut_with_state(node, tier, missing)
+            elif surplus > 0:
+                if self._can_trim(node, tier):
+                    self.residency.trim(node, tier, missing)
+                    break
+                self.residency.cut(node, surplus)
+            self._evict(node, tier, now)
             missing = pages - tier.spare_pages
         del victims  # what it does at its end is done before anything arrives below
         for edge in tier.below:
@@ -83,21 +91,14 @@ class Transfers:
             why = "it has children in the tier"
         raise PolicyError(f"{name} offered a node that cannot leave, {node}: {why}")
 
-    def _evict_part(self, node: Node, tier: Tier, missing: int, now: float) -> None:
-        """Evict the last ``missing`` pages of a victim, or all of it if it has no more; a recurrent state leaves whole."""
-        surplus = node.pages - missing
+    def _cut_with_state(self, node: Node, tier: Tier, missing: int) -> None:
+        """Cut what may stay from a victim that ends at a recurrent state, which leaves with its last page."""
         state = node.partner
-        if node.is_state:
-            surplus = 0
-        elif state is not None:
+        if not node.is_state and state is not None:
             leaving = state.pages if state.is_evictable(tier.index) else 0
             surplus = node.pages - max(1, missing - leaving)
-        if surplus > 0:
-            if self._can_trim(node, tier):
-                self.residency.trim(node, tier, missing)
-                return
-            self.residency.cut(node, surplus)
-        self._evict(node, tier, now)
+            if surplus > 0:
+                self.residency.cut(node, surplus)
 
     def _can_trim(self, node: Node, tier: Tier) -> bool:
         """Whether the end of a leaf can go without becoming a node first: it is nowhere else and goes nowhere."""

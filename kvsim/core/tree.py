@@ -1,12 +1,16 @@
 """The radix tree over runs of page ids."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.transfer import Transfer
 
-ABSENT, INCOMING, READY, LEAVING, DOOMED = range(5)
+ABSENT: Final = 0
+INCOMING: Final = 1
+READY: Final = 2
+LEAVING: Final = 3
+DOOMED: Final = 4
 """States of a node's copy in a tier: none; being filled; usable; being written to the tier below and then given up; freed as
 soon as nobody uses it."""
 
@@ -21,7 +25,7 @@ class Node:
 
     __slots__ = (
         "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "kids", "transfers", "created", "last_used",
-        "hits", "notes", "partner",
+        "hits", "notes", "partner", "is_state",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +46,8 @@ class Node:
         """Transfers that carry this node now."""
         self.notes: Any = notes
         """What the eviction policy of each tier remembers of the pages' uses (``note``); both parts of a cut keep it."""
+        self.is_state = False
+        """Whether this is not a piece of a path but a recurrent state, which takes as many slots as ``pages`` says."""
         self.created = self.last_used = now
         self.hits = 1
         """Requests that have used these pages, the one that computed them included."""
@@ -57,11 +63,6 @@ class Node:
             self.notes = list(self.notes)
         self.notes[tier] = value
 
-    @property
-    def is_state(self) -> bool:
-        """Whether this is no piece of a path but a recurrent state, which takes as many slots as ``pages`` says."""
-        return self.runs[0][0] < 0
-
     def is_evictable(self, tier: int) -> bool:
         """Whether this is an unpinned leaf of the tier: ready there, with no child there."""
         return self.state[tier] == READY and not self.pins[tier] and not self.kids[tier]
@@ -75,12 +76,15 @@ class Node:
             stack.extend(node.children.values())
 
 
+NO_LIMIT: Final = 1 << 60
+"""More pages than any path has."""
+
 NO_CHILDREN: dict[int, Node] = {}
 """The children of every leaf: shared, and never changed."""
 
 
-def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int) -> tuple[int, int, int]:
-    """How far a node of several runs agrees with a path.
+def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int, limit: int) -> tuple[int, int, int]:
+    """How far a node of several runs agrees with a path, over ``limit`` pages at most.
 
     The path goes on with the last ``left`` pages of ``runs[at]``, which begin like the node. Returns the pages that
     agree and where the path goes on after them, as (pages, at, left).
@@ -88,18 +92,16 @@ def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int) -> tup
     agreed = 0
     start = runs[at][0] + runs[at][1] - left
     for first, pages in node.runs:
-        if first != start:
+        if first != start or agreed == limit:
             break
-        if pages < left:
-            agreed, start, left = agreed + pages, start + pages, left - pages
-            continue
-        agreed += left
-        at += 1
-        if at == len(runs):
-            return agreed, at, 0
-        cut = pages > left
-        start, left = runs[at]
-        if cut:
+        step = min(pages, left, limit - agreed)
+        agreed, start, left = agreed + step, start + step, left - step
+        if not left:
+            at += 1
+            if at == len(runs):
+                break
+            start, left = runs[at]
+        if step < pages:
             break
     return agreed, at, left
 
@@ -120,8 +122,10 @@ class RadixTree:
         """The notes of a node of which no policy remembers anything: shared, one entry a tier."""
         self.root = Node((), 0, 0, None, self.no_notes, 0.0)
 
-    def walk(self, node: Node, runs: tuple[Run, ...]) -> tuple[list[Node], Node | None, int, tuple[Run, ...]]:
-        """Follow ``runs`` down from ``node``.
+    def walk(
+        self, node: Node, runs: tuple[Run, ...], limit: int = NO_LIMIT
+    ) -> tuple[list[Node], Node | None, int, tuple[Run, ...]]:
+        """Follow ``runs`` down from ``node``, over ``limit`` pages at most.
 
         Returns the nodes that agree whole, the next one if it agrees in part (and in how many pages), and the rest of the
         path after all that agrees.
@@ -132,29 +136,31 @@ class RadixTree:
         children = node.children
         at, last = 0, len(runs) - 1
         start, left = runs[0]
-        while (child := children.get(start)) is not None:
+        while limit > 0:
+            child = children.get(start)
+            if child is None:
+                break
             pages = child.pages
-            if len(child.runs) == 1 and pages <= left:
-                if pages < left:
-                    start += pages
-                    left -= pages
-                    path.append(child)
-                    children = child.children
-                    continue
-                if at == last:
-                    path.append(child)
-                    return path, None, 0, ()
+            if len(child.runs) > 1:
+                agreed, at, left = matching_pages(child, runs, at, left, limit)
+                if agreed < pages or at > last:
+                    return (path, child, agreed, runs_after(runs, at, left)) if agreed < pages else ([*path, child], None, 0, ())
+                start = runs[at][0] + runs[at][1] - left
+            elif pages > left or pages > limit:
+                agreed = left if left < limit else limit
+                if agreed == left:
+                    return path, child, agreed, runs[at + 1 :]
+                return path, child, agreed, runs_after(runs, at, left - agreed)
+            elif pages < left:
+                start += pages
+                left -= pages
+            elif at == last:
+                path.append(child)
+                return path, None, 0, ()
+            else:
                 at += 1
                 start, left = runs[at]
-            else:
-                agreed, at, left = matching_pages(child, runs, at, left)
-                rest = runs_after(runs, at, left)
-                if agreed < pages:
-                    return path, child, agreed, rest
-                if not rest:
-                    path.append(child)
-                    return path, None, 0, ()
-                start = rest[0][0]
+            limit -= pages
             path.append(child)
             children = child.children
         return path, None, 0, ((start, left),) if at == last else ((start, left), *runs[at + 1 :])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 
 
-@dataclass(slots=True)
+@dataclass
 class PrefetchCounts:
     """In pages. What was fetched was used by the request that it was fetched for, or wasted: one or the other, once it ran.
 

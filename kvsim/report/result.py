@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.compiled import build_name
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.timeline import timeline
@@ -146,7 +147,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 @cache
 def installed_versions() -> dict[str, str]:
-    """Versions of Python, kvsim and the packages that results depend on."""
+    """Versions of Python, kvsim (and whether it is compiled) and the packages that results depend on."""
     from importlib import metadata
 
     versions = {"python": platform.python_version()}
@@ -155,6 +156,7 @@ def installed_versions() -> dict[str, str]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
+    versions["kvsim"] += f" ({build_name()})"
     return versions
 
 

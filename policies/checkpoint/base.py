@@ -1,6 +1,6 @@
 """The contract of checkpoint policies: after which pages a recurrent state is saved."""
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Prefill:
 
 
 @dataclass(kw_only=True, eq=False)
-class CheckpointPolicy(ABC):
+class CheckpointPolicy(metaclass=ABCMeta):
     """Says where the recurrent state of a hybrid model is saved. Models without recurrent layers take ``none`` only.
 
     A policy answers in pages, counted from the start of the prompt. The core rounds each down to where the model's kernels

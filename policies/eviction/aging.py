@@ -3,15 +3,18 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AgingEviction(RankedEviction):
     """Evicts by ``H = L + worth``; L is the H of the last victim, and a node notes the L of its last use until the next one."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
         self.level = 0.0
         """L: the H of the last page that was evicted."""
         self._offered: Node | None = None

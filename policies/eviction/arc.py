@@ -24,7 +24,6 @@ class ARC(QueueEviction):
     """
 
     def __post_init__(self) -> None:
-        super().__init__()
         self.target_pages = 0.0
         """p."""
         self.b1 = RunOrder()

@@ -1,6 +1,6 @@
 """The contract of eviction policies, and the base class of those that rank nodes one by one."""
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
@@ -9,6 +9,7 @@ from kvsim.core.cache import Cache
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import PolicyError, Tier
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
@@ -18,7 +19,8 @@ DEPTH = 1e9
 """A page's weight in an entry's place: more than there are entries. Places are exact up to 9 million pages of one prompt."""
 
 
-class EvictionPolicy(ABC):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EvictionPolicy(metaclass=ABCMeta):
     """Says which nodes leave a tier first. One instance serves one tier.
 
     The core owns the tree, pins and slots. Only evictable nodes leave: ready in the tier, unpinned, without a child there
@@ -108,6 +110,7 @@ class EvictionPolicy(ABC):
         raise ValueError(f"{type(self).__name__} does not order the single pages of vLLM's CPU tier: choose lru or arc")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BypassEviction(EvictionPolicy):
     """Says after each request which pages stay, of the tier's and of the request's own: a request may leave nothing behind.
 
@@ -137,6 +140,7 @@ class BypassEviction(EvictionPolicy):
         """
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
     """Evicts by a rank that each node has for itself: the least leaves first.
 
@@ -145,11 +149,13 @@ class RankedEviction(EvictionPolicy):
     pinned, or rise; a policy whose rank falls calls ``on_evictable`` again. Anything else is a PolicyError.
     """
 
-    def __init__(self) -> None:
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
         self.heap: list[tuple[Any, float, Node]] = []
         """(rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first."""
         self._entries = 0
         self._compact_at = 1024
+        self._ranks_by_place = type(self).pages_before is not RankedEviction.pages_before
 
     @abstractmethod
     def rank(self, node: Node) -> Any:
@@ -191,7 +197,7 @@ class RankedEviction(EvictionPolicy):
                         self._refuse_rank(node, entry[0], now_rank)
                     heapreplace(heap, (now_rank, entry[1], node))
                 else:
-                    if len(heap) > 1:
+                    if self._ranks_by_place and len(heap) > 1:
                         next_rank = min(heap[1:3])[0] if len(heap) > 2 else heap[1][0]
                         pages = self.pages_before(node, next_rank)
                         if pages < node.pages and not node.is_state:

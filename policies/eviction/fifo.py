@@ -13,8 +13,5 @@ class FIFO(RankedEviction):
     computed earlier   leaves first
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def rank(self, node: Node) -> float:
         return node.created

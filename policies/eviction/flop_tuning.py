@@ -128,6 +128,7 @@ def restore(pieces: list[Piece], cache: Cache | HybridCache) -> None:
         parent = residency.tree.root if piece.parent < 0 else nodes[piece.parent]
         node = residency.tree.add(parent, piece.runs, piece.pages, piece.created)
         node.depth, node.last_used, node.hits = piece.depth, piece.last_used, piece.hits
+        node.is_state = piece.runs[0][0] < 0
         residency.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
         nodes.append(node)
     for node, piece in zip(nodes, pieces, strict=True):

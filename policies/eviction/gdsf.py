@@ -20,9 +20,6 @@ class GDSF(AgingEviction):
     The last page leaves first; those before it cost less, hence follow it. A trailing partial page counts as full.
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         tokens = context.page_tokens

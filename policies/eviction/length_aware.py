@@ -15,9 +15,6 @@ class LengthAware(RankedEviction):
     as many hits, ends at one place   least recently used first
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def rank(self, node: Node) -> tuple[int, int, float]:
         return node.hits, -(node.depth + node.pages), node.last_used
 

@@ -14,8 +14,5 @@ class LFU(RankedEviction):
     as many hits, used earlier      leaves first
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def rank(self, node: Node) -> tuple[int, float]:
         return node.hits, node.last_used

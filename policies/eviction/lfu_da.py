@@ -14,8 +14,5 @@ class LFUDynamicAging(AgingEviction):
     H = hits + L   least leaves first, then least recently used; L: H of the last victim, as it was at the node's last use
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def worth(self, node: Node, end: int) -> float:
         return node.hits

@@ -14,9 +14,6 @@ class LRU(RankedEviction):
     last used earlier   leaves first
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def rank(self, node: Node) -> float:
         return node.last_used
 

@@ -21,7 +21,6 @@ class LRUK(RankedEviction):
     k: int = 2
 
     def __post_init__(self) -> None:
-        super().__init__()
         if self.k < 1:
             raise ValueError(f"k must be at least 1, not {self.k}")
 

@@ -20,8 +20,5 @@ class LRUWithStates(RankedEviction):
     Without states it is ``lru``, which ranks each state by its own last use.
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def rank(self, node: Node) -> tuple[bool, float]:
         return node.is_state, node.last_used

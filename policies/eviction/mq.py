@@ -27,7 +27,9 @@ class MultiQueue(QueueEviction):
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.ghost <= 0:
             raise ValueError(f"ghost must be above 0, not {self.ghost}: it is a multiple of the tier's pages")
-        super().__init__(self.queues)
+
+    def count_queues(self) -> int:
+        return self.queues
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)

@@ -13,9 +13,6 @@ class MRU(RankedEviction):
     last used later   leaves first
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def on_hit(self, node: Node, now: float) -> None:
         """A use lowers the rank; where nothing pins the node (in lower tiers) its place changes at once."""
         if node.is_evictable(self.tier):

@@ -3,7 +3,7 @@
 Pages have no parents in that tier: any page may be stored or evicted. A request's pages are handled in runs.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable
 from math import frexp, ldexp, ulp
 
@@ -14,7 +14,7 @@ Seen = list[tuple[Run, bool]]
 """The part of a path that matters to the tier, from head to tail: pages that were there (True) and pages to be stored (False)."""
 
 
-class OffloadOrder(ABC):
+class OffloadOrder(metaclass=ABCMeta):
     """Which pages the tier has, and which leave first. One request's calls, in this order: offer, evict, store; later finish."""
 
     @property

@@ -19,9 +19,6 @@ class Priority(RankedEviction):
     A node whose first request has not finished leaves last. Needs requests with a ``priority``.
     """
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         context.require("priority", "the priority of each request")

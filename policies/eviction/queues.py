@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.core.request import Request
 from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run, last_pages
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -36,6 +37,7 @@ def check_fractions(settings: object, *names: str) -> None:
             raise ValueError(f"{name} must be above 0 and below 1, not {value}: it is a share of the tier's pages")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class QueueEviction(EvictionPolicy):
     """Keeps each page of a tier in one of several queues. The result does not depend on how paths are cut into nodes.
 
@@ -50,7 +52,9 @@ class QueueEviction(EvictionPolicy):
     (``choose``), and what the ghost list keeps of it (``remember``).
     """
 
-    def __init__(self, queues: int = 2) -> None:
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        queues = self.count_queues()
         self.sizes = [0] * queues
         """Pages in each queue."""
         self.clock = 0
@@ -80,10 +84,11 @@ class QueueEviction(EvictionPolicy):
         self._compact_at = 1024
         self._offered: Node | None = None
         self._refused: dict[Node, None] = {}
-
-    def bind(self, context: PolicyContext) -> None:
-        super().bind(context)
         self.capacity_pages: float = inf if context.capacity_pages is None else context.capacity_pages
+
+    def count_queues(self) -> int:
+        """How many queues there are."""
+        return 2
 
     def share(self, fraction: float) -> float:
         """Whole pages of the tier."""

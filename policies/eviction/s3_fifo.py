@@ -30,7 +30,6 @@ class S3FIFO(QueueEviction):
     fill_main: bool = True
 
     def __post_init__(self) -> None:
-        super().__init__()
         check_fractions(self, "small")
         if self.ghost <= 0:
             raise ValueError(f"ghost must be above 0, not {self.ghost}: it is a multiple of the tier's pages")

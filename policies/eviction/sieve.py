@@ -20,7 +20,6 @@ class Sieve(QueueEviction):
     """
 
     def __post_init__(self) -> None:
-        super().__init__()
         self.hand = 0
         """The place where the hand is: what is there is still ahead, unless the hand has passed it in this lap."""
         self.lap = 1

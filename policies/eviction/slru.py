@@ -26,7 +26,6 @@ class SegmentedLRU(RankedEviction):
     protected_fraction: float | None = None
 
     def __post_init__(self) -> None:
-        super().__init__()
         if self.protected_hits < 1:
             raise ValueError(f"protected_hits must be at least 1, not {self.protected_hits}")
         if self.segments not in SEGMENTS:
@@ -58,9 +57,6 @@ class SizedSegmentedLRU(QueueEviction):
 
     protected_hits: int = 2
     protected_fraction: float = PROTECTED_FRACTION
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def enter(self, ghost: None) -> Mark:
         return PROBATION if self.protected_hits > 1 else PROTECTED, self.clock, 1

@@ -26,7 +26,6 @@ class TailLatency(RankedEviction):
     next_prompt_estimate: int = 0
 
     def __post_init__(self) -> None:
-        super().__init__()
         for name in ("threshold", "next_prompt_estimate"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more tokens, not {getattr(self, name)}")

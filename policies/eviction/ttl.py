@@ -37,7 +37,6 @@ class TimeToLive(RankedEviction):
     ttl_s: int | float | str = 300
 
     def __post_init__(self) -> None:
-        super().__init__()
         if self.ttl_s != LEARNED and (isinstance(self.ttl_s, str) or not self.ttl_s > 0):
             raise ValueError(f"ttl_s must be positive, or {LEARNED}, not {self.ttl_s}")
         self._now = -inf

@@ -24,7 +24,6 @@ class TwoQ(QueueEviction):
     kout: float = 0.5
 
     def __post_init__(self) -> None:
-        super().__init__()
         check_fractions(self, "kin")
         if self.kout <= 0:
             raise ValueError(f"kout must be above 0, not {self.kout}: it is a multiple of the tier's pages")

@@ -31,10 +31,12 @@ class WTinyLFU(QueueEviction):
     window: float = 0.01
 
     def __post_init__(self) -> None:
-        super().__init__(queues=3)
         check_fractions(self, "window")
         self.epoch = 0
         self._requested_pages = 0
+
+    def count_queues(self) -> int:
+        return 3
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)

@@ -1,15 +1,17 @@
 """The contract of placement policies."""
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.offer_table import OfferTable
 
 
-class PlacementPolicy(ABC):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PlacementPolicy(metaclass=ABCMeta):
     """Says when a tier gets copies from the tier above it. One instance serves one such edge.
 
     The core owns slots, pins and transfers and does what can be done: a copy that finds no room after the tier's own

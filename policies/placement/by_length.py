@@ -42,7 +42,7 @@ class ByLength(PlacementPolicy):
         self._sorted: list[int] = []
 
     def bind(self, context: PolicyContext) -> None:
-        self.boundary: float = self.min_tokens if context.level == CPU else self.disk_min_tokens
+        self.boundary = float(self.min_tokens if context.level == CPU else self.disk_min_tokens)
         self._page_tokens = context.page_tokens
         self._share_above = _share_above([inf if pages is None else pages for pages in context.capacities], context.tier)
 
@@ -57,7 +57,7 @@ class ByLength(PlacementPolicy):
         if len(prompts) == LEARNED_PROMPTS:
             tokens = list(accumulate(ordered))
             short = bisect_right(tokens, self._share_above * tokens[-1])
-            self.boundary = ordered[short] if short < len(ordered) else inf
+            self.boundary = float(ordered[short]) if short < len(ordered) else inf
 
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
         return (request.prompt_tokens - 1) // self._page_tokens if request.prompt_tokens >= self.boundary else 0

@@ -1,11 +1,12 @@
 """The contract of prefetch policies: reads from disk ahead of need, and what is loaded at admission."""
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 
 STOP_RULES = ("best_effort", "wait_complete", "timeout")
@@ -36,7 +37,8 @@ class Offer:
     """Seconds until the disk would begin to read them: what it has to read before. 0 without a clock."""
 
 
-class PrefetchPolicy(ABC):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PrefetchPolicy(metaclass=ABCMeta):
     """Says how much is read from disk into the CPU tier while a request waits, and what is loaded when it is admitted."""
 
     reads_hardware: bool = False
@@ -69,6 +71,7 @@ class PrefetchPolicy(ABC):
         return inf
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class StoppedPrefetch(PrefetchPolicy):
     """A prefetch that may be stopped before it ends: the whole pages that have arrived are used, the others given back.

@@ -6,7 +6,7 @@ from time import process_time
 import numpy as np
 import pytest
 
-from kvsim.core.checkpoints import DetachedStates, Place
+from kvsim.core.states import DetachedStates, Place
 from kvsim.trace.page_hasher import PageHasher
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
 
@@ -76,14 +76,12 @@ class WholeNodeCache:
     def look_up(self, request: Request, now: float) -> tuple[list[Node], tuple[Run, ...], float]:
         """The cached nodes of a prompt, cut where it ends or parts from them; the rest of its pages; when that was."""
         now = self.residency.tick(now)
-        runs = request.runs
-        if self._recompute_last_token and (usable := (request.prompt_tokens - 1) // self.page_tokens) < request.prompt_pages:
-            runs = split_runs(runs, usable)[0]
-        path, partial, agreed, rest = self.tree.walk(self.tree.root, runs)
+        pages = request.prompt_pages
+        if self._recompute_last_token:
+            pages = min(pages, (request.prompt_tokens - 1) // self.page_tokens)
+        path, partial, agreed, rest = self.tree.walk(self.tree.root, request.runs, pages)
         if partial is not None:
             path.append(self.cut_at(partial, agreed, now))
-        if runs is not request.runs:
-            rest = split_runs(request.runs, path[-1].depth + path[-1].pages if path else 0)[1]
         return path, rest, now
 
     def cut_at(self, node: Node, pages: int, now: float) -> Node:

@@ -6,7 +6,7 @@ from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, READY, Node, RadixTree
+from kvsim.core.tree import ABSENT, NO_LIMIT, READY, Node, RadixTree
 
 
 class HeldBlocks:
@@ -45,9 +45,9 @@ class BlockPool:
         """Further copies of a page that is a node of its own, by page id, the oldest first."""
         self._can_trim = not gpu.hears_splits and not gpu.hears_removals
 
-    def match(self, runs: tuple[Run, ...]) -> tuple[list[Node], tuple[Run, ...]]:
-        """The nodes of the longest prefix that is there, and the rest of the path."""
-        return self.residency.follow(self.tree.root, runs)
+    def match(self, runs: tuple[Run, ...], limit: int = NO_LIMIT) -> tuple[list[Node], tuple[Run, ...]]:
+        """The nodes of the longest prefix of ``limit`` pages at most that is there, and the rest of the path."""
+        return self.residency.follow(self.tree.root, runs, limit)
 
     def admit(self, request: Request, path: list[Node], rest: tuple[Run, ...], pages: int, now: float) -> HeldBlocks | None:
         """Let a request run that takes ``pages`` pages: those of ``path``, which it shares, of ``rest``, and some without a key.

@@ -3,7 +3,6 @@
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.runs import split_runs
 from kvsim.core.tier import Tier
 from kvsim.engines.vllm.block_pool import BlockPool, HeldBlocks
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier
@@ -23,14 +22,11 @@ class VLLMCache:
 
     def serve(self, request: Request, pages: int, now: float) -> HeldBlocks | None:
         """Match, admit with room for ``pages`` pages in all, load, store. None, and nothing changed but a cut, without room."""
-        runs, usable = request.runs, request.prompt_pages
-        if self._recompute_last_token and (most := (request.prompt_tokens - 1) // self.page_tokens) < usable:
-            usable = most
-            runs = split_runs(runs, usable)[0]
-        path, rest = self.pool.match(runs)
+        usable = request.prompt_pages
+        if self._recompute_last_token:
+            usable = min(usable, (request.prompt_tokens - 1) // self.page_tokens)
+        path, rest = self.pool.match(request.runs, usable)
         hit_pages = path[-1].depth + path[-1].pages if path else 0
-        if runs is not request.runs:
-            rest = split_runs(request.runs, hit_pages)[1]
         held = self.pool.admit(request, path, rest, pages, now)
         if held is None:
             return None

@@ -1,6 +1,6 @@
 """What a step costs: a roofline over FLOPs and bytes of memory read, or the sum of its measured parts."""
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from bisect import bisect_right
 from itertools import pairwise
 from math import ceil, inf
@@ -10,7 +10,7 @@ from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 
 
-class Steps(ABC):
+class Steps(metaclass=ABCMeta):
     """The time that steps take."""
 
     @abstractmethod
