@@ -47,7 +47,7 @@ class Page:
 
 
 class Ranking(NamedTuple):
-    """Which pages leave a tier first: those of the least rank. With ``ages`` a rank begins with H, which sets the tier's level."""
+    """Which pages leave a tier first: those of the least rank. With ``ages`` it begins with H, which sets the tier's level."""
 
     rank: Callable[[Page, int, float], Any]
     """Called with a page, the index of its tier, and the time."""

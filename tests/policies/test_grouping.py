@@ -25,12 +25,15 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.lru_k import LRUK
 from kvsim.policies.eviction.mq import MultiQueue
 from kvsim.policies.eviction.mru import MRU
+from kvsim.policies.eviction.priority import Priority
 from kvsim.policies.eviction.s3_fifo import S3FIFO
 from kvsim.policies.eviction.sieve import Sieve
 from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
+from kvsim.policies.eviction.tail_latency import TailLatency
 from kvsim.policies.eviction.ttl import TimeToLive
 from kvsim.policies.eviction.two_q import TwoQ
 from kvsim.policies.eviction.w_tinylfu import WTinyLFU
+from kvsim.policies.eviction.workload_aware import WorkloadAware
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.placement.cost_aware import CostAware
 from kvsim.policies.placement.exclusive import Exclusive
@@ -48,6 +51,7 @@ EVICTIONS: dict[str, Any] = {
     "arc": ARC, "fifo": FIFO, "filo": FILO, "gdsf": GDSF, "length_aware": LengthAware, "lfu": LFU, "lfu_da": LFUDynamicAging,
     "lru": LRU, "lru_k": LRUK, "mq": MultiQueue, "mru": MRU, "s3_fifo": S3FIFO, "sieve": Sieve, "slru": SegmentedLRU,
     "slru_sized": SizedSegmentedLRU, "ttl": partial(TimeToLive, ttl_s=4), "two_q": TwoQ, "w_tinylfu": WTinyLFU,
+    "priority": Priority, "tail_latency": partial(TailLatency, threshold=4), "workload_aware": WorkloadAware,
 }  # fmt: skip
 PLACEMENTS: list[Any] = [
     WriteBack,
@@ -101,7 +105,7 @@ def play(
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_single_pages_fare_as_nodes_do(name: str, requests: list[Request], **setting: Any) -> None:
     for at, request in enumerate(requests):
-        request.arrival_s = float(at)
+        request.arrival_s, request.session, request.priority, request.kind = float(at), at % 3, at % 2, "ab"[at % 2]
     nodes, pages = (play(player, requests, eviction=EVICTIONS[name], **setting) for player in (Replay, SinglePages))
     assert nodes.hit_pages.tolist() == pages.hit_pages.tolist()
     assert (nodes.tiers, nodes.placement, nodes.prefetch) == (pages.tiers, pages.placement, pages.prefetch)

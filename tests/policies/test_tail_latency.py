@@ -15,30 +15,28 @@ def filled(policy: TailLatency, *words: str, output_tokens: int = 0) -> SmallCac
 
 
 def test_what_the_next_prompt_can_do_without_leaves_first() -> None:
-    """The second turn ends at 4 tokens; 2 may be computed, so cd may be lost and ab may not. Nor may xyz as a whole."""
+    """The second turn ends at 4 tokens; 2 may be computed, so cd may be lost and ab may not. Of xyz, yz may be."""
     words = "xyz", "ab", "abcd"
-    assert filled(TailLatency(threshold=2), *words).leaving_order() == "dczyxba"
+    assert filled(TailLatency(threshold=2), *words).leaving_order() == "zydcxba"
     assert filled(TailLatency(), *words).leaving_order() == "zyxdcba", "without a threshold it is LRU"
 
 
-def test_answer_and_next_prompt_count() -> None:
-    words = "xyz", "ab", "abcd"
-    assert filled(TailLatency(threshold=2, next_prompt_estimate=1), *words).leaving_order()[0] == "z"
-    assert filled(TailLatency(threshold=3, next_prompt_estimate=1), *words).leaving_order()[0] == "d"
-    assert filled(TailLatency(threshold=3), *words, output_tokens=1).leaving_order()[0] == "d"
-    assert filled(TailLatency(threshold=3), *words, output_tokens=2).leaving_order()[0] == "z"
+@pytest.mark.parametrize(
+    ("threshold", "estimate", "output_tokens", "order"),
+    [(2, 1, 0, "zdyxcba"), (3, 1, 0, "zydcxba"), (3, 0, 1, "zydcxba"), (3, 0, 2, "zdyxcba")],
+)
+def test_answer_and_next_prompt_count(threshold: int, estimate: int, output_tokens: int, order: str) -> None:
+    policy = TailLatency(threshold=threshold, next_prompt_estimate=estimate)
+    assert filled(policy, "xyz", "ab", "abcd", output_tokens=output_tokens).leaving_order() == order
 
 
 def test_all_is_safe_within_the_threshold() -> None:
     assert filled(TailLatency(threshold=9), "ab", "xyz").leaving_order() == "bazyx"
 
 
-def test_the_lower_part_of_a_cut_node_may_have_become_safe() -> None:
-    """abcdef is one node, which may not be lost as a whole; cut by ab, cdef may. So may ab, the whole of its last prompt."""
-    cache = filled(TailLatency(threshold=4), "xyzuvw", "abcdef")
-    assert cache.node("abcdef").depth == 0
-    cache.use("ab")
-    assert cache.leaving_order() == "fedcbawvuzyx"
+def test_what_may_be_lost_is_said_by_the_last_request_that_used_a_page() -> None:
+    """Of six tokens the last four may be lost. Both of ab may be, since ab was asked for last."""
+    assert filled(TailLatency(threshold=4), "xyzuvw", "abcdef", "ab").leaving_order() == "wvuzfedcbayx"
 
 
 @pytest.mark.parametrize("setting", ["threshold", "next_prompt_estimate"])
