@@ -124,3 +124,22 @@ def test_what_cannot_be_ends_with_one_line(
     assert shown.err.count("\n") == 1
     assert shown.out == ""
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("simulate", "substrate=hardware", "model=tiny"), ("validate", "hardware=h200", "model=tiny")],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("cpu", [(), ("tiers.cpu.capacity=10pages",)], ids=["disk", "cpu and disk"])
+def test_real_hardware_has_no_straight_way_to_the_disk(
+    words: tuple[str, ...], cpu: tuple[str, ...], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "tiers.gpu.capacity=60pages", "tiers.disk.capacity=10pages", "tiers.disk.below=gpu", *cpu]) == 2
+    shown = capfd.readouterr()
+    assert shown.err == (
+        "kvsim: tiers.disk.below=gpu: substrate=hardware reads and writes the disk through pinned memory: "
+        "set tiers.disk.below=cpu\n"
+    )
+    assert shown.out == ""
+    assert not list(folder.iterdir())
