@@ -1,5 +1,6 @@
 """A disk directly below the GPU, beside a CPU tier or without one: from the command line to the report."""
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -26,6 +27,11 @@ def run(command: str, *overrides: str) -> dict[str, Any]:
     assert main([command, *overrides, "output=run"]) == 0
     result: dict[str, Any] = json.loads(Path("run/result.json").read_text())
     return result
+
+
+def rows_of(sweep: Path) -> list[dict[str, str]]:
+    with (sweep / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
 def moved_pages(result: dict[str, Any], *links: str) -> float:
@@ -143,3 +149,54 @@ def test_real_hardware_has_no_straight_way_to_the_disk(
     )
     assert shown.out == ""
     assert not list(folder.iterdir())
+
+
+def test_a_sweep_over_both_places_of_the_disk_is_framed_by_bounds(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    tiers = (PAGES, CPU, "tiers.disk.capacity=9000pages", "tiers.disk.below=cpu,gpu")
+    assert main(["replay", "-m", "trace.sessions=40", *tiers, "placement=write_through,write_back", "output=sweep"]) == 0
+    shown = capsys.readouterr().out
+    rows = rows_of(folder / "sweep")
+    assert [(row["tiers.disk.below"], row["placement"], row["status"]) for row in rows] == [
+        ("cpu", "write_through", "finished"),
+        ("cpu", "write_back", "finished"),
+        ("gpu", "write_through", "finished"),
+        ("gpu", "write_back", "finished"),
+    ]
+    assert len({row["belady_hit_rate"] for row in rows}) == len({row["unlimited_hit_rate"] for row in rows}) == 1
+    for row in rows:
+        assert 0 < float(row["hit_rate"]) <= float(row["belady_hit_rate"]) <= float(row["unlimited_hit_rate"])
+        parts = [float(row[f"hit_rate_{tier}"]) for tier in ("gpu", "cpu", "disk")]
+        assert sum(parts) == pytest.approx(float(row["hit_rate"]))
+    assert "belady" in shown and "unlimited" in shown and "disk below" in shown
+    page = (folder / "sweep" / "report.html").read_text()
+    assert "disk below" in page and "from disk" in page
+
+
+def test_runs_with_and_without_a_cpu_tier_stand_side_by_side(folder: Path) -> None:
+    tiers = (PAGES, "tiers.cpu.capacity=0,3000pages", *BELOW_GPU)
+    assert main(["simulate", "-m", "trace.sessions=40", *tiers, "output=sweep"]) == 0
+    without, beside = rows_of(folder / "sweep")
+    assert (without["tiers.cpu.capacity"], beside["tiers.cpu.capacity"]) == ("0", "3000pages")
+    assert without["hit_rate_cpu"] == "" and float(without["hit_rate_disk"]) > 0
+    assert float(beside["hit_rate_cpu"]) > 0
+    assert main(["report", "sweep"]) == 0
+
+
+def test_columns_of_the_requests_are_those_of_the_tiers(folder: Path) -> None:
+    result = run("simulate", "trace.sessions=40", PAGES, *BELOW_GPU)
+    with gzip.open("run/requests.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    for kind in ("pages", "tokens"):
+        told = {tier: sum(int(row[f"hit_{kind}_{tier}"]) for row in rows) for tier in ("gpu", "cpu", "disk")}
+        assert told == result[f"hit_{kind}"]
+        assert told["cpu"] == 0 < told["disk"]
+    rates = result["timeline"]["hits"]["hit_rate"]
+    assert not any(rates["cpu"]) and any(rates["disk"])
+
+
+def test_the_printed_tree_names_the_tiers(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("trace=words", "trace.prompts=[a b c d,a b e f,a b c d]", "page_tokens=1", "tiers.gpu.capacity=6pages")
+    run("replay", *words, "tiers.disk.capacity=9pages", "tiers.disk.below=gpu", "print_tree=true")
+    shown = capsys.readouterr().out
+    assert "gpu 6 of 6 pages in use, disk 6 of 9 pages in use" in shown
+    assert "disk slots" in shown and "cpu" not in shown.split("radix tree")[1].split("kvsim")[0]
