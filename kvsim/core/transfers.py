@@ -6,6 +6,7 @@ Nothing here waits: a transfer is made, begun and ended by calls.
 from math import ceil
 from typing import NamedTuple
 
+from kvsim.core.closing import close
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
@@ -51,8 +52,8 @@ class Transfers:
             return True
         if missing > tier.evictable_pages:
             return False
-        index = tier.index
-        for node in tier.eviction.victims(now):
+        index, victims = tier.index, tier.eviction.victims(now)
+        for node in victims:
             if node.state[index] != READY or node.pins[index] or node.kids[index]:
                 self._refuse(tier, node, missing)
             surplus = node.pages - missing
@@ -68,6 +69,7 @@ class Transfers:
             missing = pages - tier.spare_pages
             if missing <= 0:
                 break
+        close(victims)
         if missing > 0:
             self._refuse(tier, None, missing)
         for edge in tier.below:
@@ -352,7 +354,7 @@ class Transfers:
                 nodes.append(node)
             passed[node] = None
             self._pass_over(node, tier)
-        del victims
+        close(victims)
         for node in passed:
             node.parent.kids[index] += 1  # type: ignore[union-attr]
         return nodes
