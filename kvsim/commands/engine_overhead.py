@@ -16,6 +16,7 @@ from kvsim.engine.recorder import Batch, Recorder
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
+from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
@@ -94,7 +95,9 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
         keeps_disk=False,
         disk_threads=1,
     )
-    tiers = [Tier("gpu", 0, SlotPool(pages), LRU())]
+    eviction = LRU()
+    eviction.bind(PolicyContext(capacity_pages=pages, page_tokens=page_tokens))
+    tiers = [Tier("gpu", 0, SlotPool(pages), eviction)]
     cache = Cache(tiers, [], Rules(), page_tokens)
     substrate = open_machine(demand, device)
     try:

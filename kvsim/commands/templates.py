@@ -20,7 +20,6 @@ class @Class@(RankedEviction):
     seconds_per_hit: float = 60.0
 
     def __post_init__(self) -> None:
-        super().__init__()
         if self.seconds_per_hit < 0:
             raise ValueError(f"seconds_per_hit must be 0 or more, not {self.seconds_per_hit}")
 
