@@ -112,4 +112,5 @@ class Build(build_ext):
         super().build_extensions()
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": Build})
+if __name__ == "__main__":
+    setup(ext_modules=extensions(), cmdclass={"build_ext": Build})

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import kvsim
 from kvsim import cli
 from kvsim.compiled import RECORD, SHARED_LIBRARY, SUFFIX, StaleBuild, build_name, checksum, is_compiled, remove, write_record
 from kvsim.errors import UsageError
 from kvsim.report.result import installed_versions
 
-ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(kvsim.__file__).resolve().parent
 SOURCES = ("core/tree.py", "policies/eviction/lru.py")
 
 
@@ -108,7 +109,7 @@ def test_a_stale_build_is_a_mistake_and_a_failed_import() -> None:
 
 def test_the_command_line_says_so_in_one_line(package: Path) -> None:
     """As installed, but with a source that has changed since."""
-    shutil.copytree(ROOT / "kvsim", package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so", "conf", "__pycache__"))
+    shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so", "conf", "__pycache__"))
     for command in (["--version"], ["simulate", "trace=synthetic"]):
         ended = subprocess.run(
             [sys.executable, "-c", f"import sys; from kvsim.cli import main; sys.exit(main({command}))"],
@@ -120,7 +121,7 @@ def test_the_command_line_says_so_in_one_line(package: Path) -> None:
 
 
 def test_importing_the_core_fails_in_python(package: Path) -> None:
-    shutil.copytree(ROOT / "kvsim", package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so", "conf", "__pycache__"))
+    shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so", "conf", "__pycache__"))
     code = "try:\n    import kvsim.core.runs\nexcept ImportError as error:\n    print(error)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("compiled modules are older than their sources")

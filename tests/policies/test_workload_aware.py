@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from kvsim.core.closing import close
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.workload_aware import RequestClass, WorkloadAware
 from tests.core.small import SmallCache, make_request, small_cache
@@ -89,7 +90,9 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int) -> None:
             cache.finish_request(running.pop(0))
         now = float(next(cache.clock))
         if any(node.is_evictable(0) for node in cache.tree.root.descendants()):
-            victim = next(cache.gpu.eviction.victims(now))
+            victims = cache.gpu.eviction.victims(now)
+            victim = next(victims)
+            close(victims)
             chance = victim.notes[0].reuse_probability(now - victim.last_used)
             assert (chance, -victim.depth - victim.pages) == least(cache, now)
 
