@@ -147,9 +147,9 @@ class SmallCache:
         settings.setdefault("prompt_tokens", len(word) * self.page_tokens)
         return make_request([self._ids[word[:end]] for end in range(1, len(word) + 1)], **settings)
 
-    def look(self, word: str, **about: Any) -> Lease:
-        """What could be reused of ``word`` now, by a request with these settings."""
-        return self.match(self.request(word, **about))
+    def look(self, word: str, *, gpu: int = 0, **about: Any) -> Lease:
+        """What could be reused of ``word`` now, by a request with these settings that one of the GPUs serves."""
+        return self.match(self.request(word, **about), self.tiers[gpu])
 
     def admitted(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Lease:
         """A request with all its slots, before its loads; it loads everything unless ``load`` says how many pages."""
@@ -208,7 +208,7 @@ class SmallCache:
 
     def on(self, tier: str) -> str:
         """The letters of all pages that are usable in a tier, in the order in which they were first seen."""
-        index = NAMES.index(tier)
+        (index,) = [some.index for some in self.tiers if some.name == tier]
         nodes = (node for node in self.tree.root.descendants() if not node.is_state)
         return self._text(node for node in nodes if node.state[index] in (READY, LEAVING))
 
