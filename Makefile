@@ -1,8 +1,9 @@
-# `make demo` shows a first run, `make test` checks everything. Both start from nothing but CPython 3.11 or newer.
+# `make demo` shows a first run, `make test` checks every rule, `make test-long` plays more of all. All start from nothing but
+# CPython 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format compiled pure clean
+.PHONY: demo test test-long test-compiled format compiled pure clean
 
 demo: .venv/installed
 	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=40GiB tiers.cpu.capacity=64GiB \
@@ -12,7 +13,12 @@ test: .venv/installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy -p kvsim
-	$(BIN)/pytest -q -n auto
+	$(BIN)/pytest -q -n auto --dist worksteal
+
+# Whole traces, long random searches and studies; and random searches that are short in `make test`, with new seeds.
+test-long: .venv/installed-test
+	$(BIN)/pytest -q -n auto --dist worksteal -m long
+	KVSIM_MACHINE_STEPS=20000 KVSIM_MODEL_EXAMPLES=300 KVSIM_ENGINE_RUNS=600 $(BIN)/pytest -q -n auto --dist worksteal $(RANDOM_SEARCHES)
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix
