@@ -128,6 +128,7 @@ def small_engine(
     recompute_last_token: bool = True,
     cache_output: bool = False,
     hardware: dict[str, Any] | None = None,
+    make_substrate: type[SimulatedSubstrate] = SimulatedSubstrate,
     **settings: Any,
 ) -> SmallEngine:
     """An engine over one to three tiers; ``hardware`` changes the round numbers, ``settings`` are the engine's."""
@@ -144,7 +145,7 @@ def small_engine(
             )
         )
     engine = EngineSettings(**settings)
-    substrate = SimulatedSubstrate(MODEL, machine, page_tokens, links=engine.links)
+    substrate = make_substrate(MODEL, machine, page_tokens, links=engine.links)
     return SmallEngine(substrate, cache, Prefetching(cache, policy, Offer), engine)
 
 
