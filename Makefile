@@ -1,8 +1,9 @@
-# `make demo` shows a first run, `make test` checks everything. Both start from nothing but CPython 3.11 or newer.
+# `make demo` shows a first run, `make test` checks every rule, `make test-long` plays more of them. All start from nothing but
+# CPython 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format compiled pure clean
+.PHONY: demo test test-long format compiled pure clean
 
 demo: .venv/installed
 	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=40GiB tiers.cpu.capacity=64GiB \
@@ -12,7 +13,15 @@ test: .venv/installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy -p kvsim
-	$(BIN)/pytest -q -n auto
+	$(BIN)/pytest -q -n auto --dist worksteal
+
+# Whole traces, studies, and more of what `make test` draws at random: new seeds, or further ones behind the same.
+test-long: export KVSIM_MACHINE_STEPS := 20000
+test-long: export KVSIM_MODEL_EXAMPLES := 200
+test-long: export KVSIM_ENGINE_RUNS := 500
+test-long: .venv/installed-test
+	$(BIN)/pytest -q -n auto --dist worksteal -m long
+	$(BIN)/pytest -q -n auto --dist worksteal tests/core/test_machine.py tests/core/test_page_model.py tests/engine/test_engine_random.py
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix

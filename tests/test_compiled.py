@@ -16,6 +16,8 @@ from kvsim.report.result import installed_versions
 
 PACKAGE = Path(kvsim.__file__).resolve().parent
 SOURCES = ("core/tree.py", "policies/eviction/lru.py")
+NOT_SOURCES = shutil.ignore_patterns("*.so", RECORD, "conf", "__pycache__")
+"""What a copy of the package leaves behind, so that only what a test says is compiled."""
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def test_a_stale_build_is_a_mistake_and_a_failed_import() -> None:
 
 def test_the_command_line_says_so_in_one_line(package: Path) -> None:
     """As installed, but with a source that has changed since."""
-    shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so", "conf", "__pycache__"))
+    shutil.copytree(ROOT / "kvsim", package, dirs_exist_ok=True, ignore=NOT_SOURCES)
     for command in (["--version"], ["simulate", "trace=synthetic"]):
         ended = subprocess.run(
             [sys.executable, "-c", f"import sys; from kvsim.cli import main; sys.exit(main({command}))"],
@@ -121,7 +123,7 @@ def test_the_command_line_says_so_in_one_line(package: Path) -> None:
 
 
 def test_importing_the_core_fails_in_python(package: Path) -> None:
-    shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so", "conf", "__pycache__"))
+    shutil.copytree(ROOT / "kvsim", package, dirs_exist_ok=True, ignore=NOT_SOURCES)
     code = "try:\n    import kvsim.core.runs\nexcept ImportError as error:\n    print(error)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("compiled modules are older than their sources")

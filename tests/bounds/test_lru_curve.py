@@ -78,6 +78,7 @@ def test_the_curve_is_the_replay_of_every_capacity(
         assert curve.hit_tokens(capacity) == hit_tokens(outcome)[skipped:].sum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_curve_on_conversation(conversation: list[Request], recompute: bool) -> None:
     curve = LruCurve(conversation, 512, recompute_last_token=recompute, counted_from=6_015)

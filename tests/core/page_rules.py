@@ -39,9 +39,6 @@ class Page:
         """Whether the tier has the page or is about to get it."""
         return self.here[tier] or self.coming[tier]
 
-    def is_anywhere(self) -> bool:
-        return any(self.here) or any(self.coming)
-
 
 # --- eviction --------------------------------------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ def small_engine(
     recompute_last_token: bool = True,
     cache_output: bool = False,
     hardware: dict[str, Any] | None = None,
-    substrate: type[SimulatedSubstrate] = SimulatedSubstrate,
+    make_substrate: type[SimulatedSubstrate] = SimulatedSubstrate,
     **settings: Any,
 ) -> SmallEngine:
     """An engine over one to three tiers; ``hardware`` changes the round numbers, ``settings`` are the engine's."""
@@ -145,8 +145,8 @@ def small_engine(
             )
         )
     engine = EngineSettings(**settings)
-    simulated = substrate(MODEL, machine, page_tokens, links=engine.links)
-    return SmallEngine(simulated, cache, Prefetching(cache, policy, Offer), engine)
+    substrate = make_substrate(MODEL, machine, page_tokens, links=engine.links)
+    return SmallEngine(substrate, cache, Prefetching(cache, policy, Offer), engine)
 
 
 def eager(**settings: Any) -> ThresholdPrefetch:

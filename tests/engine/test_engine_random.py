@@ -25,7 +25,7 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from tests.engine.small import HARDWARE, PAGE_BYTES, Ask, SmallEngine, ask, bytes_moved, same_outcome, small_engine
 
-DEFAULT_RUNS = 150
+DEFAULT_RUNS = 100
 RUNS = int(os.environ.get("KVSIM_ENGINE_RUNS", DEFAULT_RUNS))
 SETTINGS = settings(
     max_examples=RUNS, deadline=None, derandomize=RUNS == DEFAULT_RUNS, database=None, suppress_health_check=list(HealthCheck)

@@ -148,6 +148,7 @@ def test_hits_and_counts_stay_right(
         assert all(node.state.count(READY) == 1 for node in nodes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_tiers_below_add_hits_on_conversation(conversation: list[Request], placement: type) -> None:
     requests = conversation[:3_000]

@@ -229,7 +229,7 @@ class TwoRanks(SimulatedSubstrate):
 
 
 def test_with_several_ranks_the_shortest_answer_counts() -> None:
-    engine = small_engine(gpu=5, cpu=4, disk=40, prefetch=eager(stop="wait_complete"), overlap="none", substrate=TwoRanks)
+    engine = small_engine(gpu=5, cpu=4, disk=40, prefetch=eager(stop="wait_complete"), overlap="none", make_substrate=TwoRanks)
     outcome = engine.serve(ask("abcd"), ask("efgh", 100), ask("abcd", 200))
     assert hits(outcome, 2) == (0, 0, 3)
     assert outcome.ttft_s[2] == seconds(8 + 3 + 4 + 1)

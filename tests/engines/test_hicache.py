@@ -294,6 +294,7 @@ def test_random_traces_hit_as_in_the_slow_model(placement: str, load_min_tokens:
         assert play(cache, requests, in_flight=in_flight) == play_slowly(slow, requests, in_flight=in_flight), seed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_random_traces_hit_as_in_the_model_beside_the_repository(shared: Path, placement: str) -> None:
     model = reference(shared, "hicache_model")
@@ -305,6 +306,7 @@ def test_random_traces_hit_as_in_the_model_beside_the_repository(shared: Path, p
         assert play(cache, requests, in_flight=in_flight) == [tuple(row[2:]) for row in rows], seed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_agent_sessions_hit_as_in_the_model_beside_the_repository(shared: Path, placement: str) -> None:
     model = reference(shared, "hicache_model")

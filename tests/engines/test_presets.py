@@ -119,6 +119,7 @@ def test_storage_is_read_ahead_as_in_sglang() -> None:
     assert prefetch.wait_s(4_096) == 2.0
 
 
+@pytest.mark.long
 def test_mooncake_s_paper_hits_what_lru_hits_of_the_released_ids(shared: Path) -> None:
     path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
     requests = None

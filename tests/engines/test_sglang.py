@@ -305,6 +305,7 @@ def test_random_traces_hit_as_in_the_slow_model(order: str, hold_output: bool) -
         assert mine == play_slowly(slow, requests, in_flight=in_flight, hold_output=hold_output), seed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["lru", "lfu", "slru", "fifo", "mru"])
 def test_random_traces_hit_as_in_the_model_beside_the_repository(shared: Path, order: str) -> None:
     model = reference(shared, "sglang_model")
@@ -316,6 +317,7 @@ def test_random_traces_hit_as_in_the_model_beside_the_repository(shared: Path, o
         assert mine == [(row[2], 0) for row in rows], seed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["lru", "mru"])
 def test_agent_sessions_hit_as_in_the_model_beside_the_repository(shared: Path, order: str) -> None:
     model = reference(shared, "sglang_model")

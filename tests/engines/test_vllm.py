@@ -188,6 +188,7 @@ def test_random_traces_hit_what_the_slow_models_hit(seed: int) -> None:
         assert rows == play_slowly(SlowBlocks(capacity), requests, in_flight)
 
 
+@pytest.mark.long
 def test_random_traces_hit_what_the_reference_hits(shared: Path) -> None:
     model = reference(shared)
     for seed in range(1_000, 1_150):
@@ -228,6 +229,7 @@ def test_the_engine_s_own_hits_on_conversation(
     assert rows == golden_rows(shared, f"vllm_{name}", 2_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("capacity", "in_flight"), [(600, 1), (600, 4), (2_000, 2)])
 def test_the_reference_s_hits_on_conversation(shared: Path, conversation: list[Request], capacity: int, in_flight: int) -> None:
     expected = reference(shared).play(as_records(conversation), capacity, in_flight)

@@ -437,6 +437,7 @@ def test_random_traces_hit_what_the_slow_models_hit(policy: str, seed: int) -> N
         assert play(cache, requests, in_flight) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_random_traces_hit_what_the_reference_hits(shared: Path, policy: str) -> None:
     model = reference(shared)
@@ -463,6 +464,7 @@ def test_the_engine_s_own_hits_on_conversation(shared: Path, conversation: list[
     assert play(cache, conversation) == golden_rows(shared, f"vllm_6000_cpu12000_{policy}_thr{k}", 2_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("gpu", "cpu", "in_flight", "k"), [(600, 900, 1, 0), (600, 400, 4, 2), (2_000, 1_500, 2, 3)])
 def test_the_reference_s_hits_on_conversation(

@@ -43,6 +43,7 @@ def study(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Module
     return module
 
 
+@pytest.mark.long
 def test_knobs_flip(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("knobs_flip", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
     monkeypatch.setattr(module, "GPU_PAGES", (6_000, 30_000))
@@ -56,6 +57,7 @@ def test_knobs_flip(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "out" / "results.html").stat().st_size > 100_000
 
 
+@pytest.mark.long
 def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("mooncake_fig9", monkeypatch, "--trace", str(trace), "--output", str(tmp_path))
     monkeypatch.setattr(module, "take_screenshot", lambda *_, **__: False)
@@ -76,6 +78,7 @@ def sessions(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_checkpoints(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     files = ("--conversation", str(trace), "--weka", str(sessions), "--requests", "30", "9")
@@ -102,6 +105,7 @@ def verdicts(table: str) -> int:
     return table.count("| holds |") + table.count("| FAILS |")
 
 
+@pytest.mark.long
 def test_write_policy(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("write_policy", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
     monkeypatch.setattr(module, "GPU_GIB", (2,))
@@ -114,6 +118,7 @@ def test_write_policy(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "out" / "results.html").exists()
 
 
+@pytest.mark.long
 def test_prefetch_threshold(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("prefetch_threshold", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
     monkeypatch.setattr(module, "THRESHOLDS", (128, 4096))
@@ -125,6 +130,7 @@ def test_prefetch_threshold(trace: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 1 + 2 * (1 + 2 + 3)
 
 
+@pytest.mark.long
 def test_memory_split(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("memory_split", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
     monkeypatch.setattr(module, "SIZES", ((1, 2, 4),))
@@ -140,6 +146,7 @@ def test_the_slope_of_a_memory_split_is_that_of_a_line_through_its_runs(monkeypa
     assert module.slope([5.0, 5.0 + 8 * 0.5, 5.0 + 16 * 0.5, 5.0 + 32 * 0.5]) == pytest.approx((0.5, 0.0))
 
 
+@pytest.mark.long
 def test_agents(sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("agents", monkeypatch, "--trace", str(sessions), "--limit", "9", "--output", str(tmp_path / "out"))
     monkeypatch.setattr(module, "SESSIONS", (2,))
@@ -151,6 +158,7 @@ def test_agents(sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 4
 
 
+@pytest.mark.long
 def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ("--conversation", str(trace), "--weka", str(sessions), "--limit", "9")
     module = study("checkpoint_interval", monkeypatch, *files, "--output", str(tmp_path / "out"))
@@ -239,6 +247,7 @@ def test_validation_tables(tmp_path: Path) -> None:
     assert "| ranking | not all measured | FAILS |" in table
 
 
+@pytest.mark.long
 def test_speed_of_a_sweep(trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Thirty requests take no time, and starting does: the claim, which allows 90 ms a job, fails."""
     module = study("speed", monkeypatch, "--trace", str(trace), "--weka", str(trace), "--only", "sweep")

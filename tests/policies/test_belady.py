@@ -200,6 +200,7 @@ def test_several_tiers_are_bounded_by_one_of_their_sum(requests: list[Request], 
     assert np.count_nonzero(three.status == REJECTED) == len(requests) - len(fitting)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("capacity", "page_hit_rate", "hit_rate_of_last_half"),
     [(1_000, 0.190707, 0.197028), (5_859, 0.353151, 0.376177), (10_000, 0.366412, 0.398113), (50_000, 0.366412, 0.398113)],
