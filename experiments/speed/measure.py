@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -76,7 +77,7 @@ class Yardstick:
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """Runs of one command, each after one of the yardstick."""
+    """Runs of one command, and of the yardstick in the same rounds."""
 
     runs: list[Run]
     yardsticks: list[float]
@@ -92,13 +93,15 @@ class Beside:
         return self.best.requests_per_s / max(self.yardsticks)
 
 
-def run_beside(yardstick: Yardstick, repeats: int, command: str, *overrides: str) -> Beside:
-    """Run the yardstick and the same command in turn, so many times each."""
-    rates, runs = [], []
+def run_beside(yardstick: Yardstick, repeats: int, command: str, settings: Mapping[int, Sequence[str]]) -> dict[int, Beside]:
+    """Run, in so many rounds, the yardstick and then the command with each of several settings."""
+    rates: list[float] = []
+    found: dict[int, list[Run]] = {key: [] for key in settings}
     for _ in range(repeats):
         rates.append(yardstick.measure())
-        runs.append(run_kvsim(command, *overrides))
-    return Beside(runs=runs, yardsticks=rates)
+        for key, overrides in settings.items():
+            found[key].append(run_kvsim(command, *overrides))
+    return {key: Beside(runs=runs, yardsticks=rates) for key, runs in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ sweep        200 replays by two workers of joblib's: at most 1.3x half the sum o
              a worker; reading the trace, starting, composing, writing, bounds, table and page are in it
 
 The aims beside the floors of compiled kvsim are not claims. Every figure of kvsim is one that its command line reports, from
-a process of its own. Rates leave out the reading of the trace and are the best of five runs, each after one of the yardstick,
-whose best counts likewise; how far its runs lie apart is printed, since it says how steady the machine was. The sweep is the
-best of its runs, memory the worst. Exits with 1 if a claim fails or could not be measured. What is measured replaces what
-results.json keeps of the same build of kvsim.
+a process of its own. Rates leave out the reading of the trace and are the best of five rounds, in each of which the yardstick
+runs too; its best counts likewise, and how far its runs lie apart is printed, since it says how steady the machine was. The
+sweep is the best of its runs, memory the worst. Exits with 1 if a claim fails or could not be measured. What is measured
+replaces what results.json keeps of the same build of kvsim; results.md shows both builds.
 """
 
 import argparse
@@ -117,9 +117,9 @@ class Setup:
     yardstick: Yardstick
     repeats: int
 
-    def measure(self, command: str, *overrides: str) -> Beside:
-        """Run a command of kvsim and the yardstick in turn."""
-        return run_beside(self.yardstick, self.repeats, command, *overrides)
+    def measure(self, command: str, settings: dict[int, tuple[str, ...]]) -> dict[int, Beside]:
+        """Run the yardstick and a command at several page sizes in turn."""
+        return run_beside(self.yardstick, self.repeats, command, settings)
 
 
 def one_tier(gpu: str) -> tuple[str, ...]:
@@ -134,6 +134,11 @@ def three_tiers() -> tuple[str, ...]:
 
 def conversation(setup: Setup, page_tokens: int) -> tuple[str, ...]:
     return "trace=mooncake", f"trace.path={setup.conversation}", "trace.tail=all", f"page_tokens={page_tokens}"
+
+
+def one_tier_replay(setup: Setup, page_tokens: int) -> tuple[str, ...]:
+    """One tier of the same capacity in tokens at any page size."""
+    return *conversation(setup, page_tokens), *one_tier(f"{CAPACITY_TOKENS}tokens"), *PAGE_BY_PAGE
 
 
 def agents(path: Path, capacity_pages: int) -> tuple[str, ...]:
@@ -159,11 +164,9 @@ def second_half_hit_tokens(setup: Setup, page_tokens: int, capacity: str) -> int
 
 def page_sizes(setup: Setup) -> Iterator[Row]:
     """One tier of the same capacity in tokens at every page size: the same hits, as fast."""
-    found: dict[int, Beside] = {}
-    for size in PAGE_SIZES:
-        settings = (*conversation(setup, size), *one_tier(f"{CAPACITY_TOKENS}tokens"), *PAGE_BY_PAGE)
-        found[size] = setup.measure("replay", *settings)
-        yield ONE_TIER.judge(f"one tier, {size}-token pages", found[size], bar=("kvsim, one tier", size))
+    found = setup.measure("replay", {size: one_tier_replay(setup, size) for size in PAGE_SIZES})
+    for size, beside in found.items():
+        yield ONE_TIER.judge(f"one tier, {size}-token pages", beside, bar=("kvsim, one tier", size))
     multiples = [beside.times for beside in found.values()]
     spread = max(multiples) / min(multiples)
     yield Row(what="fastest over slowest page size", measured=f"{spread:.2f}x", claim="<= 1.3x", holds=spread <= 1.3)
@@ -186,16 +189,16 @@ def same_hit_tokens(best: dict[int, Run]) -> Row:
 
 def tiers(setup: Setup) -> Iterator[Row]:
     """Three tiers with write-back."""
-    for size in TIER_PAGE_SIZES:
-        found = setup.measure("replay", *conversation(setup, size), *three_tiers(), *PAGE_BY_PAGE)
+    settings = {size: (*conversation(setup, size), *three_tiers(), *PAGE_BY_PAGE) for size in TIER_PAGE_SIZES}
+    for size, found in setup.measure("replay", settings).items():
         yield THREE_TIERS.judge(f"three tiers, write_back, {size}-token pages", found, bar=("kvsim, three tiers", size))
 
 
 def simulation(setup: Setup) -> Iterator[Row]:
     """Three tiers with all transfers, chunked prefill and decode on a virtual clock."""
-    for size in TIER_PAGE_SIZES:
-        settings = (*conversation(setup, size), *three_tiers(), "eviction=lru", "prefetch=threshold")
-        found = setup.measure("simulate", *settings)
+    choices = (*three_tiers(), "eviction=lru", "prefetch=threshold")
+    settings = {size: (*conversation(setup, size), *choices) for size in TIER_PAGE_SIZES}
+    for size, found in setup.measure("simulate", settings).items():
         yield SIMULATION[size].judge(f"simulate, three tiers, write_back, {size}-token pages", found)
         yield less_memory(f"its peak memory, {size}-token pages", found.runs, SIMULATION_MB)
 
@@ -231,9 +234,8 @@ def repeat_sessions(source: Path, target: Path, *, copies: int) -> None:
 
 def peers(setup: Setup) -> Iterator[Row]:
     """The published simulators at the same capacity in tokens, and kvsim's rate over theirs."""
-    for size in TIER_PAGE_SIZES:
-        settings = (*conversation(setup, size), *one_tier(f"{CAPACITY_TOKENS}tokens"), *PAGE_BY_PAGE)
-        ours = setup.measure("replay", *settings)
+    replays = {size: one_tier_replay(setup, size) for size in TIER_PAGE_SIZES}
+    for size, ours in setup.measure("replay", replays).items():
         counted = second_half_hit_tokens(setup, size, f"{CAPACITY_TOKENS}tokens")
         yield Row(what=f"kvsim, {size}-token pages", measured=f"{ours.times:.3f}x ({ours.best.requests_per_s:,.0f})")
         for peer in PEERS:
