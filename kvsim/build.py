@@ -361,7 +361,8 @@ def _check_substrate(plan: Plan, keys: set[str]) -> None:
 
 
 def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
-    """A preset's prefetch stands for an engine, with a disk or without; one that the user chose needs a disk."""
+    """A preset's prefetch stands for an engine, with a disk or without; one that the user chose needs a disk. Both read into the
+    CPU tier."""
     try:
         plan.rules.check(command, [tier.name for tier in plan.tiers])
     except ValueError as error:
@@ -369,11 +370,11 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     check_bypass(plan, command)
     if plan.rules.cache_output and command == "replay" and not plan.replay.hold_output:
         raise UsageError("rules.cache_output needs replay.hold_output=true: an answer that takes no room cannot be cached")
-    if _given(keys, "prefetch") and not isinstance(plan.prefetch, NoPrefetch):
-        name = type(plan.prefetch).__name__
-        if plan.tiers[-1].name != "disk":
+    if not isinstance(plan.prefetch, NoPrefetch):
+        name, lowest = type(plan.prefetch).__name__, plan.tiers[-1]
+        if lowest.name != "disk" and _given(keys, "prefetch"):
             raise UsageError(f"prefetch: {name} has no effect without a disk tier: set tiers.disk.capacity")
-        if plan.tiers[-1].above != "cpu":
+        if lowest.name == "disk" and lowest.above != "cpu":
             raise UsageError(
                 f"prefetch: {name} reads ahead into the CPU tier, and the disk is not below it: set tiers.disk.below=cpu, or "
                 "prefetch=none"

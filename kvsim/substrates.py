@@ -86,6 +86,11 @@ def check_hardware(plan: "Plan") -> None:
         raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose a model that has attention only")
     if plan.hardware.gpus > 1:
         raise UsageError(f"hardware.gpus is {plan.hardware.gpus}: substrate=hardware runs on one GPU")
+    if plan.tiers[-1].name == "disk" and plan.tiers[-1].above != "cpu":
+        raise UsageError(
+            f"tiers.disk.below={plan.tiers[-1].above}: substrate=hardware reads and writes the disk through pinned memory: "
+            "set tiers.disk.below=cpu"
+        )
     for tier in plan.tiers:
         if tier.capacity_pages is None:
             raise UsageError(f"tiers.{tier.name}.capacity is unlimited, and real memory is not: say how much, as 40GiB")

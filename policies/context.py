@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.core.tier import GPU
+
 if TYPE_CHECKING:
     from kvsim.core.request import Request
     from kvsim.hardware import HardwareSpec
@@ -58,13 +60,18 @@ class PolicyContext:
         return self.saved_flops(start_tokens, tokens) / self.hardware.effective_flops_per_s
 
     def reload_s(self, tokens: int) -> float:
-        """Seconds to get so many tokens back that this tier has lost: from the tier below, or computed if there is none."""
+        """Seconds to get so many tokens back that this tier has lost: from the tier below, or computed if there is none.
+
+        From a disk straight to the GPU, the slower of disk and host link counts.
+        """
         if self.lower_tier_name is None:
             return self.recompute_s(0, tokens)
         if self.model is None or self.hardware is None:
             raise ValueError("needs a model and a machine")
-        disk = self.lower_tier_name == "disk"
-        rate = self.hardware.disk_read_bytes_per_s if disk else self.hardware.total_host_to_device_bytes_per_s
+        rate = self.hardware.total_host_to_device_bytes_per_s
+        if self.lower_tier_name == "disk":
+            read = self.hardware.disk_read_bytes_per_s
+            rate = min(rate, read) if self.level == GPU else read
         return tokens * self.model.kv_bytes_per_token / rate
 
     def require(self, attribute: str, meaning: str) -> None:

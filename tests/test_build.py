@@ -83,6 +83,7 @@ def test_settings_reach_their_objects() -> None:
 
 
 HARDWARE = ("substrate=hardware", "tiers.gpu.capacity=60pages")
+STRAIGHT = ("tiers.disk.capacity=10pages", "tiers.disk.below=gpu")
 
 
 def test_real_hardware_has_settings_of_its_own() -> None:
@@ -100,6 +101,8 @@ def test_real_hardware_has_settings_of_its_own() -> None:
         ([*HARDWARE, "engine.links=shared"], "engine.links has no effect on substrate=hardware"),
         ([*HARDWARE, "tiers.cpu.capacity=unlimited"], "tiers.cpu.capacity is unlimited, and real memory is not"),
         ([*HARDWARE, "hardware.gpus=2"], "hardware.gpus is 2: substrate=hardware runs on one GPU"),
+        ([*HARDWARE, *STRAIGHT], "tiers.disk.below=gpu: substrate=hardware reads and writes the disk through pinned memory"),
+        ([*HARDWARE, *STRAIGHT, "tiers.cpu.capacity=10pages"], "tiers.disk.below=gpu: substrate=hardware reads and writes"),
         ([*HARDWARE, "model=jamba_1_5_mini"], "model: substrate=hardware has no kernels for recurrent layers"),
     ],
 )

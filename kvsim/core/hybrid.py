@@ -12,7 +12,7 @@ from kvsim.core.request import Request
 from kvsim.core.residency import Counts, Residency
 from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.states import DetachedStates, Place, StateStore, places_after
-from kvsim.core.tier import CPU, GPU, Tier
+from kvsim.core.tier import GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
 from kvsim.core.tree import ABSENT, LEAVING, READY, Node, RadixTree
@@ -229,16 +229,20 @@ class HybridCache:
 
     def load(self, lease: Lease, now: float) -> Load:
         """As for any cache; the state comes first."""
-        own = self._load_state(lease) if self._states_of(lease).is_below else NO_TRANSFERS
-        planned = lease.loaded_pages
+        states = self._states_of(lease)
+        own = self._load_state(lease, now) if states.is_below else NO_TRANSFERS
+        planned, limit = lease.loaded_pages, lease.gpu_pages + lease.loaded_pages
+        if states.is_below:
+            self._end_start(lease)
+            limit -= 1  # the state could not be brought
         load = self.kv.load(lease, now)
-        if lease.loaded_pages < planned:
-            self._settle_for_less(lease)
+        if lease.loaded_pages < planned or limit < lease.gpu_pages + lease.loaded_pages:
+            self._settle_for_less(lease, limit)
         return Load(own + load.transfers, load.loads) if own else load
 
-    def _load_state(self, lease: Lease) -> list[Transfer]:
-        """Bring the state to the GPU, unless another request has begun to."""
-        states, home, units = self._states_of(lease), self.states, self.states.units
+    def _load_state(self, lease: Lease, now: float) -> list[Transfer]:
+        """Bring the state to the GPU, unless another request has begun to. It stays below if there is no room on the way."""
+        states, home = self._states_of(lease), self.states
         state = states.state
         assert state is not None and states.tier is not None
         loads: list[Transfer] = []
@@ -246,19 +250,25 @@ class HybridCache:
             states.load = next((load for load in state.transfers if load.target is home.gpu), None)
         else:
             if self.shares_room:
-                slots, lease.slots = home.gpu.pool.split(lease.slots, units)
+                slots, left = home.gpu.pool.split(lease.slots, home.units)
             else:
-                slots, states.slots = states.slots, None
-            states.load = home.load(state, slots)
-            loads = [states.load]
+                slots, left = states.slots, None
+            loads = home.load(state, slots, now)
+            if not loads:
+                return loads
+            states.load = loads[-1]
+            if self.shares_room:
+                lease.slots = left
+            else:
+                states.slots = None
         home.residency.pin(state, home.gpu)
         home.residency.unpin(state, states.tier)
         states.tier, states.is_below = home.gpu, False
         return loads
 
-    def _settle_for_less(self, lease: Lease) -> None:
-        """KV that a load cannot bring makes the state useless: what is left counts up to the state before."""
-        there = lease.gpu_pages + lease.loaded_pages
+    def _settle_for_less(self, lease: Lease, limit: int) -> None:
+        """KV or a state that a load cannot bring: what is left counts up to the state before, within ``limit`` pages."""
+        there = min(limit, lease.gpu_pages + lease.loaded_pages)
         found = self.states.deepest(lease.request.runs, there)
         usable = found[0] if found else 0
         lease.loaded_pages = max(0, usable - lease.gpu_pages)
@@ -318,15 +328,16 @@ class HybridCache:
         state = self.states.find(place.page)
         if state is not None:
             states.states.append(state)
-        if self.gpu.below and self.gpu.below[0].copies_prompts and self._is_on_cpu(lease.node, place.depth):
-            self.states.follow(place.page, now)
+        for edge in self.gpu.below:
+            if edge.copies_prompts and self._is_on(edge.lower, lease.node, place.depth):
+                self.states.follow(place.page, edge, now)
 
     @staticmethod
-    def _is_on_cpu(node: Node, depth: int) -> bool:
-        """Whether the CPU has, or is getting, the page at this depth of a path that ends with ``node``."""
+    def _is_on(tier: Tier, node: Node, depth: int) -> bool:
+        """Whether a tier has, or is getting, the page at this depth of a path that ends with ``node``."""
         while node.depth >= depth and node.parent is not None:
             node = node.parent
-        return node.state[CPU] not in (ABSENT, LEAVING)
+        return node.state[tier.index] not in (ABSENT, LEAVING)
 
     # --- the end of a request ------------------------------------------------------------------------------------------------
 

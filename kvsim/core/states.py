@@ -12,6 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from sortedcontainers import SortedDict
 
+from kvsim.core.cache import View
+from kvsim.core.edge import Edge
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run
 from kvsim.core.tier import CPU, GPU, Tier
@@ -187,6 +189,7 @@ class StateStore:
         self.residency: Residency = transfers.residency
         self.tiers = self.residency.tiers
         self.gpu = self.tiers[GPU]
+        self._sources = View(self.gpu).sources
         self.units = units
         self.detached = detached
         self.counts = CheckpointCounts()
@@ -282,12 +285,11 @@ class StateStore:
         """Let a state and the node of pages that ends with it know each other."""
         state.partner, end.partner = end, state
 
-    def follow(self, page: int, now: float) -> None:
-        """Copy the state after a page to the CPU, where the KV before it is already."""
-        node = self.find(page)
-        if node is not None and node.state[GPU] == READY and not node.state[CPU]:
-            edge = self.gpu.below[0]
-            if self.transfers.make_room(edge.lower, self.units, now):
+    def follow(self, page: int, edge: Edge, now: float) -> None:
+        """Copy the state after a page down over an edge of the GPU, where the KV before it is already."""
+        node, lower = self.find(page), edge.lower
+        if node is not None and node.state[GPU] == READY and not node.state[lower.index]:
+            if self.transfers.make_room(lower, self.units, now):
                 self.transfers.write_down(node, edge)
             else:
                 self.residency.counts.no_room_pages += self.units
@@ -308,12 +310,24 @@ class StateStore:
         """A request begins from this state; one that resumes does not use it once more."""
         self.residency.use([node], now, is_first=is_first)
 
-    def load(self, node: Node, slots: Any) -> Transfer:
-        """Bring a state from the CPU to the GPU, into these slots."""
-        self.residency.add_copy(node, self.gpu, INCOMING, slots)
-        load = Transfer(self.tiers[CPU], self.gpu, [node], goes_down=False)
-        load.begun = True
-        return self.transfers.start(load)
+    def load(self, node: Node, slots: Any, now: float) -> list[Transfer]:
+        """Bring a state to the GPU, into these slots: straight from a tier directly below or, as pages of KV, through the tier
+        between. Returns what is to be carried out, the load last; nothing if the tier between has no room.
+        """
+        residency = self.residency
+        source, between = next((tier, between) for tier, between in self._sources if node.state[tier.index] == READY)
+        read: list[Transfer] = []
+        before: list[Transfer] = []
+        if between is not None:
+            if node.state[between.index] or not self.transfers.make_room(between, self.units, now):
+                return []
+            residency.promise_copy(node, between)
+            before = self.transfers.flush()
+            read = [self.transfers.start(Transfer(source, between, [node], goes_down=False))]
+        residency.add_copy(node, self.gpu, INCOMING, slots)
+        load = Transfer(between or source, self.gpu, [node], goes_down=False, after=read)
+        load.begun = not read
+        return [*before, *read, self.transfers.start(load)]
 
     def keep_recent(self, runs: tuple[Run, ...], depth: int, limit: int) -> None:
         """Of the path's states within its first ``depth`` pages, keep ``limit``: those used longest ago are given up."""

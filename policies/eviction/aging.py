@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 
+from kvsim.core.closing import close
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
@@ -37,11 +38,13 @@ class AgingEviction(RankedEviction):
             self.on_evictable(node)
 
     def victims(self, now: float) -> Iterator[Node]:
+        victims = super().victims(now)
         try:
-            for node in super().victims(now):
+            for node in victims:
                 self._offered = node
                 yield node
         finally:
+            close(victims)
             self._offered = None
 
     def on_remove(self, node: Node) -> None:

@@ -1,8 +1,11 @@
 """The contract of eviction policies, and the base class of those that rank nodes one by one."""
 
 from abc import ABCMeta, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from kvsim.core.cache import Cache
@@ -144,15 +147,21 @@ class BypassEviction(EvictionPolicy):
 class RankedEviction(EvictionPolicy):
     """Evicts by a rank that each node has for itself: the least leaves first.
 
-    Leaves stand in a lazy heap: an entry is made when a node becomes evictable and looked at when it comes to the top. One
+    Leaves stand in a lazy queue: an entry is made when a node becomes evictable and looked at when it comes to the front. One
     whose node is not evictable is dropped, one whose rank has risen is put back. A rank may change only while its node is
     pinned, or rise; a policy whose rank falls calls ``on_evictable`` again. Anything else is a PolicyError.
+
+    The queue is a sorted line and a heap: an entry that belongs behind the whole line, as nearly all of an LRU do, is appended
+    to it, and any other goes to the heap.
     """
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
+        self.line: deque[Any] = deque()
+        """Entries (rank, place among equals, node) in ascending order: pages of equal rank are of one path, of which the deeper
+        ones leave first."""
         self.heap: list[Any] = []
-        """Entries (rank, place among equals, node): pages of equal rank are of one path, of which the deeper ones leave first."""
+        """More of them."""
         self._entries = 0
         self._compact_at = 1024
         self._ranks_by_place = type(self).pages_before is not RankedEviction.pages_before
@@ -169,53 +178,66 @@ class RankedEviction(EvictionPolicy):
         return node.pages
 
     def on_evictable(self, node: Node) -> None:
-        self._entries = entries = self._entries + 1
-        heap = self.heap
-        heappush(heap, (self.rank(node), entries - node.depth * DEPTH, node))
-        if len(heap) > self._compact_at:
+        self._entries += 1
+        self._enter((self.rank(node), self._entries - node.depth * DEPTH, node))
+        if len(self.heap) + len(self.line) > self._compact_at:
             self._compact()
 
+    def _enter(self, entry: Any) -> None:
+        line = self.line
+        if not line or entry > line[-1]:
+            line.append(entry)
+        else:
+            heappush(self.heap, entry)
+
     def _compact(self) -> None:
-        """Keep one entry for each evictable node."""
-        heap, tier = self.heap, self.tier
-        nodes = {node: entry for _, entry, node in sorted(heap, key=lambda item: -item[1]) if node.is_evictable(tier)}
-        heap[:] = [(self.rank(node), entry, node) for node, entry in nodes.items()]
-        heapify(heap)
-        self._compact_at = max(1024, 2 * len(heap))
+        """Keep one entry for each evictable node, the last one."""
+        entries = sorted([*self.line, *self.heap], key=itemgetter(1), reverse=True)
+        places = {node: place for _, place, node in entries if node.is_evictable(self.tier)}
+        self.line.clear()
+        self.line.extend(sorted([(self.rank(node), place, node) for node, place in places.items()]))
+        self.heap.clear()
+        self._compact_at = max(1024, 2 * len(self.line))
 
     def victims(self, now: float) -> Iterator[Node]:
-        heap, tier = self.heap, self.tier
-        refused: dict[Node, Any] = {}
+        tier, line, heap = self.tier, self.line, self.heap
+        offered: list[Any] = []
+        seen: set[Node] = set()
         try:
-            while heap:
-                entry = heap[0]
+            while line or heap:
+                if not line or heap and heap[0] < line[0]:
+                    entry = heappop(heap)
+                else:
+                    entry = line.popleft()
                 node: Node = entry[2]
-                if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or refused and node in refused:
-                    heappop(heap)
+                if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or seen and node in seen:
                     continue
                 rank = self.rank(node)
                 if rank != entry[0]:
                     if not rank > entry[0]:
                         self._refuse_rank(node, entry[0], rank)
-                    heapreplace(heap, (rank, entry[1], node))
+                    self._enter((rank, entry[1], node))
                     continue
-                if self._ranks_by_place and len(heap) > 1:
-                    self._cut_before(node, min(heap[1:3])[0])
+                if self._ranks_by_place:
+                    self._cut_before_next(node)
+                offered.append(entry)
                 yield node
-                if heap and heap[0] is entry:
-                    heappop(heap)
-                    if node.state[tier] == READY:
-                        refused[node] = entry
+                if node.state[tier] == READY:
+                    seen.add(node)
+                else:
+                    offered.pop()
         finally:
-            for entry in refused.values():
+            for entry in offered:
                 if entry[2].is_evictable(tier):
                     heappush(heap, entry)
 
-    def _cut_before(self, node: Node, next_rank: Any) -> None:
-        """Cut from a victim the pages that leave only after the next leaf."""
-        pages = self.pages_before(node, next_rank)
-        if pages < node.pages and not node.is_state:
-            self.cut(node, node.pages - pages)
+    def _cut_before_next(self, node: Node) -> None:
+        """Cut from a victim, which is out of the queue, the pages that leave only after the next leaf."""
+        following = [*self.heap[:1], *islice(self.line, 1)]
+        if following and not node.is_state:
+            pages = self.pages_before(node, min(following)[0])
+            if pages < node.pages:
+                self.cut(node, node.pages - pages)
 
     def _refuse_rank(self, node: Node, before: Any, now: Any) -> None:
         """Raise PolicyError: a rank is not a number, or has fallen while its node was evictable."""

@@ -217,8 +217,8 @@ class SmallCache:
         return "".join(self._letters[page] for page in sorted(pages))
 
     def carried(self, transfer: Transfer) -> str:
-        """The pages of a transfer."""
-        return self._text(transfer.nodes)
+        """The pages of a transfer, without recurrent states."""
+        return self._text(node for node in transfer.nodes if not node.is_state)
 
     def leaving_order(self) -> str:
         """Evicts everything evictable from the GPU, page by page; the pages in the order in which they left."""

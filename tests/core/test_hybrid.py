@@ -1,6 +1,6 @@
 """Hybrid models by hand: a letter is a page, a word is a prompt, and a prompt is reused up to its last saved state."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -454,3 +454,73 @@ def test_nothing_leaks(policy: Callable[..., CheckpointPolicy], detached: bool, 
     cache.reset()
     cache.check()
     assert all(tier.pool.free == tier.pool.capacity for tier in (*cache.tiers, *cache.states.tiers))
+
+
+# --- tiers of other shapes ---
+
+CHAIN = (("gpu", ()), ("cpu", (0,)), ("disk", (1,)))
+BESIDE = (("gpu", ()), ("cpu", (0,)), ("disk", (0,)))
+STRAIGHT = (("gpu", ()), ("disk", (0,)))
+
+
+def hybrid_of(shape: Sequence[tuple[str, Sequence[int]]], *capacities: int) -> SmallHybrid:
+    """States among the pages, of a page each, in tiers that are written through."""
+    policy = Last()
+    policy.bind(PolicyContext(page_tokens=1))
+    placements = [WriteThrough() for _ in capacities[1:]]
+    tiers, edges = make_tiers(capacities, [LRU() for _ in capacities], placements, slots=True, page_tokens=1, shape=shape)
+    rules = Rules(recompute_last_token=False)
+    return SmallHybrid(tiers, edges, rules, 1, policy=policy, prefill=Prefill, grid_pages=1, state_bytes=100, state_pages=1)
+
+
+def ways(cache: SmallHybrid, word: str) -> list[tuple[str, str, int]]:
+    """The transfers that bring what is known of a word to the GPU: (link, pages of KV, pages of states)."""
+    lease = cache.admitted(word)
+    transfers = cache.load(lease, next(cache.clock)).transfers
+    told = [
+        (transfer.name, cache.carried(transfer), sum(node.pages for node in transfer.nodes if node.is_state))
+        for transfer in transfers
+    ]
+    cache.move(transfers)
+    cache.move(cache.insert(lease, next(cache.clock)))
+    cache.move(cache.finish_request(lease))
+    cache.check()
+    return told
+
+
+def test_a_state_that_only_the_disk_has_passes_through_the_cpu_tier_as_its_pages_do() -> None:
+    cache = hybrid_of(CHAIN, 5, 5, 30)
+    use(cache, "abc", "xyzu")
+    assert (cache.on("gpu"), cache.on("cpu")) == ("xyzu", "xyzu")
+    assert ways(cache, "abc") == [
+        ("disk-cpu", "", 1),
+        ("cpu-gpu", "", 1),
+        ("disk-cpu", "abc", 0),
+        ("cpu-gpu", "abc", 0),
+    ]
+
+
+@pytest.mark.parametrize(("shape", "capacities"), [(STRAIGHT, (5, 30)), (BESIDE, (5, 5, 30))], ids=["alone", "beside a CPU tier"])
+def test_a_state_on_a_disk_directly_below_comes_straight(shape: Any, capacities: tuple[int, ...]) -> None:
+    cache = hybrid_of(shape, *capacities)
+    use(cache, "abc", "xyzu")
+    assert ways(cache, "abc") == [("disk-gpu", "", 1), ("disk-gpu", "abc", 0)]
+
+
+def test_without_room_on_its_way_a_state_stays_below_and_the_prompt_is_computed() -> None:
+    cache = hybrid_of(CHAIN, 9, 4, 30)
+    use(cache, "abc", "xyzu", "klmnopq")
+    cpu = cache.tiers[1]
+    kept = [node for node in cache.tree.root.descendants() if node.is_evictable(1)]
+    for node in kept:
+        cache.residency.pin(node, cpu)  # as transfers that last would
+    lease = cache.admitted("abc")
+    assert lease.lower_pages == 3
+    assert not cache.load(lease, next(cache.clock)).loads
+    for node in kept:
+        cache.residency.unpin(node, cpu)
+    assert (lease.gpu_pages, lease.loaded_pages) == (0, 0)
+    cache.move(cache.insert(lease, next(cache.clock)))
+    cache.move(cache.finish_request(lease))
+    cache.check()
+    assert use(cache, "abcd") == [3]

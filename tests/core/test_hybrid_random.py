@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvsim.build import Plan, build_run
-from kvsim.core.edge import chain
+from kvsim.core.edge import Edge, chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
@@ -44,26 +44,34 @@ from tests.core.test_hybrid import SmallHybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
 from tests.test_presets import CONF
 
-RUNS = 60
+RUNS = 100
 SETTINGS = settings(max_examples=RUNS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 CHECKPOINTS = [EveryPage, Last, Branch, Retention, partial(Interval, tokens=2), partial(Last, max_states_per_path=1)]
 PLACEMENTS = [WriteThrough, WriteBack, Exclusive, partial(ByLength, min_tokens=3, disk_min_tokens=4)]
 WORDS = st.text("ab", min_size=1, max_size=7)
 
 
+CHAIN = (("gpu", None), ("cpu", 0), ("disk", 1))
+SHAPES = [CHAIN[:1], CHAIN[:2], CHAIN, (("gpu", None), ("disk", 0)), (("gpu", None), ("cpu", 0), ("disk", 0))]
+"""What each tier is, and the place of the tier above it."""
+
+
 @st.composite
 def caches(draw: st.DrawFn) -> SmallHybrid:
-    capacities = [draw(st.integers(4, 16)) for _ in range(draw(st.integers(1, 3)))]
+    shape = draw(st.sampled_from(SHAPES))
     shared = draw(st.booleans())
     detached = {"detached": True, "detached_states": draw(st.sampled_from([None, 1, 3]))} if draw(st.booleans()) else {}
     policy: CheckpointPolicy = draw(st.sampled_from(CHECKPOINTS))(**detached)
     policy.bind(PolicyContext(page_tokens=1))
-    tiers = [
-        tier_of(index, capacity, draw(st.sampled_from([LRU, SegmentedLRU, partial(FlopAware, alpha=0.5)]))())
-        for index, capacity in enumerate(capacities)
-    ]
-    edges = chain(tiers, [placement_of(index, draw) for index in range(1, len(tiers))])
-    own = None if shared else [tier_of(index, draw(st.integers(1, 5)), LRU()) for index in range(min(2, len(tiers)))]
+    tiers: list[Tier] = []
+    edges: list[Edge] = []
+    for index, (name, above) in enumerate(shape):
+        eviction = draw(st.sampled_from([LRU, SegmentedLRU, partial(FlopAware, alpha=0.5)]))()
+        tiers.append(tier_of(index, name, draw(st.integers(4, 16)), eviction))
+        if above is not None:
+            edges.append(Edge(tiers[above], tiers[index], placement_of(index, name, draw)))
+    with_states = [name for name, _ in shape if name != "disk"]
+    own = None if shared else [tier_of(at, name, draw(st.integers(1, 5)), LRU()) for at, name in enumerate(with_states)]
     return SmallHybrid(
         tiers,
         edges,
@@ -79,20 +87,26 @@ def caches(draw: st.DrawFn) -> SmallHybrid:
     )
 
 
-def tier_of(index: int, capacity: int, eviction: Any) -> Tier:
-    eviction.bind(context_of(index, capacity))
-    return Tier(NAMES[index], index, SlotPool(capacity), eviction)
+def tier_of(index: int, name: str, capacity: int, eviction: Any) -> Tier:
+    eviction.bind(context_of(index, name, capacity))
+    return Tier(name, index, SlotPool(capacity), eviction, NAMES.index(name))
 
 
-def placement_of(index: int, draw: Any) -> Any:
+def placement_of(index: int, name: str, draw: Any) -> Any:
     placement = draw(st.sampled_from(PLACEMENTS))()
-    placement.bind(context_of(index, 4))
+    placement.bind(context_of(index, name, 4))
     return placement
 
 
-def context_of(index: int, capacity: int) -> PolicyContext:
+def context_of(index: int, name: str, capacity: int) -> PolicyContext:
     return PolicyContext(
-        tier=index, tier_name=NAMES[index], capacity_pages=capacity, page_tokens=1, model=MODEL, hardware=MACHINE
+        tier=index,
+        tier_name=name,
+        level=NAMES.index(name),
+        capacity_pages=capacity,
+        page_tokens=1,
+        model=MODEL,
+        hardware=MACHINE,
     )
 
 
@@ -298,6 +312,8 @@ SMALL = (
     "model=qwen3_next_80b", "page_tokens=64", "trace.sessions=8", "trace.max_prompt_tokens=10002", "trace.sessions_per_s=2",
 )  # fmt: skip
 SHARED = ("tiers.gpu.capacity=500pages", "tiers.cpu.capacity=500pages")
+DISK = ("tiers.disk.capacity=500pages",)
+STRAIGHT = (*DISK, "tiers.disk.below=gpu")
 OWN = (*SHARED, "tiers.gpu.states=9states", "tiers.cpu.states=12states")
 
 
@@ -314,7 +330,7 @@ def requests_of(plan: Plan) -> list[Request]:
     return requests
 
 
-@pytest.mark.parametrize("room", [SHARED, OWN, (*SHARED, "tiers.disk.capacity=500pages", "prefetch=threshold")])
+@pytest.mark.parametrize("room", [SHARED, OWN, (*SHARED, *DISK, "prefetch=threshold"), (*SHARED, *STRAIGHT), (*OWN, *STRAIGHT)])
 @pytest.mark.parametrize("checkpoint", ["every_page", "interval", "last", "branch", "retention"])
 @pytest.mark.parametrize("placement", ["write_through", "write_back"])
 def test_simulated_requests_all_end(room: tuple[str, ...], checkpoint: str, placement: str) -> None:

@@ -23,6 +23,7 @@ from kvsim.core.rules import Rules
 from kvsim.core.runs import count_pages
 from kvsim.core.tier import DISK
 from kvsim.core.transfer import Transfer
+from kvsim.core.transfers import is_arriving
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.fifo import FIFO
@@ -331,7 +332,7 @@ class CacheMachine(RuleBasedStateMachine):
         if same_tree:
             path = self.path(lease.node)
             assert ids_of(path).tolist() == ids_of_runs(lease.request.runs).tolist()
-            assert all(node.state[lease.gpu.index] == READY for node in path)
+            assert all(node.state[lease.gpu.index] == READY or is_arriving(node, lease.gpu) for node in path)
 
     def compute(self, lease: Lease) -> None:
         """Write the bytes of the pages after the pinned path, and of those in it that no load brought."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from tests.engine.small import ask, seconds, small_engine
 
@@ -12,8 +13,8 @@ from tests.engine.small import ask, seconds, small_engine
 class Diary(LRU):
     """LRU that writes down what it is told."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
         self.told: dict[tuple[str, int], float] = {}
 
     def on_arrival(self, request: Request, now: float) -> None:

@@ -1,5 +1,6 @@
 """What the learned time to live learns."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -115,3 +116,14 @@ def test_what_a_context_costs_to_get_back() -> None:
     """16 bytes a token at 1,000 and 100 bytes a second; 3 tokens cost 3 x 1,152 + 6 x 32 FLOPs at 1e6 a second."""
     seconds = [PolicyContext(model=MODEL, hardware=MACHINE, lower_tier_name=lower).reload_s(3) for lower in ("cpu", "disk", None)]
     assert seconds == pytest.approx([0.048, 0.48, 0.003648])
+
+
+def test_from_a_disk_straight_to_the_gpu_the_slower_of_disk_and_host_link_counts() -> None:
+    slow_link = replace(MACHINE, host_to_device_bytes_per_s=50.0)
+    contexts = [
+        PolicyContext(tier=tier, model=MODEL, hardware=hardware, lower_tier_name="disk")
+        for tier in (0, 1)
+        for hardware in (MACHINE, slow_link)
+    ]
+    rates = [3 * MODEL.kv_bytes_per_token / context.reload_s(3) for context in contexts]
+    assert rates == pytest.approx([100, 50, 100, 100])

@@ -72,6 +72,22 @@ def test_a_link_that_only_one_run_used_fails() -> None:
     assert (check["measured"], check["holds"]) == (None, False)
 
 
+def test_every_link_of_either_run_is_compared() -> None:
+    pairs = []
+    for substrate, names in (("simulated", ("gpu-disk", "disk-gpu")), ("hardware", ("gpu-cpu", "disk-gpu"))):
+        _, outcome = run(HITS, [1.0, 2.0, 3.0, 4.0], 0, substrate=substrate)
+        outcome.links = {name: LinkUse(bytes=1000, transfers=1, busy_s=0.5) for name in names}
+        config = CONFIG | {"substrate": substrate}
+        pairs.append((summarize(outcome, command="simulate", config=config, seed=0, warmup=0.0, load_s=0.0), outcome))
+    record = compared(*pairs)
+    assert list(record["links"]) == ["disk-gpu", "gpu-cpu", "gpu-disk"]
+    moved = {name: (link["bytes"]["simulated"], link["bytes"]["hardware"]) for name, link in record["links"].items()}
+    assert moved == {"disk-gpu": (1000, 1000), "gpu-cpu": (0, 1000), "gpu-disk": (1000, 0)}
+    assert all(name in render_validation(record) for name in moved)
+    holds = {check["name"]: check["holds"] for check in record["checks"] if check["name"].startswith("link_bytes")}
+    assert holds == {"link_bytes disk-gpu": True, "link_bytes gpu-cpu": False, "link_bytes gpu-disk": False}
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvsim.core.closing import close
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, count_pages
@@ -107,15 +108,17 @@ class BlockPool:
         gpu = self.gpu
         gpu.evictable_pages -= missing
         gpu.evicted_pages += missing
-        for node in gpu.eviction.victims(now):
+        victims = gpu.eviction.victims(now)
+        for node in victims:
             pages = node.pages
             if pages > missing:
                 self._cut_off(node, missing)
-                return
+                break
             self._remove(node)
             missing -= pages
             if not missing:
-                return
+                break
+        close(victims)
 
     def _cut_off(self, node: Node, pages: int) -> None:
         """Evict a leaf's last pages."""

@@ -31,8 +31,7 @@ class Channel:
     shared   all flows are served at once, in equal shares (processor sharing, in virtual time: an event per flow, whatever
              their number)
 
-    Channels that share a total, like the two directions of PCIe, slow each other down while both are busy: then each gets its
-    part of the total, in proportion to its own speed.
+    Channels that share a total (``Total``) slow each other down while several of them are busy.
     """
 
     def __init__(self, env: Environment, bytes_per_s: float, latency_s: float, *, is_shared: bool = False) -> None:
@@ -41,8 +40,7 @@ class Channel:
         self.latency_s = latency_s
         self.is_shared = is_shared
         self.use = LinkUse()
-        self.peer: Channel | None = None
-        self._slow_bytes_per_s = bytes_per_s
+        self.totals: list[Total] = []
         self._queue: deque[Flow] = deque()
         self._active: list[tuple[float, int, Flow]] = []
         self._served = 0.0
@@ -57,13 +55,10 @@ class Channel:
         self._busy_since = 0.0
         self._intervals: list[tuple[float, float, float]] = []
 
-    @staticmethod
-    def couple(one: "Channel", other: "Channel", total_bytes_per_s: float) -> None:
-        """Let two channels carry no more than a total while both are busy."""
-        one.peer, other.peer = other, one
-        share = min(1.0, total_bytes_per_s / (one.bytes_per_s + other.bytes_per_s))
-        one._slow_bytes_per_s = one.bytes_per_s * share
-        other._slow_bytes_per_s = other.bytes_per_s * share
+    @property
+    def is_busy(self) -> bool:
+        """Whether bytes are on their way."""
+        return bool(self._active)
 
     def send(self, n_bytes: float, unit_bytes: int | None = None) -> Flow:
         """Queue bytes; the flow's event happens ``latency_s`` after the last one has left.
@@ -122,19 +117,21 @@ class Channel:
         heappush(self._active, (self._served + flow.bytes, self._flows, flow))
         if was_idle:
             self._busy_since = self.env.now
-            self._tell_peer()
+            self._tell_others()
         self._set_timer()
 
-    def _tell_peer(self) -> None:
-        if self.peer is not None and self.peer._active:
-            self.peer._advance()
-            self.peer._set_timer()
+    def _tell_others(self) -> None:
+        """The channel has become busy, or idle: those that share a total with it go on at another rate."""
+        others = dict.fromkeys([channel for total in self.totals for channel in total.channels])
+        for channel in others:
+            if channel is not self and channel._active:
+                channel._advance()
+                channel._set_timer()
 
     def _set_timer(self) -> None:
         """Set the clock for the flow that ends first; earlier timers are void."""
         self._timers += 1
-        peer = self.peer
-        self._rate = self._slow_bytes_per_s if peer is not None and peer._active else self.bytes_per_s
+        self._rate = self.bytes_per_s * min([1.0, *(total.share() for total in self.totals)])
         left = max(0.0, self._active[0][0] - self._served) * len(self._active) / self._rate
         self.env.timeout(left, self._timers).callbacks.append(self._on_timer)
 
@@ -164,12 +161,30 @@ class Channel:
         else:
             use.busy_s += now - self._busy_since
             self._timers += 1
-            self._tell_peer()
+            self._tell_others()
 
     def used(self) -> LinkUse:
         """What has been carried so far."""
         self.use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 3)
         return self.use
+
+
+class Total:
+    """What several channels carry together at most, like the two directions of PCIe.
+
+    While more than one of them is busy, each gets its part of the total, in proportion to its own speed.
+    """
+
+    def __init__(self, bytes_per_s: float, *channels: Channel) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.channels = channels
+        for channel in channels:
+            channel.totals.append(self)
+
+    def share(self) -> float:
+        """The part of its own speed that each busy channel has now."""
+        busy = [channel.bytes_per_s for channel in self.channels if channel.is_busy]
+        return min(1.0, self.bytes_per_s / sum(busy)) if len(busy) > 1 else 1.0
 
 
 def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:

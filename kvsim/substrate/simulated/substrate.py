@@ -11,15 +11,16 @@ from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
-from kvsim.substrate.simulated.links import Channel, Flow
+from kvsim.substrate.simulated.links import Channel, Flow, Total
 from kvsim.substrate.simulated.warmth import Warmth
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedSubstrate:
-    """Four channels, one for each direction between neighbouring tiers, and the time of steps on the GPU.
+    """A channel for each direction between two tiers, and the time of steps on the GPU.
 
-    Their rates are the machine's, or what its curves say of the run's pages.
+    Rates are the machine's, or what its curves say of the run's pages. Between disk and GPU, bytes pass the disk and the host
+    link at once: at the rate of the slower of the two, after the latencies of both.
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, *, links: str) -> None:
@@ -33,32 +34,40 @@ class SimulatedSubstrate:
         self.flows: dict[Transfer, Flow] = {}
 
     def _channels(self, hardware: HardwareSpec, fragment_bytes: float, is_shared: bool) -> dict[str, Channel]:
-        rates, total = self._rates(hardware, fragment_bytes)
-        channels = {name: Channel(self.env, *rate, is_shared=is_shared) for name, rate in rates.items()}
-        Channel.couple(channels["cpu-gpu"], channels["gpu-cpu"], total)
-        if hardware.disk_curves and (disk_total := hardware.disk_curves.total_bytes_per_s(self.page_bytes)):
-            Channel.couple(channels["disk-cpu"], channels["cpu-disk"], disk_total)
-        return channels
-
-    def _rates(self, hardware: HardwareSpec, fragment_bytes: float) -> tuple[dict[str, tuple[float, float]], float]:
-        """Bytes a second and latency of each channel, and the total of the host link while both directions are busy."""
-        to_device = hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s
-        to_host = hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s
-        total = hardware.total_both_directions_bytes_per_s
-        if links := hardware.link_curves:
-            (down, down_s), (up, up_s) = links.to_device(fragment_bytes), links.to_host(fragment_bytes)
-            to_device, to_host = (down * hardware.gpus, down_s), (up * hardware.gpus, up_s)
-            total = links.total_bytes_per_s(fragment_bytes) * hardware.gpus
-        read, write = hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s
+        (down, down_s), (up, up_s), total = self._host_link(hardware, fragment_bytes)
+        read, write, disk_s = hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s, hardware.disk_latency_s
         if disk := hardware.disk_curves:
             read, write = disk.read_bytes_per_s(self.page_bytes), disk.write_bytes_per_s(self.page_bytes)
         rates = {
-            "cpu-gpu": to_device,
-            "gpu-cpu": to_host,
-            "disk-cpu": (read, hardware.disk_latency_s),
-            "cpu-disk": (write, hardware.disk_latency_s),
+            "cpu-gpu": (down, down_s),
+            "gpu-cpu": (up, up_s),
+            "disk-cpu": (read, disk_s),
+            "cpu-disk": (write, disk_s),
+            "disk-gpu": (min(read, down), disk_s + down_s),
+            "gpu-disk": (min(write, up), disk_s + up_s),
         }
-        return rates, total
+        channels = {name: Channel(self.env, *rate, is_shared=is_shared) for name, rate in rates.items()}
+
+        def share(bytes_per_s: float, *names: str) -> None:
+            Total(bytes_per_s, *[channels[name] for name in names])
+
+        share(total, "cpu-gpu", "gpu-cpu", "disk-gpu", "gpu-disk")
+        share(down, "cpu-gpu", "disk-gpu")
+        share(up, "gpu-cpu", "gpu-disk")
+        if disk and (disk_total := disk.total_bytes_per_s(self.page_bytes)):
+            share(disk_total, "disk-cpu", "cpu-disk", "disk-gpu", "gpu-disk")
+        return channels
+
+    @staticmethod
+    def _host_link(hardware: HardwareSpec, fragment_bytes: float) -> tuple[tuple[float, float], tuple[float, float], float]:
+        """Bytes a second and latency to the GPU and to the host, and the total while both directions are busy."""
+        if (links := hardware.link_curves) is None:
+            to_device = hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s
+            to_host = hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s
+            return to_device, to_host, hardware.total_both_directions_bytes_per_s
+        (down, down_s), (up, up_s) = links.to_device(fragment_bytes), links.to_host(fragment_bytes)
+        gpus = hardware.gpus
+        return (down * gpus, down_s), (up * gpus, up_s), links.total_bytes_per_s(fragment_bytes) * gpus
 
     def copy(self, transfer: Transfer) -> Event:
         """As in the contract. The pages arrive in order, so a copy that is cut short has brought the first ones whole."""

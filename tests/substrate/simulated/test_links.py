@@ -1,5 +1,6 @@
-"""Channels: bytes over a rate, first come first served or in equal shares, alone or with a peer that takes its part."""
+"""Channels: bytes over a rate, first come first served or in equal shares, alone or with others that take their part."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 
-from kvsim.substrate.simulated.links import Channel, Flow
+from kvsim.substrate.simulated.links import Channel, Flow, Total
 
 Plan = list[tuple[float, float]]
 """Transfers as (time of asking, bytes)."""
+
+Totals = Sequence[tuple[float, tuple[int, ...]]]
 
 
 def seconds(expected: Any) -> Any:
@@ -19,14 +22,16 @@ def seconds(expected: Any) -> Any:
 
 
 class Bench:
-    """Channels of 10 bytes a second, and what happens on them when."""
+    """Channels, by default one of 10 bytes a second, and what happens on them when.
 
-    def __init__(self, *, is_shared: bool = False, latency_s: float = 0.0, peer_rate: float = 0.0, total: float = 20.0) -> None:
+    ``totals`` has pairs of a rate and the numbers of the channels that share it.
+    """
+
+    def __init__(self, *rates: float, totals: Totals = (), is_shared: bool = False, latency_s: float = 0.0) -> None:
         self.env = Environment()
-        self.channels = [Channel(self.env, 10.0, latency_s, is_shared=is_shared)]
-        if peer_rate:
-            self.channels.append(Channel(self.env, peer_rate, latency_s, is_shared=is_shared))
-            Channel.couple(*self.channels, total)
+        self.channels = [Channel(self.env, rate, latency_s, is_shared=is_shared) for rate in rates or (10.0,)]
+        for total, among in totals:
+            Total(total, *[self.channels[number] for number in among])
         self.flows: dict[str, Flow] = {}
         self.ended: dict[str, tuple[float, float]] = {}
         """When each transfer ended, and how many bytes had arrived."""
@@ -153,7 +158,7 @@ def test_cancelling_twice_or_too_late_does_nothing() -> None:
 
 
 def test_both_directions_slow_each_other_down_only_while_both_are_busy() -> None:
-    bench = Bench(peer_rate=10, total=15)
+    bench = Bench(10, 10, totals=[(15, (0, 1))])
     bench.send("there", 0, 100)
     bench.send("back", 2, 15, channel=1)
     # Both at 7.5 from 2 to 4; 65 bytes are left then.
@@ -161,26 +166,43 @@ def test_both_directions_slow_each_other_down_only_while_both_are_busy() -> None
 
 
 def test_a_total_that_both_can_have_slows_nobody_down() -> None:
-    bench = Bench(peer_rate=10, total=25)
+    bench = Bench(10, 10, totals=[(25, (0, 1))])
     bench.send("there", 0, 100)
     bench.send("back", 0, 50, channel=1)
     assert bench.ends() == seconds([10, 5])
 
 
 def test_the_total_is_divided_in_proportion_to_the_rates() -> None:
-    bench = Bench(peer_rate=30, total=20)
+    bench = Bench(10, 30, totals=[(20, (0, 1))])
     bench.send("there", 0, 10)
     bench.send("back", 0, 45, channel=1)
-    # 5 and 15 a second: the first ends at 2, then the peer has 15 left at 30 a second.
+    # 5 and 15 a second: the first ends at 2, then the other has 15 left at 30 a second.
     assert bench.ends() == seconds([2, 2.5])
 
 
-def test_a_cancelled_transfer_gives_the_peer_its_rate_back() -> None:
-    bench = Bench(peer_rate=10, total=10)
+def test_a_cancelled_transfer_gives_the_other_its_rate_back() -> None:
+    bench = Bench(10, 10, totals=[(10, (0, 1))])
     bench.send("there", 0, 100)
     bench.send("back", 0, 100, channel=1)
     bench.cancel("back", 4, channel=1)
     assert bench.run() == {"back": seconds((4, 20)), "there": seconds((4 + 8, 100))}
+
+
+def test_of_several_totals_the_tightest_counts() -> None:
+    bench = Bench(10, 10, 10, totals=[(15, (0, 1, 2)), (8, (0, 1))])
+    bench.send("down", 0, 16)
+    bench.send("also down", 0, 16, channel=1)
+    bench.send("up", 0, 20, channel=2)
+    # The total of all three leaves half of its speed to each, that of the first two only 4 a second: 4, 4 and 5 a second.
+    bench.send("later", 4, 10, channel=2)
+    assert bench.ends() == seconds([4, 4, 4, 5])
+
+
+def test_channels_without_a_total_in_common_do_not_slow_each_other_down() -> None:
+    bench = Bench(10, 10, 10, totals=[(12, (0, 1)), (12, (1, 2))])
+    bench.send("left", 0, 50)
+    bench.send("right", 0, 50, channel=2)
+    assert bench.ends() == seconds([5, 5])
 
 
 def test_intervals_are_in_order_of_start() -> None:
@@ -195,19 +217,19 @@ def test_intervals_are_in_order_of_start() -> None:
 
 
 class Fluid:
-    """Both channels in the plainest way: all rates are constant until something happens; then everything is reckoned anew."""
+    """All channels in the plainest way: all rates are constant until something happens; then everything is reckoned anew."""
 
     def __init__(
-        self, plans: list[Plan], cancels: dict[tuple[int, int], float], rates: list[float], total: float, shared: bool
+        self, plans: list[Plan], cancels: dict[tuple[int, int], float], rates: list[float], totals: Totals, shared: bool
     ) -> None:
         self.left = [[float(n_bytes) for _, n_bytes in plan] for plan in plans]
         self.arrivals = [[at for at, _ in plan] for plan in plans]
         self.cancels = cancels
         self.rates = rates
-        self.slow = min(1.0, total / sum(rates))
+        self.totals = totals
         self.is_shared = shared
         self.ends: dict[tuple[int, int], float] = {}
-        self.busy = [0.0, 0.0]
+        self.busy = [0.0] * len(rates)
         self.now = 0.0
 
     def open(self, channel: int) -> list[int]:
@@ -216,10 +238,14 @@ class Fluid:
         return sorted(flows, key=lambda flow: (self.arrivals[channel][flow], flow))
 
     def speeds(self) -> dict[tuple[int, int], float]:
-        queues = [self.open(0), self.open(1)]
+        queues = [self.open(channel) for channel in range(len(self.rates))]
         speeds = {}
         for channel, queue in enumerate(queues):
-            rate = self.rates[channel] * (self.slow if all(queues) else 1.0)
+            rate = self.rates[channel]
+            for total, among in self.totals:
+                busy = [other for other in among if queues[other]]
+                if channel in among and len(busy) > 1:
+                    rate = min(rate, self.rates[channel] * total / sum(self.rates[other] for other in busy))
             served = queue if self.is_shared else queue[:1]
             speeds |= {(channel, flow): rate / len(served) for flow in served}
         return speeds
@@ -254,34 +280,37 @@ TIMES = st.integers(0, 30)
 PLANS = st.lists(st.tuples(TIMES, st.integers(1, 100)), max_size=6)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+TOTALS = st.lists(
+    st.tuples(st.sampled_from([8.0, 10.0, 15.0, 50.0]), st.sets(st.integers(0, 2), min_size=2).map(tuple)), max_size=3
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
-    there=PLANS,
-    back=PLANS,
-    cancels=st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 5)), st.floats(0.1, 40.0), max_size=3),
-    peer_rate=st.sampled_from([7.0, 10.0, 13.0]),
-    total=st.sampled_from([10.0, 15.0, 50.0]),
+    plans=st.lists(PLANS, min_size=3, max_size=3),
+    cancels=st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 5)), st.floats(0.1, 40.0), max_size=3),
+    rates=st.tuples(st.just(10.0), st.sampled_from([7.0, 10.0, 13.0]), st.sampled_from([2.0, 10.0])),
+    totals=TOTALS,
     is_shared=st.booleans(),
 )
 def test_channels_agree_with_a_slow_simulation(
-    there: Plan, back: Plan, cancels: dict[tuple[int, int], float], peer_rate: float, total: float, is_shared: bool
+    plans: list[Plan], cancels: dict[tuple[int, int], float], rates: tuple[float, ...], totals: Totals, is_shared: bool
 ) -> None:
-    plans = [there, back]
     cancels = {
         key: at
         for key, at in cancels.items()
         if key[1] < len(plans[key[0]]) and at > plans[key[0]][key[1]][0] and at != round(at)
     }
-    fluid = Fluid(plans, cancels, [10.0, peer_rate], total, is_shared)
+    fluid = Fluid(plans, cancels, list(rates), totals, is_shared)
     fluid.run()
-    bench = Bench(is_shared=is_shared, peer_rate=peer_rate, total=total)
+    bench = Bench(*rates, totals=totals, is_shared=is_shared)
     for channel, plan in enumerate(plans):
         for flow, (at, n_bytes) in enumerate(plan):
             bench.send(f"{channel} {flow}", at, n_bytes, channel=channel)
     for (channel, flow), at in cancels.items():
         bench.cancel(f"{channel} {flow}", at, channel=channel)
     bench.run()
-    assert len(bench.ended) == len(there) + len(back)
+    assert len(bench.ended) == sum(map(len, plans))
     for (channel, flow), end in fluid.ends.items():
         arrived = plans[channel][flow][1] - fluid.left[channel][flow]
         assert bench.ended[f"{channel} {flow}"] == seconds((end, arrived))

@@ -176,6 +176,8 @@ def test_channels_have_the_rates_of_the_runs_pages() -> None:
         "gpu-cpu": (30, 0.5),
         "disk-cpu": (pytest.approx(32**0.5), 0.125),
         "cpu-disk": (2, 0.125),
+        "disk-gpu": (pytest.approx(32**0.5), 0.375),
+        "gpu-disk": (2, 0.625),
     }
     both = [channels["cpu-gpu"].send(375.0), channels["gpu-cpu"].send(225.0)]
     channels["cpu-gpu"].env.run()
@@ -188,6 +190,44 @@ def test_a_disk_that_reads_and_writes_at_once_carries_no_more_than_was_measured(
     flows = [channels["disk-cpu"].send(40.0), channels["cpu-disk"].send(24.0)]
     channels["disk-cpu"].env.run()
     assert [flow.ended_s for flow in flows] == pytest.approx([10.0, 11.0])  # 4 and 2 bytes a second; then 4 for the last 4
+
+
+@pytest.mark.parametrize(
+    ("host", "disk", "read", "write"), [(100.0, 20.0, 20.0, 20.0), (15.0, 20.0, 15.0, 15.0)], ids=["slow disk", "slow host link"]
+)
+def test_between_disk_and_gpu_the_slower_of_disk_and_host_link_counts(
+    host: float, disk: float, read: float, write: float
+) -> None:
+    spec = machine(
+        host_to_device_bytes_per_s=host,
+        device_to_host_bytes_per_s=host,
+        disk_read_bytes_per_s=disk,
+        disk_write_bytes_per_s=disk,
+        host_latency_s=0.25,
+        disk_latency_s=1.0,
+    )
+    channels = SimulatedSubstrate(MODEL, spec, 2, links="fifo").channels
+    assert [(channels[name].bytes_per_s, channels[name].latency_s) for name in ("disk-gpu", "gpu-disk")] == [
+        (read, 1.25),
+        (write, 1.25),
+    ]
+
+
+def test_what_goes_straight_to_the_disk_takes_its_part_of_the_host_link() -> None:
+    """100 bytes a second to the GPU, 150 both ways: loads from CPU and disk get 5/6 of 100 and of 20, and go on alone."""
+    channels = SimulatedSubstrate(MODEL, machine(host_latency_s=0.0, disk_latency_s=0.0), 2, links="fifo").channels
+    flows = [channels["cpu-gpu"].send(1000.0), channels["disk-gpu"].send(100.0)]
+    channels["cpu-gpu"].env.run()
+    assert [flow.ended_s for flow in flows] == pytest.approx([6 + 500 / 100, 6.0])
+
+
+def test_what_goes_straight_to_the_disk_takes_its_part_of_the_disk() -> None:
+    disk = DiskCurves(read=[[4, 16, 8.0]], write=[[4, 16, 4.0]], both=[[4, 16, 6.0]])
+    spec = machine(disk_curves=disk, disk_latency_s=0.0, host_latency_s=0.0)
+    channels = SimulatedSubstrate(MODEL, spec, 2, links="fifo").channels
+    flows = [channels["disk-gpu"].send(40.0), channels["gpu-disk"].send(24.0)]
+    channels["disk-gpu"].env.run()
+    assert [flow.ended_s for flow in flows] == pytest.approx([10.0, 11.0])  # as between disk and CPU
 
 
 def test_gpus_have_links_of_their_own_for_parts_of_each_fragment() -> None:

@@ -1,0 +1,202 @@
+"""A disk directly below the GPU, beside a CPU tier or without one: from the command line to the report."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.cli import main
+
+PAGES = "tiers.gpu.capacity=6000pages"
+BELOW_GPU = ("tiers.disk.capacity=60000pages", "tiers.disk.below=gpu")
+CPU = "tiers.cpu.capacity=3000pages"
+TO_DISK = ("placement@tiers.cpu.placement=write_through_selective", "placement@tiers.disk.placement=write_back")
+"""Beside a disk that takes what is evicted, the CPU tier takes what has been used twice."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(command: str, *overrides: str) -> dict[str, Any]:
+    assert main([command, *overrides, "output=run"]) == 0
+    result: dict[str, Any] = json.loads(Path("run/result.json").read_text())
+    return result
+
+
+def rows_of(sweep: Path) -> list[dict[str, str]]:
+    with (sweep / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def moved_pages(result: dict[str, Any], *links: str) -> float:
+    return sum([result["links"].get(link, {"bytes": 0})["bytes"] for link in links]) / result["page_bytes"]
+
+
+def check_links(result: dict[str, Any]) -> None:
+    """Bytes are those of the pages that were moved, over the links that there are."""
+    assert result["hit_pages"]["disk"] > 0
+    assert moved_pages(result, "gpu-cpu", "gpu-disk") == result["placement"]["written_pages"] > 0
+    assert moved_pages(result, "cpu-gpu", "disk-gpu") == result["placement"]["loaded_pages"] >= result["hit_pages"]["disk"]
+    assert moved_pages(result, "disk-gpu") >= result["hit_pages"]["disk"]
+    assert result["placement"]["fetched_pages"] == 0
+    assert not {"disk-cpu", "cpu-disk"} & set(result["links"])
+    assert all(link["busy_s"] > 0 and 0 < link["utilization"] <= 1 for link in result["links"].values())
+
+
+@pytest.mark.parametrize("placement", ["write_through", "write_back", "exclusive"])
+@pytest.mark.parametrize("links", ["fifo", "shared"])
+def test_without_a_cpu_tier_pages_go_straight(placement: str, links: str) -> None:
+    result = run("simulate", "trace.sessions=40", PAGES, *BELOW_GPU, f"placement={placement}", f"engine.links={links}")
+    check_links(result)
+    assert list(result["tiers"]) == ["gpu", "disk"]
+    assert set(result["links"]) == {"gpu-disk", "disk-gpu"}
+    assert result["hit_pages"]["cpu"] == 0
+
+
+@pytest.mark.parametrize("placements", [("placement=write_through",), TO_DISK], ids=["both get everything", "one each"])
+def test_beside_a_cpu_tier_both_are_used(placements: tuple[str, ...]) -> None:
+    result = run("simulate", "trace.sessions=40", PAGES, CPU, *BELOW_GPU, *placements)
+    check_links(result)
+    assert list(result["tiers"]) == ["gpu", "cpu", "disk"]
+    assert set(result["links"]) == {"gpu-cpu", "cpu-gpu", "gpu-disk", "disk-gpu"}
+    assert result["hit_pages"]["cpu"] > 0
+
+
+@pytest.mark.parametrize("tiers", [(), ("tiers.cpu.capacity=2000pages", *TO_DISK)], ids=["disk", "cpu and disk"])
+@pytest.mark.parametrize("hardware", ["h200", "h200_measured"])
+def test_a_real_trace_is_served(tiers: tuple[str, ...], hardware: str, shared: Path) -> None:
+    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
+    trace = ("trace=mooncake", f"trace.path='{path}'", "trace.limit=600", "page_tokens=512")
+    machine = (f"hardware={hardware}", "tiers.gpu.capacity=1000pages", *BELOW_GPU)
+    check_links(run("simulate", *trace, *machine, *tiers, "placement=write_back" if not tiers else "warmup=0"))
+
+
+def test_the_straight_link_is_in_every_report(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run("simulate", "trace.sessions=40", PAGES, *BELOW_GPU, "timeline=true")
+    shown = capsys.readouterr().out
+    page = Path("run/report.html").read_text()
+    with gzip.open("run/timeline.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    for name in ("gpu-disk", "disk-gpu"):
+        assert name in shown
+        assert name in page
+        assert name in lanes
+        assert any(0 < share <= 1 for share in result["timeline"]["links"]["utilization"][name])
+        assert sum(event["args"]["bytes"] for event in events if event["name"] == name) == result["links"][name]["bytes"]
+
+
+def test_a_replay_hits_the_same_tiers() -> None:
+    result = run("replay", "trace.sessions=40", PAGES, *BELOW_GPU)
+    assert list(result["tiers"]) == ["gpu", "disk"]
+    assert result["hit_pages"]["disk"] > 0 == result["hit_pages"]["cpu"]
+
+
+MISTAKES = [
+    (["tiers.disk.below=nowhere"], "tiers.disk.below must be cpu or gpu, not nowhere"),
+    (["tiers.disk.below=nowhere", *BELOW_GPU[:1]], "tiers.disk.below must be cpu or gpu, not nowhere"),
+    (["tiers.disk.below=disk", *BELOW_GPU[:1]], "tiers.disk.below must be cpu or gpu, not disk"),
+    (["tiers.disk.below=gpu"], "tiers.disk.below has no effect without that tier: set tiers.disk.capacity"),
+    (["tiers.disk.below=cpu"], "tiers.disk.below has no effect without that tier: set tiers.disk.capacity"),
+    (["tiers.disk.below=cpu", *BELOW_GPU[:1]], "tiers.disk is below the CPU tier, through which its pages pass: set tiers.cpu"),
+    (["tiers.gpu.below=gpu"], "tiers.gpu.below: there is no such setting"),
+    *[
+        ([*BELOW_GPU, *cpu, *prefetch], f"prefetch: {name} reads ahead into the CPU tier, and the disk is not below it")
+        for cpu in ([], [CPU])
+        for prefetch, name in (
+            (["prefetch=threshold"], "ThresholdPrefetch"),
+            (["prefetch=adaptive"], "AdaptivePrefetch"),
+            (["prefetch=break_even"], "BreakEvenPrefetch"),
+        )
+    ],
+    (["preset=sglang_storage", "tiers.disk.below=gpu"], "prefetch: ThresholdPrefetch reads ahead into the CPU tier"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), MISTAKES, ids=[" ".join(overrides) for overrides, _ in MISTAKES])
+@pytest.mark.parametrize("command", ["replay", "simulate"])
+def test_what_cannot_be_ends_with_one_line(
+    command: str, overrides: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *overrides]) == 2
+    shown = capfd.readouterr()
+    assert shown.err.startswith(f"kvsim: {expected}")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("simulate", "substrate=hardware", "model=tiny"), ("validate", "hardware=h200", "model=tiny")],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("cpu", [(), ("tiers.cpu.capacity=10pages",)], ids=["disk", "cpu and disk"])
+def test_real_hardware_has_no_straight_way_to_the_disk(
+    words: tuple[str, ...], cpu: tuple[str, ...], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "tiers.gpu.capacity=60pages", "tiers.disk.capacity=10pages", "tiers.disk.below=gpu", *cpu]) == 2
+    shown = capfd.readouterr()
+    assert shown.err == (
+        "kvsim: tiers.disk.below=gpu: substrate=hardware reads and writes the disk through pinned memory: "
+        "set tiers.disk.below=cpu\n"
+    )
+    assert shown.out == ""
+    assert not list(folder.iterdir())
+
+
+def test_a_sweep_over_both_places_of_the_disk_is_framed_by_bounds(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    tiers = (PAGES, CPU, "tiers.disk.capacity=9000pages", "tiers.disk.below=cpu,gpu")
+    assert main(["replay", "-m", "trace.sessions=40", *tiers, "placement=write_through,write_back", "output=sweep"]) == 0
+    shown = capsys.readouterr().out
+    rows = rows_of(folder / "sweep")
+    assert [(row["tiers.disk.below"], row["placement"], row["status"]) for row in rows] == [
+        ("cpu", "write_through", "finished"),
+        ("cpu", "write_back", "finished"),
+        ("gpu", "write_through", "finished"),
+        ("gpu", "write_back", "finished"),
+    ]
+    assert len({row["belady_hit_rate"] for row in rows}) == len({row["unlimited_hit_rate"] for row in rows}) == 1
+    for row in rows:
+        assert 0 < float(row["hit_rate"]) <= float(row["belady_hit_rate"]) <= float(row["unlimited_hit_rate"])
+        parts = [float(row[f"hit_rate_{tier}"]) for tier in ("gpu", "cpu", "disk")]
+        assert sum(parts) == pytest.approx(float(row["hit_rate"]))
+    assert "belady" in shown and "unlimited" in shown and "disk below" in shown
+    page = (folder / "sweep" / "report.html").read_text()
+    assert "disk below" in page and "from disk" in page
+
+
+def test_runs_with_and_without_a_cpu_tier_stand_side_by_side(folder: Path) -> None:
+    tiers = (PAGES, "tiers.cpu.capacity=0,3000pages", *BELOW_GPU)
+    assert main(["simulate", "-m", "trace.sessions=40", *tiers, "output=sweep"]) == 0
+    without, beside = rows_of(folder / "sweep")
+    assert (without["tiers.cpu.capacity"], beside["tiers.cpu.capacity"]) == ("0", "3000pages")
+    assert without["hit_rate_cpu"] == "" and float(without["hit_rate_disk"]) > 0
+    assert float(beside["hit_rate_cpu"]) > 0
+    assert main(["report", "sweep"]) == 0
+
+
+def test_columns_of_the_requests_are_those_of_the_tiers(folder: Path) -> None:
+    result = run("simulate", "trace.sessions=40", PAGES, *BELOW_GPU)
+    with gzip.open("run/requests.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    for kind in ("pages", "tokens"):
+        told = {tier: sum(int(row[f"hit_{kind}_{tier}"]) for row in rows) for tier in ("gpu", "cpu", "disk")}
+        assert told == result[f"hit_{kind}"]
+        assert told["cpu"] == 0 < told["disk"]
+    rates = result["timeline"]["hits"]["hit_rate"]
+    assert not any(rates["cpu"]) and any(rates["disk"])
+
+
+def test_the_printed_tree_names_the_tiers(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("trace=words", "trace.prompts=[a b c d,a b e f,a b c d]", "page_tokens=1", "tiers.gpu.capacity=6pages")
+    run("replay", *words, "tiers.disk.capacity=9pages", "tiers.disk.below=gpu", "print_tree=true")
+    shown = capsys.readouterr().out
+    assert "gpu 6 of 6 pages in use, disk 6 of 9 pages in use" in shown
+    assert "disk slots" in shown and "cpu" not in shown.split("radix tree")[1].split("kvsim")[0]
