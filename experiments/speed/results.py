@@ -91,8 +91,8 @@ def write_table(path: Path, results: Results, titles: Iterable[str]) -> None:
         "",
         "Measured by `python experiments/speed/run.py`, once with kvsim in pure Python and once compiled. A rate is given as a",
         "multiple of the yardstick's, with requests a second in brackets: the best of five runs of either, in turn, each in a",
-        "process of its own and without reading the trace; of fewer where fewer are counted below (`--repeats`). The sweep is its",
-        "best run as well, memory the worst. A hit is a prompt page whose predecessors hit too, counted once.",
+        "process of its own and without reading the trace; of fewer where fewer are counted below (`--repeats`). The sweep is",
+        "its best run as well, memory the worst. A hit is a prompt page whose predecessors hit too, counted once.",
     ]
     for title in titles:
         measured = {build: sections[title] for build, sections in results.items() if title in sections}
