@@ -111,7 +111,7 @@ def test_a_stale_build_is_a_mistake_and_a_failed_import() -> None:
 
 def test_the_command_line_says_so_in_one_line(package: Path) -> None:
     """As installed, but with a source that has changed since."""
-    shutil.copytree(ROOT / "kvsim", package, dirs_exist_ok=True, ignore=NOT_SOURCES)
+    shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=NOT_SOURCES)
     for command in (["--version"], ["simulate", "trace=synthetic"]):
         ended = subprocess.run(
             [sys.executable, "-c", f"import sys; from kvsim.cli import main; sys.exit(main({command}))"],
@@ -123,7 +123,7 @@ def test_the_command_line_says_so_in_one_line(package: Path) -> None:
 
 
 def test_importing_the_core_fails_in_python(package: Path) -> None:
-    shutil.copytree(ROOT / "kvsim", package, dirs_exist_ok=True, ignore=NOT_SOURCES)
+    shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=NOT_SOURCES)
     code = "try:\n    import kvsim.core.runs\nexcept ImportError as error:\n    print(error)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("compiled modules are older than their sources")

@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-REPEATS = 3
+REPEATS = 5
 """Times each speed is measured; the fastest run counts, and the largest memory."""
 
 
@@ -56,10 +57,51 @@ def run_kvsim(command: str, *overrides: str) -> Run:
     return Run(result=result, peak_bytes=peak_bytes)
 
 
-def run_kvsim_repeatedly(command: str, *overrides: str) -> list[Run]:
-    """Run the same command ``REPEATS`` times, the one with most requests a second first."""
-    runs = [run_kvsim(command, *overrides) for _ in range(REPEATS)]
-    return sorted(runs, key=lambda run: run.requests_per_s, reverse=True)
+@dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """A plain LRU replay of the conversation trace in pure Python: what this machine does at this moment."""
+
+    program: Path
+    trace: Path
+    rates: list[float] = field(default_factory=list)
+    """Requests a second of every run so far."""
+
+    def measure(self) -> float:
+        """Run it once, in a process of its own; raise RunFailed if it is not there."""
+        if not self.program.exists():
+            raise RunFailed(f"there is no yardstick at {self.program}: name one with --yardstick")
+        printed, _ = run_process([sys.executable, str(self.program), str(self.trace), "1"])
+        self.rates.append(float(printed))
+        return self.rates[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Runs of one command, and of the yardstick in the same rounds."""
+
+    runs: list[Run]
+    yardsticks: list[float]
+
+    @property
+    def best(self) -> Run:
+        """The run with most requests a second."""
+        return max(self.runs, key=lambda run: run.requests_per_s)
+
+    @property
+    def times(self) -> float:
+        """Requests a second as a multiple of the yardstick's, the best of each."""
+        return self.best.requests_per_s / max(self.yardsticks)
+
+
+def run_beside(yardstick: Yardstick, repeats: int, command: str, settings: Mapping[int, Sequence[str]]) -> dict[int, Beside]:
+    """Run, in so many rounds, the yardstick and then the command with each of several settings."""
+    rates: list[float] = []
+    found: dict[int, list[Run]] = {key: [] for key in settings}
+    for _ in range(repeats):
+        rates.append(yardstick.measure())
+        for key, overrides in settings.items():
+            found[key].append(run_kvsim(command, *overrides))
+    return {key: Beside(runs=runs, yardsticks=rates) for key, runs in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

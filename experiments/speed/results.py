@@ -1,11 +1,13 @@
 """The table and the picture of the speed experiment."""
 
+import json
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -25,7 +27,7 @@ class Row:
     holds: bool | None = None
     """None if nothing is claimed."""
     bar: tuple[str, int, float] | None = None
-    """Name, page size in tokens and requests a second, for the picture."""
+    """Name, page size in tokens and multiple of the yardstick, for the picture."""
 
 
 def print_rows(console: Console, title: str, rows: list[Row]) -> None:
@@ -38,32 +40,87 @@ def print_rows(console: Console, title: str, rows: list[Row]) -> None:
     console.print(table)
 
 
-def write_table(path: Path, sections: Mapping[str, list[Row]]) -> None:
-    """Write all rows as Markdown, with the machine they were measured on and the command that does it again."""
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What was measured for one kind of claims, by one build of kvsim, on one occasion."""
+
+    when: str
+    machine: str
+    yardstick: list[float]
+    """Requests a second of the yardstick's runs meanwhile; empty if nothing is compared with it."""
+    rows: list[Row]
+
+    @property
+    def noise(self) -> str:
+        """How far the yardstick's runs lie apart, in words."""
+        if not self.yardstick:
+            return "no yardstick"
+        low, high = min(self.yardstick), max(self.yardstick)
+        return f"yardstick {low:,.0f} to {high:,.0f} requests/s in {len(self.yardstick)} runs"
+
+
+Results = dict[str, dict[str, Section]]
+"""By build and title."""
+
+
+def read_results(path: Path) -> Results:
+    """What earlier runs have measured."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        build: {
+            title: Section(**section | {"rows": [_row(row) for row in section["rows"]]}) for title, section in sections.items()
+        }
+        for build, sections in kept.items()
+    }
+
+
+def _row(kept: dict[str, Any]) -> Row:
+    name, size, times = kept["bar"] or (None, None, None)
+    return Row(**kept | {"bar": (name, size, times) if name else None})
+
+
+def write_results(path: Path, results: Results) -> None:
+    plain = {build: {title: asdict(section) for title, section in sections.items()} for build, sections in results.items()}
+    path.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def write_table(path: Path, results: Results, titles: Iterable[str]) -> None:
+    """Write all rows as Markdown, the builds side by side, with when and where each section was measured."""
     lines = [
         "# Speed",
         "",
-        f"Measured on {machine()}, by `python experiments/speed/run.py`.",
-        "Requests a second leave out the reading of the trace and are the best of three runs of the command line, each in a",
-        "process of its own, and so is the sweep; memory is the worst of the three. A hit is a prompt page whose predecessors",
-        "hit too, counted once.",
+        "Measured by `python experiments/speed/run.py`, once with kvsim in pure Python and once compiled. A rate is given as a",
+        "multiple of the yardstick's, with requests a second in brackets: the best of five runs of either, in turn, each in a",
+        "process of its own and without reading the trace; of fewer where fewer are counted below (`--repeats`). The sweep is",
+        "its best run as well, memory the worst. A hit is a prompt page whose predecessors hit too, counted once.",
     ]
-    for title, rows in sections.items():
-        lines += ["", f"## {title}", "", "| | measured | claim | |", "|---|---|---|---|"]
-        lines += [f"| {row.what} | {row.measured} | {row.claim} | {VERDICTS[row.holds]} |" for row in rows]
+    for title in titles:
+        measured = {build: sections[title] for build, sections in results.items() if title in sections}
+        if measured:
+            lines += ["", f"## {title}", "", *_side_by_side(measured), ""]
+            lines += [f"- {build}: {one.when}, {one.machine}; {one.noise}" for build, one in measured.items()]
     path.write_text("\n".join(lines) + "\n")
 
 
-def draw_bars(path: Path, sections: Mapping[str, list[Row]]) -> None:
-    """Write one page with requests a second by page size, a group of bars for each simulator."""
+def _side_by_side(measured: Mapping[str, Section]) -> Iterator[str]:
+    yield "| | " + " | ".join(f"{build} | claim | " for build in measured) + "|"
+    yield "|---" * (1 + 3 * len(measured)) + "|"
+    rows = {build: {row.what: row for row in section.rows} for build, section in measured.items()}
+    for what in dict.fromkeys(what for named in rows.values() for what in named):
+        found = [named.get(what, Row(what=what, measured="")) for named in rows.values()]
+        yield f"| {what} | " + " | ".join(f"{row.measured} | {row.claim} | {VERDICTS[row.holds]}" for row in found) + " |"
+
+
+def draw_bars(path: Path, results: Results) -> None:
+    """Write one page with rates by page size, a group of bars for each simulator."""
     import plotly.graph_objects as go
 
-    bars = [row.bar for rows in sections.values() for row in rows if row.bar]
+    bars = [row.bar for sections in results.values() for section in sections.values() for row in section.rows if row.bar]
     figure = go.Figure()
     for name in dict.fromkeys(name for name, _, _ in bars):
-        speeds = {f"{size} tokens": speed for other, size, speed in bars if other == name}
-        figure.add_bar(name=name, x=list(speeds), y=list(speeds.values()), text=[f"{y:,.0f}" for y in speeds.values()])
-    figure.update_yaxes(type="log", title="requests a second (log scale)")
+        rates = {f"{size} tokens": times for other, size, times in bars if other == name}
+        figure.add_bar(name=name, x=list(rates), y=list(rates.values()), text=[f"{y:.2f}" for y in rates.values()])
+    figure.update_yaxes(type="log", title="multiples of the yardstick (log scale)")
     figure.update_xaxes(title="tokens in a page")
     figure.update_layout(title="Replay of the Mooncake conversation trace, 5.12 million tokens of cache", barmode="group")
     figure.write_html(path, include_plotlyjs=True)

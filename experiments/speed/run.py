@@ -1,20 +1,25 @@
-"""Is kvsim exact, as fast at any page size, and faster than the simulators people use today?
+"""Is kvsim exact, as fast at any page size, and how fast beside a plain LRU replay and the simulators people use today?
 
-Claims, each a row of the table this prints, on the Mooncake conversation trace unless another is named:
+A rate is a multiple of a yardstick's, measured in the same run: sixty lines of pure Python that replay runs of pages through
+LRU on one tier of 10,000 pages. Claims, each a row of the table this prints, on the Mooncake conversation trace unless another
+is named; where there are two figures, the first is for kvsim in pure Python and the second for kvsim compiled:
 
 exact hits   LRU page hit rates at six capacities to six digits, and hit tokens of the second half as integers
-page sizes   one tier replays at least 100,000 requests a second at pages of 512, 64, 16 and 1 tokens, all within 1.3x
-three tiers  with write-back, at least 40,000 requests a second at each of them
-simulation   three tiers on a virtual clock: at least 5,000 requests a second in less than 600 MB
+page sizes   one tier, LRU, replays at .18 or .5 of the yardstick's rate at pages of 512, 64, 16 and 1 tokens, all within 1.3x
+three tiers  with write_back, at .03 or .12 of it
+simulation   three tiers on a virtual clock: at .010 or .03 at pages of 512 tokens, .007 or .02 at 16, in less than 300 MB
 agents       WEKA, 710 sessions: read and replayed in less than 5 s and 500 MB; ten times the requests, at most 11x the time
 peers        as they are shipped, slower than kvsim at 512-token pages and more than 5x slower at 16. What libcachesim does
-             with a hash table fitted to the capacity stands beside it, with no claim: at 512 tokens it may be the faster
+             with a hash table fitted to the capacity stands beside it, with no claim: at 512 tokens it may be the faster.
+             Where one cannot be measured, its rate of another day stands in the table, with no claim
 sweep        200 replays by two workers of joblib's: at most 1.3x half the sum of the replays' times, and 90 ms for each job of
              a worker; reading the trace, starting, composing, writing, bounds, table and page are in it
 
-Every figure of kvsim is one that its command line reports, from a process of its own. Requests a second leave out the
-reading of the trace and are the best of three runs, as is the sweep; memory is the worst of the three. Exits with 1 if a
-claim fails or could not be measured.
+The aims beside the floors of compiled kvsim are not claims. Every figure of kvsim is one that its command line reports, from
+a process of its own. Rates leave out the reading of the trace and are the best of five rounds, in each of which the yardstick
+runs too; its best counts likewise, and how far its runs lie apart is printed, since it says how steady the machine was. The
+sweep is the best of its runs, memory the worst. Exits with 1 if a claim fails or could not be measured. What is measured
+replaces what results.json keeps of the same build of kvsim; results.md shows both builds.
 """
 
 import argparse
@@ -22,21 +27,26 @@ import gzip
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from measure import REPEATS, Run, RunFailed, Sweep, run_kvsim, run_kvsim_repeatedly, run_process, run_sweep
+from measure import REPEATS, Beside, Run, RunFailed, Sweep, Yardstick, run_beside, run_kvsim, run_process, run_sweep
 from peers import PEERS, PeerTiming
-from results import Row, draw_bars, print_rows, write_table
+from results import Row, Section, draw_bars, machine, print_rows, read_results, write_results, write_table
 from rich.console import Console
 
+from kvsim.compiled import build_name
+
 HERE = Path(__file__).resolve().parent
-TRACES = HERE.parents[2] / "shared" / "traces"
+SHARED = HERE.parents[2] / "shared"
+TRACES = SHARED / "traces"
+YARDSTICK = SHARED / "tools" / "yardstick.py"
 
 PAGE_SIZES = (512, 64, 16, 1)
-PEER_PAGE_SIZES = (512, 16)
+TIER_PAGE_SIZES = (512, 16)
 CAPACITY_TOKENS = 10_000 * 512
 
 PAGE_HIT_RATES = {
@@ -61,6 +71,9 @@ SECOND_HALF_HIT_TOKENS = {
 FLAT_LRU_HITS = {512: 60_921}
 """Page hits of LRU that ignores prefixes (.211165 of 288,500), which is what libcachesim must count."""
 
+SIMULATION_MB = 300
+"""Peak memory of a simulation of three tiers."""
+
 SWEEP_CAPACITIES = tuple(range(1_000, 51_000, 1_000))
 SWEEP_POLICIES = ("lru", "fifo", "lfu", "slru")
 WORKERS = 2
@@ -70,11 +83,43 @@ PAGE_BY_PAGE = ("eviction=lru", "rules.recompute_last_token=false", "replay.in_f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traces:
-    """The two traces measured."""
+class Floor:
+    """The least multiple of the yardstick's rate that is claimed, and the one aimed at."""
+
+    pure: float
+    compiled: float
+    aim: float
+
+    def judge(self, what: str, beside: Beside, *, bar: tuple[str, int] | None = None) -> Row:
+        """The row of a rate; the floor is that of the build that runs."""
+        compiled = build_name() == "compiled"
+        least = self.compiled if compiled else self.pure
+        return Row(
+            what=what,
+            measured=f"{beside.times:.3f}x ({beside.best.requests_per_s:,.0f})",
+            claim=f">= {least:g}x; aim {self.aim:g}x" if compiled else f">= {least:g}x",
+            holds=beside.times >= least,
+            bar=(f"{bar[0]}, {build_name()}", bar[1], beside.times) if bar else None,
+        )
+
+
+ONE_TIER = Floor(pure=0.18, compiled=0.5, aim=1.0)
+THREE_TIERS = Floor(pure=0.03, compiled=0.12, aim=0.25)
+SIMULATION = {512: Floor(pure=0.010, compiled=0.03, aim=0.05), 16: Floor(pure=0.007, compiled=0.02, aim=0.03)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The two traces measured, what is measured beside them, and how often."""
 
     conversation: Path
     agents: Path
+    yardstick: Yardstick
+    repeats: int
+
+    def measure(self, command: str, settings: dict[int, tuple[str, ...]]) -> dict[int, Beside]:
+        """Run the yardstick and a command at several page sizes in turn."""
+        return run_beside(self.yardstick, self.repeats, command, settings)
 
 
 def one_tier(gpu: str) -> tuple[str, ...]:
@@ -87,42 +132,45 @@ def three_tiers() -> tuple[str, ...]:
     return *(f"tiers.{tier}.capacity={count * 512}tokens" for tier, count in blocks.items()), "placement=write_back"
 
 
-def conversation(traces: Traces, page_tokens: int) -> tuple[str, ...]:
-    return "trace=mooncake", f"trace.path={traces.conversation}", "trace.tail=all", f"page_tokens={page_tokens}"
+def conversation(setup: Setup, page_tokens: int) -> tuple[str, ...]:
+    return "trace=mooncake", f"trace.path={setup.conversation}", "trace.tail=all", f"page_tokens={page_tokens}"
+
+
+def one_tier_replay(setup: Setup, page_tokens: int) -> tuple[str, ...]:
+    """One tier of the same capacity in tokens at any page size."""
+    return *conversation(setup, page_tokens), *one_tier(f"{CAPACITY_TOKENS}tokens"), *PAGE_BY_PAGE
 
 
 def agents(path: Path, capacity_pages: int) -> tuple[str, ...]:
     return "trace=weka", f"trace.path={path}", "page_tokens=64", "eviction=lru", *one_tier(f"{capacity_pages}pages")
 
 
-def exact_hits(traces: Traces) -> Iterator[Row]:
+def exact_hits(setup: Setup) -> Iterator[Row]:
     """LRU on one tier against rates and counts that do not come from kvsim."""
     for capacity, expected in PAGE_HIT_RATES.items():
-        run = run_kvsim("replay", *conversation(traces, 512), *one_tier(capacity), *PAGE_BY_PAGE)
+        run = run_kvsim("replay", *conversation(setup, 512), *one_tier(capacity), *PAGE_BY_PAGE)
         rate = f"{run.result['page_hit_rate']:.6f}".lstrip("0")
         yield Row(what=f"page hit rate, {capacity}", measured=rate, claim=f"= {expected}", holds=rate == expected)
     for capacity, tokens in SECOND_HALF_HIT_TOKENS.items():
-        found = second_half_hit_tokens(traces, 512, capacity)
+        found = second_half_hit_tokens(setup, 512, capacity)
         what = f"hit tokens with warmup=0.5, {capacity}"
         yield Row(what=what, measured=f"{found:,}", claim=f"= {tokens:,}", holds=found == tokens)
 
 
-def second_half_hit_tokens(traces: Traces, page_tokens: int, capacity: str) -> int:
-    settings = (*conversation(traces, page_tokens), *one_tier(capacity), *PAGE_BY_PAGE, "warmup=0.5")
+def second_half_hit_tokens(setup: Setup, page_tokens: int, capacity: str) -> int:
+    settings = (*conversation(setup, page_tokens), *one_tier(capacity), *PAGE_BY_PAGE, "warmup=0.5")
     return run_kvsim("replay", *settings).hit_tokens
 
 
-def page_sizes(traces: Traces) -> Iterator[Row]:
+def page_sizes(setup: Setup) -> Iterator[Row]:
     """One tier of the same capacity in tokens at every page size: the same hits, as fast."""
-    best: dict[int, Run] = {}
-    for size in PAGE_SIZES:
-        settings = (*conversation(traces, size), *one_tier(f"{CAPACITY_TOKENS}tokens"), *PAGE_BY_PAGE)
-        best[size] = run_kvsim_repeatedly("replay", *settings)[0]
-        yield at_least(f"one tier, {size}-token pages", best[size], 100_000, bar=("kvsim, one tier", size))
-    speeds = [run.requests_per_s for run in best.values()]
-    spread = max(speeds) / min(speeds)
+    found = setup.measure("replay", {size: one_tier_replay(setup, size) for size in PAGE_SIZES})
+    for size, beside in found.items():
+        yield ONE_TIER.judge(f"one tier, {size}-token pages", beside, bar=("kvsim, one tier", size))
+    multiples = [beside.times for beside in found.values()]
+    spread = max(multiples) / min(multiples)
     yield Row(what="fastest over slowest page size", measured=f"{spread:.2f}x", claim="<= 1.3x", holds=spread <= 1.3)
-    yield same_hit_tokens(best)
+    yield same_hit_tokens({size: beside.best for size, beside in found.items()})
 
 
 def same_hit_tokens(best: dict[int, Run]) -> Row:
@@ -139,34 +187,37 @@ def same_hit_tokens(best: dict[int, Run]) -> Row:
     )
 
 
-def tiers(traces: Traces) -> Iterator[Row]:
-    """Three tiers with write-back at every page size."""
-    for size in PAGE_SIZES:
-        run = run_kvsim_repeatedly("replay", *conversation(traces, size), *three_tiers(), *PAGE_BY_PAGE)[0]
-        yield at_least(f"three tiers, write-back, {size}-token pages", run, 40_000, bar=("kvsim, three tiers", size))
+def tiers(setup: Setup) -> Iterator[Row]:
+    """Three tiers with write-back."""
+    settings = {size: (*conversation(setup, size), *three_tiers(), *PAGE_BY_PAGE) for size in TIER_PAGE_SIZES}
+    for size, found in setup.measure("replay", settings).items():
+        yield THREE_TIERS.judge(f"three tiers, write_back, {size}-token pages", found, bar=("kvsim, three tiers", size))
 
 
-def simulation(traces: Traces) -> Iterator[Row]:
+def simulation(setup: Setup) -> Iterator[Row]:
     """Three tiers with all transfers, chunked prefill and decode on a virtual clock."""
-    for size in PEER_PAGE_SIZES:
-        settings = (*conversation(traces, size), *three_tiers(), "eviction=lru", "prefetch=threshold")
-        runs = run_kvsim_repeatedly("simulate", *settings)
-        yield at_least(f"simulate, three tiers, {size}-token pages", runs[0], 5_000)
-        yield less_memory(f"its peak memory, {size}-token pages", runs, 600)
+    choices = (*three_tiers(), "eviction=lru", "prefetch=threshold")
+    settings = {size: (*conversation(setup, size), *choices) for size in TIER_PAGE_SIZES}
+    for size, found in setup.measure("simulate", settings).items():
+        yield SIMULATION[size].judge(f"simulate, three tiers, write_back, {size}-token pages", found)
+        yield less_memory(f"its peak memory, {size}-token pages", found.runs, SIMULATION_MB)
 
 
-def agent_sessions(traces: Traces) -> Iterator[Row]:
-    """All WEKA sessions on one tier, then ten copies of each on a tier ten times as large, so that hits stay alike."""
-    runs = run_kvsim_repeatedly("replay", *agents(traces.agents, 100_000))
-    once = min(run.read_and_replay_s for run in runs)
-    what = f"read and replay {runs[0].result['requests']:,} requests, one tier"
-    yield Row(what=what, measured=f"{once:.2f} s", claim="< 5 s", holds=once < 5)
-    yield less_memory("its peak memory", runs, 500)
+def agent_sessions(setup: Setup) -> Iterator[Row]:
+    """All WEKA sessions on one tier, and in turn ten copies of each on a tier ten times as large, so that hits stay alike."""
+    runs, many, rates = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         repeated = Path(folder) / "sessions.jsonl.gz"
-        repeat_sessions(traces.agents, repeated, copies=10)
-        many = run_kvsim_repeatedly("replay", *agents(repeated, 1_000_000))
-    longer = min(run.read_and_replay_s for run in many)
+        repeat_sessions(setup.agents, repeated, copies=10)
+        for _ in range(setup.repeats):
+            rates.append(setup.yardstick.measure())
+            runs.append(run_kvsim("replay", *agents(setup.agents, 100_000)))
+            many.append(run_kvsim("replay", *agents(repeated, 1_000_000)))
+    once, longer = (min(run.read_and_replay_s for run in some) for some in (runs, many))
+    alone = Beside(runs=runs, yardsticks=rates).times
+    what = f"read and replay {runs[0].result['requests']:,} requests, one tier"
+    yield Row(what=what, measured=f"{once:.2f} s; replay alone {alone:.3f}x", claim="< 5 s", holds=once < 5)
+    yield less_memory("its peak memory", runs, 500)
     growth = longer / once
     what = f"the same for {many[0].result['requests']:,} requests, and how much longer"
     yield Row(what=what, measured=f"{longer:.2f} s, {growth:.2f}x", claim="<= 11x", holds=growth <= 11)
@@ -181,21 +232,38 @@ def repeat_sessions(source: Path, target: Path, *, copies: int) -> None:
                 repeated.write(json.dumps(session | {"id": f"{session['id']}.{copy}"}) + "\n")
 
 
-def peers(traces: Traces) -> Iterator[Row]:
-    """The published simulators at the same capacity in tokens; ratios are kvsim's requests a second over theirs."""
-    for size in PEER_PAGE_SIZES:
-        settings = (*conversation(traces, size), *one_tier(f"{CAPACITY_TOKENS}tokens"), *PAGE_BY_PAGE)
-        ours = run_kvsim_repeatedly("replay", *settings)[0].requests_per_s
-        counted = second_half_hit_tokens(traces, size, f"{CAPACITY_TOKENS}tokens")
-        yield Row(what=f"kvsim, {size}-token pages", measured=f"{ours:,.0f} requests/s")
+def peers(setup: Setup) -> Iterator[Row]:
+    """The published simulators at the same capacity in tokens, and kvsim's rate over theirs."""
+    replays = {size: one_tier_replay(setup, size) for size in TIER_PAGE_SIZES}
+    for size, ours in setup.measure("replay", replays).items():
+        counted = second_half_hit_tokens(setup, size, f"{CAPACITY_TOKENS}tokens")
+        yield Row(what=f"kvsim, {size}-token pages", measured=f"{ours.times:.3f}x ({ours.best.requests_per_s:,.0f})")
         for peer in PEERS:
-            yield from or_why_not(compare(peer, traces.conversation, size, ours, counted))
+            yield from or_why_not(compare(setup, peer, size, ours, counted))
 
 
-def compare(peer: str, trace: Path, page_tokens: int, ours: float, counted: int) -> Iterator[Row]:
-    timings = time_peer(peer, trace, page_tokens)
-    yield from (ratio(ours, timing) for timing in timings)
+def compare(setup: Setup, peer: str, page_tokens: int, ours: Beside, counted: int) -> Iterator[Row]:
+    """One peer's rows; the yardstick is measured before and after it."""
+    try:
+        before = setup.yardstick.measure()
+        timings = time_peer(peer, setup.conversation, page_tokens)
+    except RunFailed as reason:
+        yield Row(what=f"{peer}, {page_tokens}-token pages", measured=f"not measured now: {reason}")
+        yield from recorded(peer, page_tokens)
+        return
+    yardstick = max(before, setup.yardstick.measure())
+    yield from (ratio(ours, timing, yardstick) for timing in timings)
     yield from same_hits(counted, timings[0])
+
+
+def recorded(peer: str, page_tokens: int) -> Iterator[Row]:
+    """The rates of a peer that results.json keeps, with their date and without a claim."""
+    sections = [section for titled in read_results(HERE / "results.json").values() if (section := titled.get("Peers"))]
+    for section in sorted(sections, key=lambda section: section.when, reverse=True)[:1]:
+        for row in section.rows:
+            if row.what.startswith(f"{peer} ") and row.what.endswith(f", {page_tokens}-token pages"):
+                rate = row.measured.split(";")[0]
+                yield Row(what=row.what, measured=rate if " on 2" in rate else f"{rate} on {section.when}", bar=row.bar)
 
 
 def time_peer(peer: str, trace: Path, page_tokens: int) -> list[PeerTiming]:
@@ -208,16 +276,17 @@ def time_peer(peer: str, trace: Path, page_tokens: int) -> list[PeerTiming]:
     return [PeerTiming(**timing) for timing in answer["timings"]]
 
 
-def ratio(ours: float, timing: PeerTiming) -> Row:
-    """Kvsim against one peer; settings fitted to this very trace are shown without a claim."""
-    times = ours / timing.requests_per_s
+def ratio(ours: Beside, timing: PeerTiming, yardstick: float) -> Row:
+    """Kvsim against one peer, both in multiples; settings fitted to this very trace are shown without a claim."""
+    multiple = timing.requests_per_s / yardstick
+    times = ours.times / multiple
     least = 1 if timing.page_tokens == 512 else 5
     return Row(
         what=f"{timing.peer}, {timing.setting}, {timing.page_tokens}-token pages",
-        measured=f"{timing.requests_per_s:,.0f} requests/s; kvsim {times:.2f}x",
-        claim=f"> {least}x" if timing.as_shipped else "none: not as shipped",
+        measured=f"{multiple:.3f}x ({timing.requests_per_s:,.0f}); kvsim is {times:.2f}x as fast",
+        claim=f"> {least}x as fast" if timing.as_shipped else "none: not as shipped",
         holds=times > least if timing.as_shipped else None,
-        bar=(f"{timing.peer}, {timing.setting.split(',')[0]}", timing.page_tokens, timing.requests_per_s),
+        bar=(f"{timing.peer}, {timing.setting.split(',')[0]}", timing.page_tokens, multiple),
     )
 
 
@@ -230,7 +299,7 @@ def same_hits(counted: int, timing: PeerTiming) -> Iterator[Row]:
         yield Row(what=what, measured=f"{timing.hits:,}", claim=f"= {expected:,}, {whose}", holds=timing.hits == expected)
 
 
-def sweep(traces: Traces) -> Iterator[Row]:
+def sweep(setup: Setup) -> Iterator[Row]:
     """Policies by capacities, by as many workers as the claim has cores."""
     try:
         version("hydra-joblib-launcher")
@@ -238,8 +307,8 @@ def sweep(traces: Traces) -> Iterator[Row]:
         raise RunFailed("joblib's launcher is not installed: pip install kvsim[joblib]") from None
     sizes = ",".join(f"{pages}pages" for pages in SWEEP_CAPACITIES)
     launcher = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={WORKERS}")
-    settings = ("trace=mooncake", f"trace.path={traces.conversation}", "page_tokens=512", f"eviction={','.join(SWEEP_POLICIES)}")
-    runs = [run_sweep(*launcher, *settings, f"tiers.gpu.capacity={sizes}") for _ in range(REPEATS)]
+    settings = ("trace=mooncake", f"trace.path={setup.conversation}", "page_tokens=512", f"eviction={','.join(SWEEP_POLICIES)}")
+    runs = [run_sweep(*launcher, *settings, f"tiers.gpu.capacity={sizes}") for _ in range(setup.repeats)]
     yield from sweep_rows(min(runs, key=lambda run: run.wall_s - allowed_s(run)))
 
 
@@ -266,23 +335,12 @@ def sweep_rows(run: Sweep) -> Iterator[Row]:
     )
 
 
-def at_least(what: str, run: Run, least: float, *, bar: tuple[str, int] | None = None) -> Row:
-    speed = run.requests_per_s
-    return Row(
-        what=what,
-        measured=f"{speed:,.0f} requests/s",
-        claim=f">= {least:,.0f}",
-        holds=speed >= least,
-        bar=(*bar, speed) if bar else None,
-    )
-
-
 def less_memory(what: str, runs: list[Run], limit_mb: int) -> Row:
     peak_mb = max(run.peak_bytes for run in runs) / 1e6
     return Row(what=what, measured=f"{peak_mb:,.0f} MB", claim=f"< {limit_mb} MB", holds=peak_mb < limit_mb)
 
 
-SECTIONS: dict[str, Callable[[Traces], Iterator[Row]]] = {
+SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "Exact hits": exact_hits,
     "Page sizes": page_sizes,
     "Three tiers": tiers,
@@ -301,28 +359,54 @@ def or_why_not(rows: Iterator[Row]) -> Iterator[Row]:
         yield Row(what="not measured", measured=str(reason), claim="measured", holds=False)
 
 
-def main() -> int:
+def measure_section(name: str, setup: Setup, console: Console) -> Section:
+    """Measure one section and print its rows, and how far the yardstick's runs lie apart."""
+    before = len(setup.yardstick.rates)
+    rows = list(or_why_not(SECTIONS[name](setup)))
+    print_rows(console, name, rows)
+    when = time.strftime("%Y-%m-%d")
+    section = Section(when=when, machine=machine(), yardstick=setup.yardstick.rates[before:], rows=rows)
+    console.print(section.noise)
+    return section
+
+
+def write(folder: Path, sections: dict[str, Section]) -> None:
+    """Put sections in the place of the same build's older ones."""
+    kept = read_results(folder / "results.json")
+    kept[build_name()] = kept.get(build_name(), {}) | sections
+    kept = {build: kept[build] for build in sorted(kept, reverse=True)}
+    write_results(folder / "results.json", kept)
+    write_table(folder / "results.md", kept, SECTIONS)
+    draw_bars(folder / "results.html", kept)
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=TRACES / "mooncake_conversation_trace.jsonl.gz", help="Mooncake trace")
     parser.add_argument("--weka", type=Path, default=TRACES / "weka_claude_code_traces_rle.jsonl.gz", help="WEKA trace")
+    parser.add_argument("--yardstick", type=Path, default=YARDSTICK, help="program that prints its requests a second")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each command")
     names = [section.__name__ for section in SECTIONS.values()]
-    parser.add_argument("--only", choices=names, nargs="+", default=names, help="print these alone, and write no table")
+    parser.add_argument("--only", choices=names, nargs="+", default=names, help="measure these alone")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of results.json, results.md and results.html")
     arguments = parser.parse_args()
     for path in (arguments.trace, arguments.weka):
         if not path.exists():
             parser.error(f"no trace at {path}: name one with --trace or --weka")
-    traces = Traces(conversation=arguments.trace.resolve(), agents=arguments.weka.resolve())
+    return arguments
 
+
+def main() -> int:
+    arguments = parse_arguments()
+    conversation = arguments.trace.resolve()
+    yardstick = Yardstick(program=arguments.yardstick, trace=conversation)
+    setup = Setup(conversation=conversation, agents=arguments.weka.resolve(), yardstick=yardstick, repeats=arguments.repeats)
     console = Console()
-    sections: dict[str, list[Row]] = {}
-    for title, section in SECTIONS.items():
-        if section.__name__ in arguments.only:
-            sections[title] = list(or_why_not(section(traces)))
-            print_rows(console, title, sections[title])
-    if sections.keys() == SECTIONS.keys():
-        write_table(HERE / "results.md", sections)
-        draw_bars(HERE / "results.html", sections)
-    failed = [row.what for rows in sections.values() for row in rows if row.holds is False]
+    console.print(f"kvsim is {build_name()}.")
+    titles = [title for title, section in SECTIONS.items() if section.__name__ in arguments.only]
+    sections = {title: measure_section(title, setup, console) for title in titles}
+    write(arguments.output, sections)
+    failed = [row.what for section in sections.values() for row in section.rows if row.holds is False]
     console.print(f"Failed: {'; '.join(failed)}" if failed else "Every claim holds.")
     return 1 if failed else 0
 

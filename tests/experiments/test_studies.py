@@ -248,20 +248,46 @@ def test_validation_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_speed_of_a_sweep(trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_of_a_sweep(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Thirty requests take no time, and starting does: the claim, which allows 90 ms a job, fails."""
-    module = study("speed", monkeypatch, "--trace", str(trace), "--weka", str(trace), "--only", "sweep")
+    output = tmp_path / "out"
+    output.mkdir()
+    options = ("--only", "sweep", "--repeats", "1", "--output", str(output))
+    module = study("speed", monkeypatch, "--trace", str(trace), "--weka", str(trace), *options)
     monkeypatch.setattr(module, "SWEEP_CAPACITIES", (10, 20))
     monkeypatch.setattr(module, "SWEEP_POLICIES", ("lru", "fifo"))
-    monkeypatch.setattr(module, "REPEATS", 1)
     monkeypatch.setenv("COLUMNS", "200")
     assert module.main() == 1
+    assert "## Sweep" in (output / "results.md").read_text() and (output / "results.json").exists()
     shown = capsys.readouterr().out
     assert "Sweep" in shown and "Peers" not in shown
     if find_spec("joblib") is None:
         assert "not measured" in shown and "pip install kvsim[joblib]" in shown
     else:
         assert "a sweep of 4 replays by 2 workers" in shown and shown.count("FAILS") == 2
+
+
+def test_speed_without_a_yardstick(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--only", "tiers", "--yardstick", str(tmp_path / "none.py"), "--output", str(tmp_path))
+    module = study("speed", monkeypatch, "--trace", str(trace), "--weka", str(trace), *options)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert module.main() == 1
+    assert "there is no yardstick at" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("build", "least"), [("pure Python", 0.18), ("compiled", 0.5)])
+def test_floors_of_a_build(build: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of the runs over the best of the yardstick's; what is aimed at is no claim."""
+    module = study("speed", monkeypatch)
+    monkeypatch.setattr(module, "build_name", lambda: build)
+    for factor, holds in ((0.99, False), (1.0, True)):
+        runs = [module.Run(result={"requests_per_s": rate * factor}, peak_bytes=0) for rate in (1_000 * least, 10)]
+        row = module.ONE_TIER.judge("replay", module.Beside(runs=runs, yardsticks=[1_000, 800]))
+        assert row.holds is holds and row.claim.startswith(f">= {least:g}x") and ("aim" in row.claim) == (build == "compiled")
 
 
 def test_what_a_sweep_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
