@@ -23,7 +23,7 @@ def with_answer(request: Request) -> Request:
     return replace(request, runs=runs, prompt_pages=count_pages(runs))
 
 
-class ServedPages:
+class BypassLease:
     """What a request hit. It holds nothing."""
 
     __slots__ = ("hits",)
@@ -60,7 +60,7 @@ class BypassTier:
         self._cache_output = rules.cache_output
         policy.prepare([with_answer(request) for request in served] if rules.cache_output else served, usable)
 
-    def serve(self, request: Request, pages: int, now: float) -> ServedPages | None:
+    def serve(self, request: Request, pages: int, now: float) -> BypassLease | None:
         """Hit what is kept of the request, and let the policy say what stays. None if it takes too many pages."""
         if pages > self._largest_pages:
             return None
@@ -78,7 +78,7 @@ class BypassTier:
             pool.take(kept - before)
         else:
             pool.give(before - kept)
-        return ServedPages((hit_pages, 0, 0))
+        return BypassLease((hit_pages, 0, 0))
 
-    def finish_request(self, held: ServedPages) -> None:
+    def finish_request(self, lease: BypassLease) -> None:
         """Nothing is held."""

@@ -14,7 +14,7 @@ Hits = tuple[int, int, int]
 """Hit pages by the tier that they came from: gpu, cpu, disk."""
 
 
-class Held(Protocol):
+class ReplayLease(Protocol):
     """What a served request keeps until it is finished."""
 
     hits: Hits
@@ -27,12 +27,12 @@ class Server(Protocol):
     """
 
     def serve(self, request: Request, pages: int, now: float) -> Any:
-        """Serve a request that takes ``pages`` pages in all. Returns what it holds, a ``Held``; None if there is no room.
+        """Serve a request that takes ``pages`` pages in all. Returns what it holds, a ``ReplayLease``; None if there is no room.
 
         After None the same request is asked for again when another one has finished, or rejected if none runs.
         """
 
-    def finish_request(self, held: Any) -> None:
+    def finish_request(self, lease: Any) -> None:
         """The request has its answer: what it holds is given back."""
 
 

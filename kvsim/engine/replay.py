@@ -94,15 +94,15 @@ class Replay:
             pages, now = request.prompt_pages, request.arrival_s
             if hold_output:
                 pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
-            held = serve(request, pages, now)
-            while held is None and live:
+            lease = serve(request, pages, now)
+            while lease is None and live:
                 finish(live.popleft())
-                held = serve(request, pages, now)
-            if held is None:
+                lease = serve(request, pages, now)
+            if lease is None:
                 rows.append(None)
                 continue
-            live.append(held)
-            rows.append(held.hits)
+            live.append(lease)
+            rows.append(lease.hits)
         return rows
 
     def _outcome(self, requests: list[Request], rows: list[Hits | None], wall_s: float) -> Outcome:

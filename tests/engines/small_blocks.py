@@ -19,7 +19,7 @@ from kvsim.core.tree import READY, Node
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
-from kvsim.engines.vllm.block_pool import HeldBlocks
+from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.policies.context import PolicyContext
@@ -66,12 +66,12 @@ class Small:
     def __init__(self, gpu: int | None, cpu: int = 0, **settings: Any) -> None:
         self.cache = make_cache(gpu, cpu, **settings)
         self.ids: dict[str, int] = {}
-        self.running: list[HeldBlocks] = []
+        self.running: list[BlockLease] = []
 
     def pages(self, word: str) -> list[int]:
         return [self.ids.setdefault(word[:end], len(self.ids)) for end in range(1, len(word) + 1)]
 
-    def start(self, word: str, *, tokens: int = 0, output: int = 0) -> HeldBlocks | None:
+    def start(self, word: str, *, tokens: int = 0, output: int = 0) -> BlockLease | None:
         """Admit a request, which then runs; None without room."""
         pages = self.pages(word)
         prompt = len(pages) * PAGE_TOKENS + tokens
@@ -83,7 +83,7 @@ class Small:
         check(self.cache, self.running)
         return held
 
-    def finish(self, *running: HeldBlocks | None) -> None:
+    def finish(self, *running: BlockLease | None) -> None:
         for held in running:
             assert held is not None
             self.cache.finish_request(held)
@@ -109,7 +109,7 @@ class Small:
         return "".join(letter for letter, (_, here) in zip(word, pieces, strict=True) if here)
 
 
-def check(cache: VLLMCache, running: list[HeldBlocks]) -> None:
+def check(cache: VLLMCache, running: list[BlockLease]) -> None:
     """Recount everything, while these requests run."""
     gpu, copies = cache.tiers[0], [node for nodes in cache.pool._younger.values() for node in nodes]
     linked = list(cache.tree.root.descendants())

@@ -8,7 +8,7 @@ import pytest
 
 from kvsim.core.tree import Node
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
-from kvsim.engines.sglang.whole_nodes import HeldNodes
+from kvsim.engines.sglang.whole_nodes import NodeLease
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.random import Random
 from kvsim.policies.placement.exclusive import Exclusive
@@ -37,15 +37,15 @@ class Small:
         assert isinstance(cache, HostedNodeCache)
         self.cache = cache
         self.words = Words()
-        self.running: list[HeldNodes] = []
+        self.running: list[NodeLease] = []
 
-    def start(self, word: str, *, tail: int = 1, output: int = 0) -> HeldNodes | None:
+    def start(self, word: str, *, tail: int = 1, output: int = 0) -> NodeLease | None:
         held = self.cache.serve(self.words.request(word, tail=tail, output=output), len(word) + tail + output, 0.0)
         self.running += [held] if held else []
         check(self.cache, self.running)
         return held
 
-    def finish(self, held: HeldNodes | None) -> None:
+    def finish(self, held: NodeLease | None) -> None:
         assert held is not None
         self.running.remove(held)
         self.cache.finish_request(held)
@@ -330,7 +330,7 @@ def test_conversation_hits_what_the_engine_hit(shared: Path, placement: str) -> 
 def test_any_policies_keep_the_books_right(eviction: Callable[[], Any], placement: Callable[[], Any]) -> None:
     for seed in range(20):
         cache = make_cache(7 + seed, 3 + 2 * seed, eviction=eviction, placement=placement(), page_tokens=4)
-        running: list[HeldNodes] = []
+        running: list[NodeLease] = []
         for request in random_requests(seed):
             while (held := cache.serve(request, request.prompt_pages + 1, 0.0)) is None and running:
                 cache.finish_request(running.pop(0))

@@ -9,7 +9,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from kvsim.core.request import Request
-from kvsim.engines.sglang.whole_nodes import HeldNodes
+from kvsim.engines.sglang.whole_nodes import NodeLease
 from kvsim.hardware import HardwareSpec
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.eviction.fifo import FIFO
@@ -49,9 +49,9 @@ class Small:
     def __init__(self, capacity: int, eviction: Callable[[], Any] = LRU) -> None:
         self.cache = make_cache(capacity, eviction=eviction)
         self.words = Words()
-        self.running: list[HeldNodes] = []
+        self.running: list[NodeLease] = []
 
-    def start(self, word: str, *, tail: int = 1, output: int = 0) -> HeldNodes | None:
+    def start(self, word: str, *, tail: int = 1, output: int = 0) -> NodeLease | None:
         """A request that has computed its prompt; the tail's token takes a page."""
         request = self.words.request(word, tail=tail, output=output)
         held = self.cache.serve(request, len(word) + tail + output, 0.0)
@@ -59,7 +59,7 @@ class Small:
         check(self.cache, self.running)
         return held
 
-    def finish(self, held: HeldNodes | None) -> None:
+    def finish(self, held: NodeLease | None) -> None:
         assert held is not None
         self.running.remove(held)
         self.cache.finish_request(held)

@@ -6,7 +6,7 @@ from kvsim.core.request import Request
 from kvsim.core.runs import Run, split_runs
 from kvsim.core.tier import CPU, GPU, Tier
 from kvsim.core.tree import INCOMING, READY, Node
-from kvsim.engines.sglang.whole_nodes import HeldNodes, WholeNodeCache
+from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
 
 
 class HostedNodeCache(WholeNodeCache):
@@ -35,7 +35,7 @@ class HostedNodeCache(WholeNodeCache):
         self._copies_after_use = edge.copies_nodes
         self._load_min_tokens = load_min_tokens
 
-    def serve(self, request: Request, pages: int, now: float) -> HeldNodes | None:
+    def serve(self, request: Request, pages: int, now: float) -> NodeLease | None:
         pool = self.gpu.pool
         path, rest, now = self.look_up(request, now)
         on_gpu = [node for node in path if node.state[GPU]]
@@ -46,9 +46,9 @@ class HostedNodeCache(WholeNodeCache):
             self.touch(path, now)
             return None
         self.residency.tell_request(request, now)
-        held = HeldNodes(request, self.tree.root, (gpu_pages, 0, 0), None)
+        lease = NodeLease(request, self.tree.root, (gpu_pages, 0, 0), None)
         for node in on_gpu:
-            self.pin_known(held, node, now)
+            self.pin_known(lease, node, now)
         cpu_pages = sum([node.pages for node in hosted])
         if cpu_pages * self.page_tokens < self._load_min_tokens:
             if hosted:
@@ -56,63 +56,63 @@ class HostedNodeCache(WholeNodeCache):
                 rest = split_runs(request.runs, gpu_pages)[1]
             path, cpu_pages = on_gpu, 0
         elif hosted:
-            self._load(held, hosted, cpu_pages, now)
+            self._load(lease, hosted, cpu_pages, now)
         missing = pages - gpu_pages - cpu_pages - pool.free
         if missing > 0:
             self._evict(missing, now)
-        held.hits = gpu_pages, cpu_pages, 0
-        held.slots = pool.take(pages - gpu_pages - cpu_pages)
+        lease.hits = gpu_pages, cpu_pages, 0
+        lease.slots = pool.take(pages - gpu_pages - cpu_pages)
         now = self.residency.tick(now)
         for node in path:
             node.last_used = now
             self._use(node, now)
         if rest:
-            rest = self._insert_known(held, rest, now)
+            rest = self._insert_known(lease, rest, now)
         if rest:
-            self.add_leaf(held, rest, now)
-            self._offer(held.node, now)
-        return held
+            self.add_leaf(lease, rest, now)
+            self._offer(lease.node, now)
+        return lease
 
-    def _insert_known(self, held: HeldNodes, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
+    def _insert_known(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
         """Computed pages of a node that only the host has take it to the GPU; those of a node on the GPU are given back."""
         gpu = self.gpu
-        path, partial, agreed, rest = self.tree.walk(held.node, runs)
+        path, partial, agreed, rest = self.tree.walk(lease.node, runs)
         if partial is not None:
             path.append(self.cut_at(partial, agreed, now))
         for node in path:
-            mine, held.slots = gpu.pool.split(held.slots, node.pages)
+            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
             if node.state[GPU] == READY:
                 gpu.pool.give(mine)
-                self.pin_known(held, node, now)
+                self.pin_known(lease, node, now)
                 self._use(node, now)
             else:
                 node.last_used = now
                 self._keep(node)
-                self._arrive(held, node, mine, now)
+                self._arrive(lease, node, mine, now)
         return rest
 
     # --- up ----------------------------------------------------------------------------------------------------------
 
-    def _load(self, held: HeldNodes, nodes: list[Node], pages: int, now: float) -> None:
+    def _load(self, lease: NodeLease, nodes: list[Node], pages: int, now: float) -> None:
         gpu = self.gpu
         for node in nodes:
             self._keep(node)
         if gpu.pool.free < pages:
             self._evict(pages, now)
         for node in nodes:
-            self._arrive(held, node, gpu.pool.take(node.pages), now)
+            self._arrive(lease, node, gpu.pool.take(node.pages), now)
         self.counts.loaded_pages += pages
         if not self._placement.keeps_loaded:
             for node in reversed(nodes):
                 self._let_go(node)
                 self.residency.free(node, self.cpu)
 
-    def _arrive(self, held: HeldNodes, node: Node, slots: object, now: float) -> None:
+    def _arrive(self, lease: NodeLease, node: Node, slots: object, now: float) -> None:
         """A node that only the host has comes to the GPU; its host copy is pinned already, and so is the path above it."""
         gpu = self.gpu
         self.residency.add_copy(node, gpu, INCOMING, slots)
         node.pins[GPU] = 1
-        held.node = node
+        lease.node = node
         self.residency.set_ready(node, gpu, now)
 
     def _keep(self, node: Node) -> None:

@@ -10,7 +10,7 @@ from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
 
 
-class HeldNodes:
+class NodeLease:
     """What a running request keeps: a pinned path down to ``node``, and slots for its answer and a partial page."""
 
     __slots__ = ("hits", "node", "request", "slots")
@@ -49,7 +49,7 @@ class WholeNodeCache:
         """Where pages are."""
         return self.residency.tree
 
-    def serve(self, request: Request, pages: int, now: float) -> HeldNodes | None:
+    def serve(self, request: Request, pages: int, now: float) -> NodeLease | None:
         """Look up, admit with room for ``pages`` pages in all, and insert. None without room: it was looked up, that is all."""
         gpu = self.gpu
         pool = gpu.pool
@@ -66,13 +66,13 @@ class WholeNodeCache:
         self.residency.use(path, inserted, is_first=True)
         if missing > 0:
             self._evict(missing, now)
-        held = HeldNodes(request, node, (hit_pages, 0, 0), pool.take(pages - hit_pages))
+        lease = NodeLease(request, node, (hit_pages, 0, 0), pool.take(pages - hit_pages))
         if rest:
             if rest[0][0] in node.children:
-                rest = self._insert_known(held, rest, inserted)
+                rest = self._insert_known(lease, rest, inserted)
             if rest:
-                self.add_leaf(held, rest, inserted)
-        return held
+                self.add_leaf(lease, rest, inserted)
+        return lease
 
     def look_up(self, request: Request, now: float) -> tuple[list[Node], tuple[Run, ...], float]:
         """The cached nodes of a prompt, cut where it ends or parts from them; the rest of its pages; when that was."""
@@ -122,37 +122,37 @@ class WholeNodeCache:
                 break
         close(victims)
 
-    def _insert_known(self, held: HeldNodes, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
+    def _insert_known(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
         """Give back what the request computed although the cache has it; returns what it has not."""
         gpu = self.gpu
-        path, partial, agreed, rest = self.tree.walk(held.node, runs)
+        path, partial, agreed, rest = self.tree.walk(lease.node, runs)
         if partial is not None:
             path.append(self.cut_at(partial, agreed, now))
         for node in path:
             node.hits += 1
-            self.pin_known(held, node, now)
-            mine, held.slots = gpu.pool.split(held.slots, node.pages)
+            self.pin_known(lease, node, now)
+            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
             gpu.pool.give(mine)
         self.residency.tell_hits(path, now)
         return rest
 
-    def pin_known(self, held: HeldNodes, node: Node, now: float) -> None:
+    def pin_known(self, lease: NodeLease, node: Node, now: float) -> None:
         """Lengthen the path that a request holds by a node that is on the GPU."""
         node.last_used = now
         if not node.pins[GPU]:
             self.gpu.evictable_pages -= node.pages
         node.pins[GPU] += 1
-        held.node = node
+        lease.node = node
 
-    def add_leaf(self, held: HeldNodes, runs: tuple[Run, ...], now: float) -> None:
+    def add_leaf(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> None:
         """Make a node of all that nobody has; its pages are in slots of the request."""
-        gpu, parent = self.gpu, held.node
+        gpu, parent = self.gpu, lease.node
         pages = runs[0][1] if len(runs) == 1 else count_pages(runs)
-        mine, held.slots = gpu.pool.split(held.slots, pages)
-        held.node = self.residency.add_leaf(parent, runs, pages, gpu, mine, now)
+        mine, lease.slots = gpu.pool.split(lease.slots, pages)
+        lease.node = self.residency.add_leaf(parent, runs, pages, gpu, mine, now)
 
-    def finish_request(self, held: HeldNodes) -> None:
+    def finish_request(self, lease: NodeLease) -> None:
         """The request has its answer: its path is unpinned, its other slots are given back."""
-        self.residency.tell_finish(held.request, held.node, self.residency.now)
-        self.gpu.pool.give(held.slots)
-        self.residency.unpin(held.node, self.gpu)
+        self.residency.tell_finish(lease.request, lease.node, self.residency.now)
+        self.gpu.pool.give(lease.slots)
+        self.residency.unpin(lease.node, self.gpu)

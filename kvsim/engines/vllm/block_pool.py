@@ -10,7 +10,7 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, NO_LIMIT, READY, Node, RadixTree
 
 
-class HeldBlocks:
+class BlockLease:
     """What an admitted request keeps until it finishes: a pinned path, and slots of its own for pages without a key."""
 
     __slots__ = ("hits", "node", "offload", "request", "slots")
@@ -50,7 +50,7 @@ class BlockPool:
         """The nodes of the longest prefix of ``limit`` pages at most that is there, and the rest of the path."""
         return self.residency.follow(self.tree.root, runs, limit)
 
-    def admit(self, request: Request, path: list[Node], rest: tuple[Run, ...], pages: int, now: float) -> HeldBlocks | None:
+    def admit(self, request: Request, path: list[Node], rest: tuple[Run, ...], pages: int, now: float) -> BlockLease | None:
         """Let a request run that takes ``pages`` pages: those of ``path``, which it shares, of ``rest``, and some without a key.
 
         None, and nothing changed, without room.
@@ -69,25 +69,25 @@ class BlockPool:
         self.residency.use(path, now, is_first=True)
         if missing > 0:
             self._make_room(missing, now)
-        held = HeldBlocks(request, node, pool.take(pages - hit_pages))
+        lease = BlockLease(request, node, pool.take(pages - hit_pages))
         if rest:
-            self._name(held, rest, now)
-        return held
+            self._name(lease, rest, now)
+        return lease
 
-    def finish(self, held: HeldBlocks) -> None:
+    def finish(self, lease: BlockLease) -> None:
         """The request is over."""
         gpu, now = self.gpu, self.residency.tick(self.residency.now)
-        self.residency.tell_finish(held.request, held.node, now)
-        gpu.pool.give(held.slots)
-        node = held.node
+        self.residency.tell_finish(lease.request, lease.node, now)
+        gpu.pool.give(lease.slots)
+        node = lease.node
         while node.parent is not None:
             node.last_used = now
             node = node.parent
-        self.residency.unpin(held.node, gpu)
+        self.residency.unpin(lease.node, gpu)
 
-    def _name(self, held: HeldBlocks, rest: tuple[Run, ...], now: float) -> None:
+    def _name(self, lease: BlockLease, rest: tuple[Run, ...], now: float) -> None:
         """The request's own full pages become a leaf, which it pins."""
-        gpu, parent, page = self.gpu, held.node, rest[0][0]
+        gpu, parent, page = self.gpu, lease.node, rest[0][0]
         pages = count_pages(rest)
         older = parent.children.get(page)
         if older is None:
@@ -97,10 +97,10 @@ class BlockPool:
                 self.residency.cut(older, pages)
             leaf = Node(rest, pages, parent.depth + parent.pages, parent, self.tree.no_notes, now)
             self._younger.setdefault(page, []).append(leaf)
-        leaf.slots[0], held.slots = gpu.pool.split(held.slots, pages)
+        leaf.slots[0], lease.slots = gpu.pool.split(lease.slots, pages)
         leaf.pins[0] = 1
         parent.kids[0] += 1
-        held.node = leaf
+        lease.node = leaf
         self.residency.set_ready(leaf, gpu, now)
 
     def _make_room(self, missing: int, now: float) -> None:

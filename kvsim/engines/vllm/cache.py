@@ -4,7 +4,7 @@ from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
-from kvsim.engines.vllm.block_pool import BlockPool, HeldBlocks
+from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier
 
 
@@ -20,25 +20,25 @@ class VLLMCache:
         self.offload = OffloadTier(edges[0], self.counts) if edges else None
         self._recompute_last_token = rules.recompute_last_token
 
-    def serve(self, request: Request, pages: int, now: float) -> HeldBlocks | None:
+    def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
         """Match, admit with room for ``pages`` pages in all, load, store. None, and nothing changed but a cut, without room."""
         usable = request.prompt_pages
         if self._recompute_last_token:
             usable = min(usable, (request.prompt_tokens - 1) // self.page_tokens)
         path, rest = self.pool.match(request.runs, usable)
         hit_pages = path[-1].depth + path[-1].pages if path else 0
-        held = self.pool.admit(request, path, rest, pages, now)
-        if held is None:
+        lease = self.pool.admit(request, path, rest, pages, now)
+        if lease is None:
             return None
         if self.offload is None:
-            held.hits = hit_pages, 0, 0
+            lease.hits = hit_pages, 0, 0
         else:
-            held.offload = use = self.offload.use(request.runs, hit_pages, usable)
-            held.hits = hit_pages, use.loaded_pages, 0
-        return held
+            lease.offload = use = self.offload.use(request.runs, hit_pages, usable)
+            lease.hits = hit_pages, use.loaded_pages, 0
+        return lease
 
-    def finish_request(self, held: HeldBlocks) -> None:
+    def finish_request(self, lease: BlockLease) -> None:
         """The request has its answer: what it used becomes the most recent."""
-        self.pool.finish(held)
+        self.pool.finish(lease)
         if self.offload is not None:
-            self.offload.finish(held.offload)
+            self.offload.finish(lease.offload)
