@@ -34,6 +34,7 @@ def read(path: Path, kind: type) -> object:
 
 
 @interpreted
+@pytest.mark.long
 def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "name=mine", f"output={folder}"]) == 0
     assert [path.name for path in folder.iterdir()] == ["mine.yaml"]

@@ -56,6 +56,7 @@ def make_engine(cache: Cache, prefetch: NoPrefetch | ThresholdPrefetch) -> Engin
     return SmallEngine(substrate, cache, Prefetching(cache, prefetch, Offer), EngineSettings())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placement", [WriteBack, WriteThrough])
 @pytest.mark.parametrize("prefetch", [NoPrefetch, ThresholdPrefetch])
 def test_a_thousand_conversations_pass_through_three_tiers(

@@ -69,12 +69,12 @@ def conversation(shared: Path) -> list[Request]:
 @pytest.mark.parametrize(
     ("capacity", "page_hit_rate", "tokens_of_last_half"),
     [
-        (1_000, ".044530", 3_173_822),
+        pytest.param(1_000, ".044530", 3_173_822, marks=pytest.mark.long),
         (5_859, ".136076", 9_286_131),
-        (10_000, ".211598", 14_910_149),
-        (30_000, ".325747", 23_347_784),
-        (50_000, ".354558", 25_582_964),
-        (None, ".366412", 27_038_068),
+        pytest.param(10_000, ".211598", 14_910_149, marks=pytest.mark.long),
+        pytest.param(30_000, ".325747", 23_347_784, marks=pytest.mark.long),
+        pytest.param(50_000, ".354558", 25_582_964, marks=pytest.mark.long),
+        pytest.param(None, ".366412", 27_038_068, marks=pytest.mark.long),
     ],
 )
 def test_lru_hits_on_conversation_are_exact(
