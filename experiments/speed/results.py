@@ -52,9 +52,9 @@ class Section:
 
     @property
     def noise(self) -> str:
-        """How far the yardstick's runs lie apart, in words."""
+        """How far the yardstick's runs lie apart, in words; nothing if it did not run."""
         if not self.yardstick:
-            return "no yardstick"
+            return ""
         low, high = min(self.yardstick), max(self.yardstick)
         return f"yardstick {low:,.0f} to {high:,.0f} requests/s in {len(self.yardstick)} runs"
 
@@ -98,7 +98,9 @@ def write_table(path: Path, results: Results, titles: Iterable[str]) -> None:
         measured = {build: sections[title] for build, sections in results.items() if title in sections}
         if measured:
             lines += ["", f"## {title}", "", *_side_by_side(measured), ""]
-            lines += [f"- {build}: {one.when}, {one.machine}; {one.noise}" for build, one in measured.items()]
+            lines += [
+                "; ".join(filter(None, (f"- {build}: {one.when}, {one.machine}", one.noise))) for build, one in measured.items()
+            ]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -127,13 +129,14 @@ def draw_bars(path: Path, results: Results) -> None:
 
 
 def machine() -> str:
-    """Processor, cores, system, Python and kvsim, in words."""
+    """Processor, cores, their load, system, Python and kvsim, in words."""
     try:
         kvsim = f"kvsim {version('kvsim')}"
     except PackageNotFoundError:
         kvsim = "kvsim of unknown version"
     system = f"{platform.system()} {platform.machine()}"
-    return f"{_processor()} ({os.cpu_count()} cores), {system}, Python {platform.python_version()}, {kvsim}"
+    cores = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}"
+    return f"{_processor()} ({cores}), {system}, Python {platform.python_version()}, {kvsim}"
 
 
 def _processor() -> str:
