@@ -239,9 +239,9 @@ def seconds(gpus: int, requests: list[Request]) -> float:
     capacities = [40] * gpus + [200, 1_000]
     placements = [WriteBack() for _ in range(gpus + 1)]
     tiers, edges = make_tiers(capacities, [LRU() for _ in capacities], placements, slots=False, page_tokens=1, shape=shape)
-    cache = Routed(Cache(tiers, edges, Rules(), 1))
+    cache = Cache(tiers, edges, Rules(), 1)
     cache.gpu = tiers[gpus - 1]
-    server = CacheServer(cache, Prefetching(cache, NoPrefetch(), Offer))  # type: ignore[arg-type]
+    server = CacheServer(cache, Prefetching(cache, NoPrefetch(), Offer))
     began = process_time()
     for request in requests:
         server.finish_request(server.serve(request, request.prompt_pages, request.arrival_s))  # type: ignore[arg-type]
