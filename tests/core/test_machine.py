@@ -157,7 +157,7 @@ class CacheMachine(RuleBasedStateMachine):
         left = [page for page in pages if page % 4 != lost][: len(lowest) - 1]
         recovered = {b"%d" % page: slot for slot, page in enumerate([*left, 10**6])}
         lowest[: len(left)] = left
-        restored = restore(self.cache, requests, lambda page: b"%d" % page, recovered, self.now)
+        restored = restore(self.cache.core, requests, lambda page: b"%d" % page, recovered, self.now)
         there = [np.isin(ids_of_runs(request.runs), left).tolist() for request in requests]
         first = {page for request, here in zip(requests, there, strict=True) for page in first_pages(request, here)}
         assert restored == len(first) == self.cache.tiers[-1].pool.capacity - self.cache.tiers[-1].pool.free

@@ -23,7 +23,7 @@ def restored(prompts: list[str], found: str, **tiers: int) -> SmallCache:
     pages = {letter: page for page, letter in cache._letters.items()}
     assert len(pages) == len(cache._letters), "each letter is one page"
     recovered = {key(pages[letter]): slot for slot, letter in enumerate(found)}
-    restore(cache, requests, key, recovered, now=next(cache.clock))
+    restore(cache.core, requests, key, recovered, now=next(cache.clock))
     cache.check()
     return cache
 
@@ -51,7 +51,7 @@ def test_pages_that_nobody_wants_leave_their_slots_free() -> None:
     pages = {letter: page for page, letter in cache._letters.items()}
     recovered = {key(99): 0, key(pages["b"]): 1, key(pages["a"]): 6, key(98): 7}
     again = small_cache(gpu=8, cpu=8, disk=8)
-    assert restore(again, [again.request("abc")], key, recovered, now=0.0) == 2
+    assert restore(again.core, [again.request("abc")], key, recovered, now=0.0) == 2
     (node,) = again.tree.root.descendants()
     assert node.slots[DISK].tolist() == [6, 1] and again.tiers[DISK].pool.free == 6
     assert again.tiers[DISK].pool.take(6).tolist() == [0, 2, 3, 4, 5, 7]
@@ -99,10 +99,10 @@ def test_only_an_empty_cache_with_numbered_slots_can_be_restored() -> None:
     used.use("ab")
     for cache in (used, small_cache(gpu=4, cpu=4, disk=4, slots=False)):
         with pytest.raises(ValueError, match="only into an empty cache whose lowest tier numbers its slots"):
-            restore(cache, [], key, {}, now=0.0)
+            restore(cache.core, [], key, {}, now=0.0)
     cache = small_cache(gpu=4, cpu=4, disk=4)
     with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
-        restore(cache, [cache.request("ab")], key, {key(0): 0, key(1): 4}, now=0.0)
+        restore(cache.core, [cache.request("ab")], key, {key(0): 0, key(1): 4}, now=0.0)
     cache.check()
     assert cache.tiers[DISK].pool.free == 4
 
