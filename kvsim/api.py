@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from kvsim.build import Plan, TierPlan, build_run, build_trace, construct
 from kvsim.configuration import compose
 from kvsim.errors import UsageError
 from kvsim.execute import Result, draw, execute
+from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
@@ -114,8 +114,7 @@ def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
         return plan
     config = plan.config | {family: repr(policy) for family, policy in given.items()}
     tiers = [
-        replace(tier, **{family: deepcopy(given[family]) for family in given if _takes(plan, tier, family)})
-        for tier in plan.tiers
+        replace(tier, **{family: copied(given[family]) for family in given if _takes(plan, tier, family)}) for tier in plan.tiers
     ]
     return replace(plan, tiers=tiers, prefetch=given.get("prefetch", plan.prefetch), config=config)
 

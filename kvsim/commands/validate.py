@@ -1,7 +1,6 @@
 """``kvsim validate``: the same run in simulated time and on this machine, side by side."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +13,7 @@ from kvsim.commands.application import run_application, run_job
 from kvsim.commands.sweep import Job, Objective
 from kvsim.errors import UsageError, WrongResult
 from kvsim.execute import Result, execute
+from kvsim.policies.copies import copied
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
 from kvsim.report.result import RunRecord
@@ -62,7 +62,13 @@ def check_fresh(plan: Plan) -> None:
 def run_one(plan: Plan, substrate: str, command_line: str) -> Result:
     """Run the plan on one substrate, with policies of its own, and write the run's folder inside the validation's."""
     config = {**plan.config, "substrate": substrate}
-    one = replace(deepcopy(plan), substrate=substrate, output=plan.output / substrate, config=config)
+    own = replace(
+        plan,
+        tiers=[replace(tier, eviction=copied(tier.eviction), placement=copied(tier.placement)) for tier in plan.tiers],
+        prefetch=copied(plan.prefetch),
+        checkpoint=copied(plan.checkpoint),
+    )
+    one = replace(own, substrate=substrate, output=plan.output / substrate, config=config)
     result = execute("simulate", one, watch=partial(progress, label=substrate), command_line=command_line)
     write_run(one.output, result.record, result.outcome)
     return result

@@ -1,0 +1,39 @@
+"""A copy of a policy has its settings and nothing else of it, whether its class is compiled or derives from one that is."""
+
+from dataclasses import dataclass
+
+from kvsim.core.tree import Node
+from kvsim.policies.copies import copied
+from kvsim.policies.eviction.base import RankedEviction
+from kvsim.policies.eviction.lru_k import LRUK
+from kvsim.policies.placement.by_length import ByLength
+
+
+@dataclass(kw_only=True, eq=False)
+class Mine(RankedEviction):
+    """As a user writes one."""
+
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.seen: list[int] = []
+
+    def rank(self, node: Node) -> float:
+        return self.weight * node.last_used
+
+
+def test_a_users_policy() -> None:
+    policy = Mine(weight=3.0)
+    other = copied(policy)
+    other.seen.append(1)
+    assert type(other) is Mine and other.weight == 3.0
+    assert policy.seen == []
+
+
+def test_a_bundled_policy() -> None:
+    assert copied(LRUK(k=3)).k == 3
+    assert copied(ByLength(min_tokens=7)).min_tokens == 7
+
+
+def test_nothing() -> None:
+    assert copied(None) is None
