@@ -32,7 +32,6 @@ compiled: .venv/installed-test
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
 pure:
-	rm -f kvsim__mypyc*
 	find -L kvsim \( -name '*.so' -o -name 'compiled.*.txt' \) -delete
 
 clean: pure

@@ -14,8 +14,8 @@ SUFFIX = EXTENSION_SUFFIXES[0]
 """Of this interpreter's extension modules: another one neither loads nor sees them, and runs pure Python."""
 RECORD = f"compiled{SUFFIX}.txt"
 """What a build leaves in the package: a line for each compiled module, with the checksum of its source."""
-SHARED_LIBRARY = f"kvsim__mypyc{SUFFIX}"
-"""Beside the package: the code of all compiled modules. Their own files only name it."""
+SHARED_LIBRARY = f"compiled__mypyc{SUFFIX}"
+"""In the package: the code of all compiled modules. Their own files only name it."""
 REMEDY = (
     "run `make compiled` to build again, or `make pure` to run without compiled modules; an installed kvsim: install it again"
 )
@@ -43,7 +43,7 @@ def is_compiled(package: Path = PACKAGE) -> bool:
     recorded = _recorded(package / RECORD)
     if missing := sorted(recorded.keys() - built) or sorted(built - recorded.keys()):
         raise StaleBuild(f"only a part of kvsim is compiled ({_some(missing)} does not belong to the rest): {REMEDY}")
-    if not (package.parent / SHARED_LIBRARY).exists():
+    if not (package / SHARED_LIBRARY).exists():
         raise StaleBuild(f"{SHARED_LIBRARY} is missing, and with it the code of the compiled modules: {REMEDY}")
     found = {source: checksum(package / source) for source in recorded}
     if any(found.values()) and (changed := [source for source in sorted(recorded) if found[source] != recorded[source]]):
@@ -66,12 +66,12 @@ def write_record(package: Path, checksums: dict[str, str | None]) -> None:
 
 
 def remove(package: Path = PACKAGE) -> None:
-    """Delete what a build has left in the package and beside it, if there is any."""
+    """Delete what a build has left in the package, if there is any."""
     if package.exists():
         for source in list(_extension_modules(package)):
             (package / f"{source.removesuffix('.py')}{SUFFIX}").unlink()
-    for path in (package / RECORD, package.parent / SHARED_LIBRARY):
-        path.unlink(missing_ok=True)
+    for name in (RECORD, SHARED_LIBRARY):
+        (package / name).unlink(missing_ok=True)
 
 
 def _recorded(record: Path) -> dict[str, str]:
@@ -86,7 +86,8 @@ def _extension_modules(folder: Path, within: str = "") -> Iterator[str]:
     """The sources that compiled modules stand for, named from the package's folder."""
     for entry in os.scandir(folder):
         if entry.name.endswith(SUFFIX):
-            yield f"{within}{entry.name.removesuffix(SUFFIX)}.py"
+            if entry.name != SHARED_LIBRARY:
+                yield f"{within}{entry.name.removesuffix(SUFFIX)}.py"
         elif entry.is_dir() and entry.name not in ("__pycache__", "conf"):
             yield from _extension_modules(Path(entry.path), f"{within}{entry.name}/")
 
