@@ -88,12 +88,3 @@ def test_policies_may_be_subclassed_by_ordinary_classes(source: str) -> None:
         names = [made.name, *map(ast.unparse, made.bases)]
         if any(name.endswith(("Policy", "Eviction", "Prefetch")) for name in names):
             assert "mypyc_attr(allow_interpreted_subclasses=True)" in map(ast.unparse, made.decorator_list), made.name
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_loop_over_victims_that_may_be_left_ends_the_pass(source: str) -> None:
-    """``for node in policy.victims(now)`` leaves a compiled generator where it is: its ``finally`` would never run."""
-    for node in ast.walk(tree(source)):
-        if isinstance(node, ast.For) and ".victims(" in ast.unparse(node.iter):
-            leaves = any(isinstance(inner, ast.Break | ast.Return | ast.Yield) for inner in ast.walk(node))
-            assert not leaves, f"{source}:{node.lineno}: name the iterator, and close() it behind the loop"

@@ -300,13 +300,14 @@ class Residency:
         self._lose_child(node, tier)
 
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
-        """Free the last ``pages`` pages of an evictable leaf that is in this tier only."""
+        """Free the last ``pages`` pages of a victim that is in this tier only; it stays with the others."""
         self.tree.shorten(node, pages)
         node.slots[tier.index], freed = tier.pool.split(node.slots[tier.index], node.pages)
         tier.pool.give(freed)
         tier.evictable_pages -= pages
         tier.evicted_pages += pages
         self.counts.dropped_pages += pages
+        tier.eviction.on_evictable(node)
 
     def drop_copy(self, node: Node, tier: Tier) -> None:
         """Free the copy, whatever its state; a node without any copy leaves the tree, with what is below it."""

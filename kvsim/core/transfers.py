@@ -6,7 +6,6 @@ Nothing here waits: a transfer is made, begun and ended by calls.
 from math import ceil
 from typing import NamedTuple
 
-from kvsim.core.closing import close
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
@@ -52,8 +51,8 @@ class Transfers:
             return True
         if missing > tier.evictable_pages:
             return False
-        index, victims = tier.index, tier.eviction.victims(now)
-        for node in victims:
+        index = tier.index
+        for node in tier.eviction.victims(now):
             if node.state[index] != READY or node.pins[index] or node.kids[index]:
                 self._refuse(tier, node, missing)
             surplus = node.pages - missing
@@ -69,7 +68,6 @@ class Transfers:
             missing = pages - tier.spare_pages
             if missing <= 0:
                 break
-        close(victims)
         if missing > 0:
             self._refuse(tier, None, missing)
         for edge in tier.below:
@@ -354,9 +352,11 @@ class Transfers:
                 nodes.append(node)
             passed[node] = None
             self._pass_over(node, tier)
-        close(victims)
         for node in passed:
             node.parent.kids[index] += 1  # type: ignore[union-attr]
+        for node in passed:
+            if not node.kids[index]:
+                tier.eviction.on_evictable(node)
         return nodes
 
     @staticmethod

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 
-from kvsim.core.closing import close
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
@@ -38,16 +37,17 @@ class AgingEviction(RankedEviction):
             self.on_evictable(node)
 
     def victims(self, now: float) -> Iterator[Node]:
-        victims = super().victims(now)
-        try:
-            for node in victims:
-                self._offered = node
-                yield node
-        finally:
-            close(victims)
+        for node in super().victims(now):
+            self._offered = node
+            yield node
+
+    def on_evictable(self, node: Node) -> None:
+        if node is self._offered:
             self._offered = None
+        super().on_evictable(node)
 
     def on_remove(self, node: Node) -> None:
         """A victim's pages leave, the deepest first: the last of them is the one that the node begins with."""
         if node is self._offered:
             self.level = node.notes[self.tier] + self.worth(node, node.depth + 1)
+            self._offered = None

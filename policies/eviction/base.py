@@ -104,8 +104,8 @@ class EvictionPolicy(metaclass=ABCMeta):
     def victims(self, now: float) -> Iterator[Node]:
         """Evictable nodes, the first to leave first.
 
-        The core takes each node before it asks for the next, and stops when it has enough. One that it could not take is
-        not offered again in the same call.
+        The core takes each node before it asks for the next, and stops when it has enough. What has been offered and does not
+        leave, or only a part of it, is announced again by ``on_evictable``.
         """
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
@@ -151,8 +151,8 @@ class RankedEviction(EvictionPolicy):
     whose node is not evictable is dropped, one whose rank has risen is put back. A rank may change only while its node is
     pinned, or rise; a policy whose rank falls calls ``on_evictable`` again. Anything else is a PolicyError.
 
-    The queue is a sorted line and a heap: an entry that belongs behind the whole line, as nearly all of an LRU do, is appended
-    to it, and any other goes to the heap.
+    The queue is a sorted line and a heap: an entry that belongs behind the whole line, or before it, as nearly all of an LRU do,
+    is put there, and any other goes to the heap.
     """
 
     def bind(self, context: PolicyContext) -> None:
@@ -187,6 +187,8 @@ class RankedEviction(EvictionPolicy):
         line = self.line
         if not line or entry > line[-1]:
             line.append(entry)
+        elif entry < line[0]:
+            line.appendleft(entry)
         else:
             heappush(self.heap, entry)
 
@@ -201,35 +203,26 @@ class RankedEviction(EvictionPolicy):
 
     def victims(self, now: float) -> Iterator[Node]:
         tier, line, heap = self.tier, self.line, self.heap
-        offered: list[Any] = []
         seen: set[Node] = set()
-        try:
-            while line or heap:
-                if not line or heap and heap[0] < line[0]:
-                    entry = heappop(heap)
-                else:
-                    entry = line.popleft()
-                node: Node = entry[2]
-                if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or seen and node in seen:
-                    continue
-                rank = self.rank(node)
-                if rank != entry[0]:
-                    if not rank > entry[0]:
-                        self._refuse_rank(node, entry[0], rank)
-                    self._enter((rank, entry[1], node))
-                    continue
-                if self._ranks_by_place:
-                    self._cut_before_next(node)
-                offered.append(entry)
-                yield node
-                if node.state[tier] == READY:
-                    seen.add(node)
-                else:
-                    offered.pop()
-        finally:
-            for entry in offered:
-                if entry[2].is_evictable(tier):
-                    heappush(heap, entry)
+        while line or heap:
+            if not line or heap and heap[0] < line[0]:
+                entry = heappop(heap)
+            else:
+                entry = line.popleft()
+            node: Node = entry[2]
+            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or seen and node in seen:
+                continue
+            rank = self.rank(node)
+            if rank != entry[0]:
+                if not rank > entry[0]:
+                    self._refuse_rank(node, entry[0], rank)
+                self._enter((rank, entry[1], node))
+                continue
+            if self._ranks_by_place:
+                self._cut_before_next(node)
+            yield node
+            if node.state[tier] == READY:
+                seen.add(node)
 
     def _cut_before_next(self, node: Node) -> None:
         """Cut from a victim, which is out of the queue, the pages that leave only after the next leaf."""

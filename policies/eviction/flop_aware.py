@@ -160,6 +160,7 @@ class FlopAware(EvictionPolicy):
             self.on_evictable(state)
 
     def on_evictable(self, node: Node) -> None:
+        self._offered.pop(node, None)
         efficiency = self._efficiency(node)
         if efficiency is not None:
             self._add(node, efficiency)
@@ -282,26 +283,20 @@ class FlopAware(EvictionPolicy):
 
     def victims(self, now: float) -> Iterator[Node]:
         offered = self._offered
-        try:
-            while True:
-                if (place := self._least()) is not None:
-                    heap = self._heaps[place]
-                    node = heappop(heap)[2]
-                    self._set_head(place, heap[0][0] if heap else inf)
-                elif (last := self._last()) is not None:
-                    node = last
-                else:
-                    break
-                offered[node] = None
-                if self._tuning is not None:
-                    self._tuning.begin(node, self._announced_s)
-                yield node
-        finally:
-            nodes = list(offered)
-            offered.clear()
-            for node in nodes:
-                if node.is_evictable(self.tier):
-                    self.on_evictable(node)
+        offered.clear()
+        while True:
+            if (place := self._least()) is not None:
+                heap = self._heaps[place]
+                node = heappop(heap)[2]
+                self._set_head(place, heap[0][0] if heap else inf)
+            elif (last := self._last()) is not None:
+                node = last
+            else:
+                break
+            offered[node] = None
+            if self._tuning is not None:
+                self._tuning.begin(node, self._announced_s)
+            yield node
 
     def _last(self) -> Node | None:
         """Of the states that leave when nothing else can, the one used longest ago."""

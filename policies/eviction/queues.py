@@ -83,7 +83,6 @@ class QueueEviction(EvictionPolicy):
         self._entries = 0
         self._compact_at = 1024
         self._offered: Node | None = None
-        self._refused: dict[Node, None] = {}
         self.capacity_pages: float = inf if context.capacity_pages is None else context.capacity_pages
 
     def count_queues(self) -> int:
@@ -213,6 +212,7 @@ class QueueEviction(EvictionPolicy):
             del self.mixed[node], self._marks[node]
             return
         if node is self._offered:
+            self._offered = None
             self.on_victim(node)
         else:
             self.sizes[self._marks.pop(node)[0]] -= node.pages
@@ -227,6 +227,8 @@ class QueueEviction(EvictionPolicy):
             self.remember(runs, mark)
 
     def on_evictable(self, node: Node) -> None:
+        if node is self._offered:
+            self._offered = None
         queue, place, _ = self._marks[node]
         heap = self.heaps[queue]
         self._entries = entry = self._entries + 1
@@ -253,9 +255,7 @@ class QueueEviction(EvictionPolicy):
     def is_leaf(self, node: Node) -> bool:
         """Whether the node can leave now."""
         tier = self.tier
-        if node.state[tier] != READY or node.pins[tier] or node.kids[tier]:
-            return False
-        return not self._refused or node not in self._refused
+        return node.state[tier] == READY and not node.pins[tier] and not node.kids[tier]
 
     def is_true(self, queue: int, entry: Entry) -> bool:
         """Whether an entry of the queue's heap stands for a leaf that is there."""
@@ -264,10 +264,10 @@ class QueueEviction(EvictionPolicy):
 
     def first(self, queue: int) -> Node | None:
         """The leaf that is the first to leave its queue, if it has one. Its entry is at the top of the heap then."""
-        heap, tier, marks, refused = self.heaps[queue], self.tier, self._marks, self._refused
+        heap, tier, marks = self.heaps[queue], self.tier, self._marks
         while heap:
             node: Node = heap[0][4]
-            if node.state[tier] == READY and not node.pins[tier] and not node.kids[tier] and node not in refused:
+            if node.state[tier] == READY and not node.pins[tier] and not node.kids[tier]:
                 mark = marks[node]
                 if mark[1] == heap[0][0] and mark[0] == queue:
                     return node
@@ -283,28 +283,13 @@ class QueueEviction(EvictionPolicy):
 
     def victims(self, now: float) -> Iterator[Node]:
         self.begin_pass()
-        tier, refused = self.tier, self._refused
-        try:
-            while (chosen := self.choose()) is not None:
-                queue, most = chosen
-                heap = self.heaps[queue]
-                entry = heap[0]
-                node = entry[-1]
-                if (most < node.pages or node in self.mixed) and not node.is_state:
-                    self.cut_victim(node, most)
-                self._offered = node
-                yield node
-                if node.state[tier] == READY:
-                    refused[node] = None
-                elif heap and heap[0] is entry:
-                    heappop(heap)
-        finally:
-            self._offered = None
-            if refused:
-                self._refused = {}
-                for node in refused:
-                    if node.is_evictable(tier):
-                        self.on_evictable(node)
+        while (chosen := self.choose()) is not None:
+            queue, most = chosen
+            node: Node = heappop(self.heaps[queue])[4]
+            if (most < node.pages or node in self.mixed) and not node.is_state:
+                self.cut_victim(node, most)
+            self._offered = node
+            yield node
 
     def begin_pass(self) -> None:
         """Victims are about to be chosen."""

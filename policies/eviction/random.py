@@ -33,18 +33,11 @@ class Random(EvictionPolicy):
             self._leaves.append(node)
 
     def victims(self, now: float) -> Iterator[Node]:
-        offered: list[Node] = []
-        try:
-            while self._leaves:
-                node = self._leaves[int(self._rng.random() * len(self._leaves))]
-                self._forget(node)
-                if node.is_evictable(self.tier):
-                    offered.append(node)
-                    yield node
-        finally:
-            for node in offered:
-                if node.is_evictable(self.tier):
-                    self.on_evictable(node)
+        while self._leaves:
+            node = self._leaves[int(self._rng.random() * len(self._leaves))]
+            self._forget(node)
+            if node.is_evictable(self.tier):
+                yield node
 
     def _forget(self, node: Node) -> None:
         """Fill the node's place with the last leaf."""

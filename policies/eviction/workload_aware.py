@@ -112,6 +112,10 @@ class WorkloadAware(EvictionPolicy):
         self._latest: dict[int, tuple[int, RequestClass | None, float]] = {}
         """Of each session: index and class of its latest request, and when it was admitted."""
         self._bounds: list[Place] = []
+        self._looked_at: list[Place] = []
+        """Bounds that the last pass has taken out."""
+        self._offered: dict[RequestClass, None] = {}
+        """Classes whose leaves the last pass has offered."""
         self._changed: dict[RequestClass, None] = {}
         """Classes that need a new bound."""
         self._horizon_s = -inf
@@ -154,29 +158,28 @@ class WorkloadAware(EvictionPolicy):
             self._changed[own] = None
 
     def victims(self, now: float) -> Iterator[Node]:
+        self._end_last_pass()
         if now >= self._horizon_s:
             self._horizon_s = now + self.window_s / HORIZONS_PER_WINDOW
             self._changed.update(dict.fromkeys([own for _, _, _, version, own in self._bounds if version == own.version]))
             self._bounds.clear()
         known: list[Place] = []
-        looked_at: list[Place] = []
-        offered: dict[Node, RequestClass] = {}
-        try:
-            while (own := self._next_class(known, looked_at, now)) is not None:
-                node = heappop(own.heap)[3]
-                offered[node] = own
-                yield node
-                self._enter(known, own, now)
-        finally:
-            for node in offered:
-                if node.is_evictable(self.tier):
-                    self.on_evictable(node)
-            self._changed.update(dict.fromkeys(offered.values()))
-            for place in looked_at:  # their bounds still hold
-                if place[4].head_used_s < inf:
-                    heappush(self._bounds, place)
+        while (own := self._next_class(known, now)) is not None:
+            node: Node = heappop(own.heap)[3]
+            self._offered[own] = None
+            yield node
+            self._enter(known, own, now)
 
-    def _next_class(self, known: list[Place], looked_at: list[Place], now: float) -> RequestClass | None:
+    def _end_last_pass(self) -> None:
+        """Classes that have lost leaves need new bounds; those of the others still hold."""
+        self._changed.update(self._offered)
+        self._offered.clear()
+        for place in self._looked_at:
+            if place[4].head_used_s < inf:
+                heappush(self._bounds, place)
+        self._looked_at.clear()
+
+    def _next_class(self, known: list[Place], now: float) -> RequestClass | None:
         """The class whose head has the least P. ``known`` are classes by P; those with a bound below are looked at for it."""
         bounds = self._bounds
         for own in self._changed:
@@ -190,7 +193,7 @@ class WorkloadAware(EvictionPolicy):
                 return heappop(known)[4] if known else None
             place = heappop(bounds)
             if place[3] == place[4].version:
-                looked_at.append(place)
+                self._looked_at.append(place)
                 self._enter(known, place[4], now)
 
     def _enter(self, places: list[Place], own: RequestClass, now: float) -> None:

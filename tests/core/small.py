@@ -18,6 +18,7 @@ from kvsim.core.tree import LEAVING, READY, Node
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
 
@@ -64,6 +65,14 @@ def make_request(
         prompt_pages=len(pages),
         **about,
     )
+
+
+def offered(policy: EvictionPolicy, now: float) -> list[Node]:
+    """All that a policy offers, the first to leave first. Nothing leaves."""
+    nodes = list(policy.victims(now))
+    for node in nodes:
+        policy.on_evictable(node)
+    return nodes
 
 
 def make_requests(words: Sequence[str], *, output_tokens: int = 0) -> list[Request]:

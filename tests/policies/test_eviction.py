@@ -15,7 +15,7 @@ from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.random import Random
 from kvsim.policies.eviction.slru import SegmentedLRU
-from tests.core.small import SmallCache, small_cache
+from tests.core.small import SmallCache, offered, small_cache
 
 FOLDER = files("kvsim.conf") / "eviction"
 
@@ -46,18 +46,18 @@ def filled(policy: Any, *words: str, gpu: int = 12) -> SmallCache:
 def test_victims_are_the_evictable_leaves_each_once(name: str) -> None:
     cache = filled(policy_of(name), "abc", "abd", "xyz")
     nodes = list(cache.tree.root.descendants())
-    victims = list(cache.gpu.eviction.victims(99.0))
+    victims = offered(cache.gpu.eviction, 99.0)
     assert sorted(map(id, victims)) == sorted(id(node) for node in nodes if not node.children)
-    assert sorted(map(id, cache.gpu.eviction.victims(99.0))) == sorted(map(id, victims)), "looking changes nothing"
+    assert sorted(map(id, offered(cache.gpu.eviction, 99.0))) == sorted(map(id, victims)), "looking changes nothing"
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_pinned_pages_are_no_victims(name: str) -> None:
     cache = filled(policy_of(name), "abc", "xyz")
     lease = cache.run("abc")
-    assert list(cache.gpu.eviction.victims(99.0)) == [cache.node("xyz")]
+    assert offered(cache.gpu.eviction, 99.0) == [cache.node("xyz")]
     cache.release(lease)
-    assert len(list(cache.gpu.eviction.victims(99.0))) == 2
+    assert len(offered(cache.gpu.eviction, 99.0)) == 2
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -11,7 +11,7 @@ from kvsim.policies.eviction import flop_aware
 from kvsim.policies.eviction.flop_aware import FlopAware
 from kvsim.policies.eviction.flop_tuning import ALPHAS, Piece, Tuning, restore, snapshot
 from kvsim.policies.eviction.lru import LRU
-from tests.core.small import MACHINE, MODEL, SmallCache, make_request, small_cache
+from tests.core.small import MACHINE, MODEL, SmallCache, make_request, offered, small_cache
 
 CONTEXT = PolicyContext(model=MODEL, hardware=MACHINE, page_tokens=1)
 
@@ -69,7 +69,7 @@ def test_ages_are_counted_in_requests(alpha: float, times: list[float]) -> None:
             assert cache.admit(lease, len(word), now[number]) and cache.claim(lease, now[number]) == CLAIMED
             cache.insert(lease, now[number])
             cache.finish_request(lease)
-        orders.append([node.runs for node in cache.gpu.eviction.victims(now[-1])])
+        orders.append([node.runs for node in offered(cache.gpu.eviction, now[-1])])
     assert orders[0] == orders[1] and len(orders[0]) == 3
 
 
@@ -113,7 +113,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int, alpha: float, bin
         leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
         if leaves:
             known = utilities(leaves, alpha, cache.gpu.eviction)
-            victims = list(cache.gpu.eviction.victims(now))
+            victims = offered(cache.gpu.eviction, now)
             assert sorted(map(id, victims)) == sorted(map(id, leaves))
             keys = [2 * node.depth + node.pages for node in leaves]
             width = cache.gpu.eviction._width
@@ -129,7 +129,7 @@ def test_long_paths_join_bins_and_forget_no_leaf() -> None:
         assert cache.admit(lease, len(pages), float(index))
         cache.insert(lease, float(index))
         cache.finish_request(lease)
-    assert [node.pages for node in cache.gpu.eviction.victims(9.0)] == [3, 600, 2990, 5000]
+    assert [node.pages for node in offered(cache.gpu.eviction, 9.0)] == [3, 600, 2990, 5000]
     assert cache.gpu.eviction._width == 8
 
 
@@ -146,7 +146,7 @@ def test_joined_nodes_are_entered_as_a_whole() -> None:
     upper, lower = cache.residency.cut(cache.node("abcd"), 2), cache.node("abcd")
     cache.residency.merge(upper)
     assert (lower.depth, lower.pages) == (0, 4)
-    assert list(cache.gpu.eviction.victims(99.0)) == [lower]
+    assert offered(cache.gpu.eviction, 99.0) == [lower]
 
 
 def test_old_entries_are_forgotten() -> None:

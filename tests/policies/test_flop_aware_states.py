@@ -21,7 +21,7 @@ from kvsim.policies.checkpoint.last import Last
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.flop_aware import FlopAware
-from tests.core.small import MACHINE
+from tests.core.small import MACHINE, offered
 from tests.core.test_hybrid import SmallHybrid, hybrid, use
 
 MODEL = ModelSpec(
@@ -118,12 +118,12 @@ def test_a_state_where_two_prompts_part_stays_until_one_of_them_is_gone() -> Non
     (state,) = cache.states.index.values()
     policy = cache.gpu.eviction
     assert state not in candidates(cache)
-    order = list(policy.victims(99.0))
+    order = offered(policy, 99.0)
     assert order[-1] is state and len(order) == 3, "the leaves first"
     assert policy._efficiency(state) is None and policy._last() is state
     cache.transfers.evict(cache.node("sysA"), cache.gpu, 99.0)
     assert state in candidates(cache) and policy._efficiency(state) is not None
-    assert set(policy.victims(100.0)) == {state, cache.node("sysB")}
+    assert set(offered(policy, 100.0)) == {state, cache.node("sysB")}
 
 
 def test_pages_without_a_state_after_them_save_nothing() -> None:
@@ -134,7 +134,7 @@ def test_pages_without_a_state_after_them_save_nothing() -> None:
     assert state is not None and policy._efficiency(cache.node("abcd")) > policy._efficiency(cache.node("xy")) > 0
     cache.transfers.evict(state, cache.gpu, 50.0)
     assert policy._efficiency(cache.node("abcd")) == 0
-    assert next(iter(policy.victims(99.0))) is cache.node("abcd")
+    assert offered(policy, 99.0)[0] is cache.node("abcd")
 
 
 def test_only_the_state_that_is_begun_from_is_refreshed() -> None:
@@ -143,7 +143,7 @@ def test_only_the_state_that_is_begun_from_is_refreshed() -> None:
     use(cache, "ab", "xy", "abcd")
     policy = cache.gpu.eviction
     cache.transfers.evict(cache.node("abcd"), cache.gpu, 50.0)
-    assert [node for node in policy.victims(60.0) if not node.is_state] == [cache.node("xy"), cache.node("ab")]
+    assert [node for node in offered(policy, 60.0) if not node.is_state] == [cache.node("xy"), cache.node("ab")]
     node = cache.node("ab")
     node.last_used = 70.0
     assert policy._used_at(node) == node.partner.last_used < 70.0
@@ -170,7 +170,7 @@ def test_the_victim_is_that_of_comparing_everything(seed: int, alpha: float, che
         now = float(next(cache.clock))
         if candidates(cache):
             least, utilities = least_utility(cache, alpha)
-            victims = list(policy.victims(now))
+            victims = offered(policy, now)
             leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
             assert sorted(map(id, victims)) == sorted(map(id, leaves)), "all that can leave is offered, once"
             spread = max(candidates(cache).values()) - min(candidates(cache).values())

@@ -2,7 +2,7 @@
 
 from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lfu_da import LFUDynamicAging
-from tests.core.small import SmallCache, small_cache
+from tests.core.small import SmallCache, offered, small_cache
 
 
 def played(policy: type, words: str, gpu: int = 3) -> SmallCache:
@@ -39,8 +39,8 @@ def test_a_hit_counts_from_the_level_of_its_time() -> None:
 
 def test_looking_at_victims_raises_no_level() -> None:
     cache = played(LFUDynamicAging, "aaab")
-    assert len(list(cache.gpu.eviction.victims(99.0))) == 2
-    assert next(cache.gpu.eviction.victims(99.0)).hits == 1
+    assert len(offered(cache.gpu.eviction, 99.0)) == 2
+    assert offered(cache.gpu.eviction, 99.0)[0].hits == 1
     assert cache.gpu.eviction.level == 0
 
 

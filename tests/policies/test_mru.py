@@ -2,7 +2,7 @@
 
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.mru import MRU
-from tests.core.small import small_cache
+from tests.core.small import offered, small_cache
 
 
 def test_what_was_used_last_leaves_first() -> None:
@@ -24,4 +24,4 @@ def test_a_use_takes_effect_at_once_in_a_lower_tier() -> None:
     cache = small_cache(gpu=2, cpu=3, eviction=[LRU, MRU])
     for word in "abca":
         cache.use(word)
-    assert [cache.tree.root.children[0]] == [next(cache.tiers[1].eviction.victims(99.0))]
+    assert [cache.tree.root.children[0]] == [offered(cache.tiers[1].eviction, 99.0)[0]]

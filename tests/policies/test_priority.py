@@ -4,7 +4,7 @@ import pytest
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.priority import Priority
-from tests.core.small import SmallCache, make_request, small_cache
+from tests.core.small import SmallCache, make_request, offered, small_cache
 
 
 def filled(*uses: tuple[str, int], **sizes: int) -> SmallCache:
@@ -31,10 +31,10 @@ def test_a_prefix_keeps_what_its_heirs_have_not() -> None:
 def test_a_copy_below_learns_the_priority_of_a_request_that_runs() -> None:
     cache = filled(("a", 1), gpu=3, cpu=6)
     lease = cache.run("b", priority=-1)
-    order = [node.notes[1] for node in cache.tiers[1].eviction.victims(99.0)]
+    order = [node.notes[1] for node in offered(cache.tiers[1].eviction, 99.0)]
     assert order == [1, None]
     cache.finish_request(lease)
-    assert [node.notes[1] for node in cache.tiers[1].eviction.victims(99.0)] == [-1, 1]
+    assert [node.notes[1] for node in offered(cache.tiers[1].eviction, 99.0)] == [-1, 1]
 
 
 def test_a_trace_without_priorities_is_refused() -> None:

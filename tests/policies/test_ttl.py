@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.ttl import TimeToLive
-from tests.core.small import SmallCache, make_request, small_cache
+from tests.core.small import SmallCache, make_request, offered, small_cache
 
 
 def filled(ttl_s: float | str, *uses: tuple[str, int], gpu: int = 12, until: int = 1) -> SmallCache:
@@ -53,9 +53,9 @@ def test_a_copy_below_is_protected_from_the_end_of_its_request() -> None:
     cache = small_cache(gpu=3, cpu=6, eviction=lambda: TimeToLive(ttl_s=100))
     cache.use("a", session=0)
     lease = cache.run("b", session=-1)
-    assert [node.notes[1] is None for node in cache.tiers[1].eviction.victims(9.0)] == [False, True]
+    assert [node.notes[1] is None for node in offered(cache.tiers[1].eviction, 9.0)] == [False, True]
     cache.finish_request(lease)
-    assert [node.notes[1] < 9 for node in cache.tiers[1].eviction.victims(9.0)] == [True, False]
+    assert [node.notes[1] < 9 for node in offered(cache.tiers[1].eviction, 9.0)] == [True, False]
 
 
 def test_old_expiries_are_forgotten() -> None:

@@ -5,10 +5,9 @@ from random import Random
 
 import pytest
 
-from kvsim.core.closing import close
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.workload_aware import RequestClass, WorkloadAware
-from tests.core.small import SmallCache, make_request, small_cache
+from tests.core.small import SmallCache, make_request, offered, small_cache
 
 
 def class_of(requests: int, continued: int, reuse_s: float, window_s: float = 10.0) -> RequestClass:
@@ -65,7 +64,7 @@ def test_requests_without_a_session_are_never_continued() -> None:
 def test_among_equals_the_later_offset_leaves_first() -> None:
     """Long after their uses all chances are 0."""
     cache = filled(("abc", 0, "chat", 0), ("xyzuvw", 1, "search", 0), ("mn", 2, "file", 0), window_s=1e-3)
-    assert [node.pages for node in cache.gpu.eviction.victims(1e9)] == [6, 3, 2]
+    assert [node.pages for node in offered(cache.gpu.eviction, 1e9)] == [6, 3, 2]
 
 
 def least(cache: SmallCache, now: float) -> tuple[float, int]:
@@ -90,9 +89,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int) -> None:
             cache.finish_request(running.pop(0))
         now = float(next(cache.clock))
         if any(node.is_evictable(0) for node in cache.tree.root.descendants()):
-            victims = cache.gpu.eviction.victims(now)
-            victim = next(victims)
-            close(victims)
+            victim = offered(cache.gpu.eviction, now)[0]
             chance = victim.notes[0].reuse_probability(now - victim.last_used)
             assert (chance, -victim.depth - victim.pages) == least(cache, now)
 

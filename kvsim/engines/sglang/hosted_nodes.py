@@ -1,6 +1,5 @@
 """A cache whose nodes move as a whole between GPU and host memory: the hierarchical radix cache of SGLang."""
 
-from kvsim.core.closing import close
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, split_runs
@@ -163,8 +162,7 @@ class HostedNodeCache(WholeNodeCache):
     def _evict(self, pages: int, now: float) -> None:
         gpu, placement = self.gpu, self._placement
         written: list[Node] = []
-        victims = gpu.eviction.victims(now)
-        for node in victims:
+        for node in gpu.eviction.victims(now):
             pages -= node.pages
             if node.state[CPU] == READY:
                 self.residency.free(node, gpu)
@@ -177,7 +175,6 @@ class HostedNodeCache(WholeNodeCache):
                 self._remove(node)
             if pages <= 0:
                 break
-        close(victims)
         self._let_all_go(written)
 
     def _let_all_go(self, nodes: list[Node]) -> None:
@@ -195,11 +192,9 @@ class HostedNodeCache(WholeNodeCache):
 
     def _evict_host(self, pages: int, now: float) -> None:
         cpu, counts = self.cpu, self.counts
-        victims = cpu.eviction.victims(now)
-        for node in victims:
+        for node in cpu.eviction.victims(now):
             pages -= node.pages
             counts.dropped_pages += node.pages
             self.residency.free(node, cpu)
             if pages <= 0:
                 break
-        close(victims)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from kvsim.core.closing import close
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, count_pages
@@ -113,14 +112,12 @@ class WholeNodeCache:
     def _evict(self, pages: int, now: float) -> None:
         """Evict at least so many pages."""
         gpu, counts = self.gpu, self.counts
-        victims = gpu.eviction.victims(now)
-        for node in victims:
+        for node in gpu.eviction.victims(now):
             pages -= node.pages
             counts.dropped_pages += node.pages
             self.residency.free(node, gpu)
             if pages <= 0:
                 break
-        close(victims)
 
     def _insert_known(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
         """Give back what the request computed although the cache has it; returns what it has not."""

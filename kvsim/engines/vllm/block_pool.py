@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from kvsim.core.closing import close
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, count_pages
@@ -108,8 +107,7 @@ class BlockPool:
         gpu = self.gpu
         gpu.evictable_pages -= missing
         gpu.evicted_pages += missing
-        victims = gpu.eviction.victims(now)
-        for node in victims:
+        for node in gpu.eviction.victims(now):
             pages = node.pages
             if pages > missing:
                 self._cut_off(node, missing)
@@ -118,7 +116,6 @@ class BlockPool:
             missing -= pages
             if not missing:
                 break
-        close(victims)
 
     def _cut_off(self, node: Node, pages: int) -> None:
         """Evict a leaf's last pages."""
@@ -130,6 +127,7 @@ class BlockPool:
         self.tree.shorten(node, pages)
         node.slots[0], freed = pool.split(node.slots[0], node.pages)
         pool.give(freed)
+        self.gpu.eviction.on_evictable(node)
 
     def _remove(self, node: Node) -> None:
         """Evict a leaf. If its page is there once more, that copy takes its place."""
