@@ -1,53 +1,18 @@
 """The cache core: remembers where pages are, decides by its policies, never waits and never moves a byte."""
 
 from math import inf
-from typing import NamedTuple
 
 from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.residency import Counts, Residency
+from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
 from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.core.serving import CLAIMED, LOST, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.tier import CPU, DISK, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving
-from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node, RadixTree
-
-
-class Claim(NamedTuple):
-    """What became of promised slots: the request has them, they are lost, or ``waits`` have to end before it asks again."""
-
-    waits: list[Transfer]
-    is_lost: bool = False
-
-
-CLAIMED = Claim(NO_TRANSFERS)
-LOST = Claim(NO_TRANSFERS, is_lost=True)
-
-
-class Growth(NamedTuple):
-    """Whether requests get more slots, and the write-downs that make room for them."""
-
-    has_room: bool
-    transfers: list[Transfer]
-
-
-class Fetch(NamedTuple):
-    """What is to be carried out, in order, and the read ahead itself; None if there was no room for a single page."""
-
-    transfers: list[Transfer]
-    fetch: Transfer | None
-
-
-class Load(NamedTuple):
-    """What is to be carried out, in order, and those of it that bring pages to the GPU."""
-
-    transfers: list[Transfer]
-    loads: list[Transfer]
-
-
-NO_LOAD = Load(NO_TRANSFERS, NO_TRANSFERS)
+from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 
 
 class View:
@@ -69,8 +34,8 @@ class View:
         """The tier into which pages are read ahead of need; None if there is none."""
 
 
-class Cache:
-    """Tree, tiers, edges and policies behind one face. Methods take ``now``, in seconds, where time matters.
+class Cache(ServedCache):
+    """Tree, tiers, edges and policies behind one face.
 
     Several GPU tiers may stand side by side: ``match`` says which of them serves a request.
     """
@@ -84,9 +49,7 @@ class Cache:
         self.page_tokens = page_tokens
         self.views = {tier.index: View(tier) for tier in tiers if not tier.above}
         self.gpu = tiers[0]
-        """The GPU tier, or the first of them."""
-        self.leases: dict[Lease, None] = {}
-        """Of running requests."""
+        self.leases = {}
         self.epoch = 0
         """How often the cache has been reset."""
         self.persistent: dict[tuple[Node, Tier], None] = {}
@@ -94,30 +57,9 @@ class Cache:
         self._recomputes_last_token = rules.recompute_last_token
         self._is_single = len(tiers) == 1
 
-    @property
-    def tree(self) -> RadixTree:
-        """Where pages are."""
-        return self.residency.tree
-
-    @property
-    def counts(self) -> Counts:
-        """What became of pages that were moved."""
-        return self.residency.counts
-
-    @property
-    def now(self) -> float:
-        """When the cache was last used."""
-        return self.residency.now
-
-    @property
-    def in_flight(self) -> dict[Transfer, None]:
-        """Transfers handed out and not yet ended, the oldest first."""
-        return self.transfers.in_flight
-
     # --- match and admit ---------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
-        """The longest reusable prefix as seen from a GPU tier. Changes nothing but the cut that it needs."""
         lease = Lease(request, gpu or self.gpu, self.residency.tree.root)
         pages = request.prompt_pages
         if self._recomputes_last_token:
@@ -176,11 +118,6 @@ class Cache:
         return -1
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        """Let a request run that needs ``pages`` GPU pages in all, of which ``load_pages`` are to come from tiers below.
-
-        Pins what is reused and reserves slots for everything else, evicting as needed. False, and nothing changed, if that
-        is not possible now. The slots are there once ``claim`` says so. The lease must be fresh from ``match``.
-        """
         gpu, residency = lease.gpu, self.residency
         new_pages = pages - lease.gpu_pages
         missing = new_pages - gpu.spare_pages
@@ -253,10 +190,6 @@ class Cache:
             gpu.promised_pages += pages
 
     def claim(self, lease: Lease, now: float) -> Claim:
-        """Take the slots that were promised.
-
-        They are lost if pages about to leave were used again: ``release``, and try later.
-        """
         gpu, pages = lease.gpu, lease.promised_pages
         while gpu.pool.free < pages:
             if not gpu.leaving_pages and not self.transfers.make_room(gpu, 0, now):
@@ -271,8 +204,6 @@ class Cache:
         return CLAIMED
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
-        """Promise more slots to requests of one GPU that decode: all get what they need, or none. ``claim`` gets those that are
-        not free at once."""
         if not needs:
             return Growth(True, NO_TRANSFERS)
         gpu, wanted = needs[0][0].gpu, 0
@@ -287,11 +218,6 @@ class Cache:
     # --- reads from below ----------------------------------------------------------------------------------------------------
 
     def load(self, lease: Lease, now: float) -> Load:
-        """Start to bring the matched pages of tiers below to the GPU; the request must have claimed its slots.
-
-        Pages that only the disk has pass through the CPU tier if the disk is below it. As many as find room there are read;
-        what follows on the first that does not is computed.
-        """
         last, lease.loading = lease.loading, None
         if last is None:
             return NO_LOAD
@@ -419,7 +345,6 @@ class Cache:
         lease.loaded_pages += node.pages
 
     def arriving(self, lease: Lease) -> list[Transfer]:
-        """The loads, its own and others', that a request's pinned path waits for."""
         loads: dict[Transfer, None] = {}
         node = lease.node
         while node.parent is not None and not self._is_single:
@@ -430,12 +355,6 @@ class Cache:
         return list(loads)
 
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
-        """Start to read the first ``pages`` pages that only the disk has into the CPU tier, or as many as find room, for a
-        request that still waits.
-
-        Until the fetch ends, the path from which it goes on stays where it is; from then on it is as recent as if it had been
-        used now. The lease is fresh from ``match`` and is used up.
-        """
         residency, view = self.residency, self.views[lease.gpu.index]
         cpu, end = view.fetches_to, lease.path[-1]
         assert cpu is not None
@@ -484,7 +403,6 @@ class Cache:
     # --- computed pages --------------------------------------------------------------------------------------------------------
 
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
-        """The whole prompt, or the answer, has been computed: its pages become nodes. Returns the write-downs that follow."""
         if lease.epoch != self.epoch:
             return NO_TRANSFERS
         residency, request = self.residency, lease.request
@@ -561,10 +479,6 @@ class Cache:
     # --- the end of a request --------------------------------------------------------------------------------------------------
 
     def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
-        """The request has its answer: as ``release``, and policies are told. Without a clock, ``now`` is when it began.
-
-        Returns the write-downs that follow.
-        """
         transfers = NO_TRANSFERS
         if self.begin_answer(lease):
             transfers = self.insert(lease, max(now, self.residency.now))
@@ -591,7 +505,6 @@ class Cache:
         return self.transfers.flush()
 
     def release(self, lease: Lease) -> None:
-        """The request is over, or retracted: its path is unpinned, its slots and what it was promised are given back."""
         gpu, residency = lease.gpu, self.residency
         gpu.pool.give(lease.slots)
         gpu.promised_pages -= lease.promised_pages
@@ -610,21 +523,17 @@ class Cache:
     # --- transfers -------------------------------------------------------------------------------------------------------------
 
     def begin(self, transfer: Transfer, now: float) -> Begin:
-        """Give a transfer its target slots, or say what has to end first."""
         return self.transfers.begin(transfer, now)
 
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        """A transfer has brought everything. Returns the write-downs that follow."""
         return self.transfers.finish(transfer, now)
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """A transfer has brought its first ``pages_arrived`` pages only. Returns the write-downs that follow."""
         return self.transfers.abort(transfer, pages_arrived, now)
 
     # --- everything ------------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget every page (the model's weights changed). Slots in use by requests and transfers return when these end."""
         self.residency.clear()
         self.epoch += 1
         for node, gpu in self.persistent:
@@ -632,7 +541,6 @@ class Cache:
         self.persistent.clear()
 
     def check(self) -> None:
-        """Recount everything; raises AssertionError where a count or an invariant does not hold."""
         from kvsim.core.check import check, held_by_requests
 
         check(self.residency, self.transfers, held_by_requests(self))

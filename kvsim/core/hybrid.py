@@ -5,17 +5,18 @@ from dataclasses import asdict
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from kvsim.core.cache import Cache, Claim, Fetch, Growth, Load
+from kvsim.core.cache import Cache
 from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.residency import Counts, Residency
+from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, join_runs, split_runs
+from kvsim.core.serving import Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.states import DetachedStates, Place, StateStore, places_after
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
-from kvsim.core.tree import ABSENT, LEAVING, READY, Node, RadixTree
+from kvsim.core.tree import ABSENT, LEAVING, READY, Node
 
 if TYPE_CHECKING:
     from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
@@ -47,7 +48,7 @@ class StateLease:
         """Those in the pages' room that the request began from or saved."""
 
 
-class HybridCache:
+class HybridCache(ServedCache):
     """A cache of KV whose hits end at saved states.
 
     States are kept in the KV's own tiers or, if ``state_tiers`` are given, in tiers of their own. They follow the KV of their
@@ -102,26 +103,6 @@ class HybridCache:
             state_bytes=self.state_bytes,
             state_pages=self.states.units,
         )
-
-    @property
-    def tree(self) -> RadixTree:
-        """Where pages are."""
-        return self.kv.tree
-
-    @property
-    def counts(self) -> Counts:
-        """What became of pages that were moved."""
-        return self.kv.counts
-
-    @property
-    def now(self) -> float:
-        """When the cache was last used."""
-        return self.kv.now
-
-    @property
-    def in_flight(self) -> dict[Transfer, None]:
-        """Transfers of pages handed out and not yet ended, the oldest first."""
-        return self.kv.in_flight
 
     # --- requests ----------------------------------------------------------------------------------------------------------
 

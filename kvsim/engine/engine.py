@@ -64,6 +64,7 @@ class Engine:
         self.prefetching = prefetching
         prefetching.queued_s = lambda: substrate.queued_s("disk-cpu")
         self.settings = settings
+        self._is_layerwise = settings.overlap == "layerwise"
         self.mover = Mover(substrate, cache, self._landed)
         self.queue: list[tuple[int, Job]] = []
         self.admitted: list[Job] = []
@@ -328,6 +329,8 @@ class Engine:
         """Whether the requests that were admitted leave tokens of the next step to others."""
         budget = self.settings.max_batch_tokens - len(self.decoding)
         for job in self.admitted:
+            if budget <= 0:
+                return False
             if job.is_claimed and self._can_compute(job):
                 budget -= job.target_tokens - job.computed
         return budget > 0
@@ -346,9 +349,8 @@ class Engine:
         return batch
 
     def _can_compute(self, job: Job) -> bool:
-        if job.loads:
-            job.loads = [load for load in job.loads if not load.done]
-        return not job.loads or self.settings.overlap == "layerwise" and all(load.begun for load in job.loads)
+        """Whether its loads have landed, or a step can follow them layer by layer."""
+        return not job.loads or all(load.done or self._is_layerwise and load.begun for load in job.loads)
 
     def _plan_work(self, batch: list[tuple[Job, int]]) -> Work:
         decoding = len(self.decoding)

@@ -1,7 +1,7 @@
 """Carries the core's transfers to the substrate and tells the core when they have ended."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from simpy import Event
@@ -77,7 +77,7 @@ class Mover:
     def _copy(self, transfer: Transfer) -> None:
         def landed(event: Event) -> None:
             answer: Any = event.value
-            self._land(transfer, min(answer) if isinstance(answer, Sequence) else answer)
+            self._land(transfer, answer if isinstance(answer, int) else min(answer))
 
         self.substrate.copy(transfer).callbacks.append(landed)
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvsim.core.cache import Fetch
 from kvsim.core.lease import Lease
+from kvsim.core.serving import Fetch, ServedCache
 
 if TYPE_CHECKING:
     from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
@@ -29,7 +29,7 @@ class PrefetchCounts:
 class Prefetching:
     """The prefetches of one run."""
 
-    def __init__(self, cache: Any, policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
+    def __init__(self, cache: ServedCache, policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
         self.cache = cache
         self.policy = policy
         self.counts = PrefetchCounts()
@@ -58,7 +58,7 @@ class Prefetching:
             return None
         if not pages:
             return None
-        result: Fetch = self.cache.fetch(lease, pages, now)
+        result = self.cache.fetch(lease, pages, now)
         started = result.fetch.pages if result.fetch is not None else 0
         self.in_flight_pages += started
         self.counts.refused_by_memory_pages += stored - started

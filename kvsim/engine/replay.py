@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.core.cache import Cache
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
 from kvsim.core.serving import Hits, ServedCache, Server, ServingCache
 from kvsim.engine.collector import without_garbage_collector
@@ -55,7 +53,7 @@ class Replay:
         self.prefetching = prefetching
         self.in_flight = settings.in_flight
         self.hold_output = settings.hold_output
-        self.server: Server = CacheServer(cache, prefetching) if isinstance(cache, (Cache, HybridCache)) else cache
+        self.server: Server = CacheServer(cache, prefetching) if isinstance(cache, ServedCache) else cache
         self.live: deque[Any] = deque()
         """What running requests hold, oldest first."""
 

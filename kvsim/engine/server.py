@@ -1,7 +1,5 @@
 """Serves requests from the cache core without a clock: every transfer ends on the spot."""
 
-from typing import Any
-
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import Hits, ServedCache
@@ -13,7 +11,7 @@ class CacheServer:
     """Serves requests from a cache by the calls that the engine makes."""
 
     def __init__(self, cache: ServedCache, prefetching: Prefetching) -> None:
-        self.cache: Any = cache
+        self.cache = cache
         self.prefetching = prefetching
         self._waiting: Request | None = None
         """A request without room. It is asked for again, and what was fetched for it is there then."""
@@ -23,7 +21,7 @@ class CacheServer:
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
         """Serve a request that takes ``pages`` pages in all; None, and nothing admitted, if there is no room."""
         cache = self.cache
-        lease: Lease = cache.match(request)
+        lease = cache.match(request)
         first_page = fetched_pages = load_pages = 0
         if self._waiting is request:
             first_page, fetched_pages = self._first_page, self._fetched_pages

@@ -41,6 +41,8 @@ class Channel:
         self.is_shared = is_shared
         self.use = LinkUse()
         self.totals: list[Total] = []
+        self.others: list[Channel] = []
+        """Channels that share a total with this one."""
         self._queue: deque[Flow] = deque()
         self._active: list[tuple[float, int, Flow]] = []
         self._served = 0.0
@@ -54,11 +56,6 @@ class Channel:
         self._timers = 0
         self._busy_since = 0.0
         self._intervals: list[tuple[float, float, float]] = []
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether bytes are on their way."""
-        return bool(self._active)
 
     def send(self, n_bytes: float, unit_bytes: int | None = None) -> Flow:
         """Queue bytes; the flow's event happens ``latency_s`` after the last one has left.
@@ -122,16 +119,22 @@ class Channel:
 
     def _tell_others(self) -> None:
         """The channel has become busy, or idle: those that share a total with it go on at another rate."""
-        others = dict.fromkeys([channel for total in self.totals for channel in total.channels])
-        for channel in others:
-            if channel is not self and channel._active:
+        for channel in self.others:
+            if channel._active and channel._rate != channel._current_rate():
                 channel._advance()
                 channel._set_timer()
+
+    def _current_rate(self) -> float:
+        """Bytes a second, as long as the same channels are busy."""
+        part = 1.0
+        for total in self.totals:
+            part = min(part, total.share())
+        return self.bytes_per_s * part
 
     def _set_timer(self) -> None:
         """Set the clock for the flow that ends first; earlier timers are void."""
         self._timers += 1
-        self._rate = self.bytes_per_s * min([1.0, *(total.share() for total in self.totals)])
+        self._rate = self._current_rate()
         left = max(0.0, self._active[0][0] - self._served) * len(self._active) / self._rate
         self.env.timeout(left, self._timers).callbacks.append(self._on_timer)
 
@@ -180,11 +183,16 @@ class Total:
         self.channels = channels
         for channel in channels:
             channel.totals.append(self)
+            channel.others += [other for other in channels if other is not channel and other not in channel.others]
 
     def share(self) -> float:
         """The part of its own speed that each busy channel has now."""
-        busy = [channel.bytes_per_s for channel in self.channels if channel.is_busy]
-        return min(1.0, self.bytes_per_s / sum(busy)) if len(busy) > 1 else 1.0
+        busy, bytes_per_s = 0, 0.0
+        for channel in self.channels:
+            if channel._active:
+                busy += 1
+                bytes_per_s += channel.bytes_per_s
+        return min(1.0, self.bytes_per_s / bytes_per_s) if busy > 1 else 1.0
 
 
 def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:
