@@ -282,7 +282,7 @@ class Cache(ServedCache):
         for edge, loaded in by_source.items():
             if loaded:
                 after = [fetches[edge.lower]] if edge.lower in fetches else []
-                load = Transfer(edge.lower, view.gpu, loaded, goes_down=False, after=after)
+                load = Transfer(edge, loaded, goes_down=False, after=after)
                 load.begun = not after
                 loads.append(self.transfers.start(load))
                 if edge.lower.level == DISK:
@@ -321,19 +321,12 @@ class Cache(ServedCache):
                 if between is None:
                     return None
                 if not node.state[between.index]:
-                    return self._edge(between, tier)
+                    return between.edge_to(tier)
         return None
-
-    @staticmethod
-    def _edge(upper: Tier, lower: Tier) -> Edge:
-        for edge in upper.below:
-            if edge.lower is lower:
-                return edge
-        raise AssertionError(f"no edge joins {upper.name} and {lower.name}")
 
     def _read(self, edge: Edge, nodes: list[Node]) -> Transfer:
         """Start to read nodes from a lower tier into the one above; their room there is promised."""
-        return self.transfers.start(Transfer(edge.lower, edge.upper, nodes.copy(), goes_down=False))
+        return self.transfers.start(Transfer(edge, nodes.copy(), goes_down=False))
 
     def _take_slots(self, lease: Lease, node: Node) -> None:
         """A node is about to be loaded into slots of the request, whose path it lengthens."""

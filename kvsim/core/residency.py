@@ -160,14 +160,20 @@ class Residency:
         Does nothing to a node that has left the tree.
         """
         states = node.state
-        if len(node.children) != 1 or node.parent is None or node.transfers or not any(states):
+        if len(node.children) != 1 or node.parent is None or node.transfers:
             return
         child = next(iter(node.children.values()))
-        if child.state != states or child.pins != node.pins or not have_same_history(node, child):
+        if not have_same_history(node, child) or child.state != states or child.pins != node.pins:
             return
         if node.partner is not None and any(node.partner.state):
             return
-        if INCOMING in states or LEAVING in states or DOOMED in states:
+        copies = 0
+        for state in states:
+            if state == READY:
+                copies += 1
+            elif state != ABSENT:
+                return
+        if not copies:
             return
         for tier in self.tiers:
             index = tier.index

@@ -323,9 +323,9 @@ class StateStore:
                 return []
             residency.promise_copy(node, between)
             before = self.transfers.flush()
-            read = [self.transfers.start(Transfer(source, between, [node], goes_down=False))]
+            read = [self.transfers.start(Transfer(between.edge_to(source), [node], goes_down=False))]
         residency.add_copy(node, self.gpu, INCOMING, slots)
-        load = Transfer(between or source, self.gpu, [node], goes_down=False, after=read)
+        load = Transfer(self.gpu.edge_to(between or source), [node], goes_down=False, after=read)
         load.begun = not read
         return [*before, *read, self.transfers.start(load)]
 

@@ -65,6 +65,13 @@ class Tier:
     def __repr__(self) -> str:
         return f"Tier({self.name})"
 
+    def edge_to(self, lower: "Tier") -> "Edge":
+        """The edge to a tier directly below."""
+        for edge in self.below:
+            if edge.lower is lower:
+                return edge
+        raise AssertionError(f"no edge joins {self.name} and {lower.name}")
+
     @property
     def spare_pages(self) -> int:
         """Slots that are free, or will be once writes below have ended, and are not promised."""

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsim.core.edge import Edge
     from kvsim.core.request import Request
     from kvsim.core.tier import Tier
     from kvsim.core.tree import Node
@@ -16,15 +17,14 @@ class Transfer:
     """
 
     __slots__ = (
-        "after", "arrived_pages", "begun", "done", "ended", "goes_down", "has_fault", "nodes", "pins", "request", "source",
-        "submitted", "target",
+        "after", "arrived_pages", "begun", "done", "edge", "ended", "goes_down", "has_fault", "nodes", "pins", "request",
+        "source", "submitted", "target",
     )  # fmt: skip
 
-    def __init__(
-        self, source: "Tier", target: "Tier", nodes: "list[Node]", *, goes_down: bool, after: "list[Transfer] | None" = None
-    ) -> None:
-        self.source = source
-        self.target = target
+    def __init__(self, edge: "Edge", nodes: "list[Node]", *, goes_down: bool, after: "list[Transfer] | None" = None) -> None:
+        self.edge = edge
+        self.source: Tier = edge.upper if goes_down else edge.lower
+        self.target: Tier = edge.lower if goes_down else edge.upper
         self.nodes = nodes
         """What is copied, in the order in which it arrives: parents before children."""
         self.goes_down = goes_down

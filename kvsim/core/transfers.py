@@ -374,7 +374,7 @@ class Transfers:
         """The transfer that collects the write-downs over an edge."""
         transfer = edge.open
         if transfer is None:
-            transfer = edge.open = Transfer(edge.upper, edge.lower, [], goes_down=True)
+            transfer = edge.open = Transfer(edge, [], goes_down=True)
         return transfer
 
     def _carry(self, transfer: Transfer, node: Node) -> None:
@@ -501,8 +501,9 @@ class Transfers:
         transfer.done = True
         transfer.arrived_pages = transfer.pages
         del self.in_flight[transfer]
-        edge = self.edge_of(transfer)
-        edge.in_flight.pop(transfer, None)
+        edge = transfer.edge
+        if transfer.goes_down:
+            del edge.in_flight[transfer]
         self._count(transfer)
         for node in transfer.nodes:
             self._arrive(node, transfer, now)
@@ -518,14 +519,6 @@ class Transfers:
         for node in transfer.nodes:
             residency.merge(node)
         return self.flush()
-
-    def edge_of(self, transfer: Transfer) -> Edge:
-        """The edge that a transfer crosses."""
-        upper, lower = (transfer.source, transfer.target) if transfer.goes_down else (transfer.target, transfer.source)
-        for edge in upper.below:
-            if edge.lower is lower:
-                return edge
-        raise AssertionError(f"no edge joins {upper.name} and {lower.name}")
 
     def _offer_arrived(self, transfer: Transfer, edge: Edge, now: float) -> None:
         """What has come from above is offered further down: pages from the first of a path on, then recurrent states."""
