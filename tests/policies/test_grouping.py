@@ -1,5 +1,6 @@
 """What a replay hits and counts does not depend on how pages are grouped into nodes, whatever the policies."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -54,6 +55,9 @@ EVICTIONS: dict[str, Any] = {
     "slru_sized": SizedSegmentedLRU, "ttl": partial(TimeToLive, ttl_s=4), "two_q": TwoQ, "w_tinylfu": WTinyLFU,
     "priority": Priority, "tail_latency": partial(TailLatency, threshold=4), "workload_aware": WorkloadAware,
 }  # fmt: skip
+EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 30))
+"""How many random workloads each policy plays."""
+
 PLACEMENTS: list[Any] = [
     WriteBack,
     WriteThrough,
@@ -103,7 +107,7 @@ def play(
     prefetches=st.booleans(),
     replay=st.builds(ReplaySettings, in_flight=st.integers(1, 3), hold_output=st.booleans()),
 )
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
 def test_single_pages_fare_as_nodes_do(name: str, requests: list[Request], **setting: Any) -> None:
     for at, request in enumerate(requests):
         request.arrival_s, request.session, request.priority, request.kind = float(at), at % 3, at % 2, "ab"[at % 2]
