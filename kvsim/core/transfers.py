@@ -334,14 +334,8 @@ class Transfers:
             return []
         edge.early_mark = tier.inserted_pages
         nodes: list[Node] = []
-        index, passed = tier.index, dict[Node, None]()
-        victims = tier.eviction.victims(now)
-        while ready < wanted:
-            node = next(victims, None)
-            if node is None:
-                break
-            if node in passed:
-                continue
+        index, passed = tier.index, list[Node]()
+        for node in tier.eviction.victims(now):
             if not node.is_evictable(index):
                 self._refuse(tier, node, 0)
             missing = ceil(wanted - ready)
@@ -350,9 +344,12 @@ class Transfers:
             ready += node.pages
             if node.state.count(ABSENT) == self._absent_elsewhere and edge.placement.after_eviction(node, now):
                 nodes.append(node)
-            passed[node] = None
+            passed.append(node)
             self._pass_over(node, tier)
+            if ready >= wanted:
+                break
         for node in passed:
+            node.pins[index] -= 1
             node.parent.kids[index] += 1  # type: ignore[union-attr]
         for node in passed:
             if not node.kids[index]:
@@ -364,6 +361,7 @@ class Transfers:
         """Look beyond a victim as if it had left: its parent may be the next one."""
         parent = node.parent
         assert parent is not None
+        node.pins[tier.index] += 1
         parent.kids[tier.index] -= 1
         if parent.is_evictable(tier.index):
             tier.eviction.on_evictable(parent)

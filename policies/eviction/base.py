@@ -203,14 +203,13 @@ class RankedEviction(EvictionPolicy):
 
     def victims(self, now: float) -> Iterator[Node]:
         tier, line, heap = self.tier, self.line, self.heap
-        seen: set[Node] = set()
         while line or heap:
             if not line or heap and heap[0] < line[0]:
                 entry = heappop(heap)
             else:
                 entry = line.popleft()
             node: Node = entry[2]
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or seen and node in seen:
+            if node.state[tier] != READY or node.pins[tier] or node.kids[tier]:
                 continue
             rank = self.rank(node)
             if rank != entry[0]:
@@ -221,8 +220,6 @@ class RankedEviction(EvictionPolicy):
             if self._ranks_by_place:
                 self._cut_before_next(node)
             yield node
-            if node.state[tier] == READY:
-                seen.add(node)
 
     def _cut_before_next(self, node: Node) -> None:
         """Cut from a victim, which is out of the queue, the pages that leave only after the next leaf."""

@@ -69,8 +69,12 @@ def make_request(
 
 def offered(policy: EvictionPolicy, now: float) -> list[Node]:
     """All that a policy offers, the first to leave first. Nothing leaves."""
-    nodes = list(policy.victims(now))
+    nodes = []
+    for node in policy.victims(now):
+        nodes.append(node)
+        node.pins[policy.tier] += 1
     for node in nodes:
+        node.pins[policy.tier] -= 1
         policy.on_evictable(node)
     return nodes
 
