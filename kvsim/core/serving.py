@@ -105,6 +105,10 @@ class ServedCache(metaclass=ABCMeta):
         """
 
     @abstractmethod
+    def can_admit(self, lease: Lease, pages: int) -> bool:
+        """Whether a request can have ``pages`` GPU pages in all now. The lease must be fresh from ``match``."""
+
+    @abstractmethod
     def claim(self, lease: Lease, now: float) -> Claim:
         """Take the slots that were promised.
 

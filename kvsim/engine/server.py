@@ -4,6 +4,8 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import Hits, ServedCache
 from kvsim.core.transfer import Transfer
+from kvsim.core.transfers import NO_TRANSFERS
+from kvsim.engine.job import LEAP_STEPS
 from kvsim.engine.prefetching import Prefetching
 
 
@@ -19,8 +21,15 @@ class CacheServer:
         self._fetched_pages = 0
 
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
-        """Serve a request that takes ``pages`` pages in all; None, and nothing admitted, if there is no room."""
+        """Serve a request that takes ``pages`` pages in all; None, and nothing admitted, if there is no room.
+
+        As in the engine, room is made for the prompt first and, when that is computed, for the answer.
+        """
         cache = self.cache
+        page_tokens = cache.page_tokens
+        if pages > cache.gpu.pool.capacity:
+            return None
+        own_pages = min(pages, max(request.prompt_pages, -(-request.prompt_tokens // page_tokens)))
         lease = cache.match(request)
         first_page = fetched_pages = load_pages = 0
         if self._waiting is request:
@@ -32,11 +41,17 @@ class CacheServer:
             lease = cache.match(request)
         if lease.cpu_pages or lease.disk_pages:
             load_pages = self.prefetching.pages_to_load(lease)
-        if not cache.admit(lease, pages, now, load_pages):
+        has_room = own_pages == pages or cache.can_admit(lease, pages)
+        if not (has_room and cache.admit(lease, own_pages, now, load_pages)):
             self.prefetching.waste(fetched_pages)
             self._waiting, self._first_page, self._fetched_pages = request, first_page, fetched_pages
             return None
         lease.hits = self._run(lease, first_page, fetched_pages, now)
+        transfers = cache.insert(lease, now)
+        if own_pages < pages:
+            self._answer(lease, own_pages, transfers, now)
+        elif transfers:
+            self._move(transfers, now)
         return lease
 
     def finish_request(self, lease: Lease) -> None:
@@ -57,24 +72,50 @@ class CacheServer:
         return arrived
 
     def _run(self, lease: Lease, first_page: int, fetched_pages: int, now: float) -> Hits:
-        """From admission to the last computed page; the request keeps its lease until it is finished."""
+        """From admission until everything that is reused is on the GPU."""
         cache = self.cache
         if lease.waits or lease.promised_pages:
-            self._move(lease.waits, now)
-            while True:
-                waits = cache.claim(lease, now).waits
-                if not waits:
-                    break
-                self._move(waits, now)
+            self._claim(lease, lease.waits, now)
         if lease.has_load:
             self._move(cache.load(lease, now).transfers, now)
         disk_pages = lease.loaded_disk_pages
         if fetched_pages:
             disk_pages += self.prefetching.settle(lease, first_page, fetched_pages)
-        transfers = cache.insert(lease, now)
+        return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+
+    def _answer(self, lease: Lease, held_pages: int, transfers: list[Transfer], now: float) -> None:
+        """Take the pages of the answer, those of each leap of the engine when it begins. The last token's KV is never computed.
+
+        ``transfers``, which the prompt has brought about, end while the first leap lasts. With one tier nothing happens between
+        leaps, and they are one.
+        """
+        cache, request = self.cache, lease.request
+        computed = request.prompt_tokens
+        end = computed + request.output_tokens - 1
+        leap = LEAP_STEPS if cache.edges else end
+        for transfer in transfers:
+            begun = cache.begin(transfer, now)
+            if not begun.can_run:
+                transfers = transfers + begun.waits
+        while computed < end:
+            computed = min(computed + leap, end)
+            pages = -(-computed // cache.page_tokens) - held_pages
+            if pages > 0:
+                held_pages += pages
+                transfers = transfers + cache.grow([(lease, pages)], now).transfers
+            if transfers or lease.promised_pages:
+                self._claim(lease, transfers, now)
+                transfers = NO_TRANSFERS
         if transfers:
             self._move(transfers, now)
-        return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+
+    def _claim(self, lease: Lease, waits: list[Transfer], now: float) -> None:
+        """Take the slots that were promised, once what frees them has ended."""
+        while True:
+            self._move(waits, now)
+            waits = self.cache.claim(lease, now).waits
+            if not waits:
+                return
 
     def _move(self, transfers: list[Transfer], now: float) -> None:
         """Begin and finish transfers in order, and all that they wait for or bring about."""
