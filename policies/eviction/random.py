@@ -16,28 +16,35 @@ from kvsim.policies.eviction.base import EvictionPolicy
 class Random(EvictionPolicy):
     """Evicts any leaf, all with the same chance: what a policy must beat to be worth its state.
 
-    every evictable leaf   equally likely to leave first
+    every evictable leaf   equally likely to be drawn; it leaves, its last page first, before the next one is drawn
     """
 
     def __post_init__(self) -> None:
         self._leaves: list[Node] = []
         self._places: dict[Node, int] = {}
+        self._drawn: Node | None = None
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self._rng: np.random.Generator = context.rng
 
     def on_evictable(self, node: Node) -> None:
-        if node not in self._places:
+        if node not in self._places and node is not self._drawn:
             self._places[node] = len(self._leaves)
             self._leaves.append(node)
 
     def victims(self, now: float) -> Iterator[Node]:
-        while self._leaves:
-            node = self._leaves[int(self._rng.random() * len(self._leaves))]
-            self._forget(node)
+        while True:
+            if self._drawn is None:
+                if not self._leaves:
+                    break
+                self._drawn = self._leaves[int(self._rng.random() * len(self._leaves))]
+                self._forget(self._drawn)
+            node = self._drawn
             if node.is_evictable(self.tier):
                 yield node
+            if not node.is_evictable(self.tier):
+                self._drawn = None
 
     def _forget(self, node: Node) -> None:
         """Fill the node's place with the last leaf."""
