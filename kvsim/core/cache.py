@@ -184,10 +184,8 @@ class Cache:
         gpu, residency = lease.gpu, self.residency
         new_pages = pages - lease.gpu_pages
         missing = new_pages - gpu.spare_pages
-        if missing > 0:
-            evictable = gpu.evictable_pages
-            if missing + lease.gpu_pages > evictable and missing + self._idle_pages(lease) > evictable:
-                return False
+        if missing > 0 and not self._can_evict(lease, missing):
+            return False
         now = residency.tick(now)
         residency.tell_request(lease.request, now)
         self._pin(lease, load_pages, now)
@@ -197,6 +195,15 @@ class Cache:
         self._promise(lease, new_pages)
         self.leases[lease] = None
         return True
+
+    def can_admit(self, lease: Lease, pages: int) -> bool:
+        """Whether a request can have ``pages`` GPU pages in all now. The lease must be fresh from ``match``."""
+        return self._can_evict(lease, pages - lease.gpu_pages - lease.gpu.spare_pages)
+
+    def _can_evict(self, lease: Lease, missing: int) -> bool:
+        """Whether so many pages can leave the GPU while the request's path stays."""
+        evictable = lease.gpu.evictable_pages
+        return missing + lease.gpu_pages <= evictable or missing + self._idle_pages(lease) <= evictable
 
     def _idle_pages(self, lease: Lease) -> int:
         """Pages of the match that count as evictable, or as about to leave, until they are pinned."""

@@ -189,6 +189,10 @@ class HybridCache:
             self._count_admission(lease)
         return True
 
+    def can_admit(self, lease: Lease, pages: int) -> bool:
+        """As for any cache."""
+        return self.kv.can_admit(lease, pages)
+
     def _count_admission(self, lease: Lease) -> None:
         """Count what a request begins from and what it lacks: once, however often it is admitted."""
         states = self._states_of(lease)

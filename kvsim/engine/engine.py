@@ -18,14 +18,11 @@ from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
 from kvsim.engine.collector import without_garbage_collector
-from kvsim.engine.job import Job
+from kvsim.engine.job import LEAP_STEPS, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.substrate import Substrate, Work
-
-LEAP_STEPS = 64
-"""Decode steps in one leap at most: pages for a leap are taken when it begins, so this bounds how early that is."""
 
 
 @dataclass(frozen=True, kw_only=True)

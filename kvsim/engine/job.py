@@ -4,6 +4,9 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 
+LEAP_STEPS = 64
+"""Decode steps in one leap at most: pages for a leap are taken when it begins, so this bounds how early that is."""
+
 
 class Job:
     """Where a request stands: it waits, is admitted, is prefilled, decodes, and may begin again after a retraction."""

@@ -6,6 +6,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import Hits, ServedCache
 from kvsim.core.transfer import Transfer
+from kvsim.engine.job import LEAP_STEPS
 from kvsim.engine.prefetching import Prefetching
 
 
@@ -21,8 +22,15 @@ class CacheServer:
         self._fetched_pages = 0
 
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
-        """Serve a request that takes ``pages`` pages in all; None, and nothing admitted, if there is no room."""
+        """Serve a request that takes ``pages`` pages in all; None, and nothing admitted, if there is no room.
+
+        As in the engine, room is made for the prompt first and, when that is computed, for the answer.
+        """
         cache = self.cache
+        page_tokens = cache.page_tokens
+        if pages > cache.gpu.pool.capacity:
+            return None
+        own_pages = min(pages, max(request.prompt_pages, -(-request.prompt_tokens // page_tokens)))
         lease: Lease = cache.match(request)
         first_page = fetched_pages = load_pages = 0
         if self._waiting is request:
@@ -34,11 +42,14 @@ class CacheServer:
             lease = cache.match(request)
         if lease.cpu_pages or lease.disk_pages:
             load_pages = self.prefetching.pages_to_load(lease)
-        if not cache.admit(lease, pages, now, load_pages):
+        has_room = own_pages == pages or cache.can_admit(lease, pages)
+        if not (has_room and cache.admit(lease, own_pages, now, load_pages)):
             self.prefetching.waste(fetched_pages)
             self._waiting, self._first_page, self._fetched_pages = request, first_page, fetched_pages
             return None
         lease.hits = self._run(lease, first_page, fetched_pages, now)
+        if own_pages < pages:
+            self._answer(lease, own_pages, now)
         return lease
 
     def finish_request(self, lease: Lease) -> None:
@@ -62,12 +73,7 @@ class CacheServer:
         """From admission to the last computed page; the request keeps its lease until it is finished."""
         cache = self.cache
         if lease.waits or lease.promised_pages:
-            self._move(lease.waits, now)
-            while True:
-                waits = cache.claim(lease, now).waits
-                if not waits:
-                    break
-                self._move(waits, now)
+            self._claim(lease, lease.waits, now)
         if lease.has_load:
             self._move(cache.load(lease, now).transfers, now)
         disk_pages = lease.loaded_disk_pages
@@ -77,6 +83,26 @@ class CacheServer:
         if transfers:
             self._move(transfers, now)
         return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+
+    def _answer(self, lease: Lease, held_pages: int, now: float) -> None:
+        """Take the pages of the answer, those of each leap of the engine when it begins. The last token's KV is never computed."""
+        cache, request = self.cache, lease.request
+        page_tokens, computed = cache.page_tokens, request.prompt_tokens
+        end = computed + request.output_tokens - 1
+        while held_pages * page_tokens < end:
+            leaps = (held_pages * page_tokens - computed) // LEAP_STEPS + 1
+            computed = min(computed + leaps * LEAP_STEPS, end)
+            pages = -(-computed // page_tokens) - held_pages
+            held_pages += pages
+            self._claim(lease, cache.grow([(lease, pages)], now).transfers, now)
+
+    def _claim(self, lease: Lease, waits: list[Transfer], now: float) -> None:
+        """Take the slots that were promised, once what frees them has ended."""
+        while True:
+            self._move(waits, now)
+            waits = self.cache.claim(lease, now).waits
+            if not waits:
+                return
 
     def _move(self, transfers: list[Transfer], now: float) -> None:
         """Begin and finish transfers in order, and all that they wait for or bring about."""
