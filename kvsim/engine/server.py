@@ -6,6 +6,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import Hits, ServedCache
 from kvsim.core.transfer import Transfer
+from kvsim.core.transfers import NO_TRANSFERS
 from kvsim.engine.job import LEAP_STEPS
 from kvsim.engine.prefetching import Prefetching
 
@@ -48,8 +49,11 @@ class CacheServer:
             self._waiting, self._first_page, self._fetched_pages = request, first_page, fetched_pages
             return None
         lease.hits = self._run(lease, first_page, fetched_pages, now)
+        transfers = cache.insert(lease, now)
         if own_pages < pages:
-            self._answer(lease, own_pages, now)
+            self._answer(lease, own_pages, transfers, now)
+        elif transfers:
+            self._move(transfers, now)
         return lease
 
     def finish_request(self, lease: Lease) -> None:
@@ -70,7 +74,7 @@ class CacheServer:
         return arrived
 
     def _run(self, lease: Lease, first_page: int, fetched_pages: int, now: float) -> Hits:
-        """From admission to the last computed page; the request keeps its lease until it is finished."""
+        """From admission until everything that is reused is on the GPU."""
         cache = self.cache
         if lease.waits or lease.promised_pages:
             self._claim(lease, lease.waits, now)
@@ -79,22 +83,27 @@ class CacheServer:
         disk_pages = lease.loaded_disk_pages
         if fetched_pages:
             disk_pages += self.prefetching.settle(lease, first_page, fetched_pages)
-        transfers = cache.insert(lease, now)
-        if transfers:
-            self._move(transfers, now)
         return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
 
-    def _answer(self, lease: Lease, held_pages: int, now: float) -> None:
-        """Take the pages of the answer, those of each leap of the engine when it begins. The last token's KV is never computed."""
+    def _answer(self, lease: Lease, held_pages: int, transfers: list[Transfer], now: float) -> None:
+        """Take the pages of the answer, those of each leap of the engine when it begins. The last token's KV is never computed.
+
+        ``transfers``, which the prompt has brought about, end while the first leap lasts.
+        """
         cache, request = self.cache, lease.request
-        page_tokens, computed = cache.page_tokens, request.prompt_tokens
+        computed = request.prompt_tokens
         end = computed + request.output_tokens - 1
-        while held_pages * page_tokens < end:
-            leaps = (held_pages * page_tokens - computed) // LEAP_STEPS + 1
-            computed = min(computed + leaps * LEAP_STEPS, end)
-            pages = -(-computed // page_tokens) - held_pages
-            held_pages += pages
-            self._claim(lease, cache.grow([(lease, pages)], now).transfers, now)
+        while computed < end:
+            computed = min(computed + LEAP_STEPS, end)
+            pages = -(-computed // cache.page_tokens) - held_pages
+            if pages > 0:
+                held_pages += pages
+                transfers = transfers + cache.grow([(lease, pages)], now).transfers
+                self._claim(lease, transfers, now)
+            else:
+                self._move(transfers, now)
+            transfers = NO_TRANSFERS
+        self._move(transfers, now)
 
     def _claim(self, lease: Lease, waits: list[Transfer], now: float) -> None:
         """Take the slots that were promised, once what frees them has ended."""

@@ -12,6 +12,7 @@ from math import inf, nextafter
 from typing import Any, NamedTuple
 
 from kvsim.core.request import Request
+from kvsim.engine.job import LEAP_STEPS
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from tests.core.page_rules import Page, Placement, Ranking
 
@@ -89,10 +90,18 @@ class PageModel:
         if len(self.live) == self.in_flight:
             self.finish_oldest()
         numbers = [start + at for start, length in request.runs for at in range(length)]
+        if self.pages_of(request, request.prompt_tokens + request.output_tokens) > self.capacities[GPU]:
+            while self.live:
+                self.finish_oldest()
+            return None
         fetched = self.fetch(request, numbers)
         while (hits := self.run(request, numbers, *fetched)) is None and self.live:
             self.finish_oldest()
         return hits
+
+    def pages_of(self, request: Request, tokens: int) -> int:
+        """What a request takes on the GPU when it has so many tokens there."""
+        return max(request.prompt_pages, -(-tokens // self.page_tokens)) if self.hold_output else request.prompt_pages
 
     def finish_oldest(self) -> None:
         held = self.live.pop(0)
@@ -159,11 +168,9 @@ class PageModel:
         if lower:
             leading = self.leading_cpu_pages(lower)
             load_pages = self.prefetch.load(request, len(on_gpu), leading, len(lower) - leading)
-        tokens = request.prompt_tokens + request.output_tokens
-        wanted = max(len(numbers), -(-tokens // self.page_tokens)) if self.hold_output else len(numbers)
-        missing = wanted - len(on_gpu)
+        missing = self.pages_of(request, request.prompt_tokens) - len(on_gpu)
         with self.keeping(GPU, on_gpu):
-            if missing > self.room(GPU):
+            if self.pages_of(request, request.prompt_tokens + request.output_tokens) - len(on_gpu) > self.room(GPU):
                 return None
         held = Held(request, list(on_gpu), 0)
         self.live.append(held)
@@ -228,7 +235,18 @@ class PageModel:
             edge.placement.on_request(path)
         for edge in self.edges:
             self.offer(edge, path, held)
-        self.land(held)
+        self.answer(held)
+
+    def answer(self, held: Held) -> None:
+        """Take the answer's pages, those of each leap as it begins; what is on its way down arrives during the first one."""
+        request = held.request
+        end = request.prompt_tokens + max(0, request.output_tokens - 1)
+        pages = self.pages_of(request, request.prompt_tokens)
+        for tokens in (*range(request.prompt_tokens + LEAP_STEPS, end, LEAP_STEPS), end):
+            more, pages = self.pages_of(request, tokens) - pages, self.pages_of(request, tokens)
+            self.make_room(GPU, more)
+            held.slots += more
+            self.land(held)
 
     def take_slot(self, held: Held, page: Page) -> None:
         """The next page of a request's path is on the GPU now, in one of the request's slots unless it was there already."""
@@ -276,10 +294,12 @@ class PageModel:
         return self.free(tier) + sum(page not in pinned for page in self.on[tier])
 
     def pinned(self, tier: int) -> set[Page]:
-        """What must stay in a tier: requests' paths, what is kept for the moment, and all above what is to arrive there."""
+        """What must stay in a tier: requests' paths, what is kept for the moment, all above what is to arrive there, and what is
+        being copied down from there."""
         pinned: set[Page] = set()
         running = [page for held in self.live for page in held.path] if tier == GPU else []
-        for page in (*running, *self.kept[tier], *self.coming[tier], *self.leaving[tier]):
+        copied = [page for edge in self.edges if edge.upper == tier for page in self.coming[edge.lower] if page.here[tier]]
+        for page in (*running, *self.kept[tier], *self.coming[tier], *self.leaving[tier], *copied):
             for above in self.line(page):
                 if above in pinned:
                     break
