@@ -38,7 +38,7 @@ class Place(NamedTuple):
 def places_after(runs: tuple[Run, ...], depths: Iterable[int]) -> Iterator[Place]:
     """Where the states after so many pages lie. ``runs`` are normalised; ``depths`` ascend from 1 to the pages there are."""
     before, at = 0, iter(runs)
-    start, pages = next(at)
+    start, pages = next(at, (0, 0))
     for depth in depths:
         while depth > before + pages:
             before += pages

@@ -93,6 +93,10 @@ class CacheServer:
         cache, request = self.cache, lease.request
         computed = request.prompt_tokens
         end = computed + request.output_tokens - 1
+        for transfer in transfers:
+            begun = cache.begin(transfer, now)
+            if not begun.can_run:
+                transfers = transfers + begun.waits
         while computed < end:
             computed = min(computed + LEAP_STEPS, end)
             pages = -(-computed // cache.page_tokens) - held_pages
