@@ -88,7 +88,7 @@ class CacheServer:
     def _answer(self, lease: Lease, held_pages: int, transfers: list[Transfer], now: float) -> None:
         """Take the pages of the answer, those of each leap of the engine when it begins. The last token's KV is never computed.
 
-        ``transfers``, which the prompt has brought about, end while the first leap lasts.
+        ``transfers``, which the prompt has brought about, end while the first leap lasts; it is shorter if they leave it no room.
         """
         cache, request = self.cache, lease.request
         computed = request.prompt_tokens
@@ -98,15 +98,22 @@ class CacheServer:
             if not begun.can_run:
                 transfers = transfers + begun.waits
         while computed < end:
-            computed = min(computed + LEAP_STEPS, end)
-            pages = -(-computed // cache.page_tokens) - held_pages
-            if pages > 0:
-                held_pages += pages
-                transfers = transfers + cache.grow([(lease, pages)], now).transfers
-                self._claim(lease, transfers, now)
-            else:
-                self._move(transfers, now)
+            steps = min(LEAP_STEPS, end - computed)
+            while (pages := -(-(computed + steps) // cache.page_tokens) - held_pages) > 0:
+                growth = cache.grow([(lease, pages)], now)
+                if growth.has_room:
+                    held_pages += pages
+                    transfers = transfers + growth.transfers
+                    self._claim(lease, transfers, now)
+                    break
+                steps //= 2
+                if not steps:
+                    break
+            if not (steps or transfers):
+                break
+            self._move(transfers, now)
             transfers = NO_TRANSFERS
+            computed += steps
         self._move(transfers, now)
 
     def _claim(self, lease: Lease, waits: list[Transfer], now: float) -> None:
