@@ -300,8 +300,9 @@ class Residency:
         tier.evicted_pages += node.pages
         tier.pool.give(node.slots[index])
         node.slots[index] = None
+        is_last = not any(state)  # a state that leaves with these pages may push out another copy of them
         self._tell_removed(node, tier)
-        if not any(state):
+        if is_last:
             self.tree.remove(node)
         self._lose_child(node, tier)
 

@@ -230,6 +230,7 @@ class Engine:
                 if self.admitted or self.decoding or cache.in_flight:
                     return
                 heappop(queue)
+                self.prefetching.waste(job.fetched_pages)
                 self._reject(request)
                 continue
             heappop(queue)

@@ -86,26 +86,33 @@ class CacheServer:
     def _answer(self, lease: Lease, held_pages: int, transfers: list[Transfer], now: float) -> None:
         """Take the pages of the answer, those of each leap of the engine when it begins. The last token's KV is never computed.
 
-        ``transfers``, which the prompt has brought about, end while the first leap lasts. With one tier nothing happens between
-        leaps, and they are one.
+        ``transfers``, which the prompt has brought about, end while the first leap lasts; it is shorter if they leave it no room.
+        With one tier nothing happens between leaps, and they are one.
         """
-        cache, request = self.cache, lease.request
-        computed = request.prompt_tokens
-        end = computed + request.output_tokens - 1
+        cache, computed = self.cache, lease.request.prompt_tokens
+        end = computed + lease.request.output_tokens - 1
         leap = LEAP_STEPS if cache.edges else end
         for transfer in transfers:
             begun = cache.begin(transfer, now)
             if not begun.can_run:
                 transfers = transfers + begun.waits
         while computed < end:
-            computed = min(computed + leap, end)
-            pages = -(-computed // cache.page_tokens) - held_pages
-            if pages > 0:
-                held_pages += pages
-                transfers = transfers + cache.grow([(lease, pages)], now).transfers
+            steps = min(leap, end - computed)
+            while (pages := -(-(computed + steps) // cache.page_tokens) - held_pages) > 0:
+                growth = cache.grow([(lease, pages)], now)
+                if growth.has_room:
+                    held_pages += pages
+                    transfers = transfers + growth.transfers
+                    break
+                steps //= 2
+                if not steps:
+                    break
             if transfers or lease.promised_pages:
                 self._claim(lease, transfers, now)
-                transfers = NO_TRANSFERS
+            elif not steps:
+                break
+            transfers = NO_TRANSFERS
+            computed += steps
         if transfers:
             self._move(transfers, now)
 

@@ -15,12 +15,21 @@ from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from tests.core.small import make_requests, make_tiers
 
 
-def play(words: list[str], policy: PrefetchPolicy, capacities: tuple[int, int, int], *, in_flight: int = 1) -> Outcome:
-    """Replay prompts of one-token pages, a page for each letter, over write-back tiers."""
+def play(
+    words: list[str],
+    policy: PrefetchPolicy,
+    capacities: tuple[int, int, int],
+    *,
+    in_flight: int = 1,
+    persistent: tuple[int, ...] = (),
+) -> Outcome:
+    """Replay prompts of one-token pages, a page for each letter, over write-back tiers; ``persistent`` are numbers of prompts."""
     tiers, edges = make_tiers(capacities, [LRU(), LRU(), LRU()], [WriteBack(), WriteBack()], slots=True, page_tokens=1)
     cache = Cache(tiers, edges, Rules(recompute_last_token=False), 1)
     policy.bind(PolicyContext(tier=1, capacity_pages=capacities[1], page_tokens=1))
     requests: list[Request] = make_requests(words)
+    for number in persistent:
+        requests[number].persistent = True
     outcome = Replay(cache, Prefetching(cache, policy, Offer), ReplaySettings(in_flight=in_flight)).run(requests)
     cache.check()
     counts = outcome.prefetch
@@ -63,8 +72,15 @@ def test_what_the_load_bound_leaves_in_the_cpu_tier_is_wasted() -> None:
     assert counted(outcome) == {"fetched": 4, "wasted": 4}
 
 
-def test_what_is_fetched_for_a_request_that_never_runs_is_wasted() -> None:
+def test_nothing_is_fetched_for_a_request_larger_than_the_gpu() -> None:
     outcome = play([*ABCD_ON_DISK, "abcdx"], eager(), (4, 4, 20))
+    assert outcome.status[-1] == REJECTED
+    assert counted(outcome) == {}
+
+
+def test_what_is_fetched_for_a_request_that_never_runs_is_wasted() -> None:
+    """A persistent prompt leaves it no room."""
+    outcome = play([*ABCD_ON_DISK, "x", "abcd"], eager(), (4, 4, 20), persistent=(3,))
     assert outcome.status[-1] == REJECTED
     assert counted(outcome) == {"fetched": 4, "wasted": 4}
 
