@@ -164,8 +164,9 @@ class WorkloadAware(EvictionPolicy):
         try:
             while (own := self._next_class(known, looked_at, now)) is not None:
                 node = heappop(own.heap)[3]
-                offered[node] = own
-                yield node
+                if node not in offered:
+                    offered[node] = own
+                    yield node
                 self._enter(known, own, now)
         finally:
             for node in offered:
