@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.bounds.lru_curve import usable_pages
-from kvsim.core.answers import eviction_policy, whole_number
+from kvsim.core.answers import eviction_policy, refused, whole_number
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
@@ -69,14 +69,12 @@ class BypassTier:
         tier = self.tiers[0]
         pool = tier.pool
         before = pool.capacity - pool.free
-        hits: object
-        kept: object
-        hits, kept = self._policy.use(request)
-        hit_pages = whole_number(self._policy_name, "use(), the hit pages,", hits, request.prompt_pages)
+        hits, kept = self._use(request)
+        hit_pages = whole_number(self._policy_name, "use() as hit pages", hits, request.prompt_pages)
         answer = request.output_runs if self._cache_output else None
         computed = request.prompt_pages - hit_pages + (count_pages(answer) if answer else 0)
         most = min(pool.capacity, before + computed)
-        kept_pages = whole_number(self._policy_name, "use(), the pages kept,", kept, most)
+        kept_pages = whole_number(self._policy_name, "use() as kept pages", kept, most)
         dropped = before + computed - kept_pages
         tier.inserted_pages += computed
         tier.evicted_pages += dropped
@@ -86,6 +84,12 @@ class BypassTier:
         else:
             pool.give(before - kept_pages)
         return BypassLease((hit_pages, 0, 0))
+
+    def _use(self, request: Request) -> tuple[object, object]:
+        answer: object = self._policy.use(request)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise refused(self._policy_name, "use()", answer, "hit pages and kept pages")
+        return answer
 
     def finish_request(self, lease: BypassLease) -> None:
         """Nothing is held."""
