@@ -4,8 +4,9 @@ Answers are taken as objects. Compiled code that took them as what they should b
 not name the policy.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf, nan
+from types import MethodDescriptorType
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,11 @@ def refused(policy: str, call: str, answer: object, expected: str) -> PolicyErro
     """The error of an answer that is not what was expected."""
     hint = ": is a return missing?" if answer is None else ""
     return PolicyError(f"{policy} returned {answer!r} from {call}, not {expected}{hint}")
+
+
+def is_typed(policy: object, *calls: str) -> bool:
+    """Whether these methods of a policy are compiled: their answers are of the right type then, and need no look."""
+    return all([isinstance(getattr(type(policy), call), MethodDescriptorType) for call in calls])
 
 
 def truth(policy: str, call: str, answer: object) -> bool:
@@ -51,9 +57,9 @@ def whole_number(policy: str, call: str, answer: object, most: int, least: int =
 
 def whole_numbers(policy: str, call: str, answer: object, most: int) -> list[int]:
     """An answer that lists whole numbers from 0 to ``most``, in any order."""
-    if not hasattr(answer, "__iter__"):
+    if not isinstance(answer, Iterable):
         raise refused(policy, call, answer, "a list of whole numbers")
-    return [whole_number(policy, call, one, most) for one in iter(answer)]
+    return [whole_number(policy, call, one, most) for one in answer]
 
 
 def number(policy: str, call: str, answer: object, most: float = inf) -> float:
@@ -76,11 +82,11 @@ def eviction_policy(tier: Tier) -> str:
 
 def victims(tier: Tier, now: float) -> Iterator[object]:
     """What the tier's eviction policy offers; ``victim`` checks each."""
-    policy: Any = tier.eviction
-    offered: object = policy.victims(now)
-    if not hasattr(offered, "__iter__"):
-        raise refused(eviction_policy(tier), "victims()", offered, "nodes, one after another")
-    return iter(offered)
+    offered: Any = tier.eviction.victims(now)
+    try:
+        return iter(offered)
+    except TypeError:
+        raise refused(eviction_policy(tier), "victims()", offered, "nodes, one after another") from None
 
 
 def victim(offered: object, tree: RadixTree, tier: Tier) -> Node:

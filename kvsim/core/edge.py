@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvsim.core.answers import number, truth, whole_number
+from kvsim.core.answers import is_typed, number, truth, whole_number
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier, overrides
 from kvsim.core.transfer import Transfer
@@ -33,6 +33,7 @@ class Edge:
         """``inserted_pages`` of the upper tier when pages were last written early."""
         self._policy: Any = placement
         """The same; its answers may be anything."""
+        self._is_typed = is_typed(placement, "after_use", "after_eviction")
         self._policy_name = f"the placement policy of the {lower.name} tier, {type(placement).__name__},"
         self.hears_requests = overrides(placement, "on_request")
         self.copies_prompts = overrides(placement, "wanted_pages")
@@ -52,10 +53,14 @@ class Edge:
 
     def wants_used(self, node: Node, now: float) -> bool:
         """Whether to copy down a node that a request has used."""
+        if self._is_typed:
+            return self.placement.after_use(node, now)
         return truth(self._policy_name, "after_use()", self._policy.after_use(node, now))
 
     def wants_evicted(self, node: Node, now: float) -> bool:
         """Whether to write down a node that leaves the upper tier."""
+        if self._is_typed:
+            return self.placement.after_eviction(node, now)
         return truth(self._policy_name, "after_eviction()", self._policy.after_eviction(node, now))
 
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:

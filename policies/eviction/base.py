@@ -18,7 +18,7 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import OffloadOrder
-from kvsim.policies.eviction.ranks import check_rank, has_risen, name, refuse_order
+from kvsim.policies.eviction.ranks import check_rank, check_risen, name, refuse_order
 
 DEPTH = 1e9
 """A page's weight in an entry's place: more than there are entries. Places are exact up to 9 million pages of one prompt."""
@@ -166,6 +166,7 @@ class RankedEviction(EvictionPolicy):
         """More of them."""
         self._entries = 0
         self._compact_at = 1024
+        self._name = name(self)
         self._ranks_by_place = type(self).pages_before is not RankedEviction.pages_before
 
     @abstractmethod
@@ -218,12 +219,16 @@ class RankedEviction(EvictionPolicy):
         seen: set[Node] = set()
         try:
             while line or heap:
-                entry = self._next_entry()
+                if not line or heap and heap[0] < line[0]:
+                    entry = heappop(heap)
+                else:
+                    entry = line.popleft()
                 node: Node = entry[2]
                 if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or seen and node in seen:
                     continue
                 rank = self.rank(node)
-                if has_risen(self, node, entry[0], rank):
+                if rank != entry[0]:
+                    check_risen(self, node, entry[0], rank)
                     self._enter(rank, entry[1], node)
                     continue
                 if self._ranks_by_place:
@@ -234,20 +239,18 @@ class RankedEviction(EvictionPolicy):
                     seen.add(node)
                 else:
                     offered.pop()
+        except (TypeError, ValueError) as error:
+            refuse_order(self, self._ranks(), error)
         finally:
             for entry in offered:
                 if entry[2].is_evictable(tier):
-                    self._enter(entry[0], entry[1], entry[2])
+                    self._put_back(entry)
 
-    def _next_entry(self) -> Any:
-        """Take the first entry out of the queue."""
-        line, heap = self.line, self.heap
+    def _put_back(self, entry: Any) -> None:
         try:
-            if not line or heap and heap[0] < line[0]:
-                return heappop(heap)
+            heappush(self.heap, entry)
         except (TypeError, ValueError) as error:
             refuse_order(self, self._ranks(), error)
-        return line.popleft()
 
     def _ranks(self) -> list[Any]:
         return [entry[0] for entry in [*self.line, *self.heap]]
@@ -256,14 +259,8 @@ class RankedEviction(EvictionPolicy):
         """Cut from a victim, which is out of the queue, the pages that leave only after the next leaf."""
         following = [*self.heap[:1], *islice(self.line, 1)]
         if following and not node.is_state:
-            pages = self._pages_before(node, following)
+            policy: Any = self
+            answer: object = policy.pages_before(node, min(following)[0])
+            pages = whole_number(self._name, "pages_before()", answer, NO_MOST, 1)
             if pages < node.pages:
                 self.cut(node, node.pages - pages)
-
-    def _pages_before(self, node: Node, following: list[Any]) -> int:
-        policy: Any = self
-        try:
-            next_rank = min(following)[0]
-        except (TypeError, ValueError) as error:
-            refuse_order(self, self._ranks(), error)
-        return whole_number(name(self), "pages_before()", policy.pages_before(node, next_rank), NO_MOST, 1)

@@ -10,23 +10,28 @@ from kvsim.core.tree import Node
 
 def check_rank(policy: object, node: Node, rank: Any) -> None:
     """Raise PolicyError for a rank that is None or not a number."""
-    if type(rank) is tuple:
+    if isinstance(rank, float):  # compiled, that is no call
+        is_nan = rank != rank
+    elif isinstance(rank, tuple):
+        is_nan = False
         for part in rank:
-            if part != part:
-                raise refused(policy, node, rank, "a rank must be comparable, not NaN")
+            if isinstance(part, float):
+                is_nan = is_nan or part != part
+            elif part != part:
+                is_nan = True
     elif rank is None:
         raise refused(policy, node, rank, "is a return missing?")
-    elif rank != rank:
+    else:
+        is_nan = bool(rank != rank)
+    if is_nan:
         raise refused(policy, node, rank, "a rank must be comparable, not NaN")
 
 
-def has_risen(policy: object, node: Node, before: Any, rank: Any) -> bool:
-    """Whether the rank of a node that has been evictable ever since is higher than before: if not, it must be the same."""
+def check_risen(policy: object, node: Node, before: Any, rank: Any) -> None:
+    """The rank of a node that has been evictable ever since is another than before: raise PolicyError unless it is higher."""
     try:
-        if rank == before:
-            return False
         if rank > before:
-            return True
+            return
         check_rank(policy, node, rank)
     except (TypeError, ValueError) as error:
         refuse_order(policy, [before, rank], error)
@@ -37,7 +42,7 @@ def has_risen(policy: object, node: Node, before: Any, rank: Any) -> bool:
 
 
 def refuse_order(policy: object, ranks: Iterable[Any], error: Exception) -> NoReturn:
-    """Comparing some of these ranks has raised this error. Raise PolicyError with two that cannot be compared."""
+    """Something has raised an error. Raise PolicyError if it was a comparison of two of these ranks, else the error itself."""
 
     def compare(rank: Any, other: Any) -> int:
         try:
@@ -49,9 +54,8 @@ def refuse_order(policy: object, ranks: Iterable[Any], error: Exception) -> NoRe
                 f"{name(policy)} ranked one node as {rank!r} and one as {other!r}: ranks must be comparable with each other"
             ) from error
 
-    found = list(ranks)
-    compare(found[0], found[0])
-    sorted(found, key=cmp_to_key(compare))
+    for rank in sorted(ranks, key=cmp_to_key(compare)):
+        compare(rank, rank)
     raise error
 
 
