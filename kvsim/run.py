@@ -37,6 +37,16 @@ Advance = Callable[[int], None]
 """Is told now and then how many requests are done."""
 
 
+@contextmanager
+def _policies_named() -> Iterator[None]:
+    """A policy that breaks its contract ends the run with one line."""
+    try:
+        yield
+    except PolicyError as error:
+        raise UsageError(str(error)) from error
+
+
+@_policies_named()
 def replay(
     plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any], None] | None = None
 ) -> Outcome:
@@ -52,10 +62,10 @@ def replay(
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     cache = own or build_cache(plan, tiers, edges, requests)
-    with _policies_named():
-        return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
+    return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
 
 
+@_policies_named()
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests: in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
@@ -67,8 +77,7 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     substrate = choice.open(plan, requests, cache)
     try:
         recorder = Recorder(substrate, tiers) if plan.timeline else None
-        with _policies_named():
-            outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
+        outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
     finally:
         substrate.close()
     outcome.timeline = recorder
@@ -83,15 +92,6 @@ def check_verified(outcome: Outcome) -> None:
             f"{found['wrong_words']:,} words in {found['wrong_pages']:,} of {found['verified_pages']:,} reused pages are wrong: "
             f"the run on {found['device']} is not to be trusted"
         )
-
-
-@contextmanager
-def _policies_named() -> Iterator[None]:
-    """A policy that breaks its contract ends the run with one line."""
-    try:
-        yield
-    except PolicyError as error:
-        raise UsageError(str(error)) from error
 
 
 def build_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServedCache:

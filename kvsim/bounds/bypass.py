@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.bounds.lru_curve import usable_pages
+from kvsim.core.answers import eviction_policy, refused, whole_number
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
@@ -54,6 +55,7 @@ class BypassTier:
         self.counts = Counts()
         self.page_tokens = page_tokens
         self._policy = policy
+        self._policy_name = eviction_policy(tier)
         self._largest_pages = largest_pages
         served = [request for request, pages in zip(requests, taken, strict=True) if pages <= largest_pages]
         usable = usable_pages(served, page_tokens, rules.recompute_last_token)
@@ -67,18 +69,27 @@ class BypassTier:
         tier = self.tiers[0]
         pool = tier.pool
         before = pool.capacity - pool.free
-        hit_pages, kept = self._policy.use(request)
+        hits, kept = self._use(request)
+        hit_pages = whole_number(self._policy_name, "use() as hit pages", hits, request.prompt_pages)
         answer = request.output_runs if self._cache_output else None
         computed = request.prompt_pages - hit_pages + (count_pages(answer) if answer else 0)
-        dropped = before + computed - kept
+        most = min(pool.capacity, before + computed)
+        kept_pages = whole_number(self._policy_name, "use() as kept pages", kept, most)
+        dropped = before + computed - kept_pages
         tier.inserted_pages += computed
         tier.evicted_pages += dropped
         self.counts.dropped_pages += dropped
-        if kept > before:
-            pool.take(kept - before)
+        if kept_pages > before:
+            pool.take(kept_pages - before)
         else:
-            pool.give(before - kept)
+            pool.give(before - kept_pages)
         return BypassLease((hit_pages, 0, 0))
+
+    def _use(self, request: Request) -> tuple[object, object]:
+        answer: object = self._policy.use(request)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise refused(self._policy_name, "use()", answer, "hit pages and kept pages")
+        return answer
 
     def finish_request(self, lease: BypassLease) -> None:
         """Nothing is held."""

@@ -2,8 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kvsim.core.answers import is_typed, number, truth, whole_number
+from kvsim.core.request import Request
 from kvsim.core.tier import Tier, overrides
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import Node
@@ -29,6 +31,10 @@ class Edge:
         """What has left the upper tier in the pass under way and is to be written down at its end, first victim first."""
         self.early_mark = 0
         """``inserted_pages`` of the upper tier when pages were last written early."""
+        self._policy: Any = placement
+        """The same; its answers may be anything."""
+        self._is_typed = is_typed(placement, "after_use", "after_eviction")
+        self._policy_name = f"the placement policy of the {lower.name} tier, {type(placement).__name__},"
         self.hears_requests = overrides(placement, "on_request")
         self.copies_prompts = overrides(placement, "wanted_pages")
         """The policy decides about whole prompts after a use."""
@@ -42,6 +48,33 @@ class Edge:
     def copies_after_use(self) -> bool:
         """Whether anything is copied down when a request has used it."""
         return self.copies_nodes or self.copies_prompts
+
+    # --- what the placement policy says; PolicyError if that is no answer ----------------------------------------------------
+
+    def wants_used(self, node: Node, now: float) -> bool:
+        """Whether to copy down a node that a request has used."""
+        if self._is_typed:
+            return self.placement.after_use(node, now)
+        return truth(self._policy_name, "after_use()", self._policy.after_use(node, now))
+
+    def wants_evicted(self, node: Node, now: float) -> bool:
+        """Whether to write down a node that leaves the upper tier."""
+        if self._is_typed:
+            return self.placement.after_eviction(node, now)
+        return truth(self._policy_name, "after_eviction()", self._policy.after_eviction(node, now))
+
+    def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
+        """How many pages of a prompt the lower tier should have."""
+        answer = self._policy.wanted_pages(request, path, now)
+        return whole_number(self._policy_name, "wanted_pages()", answer, request.prompt_pages)
+
+    def keeps_loaded(self) -> bool:
+        """Whether the lower tier keeps its copy of what the upper one has got."""
+        return truth(self._policy_name, "keeps_loaded", self._policy.keeps_loaded)
+
+    def watermark(self) -> float:
+        """Fill of the upper tier from which pages are written early; 0: never."""
+        return number(self._policy_name, "watermark", self._policy.watermark, 1.0)
 
 
 def chain(tiers: Sequence[Tier], placements: "Sequence[PlacementPolicy]") -> list[Edge]:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from kvsim.core.answers import whole_numbers
 from kvsim.core.cache import Cache
 from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
@@ -70,6 +71,7 @@ class HybridCache(ServedCache):
     ) -> None:
         self.kv = kv
         self.policy = policy
+        self._policy_name = f"the checkpoint policy {type(policy).__name__}"
         self.grid_pages = grid_pages
         self.state_bytes = state_bytes
         self.known_pages: dict[int, int] = {}
@@ -188,7 +190,12 @@ class HybridCache(ServedCache):
         full = self._full_pages(request)
         replay = min(full, (request.prompt_tokens - 1) // self.page_tokens)
         prefill = self._prefill(start=start, known=min(known, full), full=full, replay=replay)
-        return self._on_grid(self.policy.after_prefill(prefill), start, full)
+        pages = whole_numbers(self._policy_name, "after_prefill()", self.policy.after_prefill(prefill), full)
+        return self._on_grid(pages, start, full)
+
+    def _after_answer(self, full: int, stop: int) -> list[int]:
+        """Pages after which a state is saved of an answer that goes on from ``full`` pages to ``stop``."""
+        return whole_numbers(self._policy_name, "after_answer()", self.policy.after_answer(full, stop), stop)
 
     def _full_pages(self, request: Request) -> int:
         """Pages of a prompt that are full and have a name."""
@@ -277,7 +284,7 @@ class HybridCache(ServedCache):
                 stop = lease.node.depth + lease.node.pages
                 prompt, answer = split_runs(runs, full)[0], request.output_runs or ()
                 runs = join_runs(prompt, answer) if prompt else answer
-                depths = self._on_grid(self.policy.after_answer(full, stop), full, stop)
+                depths = self._on_grid(self._after_answer(full, stop), full, stop)
             self._save_all(lease, runs, depths)
         states.save_after = []
         return transfers + self._flush()
@@ -348,7 +355,7 @@ class HybridCache(ServedCache):
             return NO_TRANSFERS
         full, begin = self._full_pages(request), lease.gpu_pages + lease.loaded_pages
         lease.is_finishing = True
-        self._save_all(lease, request.runs, self._on_grid(self.policy.after_answer(full, full), begin, full))
+        self._save_all(lease, request.runs, self._on_grid(self._after_answer(full, full), begin, full))
         return self._flush()
 
     def release(self, lease: Lease) -> None:

@@ -6,9 +6,11 @@ Each method changes one fact and keeps all sums that depend on it right. What to
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from math import inf, nextafter
 from typing import Any
 
+from kvsim.core.answers import cut_after
 from kvsim.core.runs import Run
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, NO_LIMIT, READY, Node, RadixTree
@@ -60,7 +62,7 @@ class Residency:
         self.on_leave: Callable[[Node, Tier], None] | None = None
         """Is told of pages (no recurrent states) that leave a tier, after its policy."""
         for tier in tiers:
-            tier.eviction.cut = self.cut
+            tier.eviction.cut = partial(self._cut_for, tier)
         self._hears_arrivals = [tier for tier in tiers if tier.hears_arrivals]
         self._hears_requests = [tier for tier in tiers if tier.hears_requests]
         self._hears_finishes = [tier for tier in tiers if tier.hears_finishes]
@@ -139,6 +141,10 @@ class Residency:
                 transfer.nodes.insert(transfer.nodes.index(node), upper)
             upper.transfers = node.transfers
         return upper
+
+    def _cut_for(self, tier: Tier, node: Node, pages: object) -> Node:
+        """Cut a node for the tier's eviction policy."""
+        return self.cut(node, cut_after(node, pages, self.tree, tier))
 
     def first_pages(self, nodes: list[Node], pages: int) -> list[Node]:
         """Those of ``nodes`` that hold their first ``pages`` pages; the last one is cut if need be, unless it is a state."""

@@ -6,10 +6,11 @@ Nothing here waits: a transfer is made, begun and ended by calls.
 from math import ceil
 from typing import NamedTuple
 
+from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.tier import GPU, PolicyError, Tier
+from kvsim.core.tier import GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 
@@ -40,7 +41,7 @@ class Transfers:
         self._absent_elsewhere = len(residency.tiers) - 1
         self._is_offering = False
         """Nodes that are not pinned are being offered to a tier: they must not grow by a merge meanwhile."""
-        self.writes_early = [edge for edge in edges if edge.placement.watermark > 0]
+        self.writes_early = [edge for edge in edges if edge.watermark() > 0]
 
     # --- eviction --------------------------------------------------------------------------------------------------------
 
@@ -51,10 +52,9 @@ class Transfers:
             return True
         if missing > tier.evictable_pages:
             return False
-        index = tier.index
-        for node in tier.eviction.victims(now):
-            if node.state[index] != READY or node.pins[index] or node.kids[index]:
-                self._refuse(tier, node, missing)
+        tree = self.residency.tree
+        for offered in victims(tier, now):
+            node = victim(offered, tree, tier)
             surplus = node.pages - missing
             if node.partner is not None or node.is_state:
                 self._cut_with_state(node, tier, missing)
@@ -68,30 +68,11 @@ class Transfers:
             missing = pages - tier.spare_pages
             if missing <= 0:
                 break
-        if missing > 0:
-            self._refuse(tier, None, missing)
+        check_enough(tier, missing)
         for edge in tier.below:
             if edge.leaving:
                 self._place(edge, now)
         return True
-
-    @staticmethod
-    def _refuse(tier: Tier, node: Node | None, missing: int) -> None:
-        """Raise PolicyError: the policy offered no victim, or one that cannot leave."""
-        name = f"the eviction policy of the {tier.name} tier, {type(tier.eviction).__name__},"
-        if node is None:
-            raise PolicyError(
-                f"{name} offered too few victims: {missing:,} more pages must leave, and {tier.evictable_pages:,} could; "
-                "victims() must offer every evictable leaf"
-            )
-        index = tier.index
-        if node.state[index] != READY:
-            why = "it is not in the tier, or was offered before"
-        elif node.pins[index]:
-            why = "it is pinned"
-        else:
-            why = "it has children in the tier"
-        raise PolicyError(f"{name} offered a node that cannot leave, {node}: {why}")
 
     def _cut_with_state(self, node: Node, tier: Tier, missing: int) -> None:
         """Cut what may stay from a victim that ends at a recurrent state, which leaves with its last page."""
@@ -125,7 +106,7 @@ class Transfers:
                     residency.merge(node)
                 return
             for edge in tier.below:
-                if edge.placement.after_eviction(node, now):
+                if edge.wants_evicted(node, now):
                     residency.leave(node, tier)
                     residency.promise_copy(node, edge.lower)
                     edge.leaving.append(node)
@@ -226,7 +207,7 @@ class Transfers:
                 continue
             if parent.state[upper] == READY and not parent.state[lower] and parent not in taken:
                 continue
-            if edge.placement.after_use(node, now):
+            if edge.wants_used(node, now):
                 wanted.append(node)
                 taken.add(node)
         if wanted:
@@ -276,7 +257,7 @@ class Transfers:
             node = node.parent
         path.reverse()
         upper, lower = edge.upper.index, edge.lower.index
-        wanted = edge.placement.wanted_pages(prompt, path, now)
+        wanted = edge.wanted_pages(prompt, path, now)
         nodes: list[Node] = []
         for node in path:
             if node.depth >= wanted or node.state[upper] not in (ABSENT, READY) and not node.state[lower]:
@@ -329,20 +310,19 @@ class Transfers:
         To look at all that is copied already is worth it only now and then: when half of those pages are new.
         """
         tier = edge.upper
-        wanted, ready = (1 - edge.placement.watermark) * tier.pool.capacity, tier.spare_pages
+        wanted, ready = (1 - edge.watermark()) * tier.pool.capacity, tier.spare_pages
         if ready >= wanted or tier.inserted_pages - edge.early_mark < wanted / 2:
             return []
         edge.early_mark = tier.inserted_pages
         nodes: list[Node] = []
         index, passed = tier.index, list[Node]()
-        for node in tier.eviction.victims(now):
-            if not node.is_evictable(index):
-                self._refuse(tier, node, 0)
+        for offered in victims(tier, now):
+            node = victim(offered, self.residency.tree, tier)
             missing = ceil(wanted - ready)
             if node.pages > missing and not node.is_state:
                 self.residency.cut(node, node.pages - missing)
             ready += node.pages
-            if node.state.count(ABSENT) == self._absent_elsewhere and edge.placement.after_eviction(node, now):
+            if node.state.count(ABSENT) == self._absent_elsewhere and edge.wants_evicted(node, now):
                 nodes.append(node)
             passed.append(node)
             self._pass_over(node, tier)
@@ -507,7 +487,7 @@ class Transfers:
             self._arrive(node, transfer, now)
         for node, index in transfer.pins:
             residency.unpin(node, residency.tiers[index])
-        if not edge.placement.keeps_loaded:
+        if not edge.keeps_loaded():
             self._drop_duplicates(transfer.nodes, edge)
         if transfer.goes_down and target.below and transfer.nodes:
             self._is_offering = True
@@ -556,7 +536,7 @@ class Transfers:
     def drop_duplicates_below(self, nodes: list[Node], tier: Tier) -> None:
         """The tier has computed pages that tiers below it may have: exclusive ones give them up."""
         for edge in tier.below:
-            if not edge.placement.keeps_loaded:
+            if not edge.keeps_loaded():
                 below = edge.lower
                 index = below.index
                 for node in reversed(nodes):

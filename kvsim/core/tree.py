@@ -25,11 +25,11 @@ class Node:
 
     __slots__ = (
         "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "kids", "transfers", "created", "last_used",
-        "hits", "notes", "partner", "is_state",
+        "hits", "notes", "partner", "is_state", "tree",
     )  # fmt: skip
 
     def __init__(
-        self, runs: tuple[Run, ...], pages: int, depth: int, parent: "Node | None", notes: tuple[None, ...], now: float
+        self, runs: tuple[Run, ...], pages: int, depth: int, parent: "Node | None", tree: "RadixTree", now: float
     ) -> None:
         self.runs = runs
         self.pages = pages
@@ -37,6 +37,9 @@ class Node:
         """Pages before this node. A recurrent state's (``is_state``) is such that depth and pages end where its prompt does."""
         self.parent = parent
         self.children = NO_CHILDREN
+        self.tree = tree
+        """The tree that it was made for, also after it has left."""
+        notes = tree.no_notes
         tiers = len(notes)
         self.state: list[int] = [ABSENT] * tiers
         self.slots: list[Any] = [None] * tiers
@@ -120,7 +123,7 @@ class RadixTree:
     def __init__(self, tiers: int) -> None:
         self.no_notes: tuple[None, ...] = (None,) * tiers
         """The notes of a node of which no policy remembers anything: shared, one entry a tier."""
-        self.root = Node((), 0, 0, None, self.no_notes, 0.0)
+        self.root = Node((), 0, 0, None, self, 0.0)
 
     def walk(
         self, node: Node, runs: tuple[Run, ...], limit: int = NO_LIMIT
@@ -167,7 +170,7 @@ class RadixTree:
 
     def add(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
         """A new leaf below ``parent``."""
-        node = Node(runs, pages, parent.depth + parent.pages, parent, self.no_notes, now)
+        node = Node(runs, pages, parent.depth + parent.pages, parent, self, now)
         if parent.children is NO_CHILDREN:
             parent.children = {runs[0][0]: node}
         else:
@@ -190,7 +193,7 @@ class RadixTree:
             start = runs[0][0]
             before, node.runs = split_runs(runs, pages)
             middle = node.runs[0][0]
-        upper = Node(before, pages, depth, parent, self.no_notes, node.created)
+        upper = Node(before, pages, depth, parent, self, node.created)
         upper.last_used, upper.hits = node.last_used, node.hits
         upper.pins = node.pins.copy()
         if type(node.notes) is list:

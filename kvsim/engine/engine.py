@@ -161,7 +161,7 @@ class Engine:
         job.fetch_first_page = lease.gpu_pages + lease.leading_cpu_pages
         self.mover.submit(started.transfers)
         self.mover.end_of(job.fetch).callbacks.append(lambda _: self._fetched(job))
-        wait_s = self.prefetching.policy.wait_s(job.fetch_pages * self.cache.page_tokens)
+        wait_s = self.prefetching.wait_s(job.fetch_pages * self.cache.page_tokens)
         if wait_s < float("inf"):
             self.env.timeout(wait_s).callbacks.append(lambda _: self._enqueue(job))
 

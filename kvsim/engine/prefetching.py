@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
+from kvsim.core.answers import number, whole_number
 from kvsim.core.lease import Lease
 from kvsim.core.serving import Fetch, ServedCache
 
@@ -37,6 +39,9 @@ class Prefetching:
         self.queued_s: Callable[[], float] = lambda: 0.0
         """How long the disk is busy with reads that it was asked for before; the engine knows better."""
         self._offer = offer
+        self._policy: Any = policy
+        """The same; its answers may be anything."""
+        self._policy_name = f"the prefetch policy {type(policy).__name__}"
 
     def start(self, lease: Lease, now: float) -> Fetch | None:
         """Start the fetch that the policy wants for a request that begins to wait; None if it wants none."""
@@ -52,10 +57,11 @@ class Prefetching:
             available_pages=max(0, target.available_pages),
             queued_s=self.queued_s(),
         )
-        pages = self.policy.fetch(offer)
-        if not isinstance(pages, int):
-            self._refuse(pages.value, stored)
+        answer = self._policy.fetch(offer)
+        if isinstance(answer, Enum):
+            self._refuse(answer.value, stored)
             return None
+        pages = whole_number(self._policy_name, "fetch()", answer, stored)
         if not pages:
             return None
         result = self.cache.fetch(lease, pages, now)
@@ -71,7 +77,12 @@ class Prefetching:
     def pages_to_load(self, lease: Lease) -> int:
         """How many of the pages below the GPU the policy wants for a request that is about to be admitted."""
         cpu_pages = lease.leading_cpu_pages
-        return self.policy.load(lease.request, lease.gpu_pages, cpu_pages, lease.lower_pages - cpu_pages)
+        answer = self._policy.load(lease.request, lease.gpu_pages, cpu_pages, lease.lower_pages - cpu_pages)
+        return whole_number(self._policy_name, "load()", answer, lease.lower_pages)
+
+    def wait_s(self, fetch_tokens: int) -> float:
+        """How long after its arrival a request may be kept waiting by its prefetch of so many tokens, in seconds."""
+        return number(self._policy_name, "wait_s()", self._policy.wait_s(fetch_tokens))
 
     def end(self, started_pages: int, arrived_pages: int) -> None:
         """A fetch has ended, whole or in part."""

@@ -1,7 +1,6 @@
 """What LFU-DA and GDSF have in common: a node's worth counts from the level that victims had reached when it was last used."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
@@ -17,7 +16,6 @@ class AgingEviction(RankedEviction):
         super().bind(context)
         self.level = 0.0
         """L: the H of the last page that was evicted."""
-        self._offered: Node | None = None
 
     @abstractmethod
     def worth(self, node: Node, end: int) -> float:
@@ -35,16 +33,6 @@ class AgingEviction(RankedEviction):
         self.on_insert(node, now)
         if node.is_evictable(self.tier):
             self.on_evictable(node)
-
-    def victims(self, now: float) -> Iterator[Node]:
-        for node in super().victims(now):
-            self._offered = node
-            yield node
-
-    def on_evictable(self, node: Node) -> None:
-        if node is self._offered:
-            self._offered = None
-        super().on_evictable(node)
 
     def on_remove(self, node: Node) -> None:
         """A victim's pages leave, the deepest first: the last of them is the one that the node begins with."""

@@ -8,15 +8,17 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
+from kvsim.core.answers import NO_MOST, whole_number
 from kvsim.core.cache import Cache
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import PolicyError, Tier
+from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import OffloadOrder
+from kvsim.policies.eviction.ranks import check_rank, check_risen, name, refuse_order
 
 DEPTH = 1e9
 """A page's weight in an entry's place: more than there are entries. Places are exact up to 9 million pages of one prompt."""
@@ -164,6 +166,10 @@ class RankedEviction(EvictionPolicy):
         """More of them."""
         self._entries = 0
         self._compact_at = 1024
+        self._offered: Node | None = None
+        self._untaken: dict[Node, None] = {}
+        """Offered in this pass to a subclass's ``victims``, which kept them to itself."""
+        self._name = name(self)
         self._ranks_by_place = type(self).pages_before is not RankedEviction.pages_before
 
     @abstractmethod
@@ -178,63 +184,94 @@ class RankedEviction(EvictionPolicy):
         return node.pages
 
     def on_evictable(self, node: Node) -> None:
+        if node is self._offered:
+            self._offered = None
         self._entries += 1
-        self._enter((self.rank(node), self._entries - node.depth * DEPTH, node))
+        self._enter(self.rank(node), self._entries - node.depth * DEPTH, node)
         if len(self.heap) + len(self.line) > self._compact_at:
             self._compact()
 
-    def _enter(self, entry: Any) -> None:
-        line = self.line
-        if not line or entry > line[-1]:
-            line.append(entry)
-        elif entry < line[0]:
-            line.appendleft(entry)
-        else:
-            heappush(self.heap, entry)
+    def _enter(self, rank: Any, place: float, node: Node) -> None:
+        entry, line = (rank, place, node), self.line
+        try:
+            check_rank(self, node, rank)
+            if not line or entry > line[-1]:
+                line.append(entry)
+            elif entry < line[0]:
+                line.appendleft(entry)
+            else:
+                heappush(self.heap, entry)
+        except (TypeError, ValueError) as error:
+            refuse_order(self, [rank, *self._ranks()], error)
 
     def _compact(self) -> None:
         """Keep one entry for each evictable node, the last one."""
         entries = sorted([*self.line, *self.heap], key=itemgetter(1), reverse=True)
         places = {node: place for _, place, node in entries if node.is_evictable(self.tier)}
+        ranked: list[Any] = [(self.rank(node), place, node) for node, place in places.items()]
+        try:
+            for rank, _, node in ranked:
+                check_rank(self, node, rank)
+            ranked.sort()
+        except (TypeError, ValueError) as error:
+            refuse_order(self, [rank for rank, _, _ in ranked], error)
         self.line.clear()
-        self.line.extend(sorted([(self.rank(node), place, node) for node, place in places.items()]))
+        self.line.extend(ranked)
         self.heap.clear()
         self._compact_at = max(1024, 2 * len(self.line))
 
     def victims(self, now: float) -> Iterator[Node]:
         tier, line, heap = self.tier, self.line, self.heap
+        self._offer_again()
+        untaken = self._untaken
         while line or heap:
-            if not line or heap and heap[0] < line[0]:
-                entry = heappop(heap)
-            else:
-                entry = line.popleft()
+            entry = self._first_entry()
             node: Node = entry[2]
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier]:
+            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or untaken and node in untaken:
                 continue
             rank = self.rank(node)
             if rank != entry[0]:
-                if not rank > entry[0]:
-                    self._refuse_rank(node, entry[0], rank)
-                self._enter((rank, entry[1], node))
+                check_risen(self, node, entry[0], rank)
+                self._enter(rank, entry[1], node)
                 continue
             if self._ranks_by_place:
                 self._cut_before_next(node)
+            self._offered = node
             yield node
+            if node is self._offered and node.is_evictable(tier):
+                untaken[node] = None
+
+    def _offer_again(self) -> None:
+        """Enter anew what the last pass has offered and is still there."""
+        if self._offered is not None and self._offered.is_evictable(self.tier):
+            self._untaken[self._offered] = None
+        self._offered = None
+        if self._untaken:
+            nodes = list(self._untaken)
+            self._untaken.clear()
+            for node in nodes:
+                if node.is_evictable(self.tier):
+                    self.on_evictable(node)
+
+    def _first_entry(self) -> Any:
+        """Take out the entry that comes first."""
+        line, heap = self.line, self.heap
+        try:
+            if not line or heap and heap[0] < line[0]:
+                return heappop(heap)
+        except (TypeError, ValueError) as error:
+            refuse_order(self, self._ranks(), error)
+        return line.popleft()
+
+    def _ranks(self) -> list[Any]:
+        return [entry[0] for entry in [*self.line, *self.heap]]
 
     def _cut_before_next(self, node: Node) -> None:
         """Cut from a victim, which is out of the queue, the pages that leave only after the next leaf."""
         following = [*self.heap[:1], *islice(self.line, 1)]
         if following and not node.is_state:
-            pages = self.pages_before(node, min(following)[0])
+            policy: Any = self
+            answer: object = policy.pages_before(node, min(following)[0])
+            pages = whole_number(self._name, "pages_before()", answer, NO_MOST, 1)
             if pages < node.pages:
                 self.cut(node, node.pages - pages)
-
-    def _refuse_rank(self, node: Node, before: Any, now: Any) -> None:
-        """Raise PolicyError: a rank is not a number, or has fallen while its node was evictable."""
-        name = f"the eviction policy {type(self).__name__}"
-        if now != now or isinstance(now, tuple) and any(part != part for part in now):
-            raise PolicyError(f"{name} ranked {node} as {now}: a rank must be comparable, not NaN")
-        raise PolicyError(
-            f"{name} lowered the rank of {node} from {before} to {now} while it was evictable: "
-            "a rank may rise at any time, but one that falls must be announced by on_evictable()"
-        )

@@ -48,7 +48,7 @@ class PlacementPolicy(metaclass=ABCMeta):
         return False
 
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
-        """How many pages of a computed prompt, from the first on, the lower tier should have.
+        """How many pages of a computed prompt, from the first on, the lower tier should have: ``prompt_pages`` at most.
 
         ``path`` leads from the root to the prompt's last node. All of them that the upper tier has and the lower one lacks are
         written or, if there is no room for all, none. Asked again when pages of this prompt have arrived in the upper tier

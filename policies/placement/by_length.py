@@ -62,7 +62,9 @@ class ByLength(PlacementPolicy):
             self.boundary = float(ordered[short]) if short < len(ordered) else inf
 
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
-        return (request.prompt_tokens - 1) // self._page_tokens if request.prompt_tokens >= self.boundary else 0
+        if request.prompt_tokens < self.boundary:
+            return 0
+        return min(request.prompt_pages, (request.prompt_tokens - 1) // self._page_tokens)
 
     def after_eviction(self, node: Node, now: float) -> bool:
         return False

@@ -92,7 +92,7 @@ class StoppedPrefetch(PrefetchPolicy):
         if self.stop not in STOP_RULES:
             raise ValueError(f"stop must be one of {', '.join(STOP_RULES)}, not {self.stop}")
         for name in ("base_s", "per_1024_tokens_s"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
     def wait_s(self, fetch_tokens: int) -> float:

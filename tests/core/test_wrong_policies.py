@@ -1,30 +1,33 @@
 """A policy can be wrong, a result cannot: what breaks its contract ends the run with an error that names it."""
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvsim.core.tier import PolicyError
-from kvsim.core.tree import Node
+from kvsim.core.tree import Node, RadixTree
 from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.write_back import WriteBack
 from tests.core.small import SmallCache, small_cache
 
 
 class Offering(EvictionPolicy):
     """Offers what a test says, whatever can leave."""
 
-    offers: Callable[[], Iterator[Node]]
+    offers: Callable[[], Any]
 
     def on_evictable(self, node: Node) -> None:
         """Remembers nothing."""
 
-    def victims(self, now: float) -> Iterator[Node]:
+    def victims(self, now: float) -> Any:
         return self.offers()
 
 
-def cache_with(offers: Callable[[SmallCache], Iterator[Node]]) -> SmallCache:
+def cache_with(offers: Callable[[SmallCache], Any]) -> SmallCache:
     """A GPU of four pages that hold ``abcd``, with ``ab`` and ``cd`` nodes of their own."""
     policy = Offering()
     cache = small_cache(gpu=4, eviction=[lambda: policy])
@@ -79,6 +82,108 @@ def test_an_evicted_node_is_refused_however_often_it_is_offered() -> None:
     assert problem(cache_with(offers)).endswith("it is not in the tier, or was offered before")
 
 
+def made_by_hand(cache: SmallCache) -> Node:
+    """A node that looks like the leaf ``cd`` and is none."""
+    leaf = cache.node("abcd")
+    node = Node(leaf.runs, leaf.pages, leaf.depth, leaf.parent, RadixTree(1), 0.0)
+    node.state, node.slots = leaf.state.copy(), leaf.slots.copy()
+    return node
+
+
+def of_another_cache(cache: SmallCache) -> Node:
+    other = small_cache(gpu=4)
+    other.use("abcd")
+    return other.node("abcd")
+
+
+@pytest.mark.parametrize("make", [made_by_hand, of_another_cache])
+def test_a_node_of_another_tree_is_refused(make: Callable[[SmallCache], Node]) -> None:
+    cache = cache_with(lambda cache: iter([make(cache)]))
+    assert problem(cache).endswith("it is not in the tree of this cache")
+
+
+def test_a_node_from_before_a_reset_is_refused() -> None:
+    old: list[Node] = []
+    cache = cache_with(lambda cache: iter(old))
+    old.append(cache.node("abcd"))
+    cache.reset()
+    cache.use("wxyz")
+    assert problem(cache, "stuv").endswith("it is not in the tree of this cache")
+
+
+@pytest.mark.parametrize("thing", [None, "abcd", 7, ["ab"]])
+def test_what_is_not_a_node_is_refused(thing: Any) -> None:
+    message = problem(cache_with(lambda cache: iter([thing])))
+    assert message == f"the eviction policy of the gpu tier, Offering, offered {thing!r}, which is not a node"
+
+
+@pytest.mark.parametrize("thing", [None, 7, 1.5])
+def test_victims_that_do_not_come_one_after_another_are_refused(thing: Any) -> None:
+    message = problem(cache_with(lambda cache: thing))
+    assert f"Offering, returned {thing!r} from victims(), not nodes, one after another" in message
+
+
+def test_victims_may_be_a_list() -> None:
+    cache = cache_with(lambda cache: [cache.node("abcd"), cache.node("ab")])
+    cache.use("wxyz")
+    assert cache.on("gpu") == "wxyz"
+
+
+def test_an_error_inside_victims_is_raised_as_it_is() -> None:
+    def offers(cache: SmallCache) -> Iterator[Node]:
+        yield cache.node("abcd")
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        cache_with(offers).use("wxyz")
+
+
+class Cutting(LRU):
+    """Cuts what a test says before the first victim."""
+
+    def victims(self, now: float) -> Iterator[Node]:
+        self.cut(*self.cuts)
+        yield from super().victims(now)
+
+
+@pytest.mark.parametrize("pages", [0, 2, -1, 1.0, None])
+def test_a_policy_that_cuts_where_nothing_can_be_cut_is_refused(pages: Any) -> None:
+    policy = Cutting()
+    cache = small_cache(gpu=4, eviction=[lambda: policy])
+    cache.use("ab")
+    policy.cuts = cache.node("ab"), pages
+    message = problem(cache)
+    assert message.startswith("the eviction policy of the gpu tier, Cutting, called cut(Node(")
+    assert message.endswith(f", {pages}): cut() takes a node of this cache and a whole number of pages, from 1 to 1 for this one")
+
+
+def test_a_policy_that_cuts_a_node_of_another_cache_is_refused() -> None:
+    policy = Cutting()
+    cache = small_cache(gpu=4, eviction=[lambda: policy])
+    cache.use("ab")
+    policy.cuts = of_another_cache(cache), 1
+    assert "cut() takes a node of this cache" in problem(cache)
+
+
+class Repeating(LRU):
+    """Offers its first victim for ever."""
+
+    def victims(self, now: float) -> Iterator[Node]:
+        return repeat(next(super().victims(now)))
+
+
+@pytest.mark.parametrize("watermark", [0.0, 0.5])
+def test_an_offer_that_is_repeated_for_ever_ends_the_run(watermark: float) -> None:
+    cache = small_cache(gpu=4, cpu=8, eviction=[Repeating, LRU], placement=lambda: WriteBack(watermark=watermark))
+    with pytest.raises(PolicyError, match=r"Repeating, offered a node that cannot leave, .* offered before$"):
+        use_all(cache, "a", "b", "c", "d", "wxyz")
+
+
+def use_all(cache: SmallCache, *words: str) -> None:
+    for word in words:
+        cache.use(word)
+
+
 class Ranked(RankedEviction):
     """Ranks every node alike, until told otherwise."""
 
@@ -88,16 +193,65 @@ class Ranked(RankedEviction):
         return self.value
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
-    ("value", "why"), [(float("nan"), "must be comparable, not NaN"), (4.0, "lowered the rank"), ((5.0, float("nan")), None)]
+    ("first", "then", "why"),
+    [
+        (5.0, NAN, "must be comparable, not NaN"),
+        (NAN, NAN, "must be comparable, not NaN"),
+        ((1, NAN), (1, NAN), "must be comparable, not NaN"),
+        (None, None, "as None: is a return missing?"),
+        (5.0, 4.0, "lowered the rank of Node.* from 5.0 to 4.0 while"),
+        ((2, 5.0), (1, 6.0), r"lowered the rank of Node.* from \(2, 5.0\) to \(1, 6.0\) while"),
+    ],
 )
-def test_ranks_that_are_not_numbers_or_fall_are_refused(value: Any, why: str | None) -> None:
-    policy = Ranked()
+def test_ranks_that_are_none_or_fall_are_refused(first: Any, then: Any, why: str) -> None:
+    with pytest.raises(PolicyError, match=f"^the eviction policy Ranked .*{why}"):
+        use_ranked(Ranked(), first, then, "wxyz")
+
+
+@pytest.mark.parametrize("word", ["wxyz", "yz"])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(5.0, "ab"), (5.0, (5.0, 1)), ((1, None), (1, 2)), ("ab", 5.0), (np.array([1, 2]), np.array([1, 2]))],
+)
+def test_ranks_that_cannot_be_compared_are_refused(first: Any, then: Any, word: str) -> None:
+    """``wxyz`` evicts the first node, whose rank is now another one; ``yz`` is a second node beside it."""
+    with pytest.raises(PolicyError, match=r"^the eviction policy Ranked .* ranks must be comparable with each other$") as error:
+        use_ranked(Ranked(), first, then, word)
+    assert f" as {first!r}" in str(error.value) and f" as {then!r}" in str(error.value)
+
+
+def use_ranked(policy: Ranked, first: Any, then: Any, word: str) -> None:
+    """Serve ``ab``, which gets the first rank, and then a word while the rank of all nodes is the other one."""
+    policy.value = first
     cache = small_cache(gpu=4, eviction=[lambda: policy])
     cache.use("ab")
-    policy.value = value
-    with pytest.raises(PolicyError if why else (PolicyError, TypeError), match=why):
-        cache.use("wxyz")
+    policy.value = then
+    cache.use(word)
+
+
+def test_an_error_inside_rank_is_raised_as_it_is() -> None:
+    class Broken(RankedEviction):
+        def rank(self, node: Node) -> Any:
+            return node.last_used + None
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        small_cache(gpu=4, eviction=Broken).use("ab")
+
+
+@pytest.mark.parametrize("pages", [0, -1, None, 1.0])
+def test_a_part_of_a_victim_has_at_least_a_page(pages: Any) -> None:
+    class InParts(LRU):
+        def pages_before(self, node: Node, next_rank: Any) -> Any:
+            return pages
+
+    cache = small_cache(gpu=4, eviction=InParts)
+    cache.use("ab")
+    cache.use("cd")
+    assert f"InParts returned {pages} from pages_before(), not a whole number of at least 1" in problem(cache)
 
 
 def test_a_rank_that_rises_is_right() -> None:

@@ -1,5 +1,6 @@
 """A cache whose nodes move as a whole between GPU and host memory: the hierarchical radix cache of SGLang."""
 
+from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, split_runs
@@ -30,7 +31,7 @@ class HostedNodeCache(WholeNodeCache):
     ) -> None:
         super().__init__(tiers, page_tokens, recompute_last_token=recompute_last_token)
         self.cpu = tiers[CPU]
-        self._placement = edge.placement
+        self._edge = edge
         self._copies_after_use = edge.copies_nodes
         self._load_min_tokens = load_min_tokens
 
@@ -101,7 +102,7 @@ class HostedNodeCache(WholeNodeCache):
         for node in nodes:
             self._arrive(lease, node, gpu.pool.take(node.pages), now)
         self.counts.loaded_pages += pages
-        if not self._placement.keeps_loaded:
+        if not self._edge.keeps_loaded():
             for node in reversed(nodes):
                 self._let_go(node)
                 self.residency.free(node, self.cpu)
@@ -142,7 +143,7 @@ class HostedNodeCache(WholeNodeCache):
         if not self._copies_after_use or node.state[CPU] == READY:
             return
         assert parent is not None
-        if (parent is self.tree.root or parent.state[CPU] == READY) and self._placement.after_use(node, now):
+        if (parent is self.tree.root or parent.state[CPU] == READY) and self._edge.wants_used(node, now):
             self._write(node, now)
 
     def _write(self, node: Node, now: float) -> bool:
@@ -160,14 +161,15 @@ class HostedNodeCache(WholeNodeCache):
         return True
 
     def _evict(self, pages: int, now: float) -> None:
-        gpu, placement = self.gpu, self._placement
+        gpu, edge = self.gpu, self._edge
         written: list[Node] = []
-        for node in gpu.eviction.victims(now):
+        for offered in victims(gpu, now):
+            node = victim(offered, self.tree, gpu)
             pages -= node.pages
             if node.state[CPU] == READY:
                 self.residency.free(node, gpu)
                 self._let_go(node)
-            elif placement.after_eviction(node, now) and self._write(node, now):
+            elif edge.wants_evicted(node, now) and self._write(node, now):
                 self.residency.free(node, gpu)
                 written.append(node)
             else:
@@ -175,6 +177,7 @@ class HostedNodeCache(WholeNodeCache):
                 self._remove(node)
             if pages <= 0:
                 break
+        check_enough(gpu, min(pages, gpu.evictable_pages))
         self._let_all_go(written)
 
     def _let_all_go(self, nodes: list[Node]) -> None:
@@ -192,9 +195,12 @@ class HostedNodeCache(WholeNodeCache):
 
     def _evict_host(self, pages: int, now: float) -> None:
         cpu, counts = self.cpu, self.counts
-        for node in cpu.eviction.victims(now):
+        for offered in victims(cpu, now):
+            node = victim(offered, self.tree, cpu)
             pages -= node.pages
             counts.dropped_pages += node.pages
             self.residency.free(node, cpu)
             if pages <= 0:
                 break
+        if pages > 0 and cpu.evictable_pages and any(node.is_evictable(CPU) for node in self.tree.root.descendants()):
+            check_enough(cpu, pages)

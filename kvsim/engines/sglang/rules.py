@@ -56,5 +56,5 @@ def _check_placement(edge: Edge) -> None:
     if edge.copies_prompts:
         kind = type(edge.placement).__name__
         raise ValueError(f"SGLang's rules copy node by node, but {kind} decides for whole prompts: {OTHER}")
-    if edge.placement.watermark:
+    if edge.watermark():
         raise ValueError(f"SGLang's rules write nothing back before it is evicted: set the watermark to 0, {OWN}")

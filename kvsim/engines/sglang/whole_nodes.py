@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, count_pages
@@ -112,12 +113,14 @@ class WholeNodeCache:
     def _evict(self, pages: int, now: float) -> None:
         """Evict at least so many pages."""
         gpu, counts = self.gpu, self.counts
-        for node in gpu.eviction.victims(now):
+        for offered in victims(gpu, now):
+            node = victim(offered, self.tree, gpu)
             pages -= node.pages
             counts.dropped_pages += node.pages
             self.residency.free(node, gpu)
             if pages <= 0:
                 break
+        check_enough(gpu, pages)
 
     def _insert_known(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
         """Give back what the request computed although the cache has it; returns what it has not."""

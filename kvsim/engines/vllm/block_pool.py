@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, count_pages
@@ -94,7 +95,7 @@ class BlockPool:
         else:
             if older.pages > pages:
                 self.residency.cut(older, pages)
-            leaf = Node(rest, pages, parent.depth + parent.pages, parent, self.tree.no_notes, now)
+            leaf = Node(rest, pages, parent.depth + parent.pages, parent, self.tree, now)
             self._younger.setdefault(page, []).append(leaf)
         leaf.slots[0], lease.slots = gpu.pool.split(lease.slots, pages)
         leaf.pins[0] = 1
@@ -104,18 +105,21 @@ class BlockPool:
 
     def _make_room(self, missing: int, now: float) -> None:
         """Evict so many pages, of which there are as many."""
-        gpu = self.gpu
-        gpu.evictable_pages -= missing
-        gpu.evicted_pages += missing
-        for node in gpu.eviction.victims(now):
+        gpu, wanted = self.gpu, missing
+        for offered in victims(gpu, now):
+            node = victim(offered, self.tree, gpu)
             pages = node.pages
             if pages > missing:
                 self._cut_off(node, missing)
+                missing = 0
                 break
             self._remove(node)
             missing -= pages
             if not missing:
                 break
+        check_enough(gpu, missing)
+        gpu.evictable_pages -= wanted
+        gpu.evicted_pages += wanted
 
     def _cut_off(self, node: Node, pages: int) -> None:
         """Evict a leaf's last pages."""

@@ -1,0 +1,69 @@
+"""Checks the ranks of ``RankedEviction``: nodes whose ranks cannot be put into an order are a PolicyError."""
+
+from collections.abc import Iterable
+from functools import cmp_to_key
+from typing import Any, NoReturn
+
+from kvsim.core.tier import PolicyError
+from kvsim.core.tree import Node
+
+
+def check_rank(policy: object, node: Node, rank: Any) -> None:
+    """Raise PolicyError for a rank that is None or not a number."""
+    if isinstance(rank, float):  # compiled, that is no call
+        is_nan = rank != rank
+    elif isinstance(rank, tuple):
+        is_nan = False
+        for part in rank:
+            if isinstance(part, float):
+                is_nan = is_nan or part != part
+            elif part != part:
+                is_nan = True
+    elif rank is None:
+        raise refused(policy, node, rank, "is a return missing?")
+    else:
+        is_nan = bool(rank != rank)
+    if is_nan:
+        raise refused(policy, node, rank, "a rank must be comparable, not NaN")
+
+
+def check_risen(policy: object, node: Node, before: Any, rank: Any) -> None:
+    """The rank of a node that has been evictable ever since is another than before: raise PolicyError unless it is higher."""
+    try:
+        if rank > before:
+            return
+        check_rank(policy, node, rank)
+    except (TypeError, ValueError) as error:
+        refuse_order(policy, [before, rank], error)
+    raise PolicyError(
+        f"{name(policy)} lowered the rank of {node} from {before} to {rank} while it was evictable: "
+        "a rank may rise at any time, but one that falls must be announced by on_evictable()"
+    )
+
+
+def refuse_order(policy: object, ranks: Iterable[Any], error: Exception) -> NoReturn:
+    """Something has raised an error. Raise PolicyError if it was a comparison of two of these ranks, else the error itself."""
+
+    def compare(rank: Any, other: Any) -> int:
+        try:
+            if rank > other:
+                return 1
+            return -1 if other > rank else 0
+        except (TypeError, ValueError):
+            raise PolicyError(
+                f"{name(policy)} ranked one node as {rank!r} and one as {other!r}: ranks must be comparable with each other"
+            ) from error
+
+    for rank in sorted(ranks, key=cmp_to_key(compare)):
+        compare(rank, rank)
+    raise error
+
+
+def refused(policy: object, node: Node, rank: Any, why: str) -> PolicyError:
+    """The error of a rank that is none."""
+    return PolicyError(f"{name(policy)} ranked {node} as {rank}: {why}")
+
+
+def name(policy: object) -> str:
+    """Names the policy in a message."""
+    return f"the eviction policy {type(policy).__name__}"

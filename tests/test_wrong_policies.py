@@ -1,0 +1,198 @@
+"""A user's policy that is wrong ends a run with one line that names it and what it did, exit code 2, and no file."""
+
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+from kvsim.cli import main
+
+TIERS = ("tiers.gpu.capacity=6000pages", "tiers.cpu.capacity=9000pages", "tiers.disk.capacity=20000pages")
+FAMILIES = {
+    "eviction": ("from kvsim.policies.eviction.lru import LRU as Base", ()),
+    "bound": ("from kvsim.policies.eviction.belady import Belady as Base", ()),
+    "placement": ("from kvsim.policies.placement.write_through import WriteThrough as Base", ()),
+    "prefetch": (
+        "from kvsim.policies.prefetch.threshold import ThresholdPrefetch as Base",
+        ("placement=write_back", "tiers.cpu.capacity=2000pages"),
+    ),
+    "checkpoint": (
+        "from kvsim.policies.checkpoint.last import Last as Base",
+        ("model=nemotron_h_8b", "tiers.gpu.capacity=40GiB", "tiers.cpu.capacity=0", "tiers.disk.capacity=0"),
+    ),
+}
+"""A policy to derive a wrong one from, and settings of a run that asks it everything."""
+
+PLACEMENT = "the placement policy of the cpu tier, Mine, returned "
+PREFETCH = "the prefetch policy Mine returned "
+CHECKPOINT = "the checkpoint policy Mine returned "
+OF_GPU = "the eviction policy of the gpu tier, Mine, "
+WRONG = [
+    (
+        "eviction",
+        "def victims(self, now): pass",
+        f"{OF_GPU}returned None from victims(), not nodes, one after another: is a return",
+    ),
+    ("eviction", "def victims(self, now): return 7", f"{OF_GPU}returned 7 from victims(), not nodes, one after another"),
+    ("eviction", "def victims(self, now): return []", f"{OF_GPU}offered too few victims: "),
+    ("eviction", "def victims(self, now): return [None]", f"{OF_GPU}offered None, which is not a node"),
+    ("eviction", "def victims(self, now): return 'ab'", f"{OF_GPU}offered 'a', which is not a node"),
+    ("eviction", "def rank(self, node): pass", "the eviction policy Mine ranked Node("),
+    ("eviction", "def rank(self, node): return node.hits % 2 or 'a'", "the eviction policy Mine ranked one node as "),
+    (
+        "placement",
+        "def after_use(self, node, now): pass",
+        f"{PLACEMENT}None from after_use(), not True or False: is a return missing?",
+    ),
+    ("placement", "def after_use(self, node, now): return node.hits", f"{PLACEMENT}1 from after_use(), not True or False"),
+    (
+        "placement",
+        "def after_use(self, node, now): return False\n    def after_eviction(self, node, now): pass",
+        f"{PLACEMENT}None from after_eviction(), not True or False",
+    ),
+    ("placement", "def wanted_pages(self, request, path, now): pass", f"{PLACEMENT}None from wanted_pages(), not a whole number"),
+    (
+        "placement",
+        "def wanted_pages(self, request, path, now): return -1",
+        f"{PLACEMENT}-1 from wanted_pages(), not a whole number",
+    ),
+    (
+        "placement",
+        "def wanted_pages(self, request, path, now): return 1.0",
+        f"{PLACEMENT}1.0 from wanted_pages(), not a whole nu",
+    ),
+    ("placement", "def wanted_pages(self, request, path, now): return True", f"{PLACEMENT}True from wanted_pages(), not a whole"),
+    ("placement", "def wanted_pages(self, request, path, now): return request.prompt_tokens", f"{PLACEMENT}"),
+    ("placement", "watermark = 1.5", f"{PLACEMENT}1.5 from watermark, not a number of at least 0 and at most 1"),
+    ("placement", "watermark = float('nan')", f"{PLACEMENT}nan from watermark, not a number of at least 0 and at most 1"),
+    ("placement", "watermark = None", f"{PLACEMENT}None from watermark, not a number"),
+    ("placement", "keeps_loaded = None", f"{PLACEMENT}None from keeps_loaded, not True or False"),
+    ("prefetch", "def fetch(self, offer): pass", f"{PREFETCH}None from fetch(), not a whole number of at least 0 and at most "),
+    ("prefetch", "def fetch(self, offer): return -3", f"{PREFETCH}-3 from fetch(), not a whole number"),
+    ("prefetch", "def fetch(self, offer): return offer.stored_pages / 2", f"{PREFETCH}"),
+    ("prefetch", "def fetch(self, offer): return 16 * offer.stored_pages", f"{PREFETCH}"),
+    ("prefetch", "def load(self, request, *pages): return float('nan')", f"{PREFETCH}nan from load(), not a whole number"),
+    ("prefetch", "def load(self, request, *pages): return sum(pages) + 1", f"{PREFETCH}"),
+    (
+        "checkpoint",
+        "def after_prefill(self, prefill): pass",
+        f"{CHECKPOINT}None from after_prefill(), not a list of whole numbers: is",
+    ),
+    ("checkpoint", "def after_prefill(self, prefill): return [-1]", f"{CHECKPOINT}-1 from after_prefill(), not a whole number"),
+    ("checkpoint", "def after_prefill(self, prefill): return [prefill.full / 2]", f"{CHECKPOINT}"),
+    ("checkpoint", "def after_prefill(self, prefill): return [16 * prefill.full]", f"{CHECKPOINT}"),
+]
+WITH_A_CLOCK = [
+    (
+        "prefetch",
+        "def wait_s(self, fetch_tokens): pass",
+        f"{PREFETCH}None from wait_s(), not a number of at least 0: is a return",
+    ),
+    ("prefetch", "def wait_s(self, fetch_tokens): return -1.0", f"{PREFETCH}-1.0 from wait_s(), not a number of at least 0"),
+    ("prefetch", "def wait_s(self, fetch_tokens): return float('nan')", f"{PREFETCH}nan from wait_s(), not a number"),
+]
+CASES = [(command, *wrong) for command in ("replay", "simulate") for wrong in WRONG]
+CASES += [("simulate", *wrong) for wrong in WITH_A_CLOCK]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def write_policy(folder: Path, family: str, body: str) -> list[str]:
+    """A policy of the user's own: a module and its YAML. Returns the settings of a run with it."""
+    base, settings = FAMILIES[family]
+    (folder / "mine.py").write_text(f"{base}\n\n\nclass Mine(Base):\n    {body}\n")
+    family = "eviction" if family == "bound" else family
+    (folder / "conf" / family).mkdir(parents=True)
+    (folder / "conf" / family / "mine.yaml").write_text("_target_: mine.Mine\n")
+    return [*TIERS, *settings, "trace.sessions=20", f"{family}=mine", "output=out", "--config-dir", "conf"]
+
+
+@pytest.mark.parametrize(("command", "family", "body", "expected"), CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
+def test_a_wrong_policy_ends_with_one_line(
+    command: str, family: str, body: str, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *write_policy(folder, family, body)]) == 2
+    shown = capfd.readouterr()
+    assert shown.err.startswith(f"kvsim: {expected}")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+    assert sorted(path.name for path in folder.iterdir()) == ["conf", "mine.py"]
+
+
+RIGHT = [
+    ("eviction", "def victims(self, now): return list(super().victims(now))"),
+    ("placement", "def after_use(self, node, now): return __import__('numpy').bool_(node.hits > 1)"),
+    ("placement", "def wanted_pages(self, request, path, now): return __import__('numpy').int64(request.prompt_pages)"),
+    ("prefetch", "def fetch(self, offer): return __import__('numpy').int64(offer.stored_pages)"),
+    ("checkpoint", "def after_prefill(self, prefill): return __import__('numpy').array([prefill.full, 0, prefill.known])"),
+]
+
+
+@pytest.mark.parametrize("command", ["replay", "simulate"])
+@pytest.mark.parametrize(("family", "body"), RIGHT, ids=[body for _, body in RIGHT])
+def test_an_answer_may_be_a_list_or_of_numpy(command: str, family: str, body: str, folder: Path) -> None:
+    assert main([command, *write_policy(folder, family, body)]) == 0
+    assert (folder / "out" / "result.json").exists()
+
+
+@pytest.mark.parametrize("command", ["replay", "simulate"])
+@pytest.mark.parametrize(
+    ("family", "body"),
+    [
+        ("eviction", "def victims(self, now):\n        yield from [] if now < 0 else [1 / 0]"),
+        ("eviction", "def rank(self, node): return node.last_used + None"),
+        ("placement", "def after_use(self, node, now): return {}[node]"),
+        ("prefetch", "def fetch(self, offer): return offer.nothing"),
+    ],
+)
+def test_an_error_inside_a_policy_keeps_its_traceback(command: str, family: str, body: str, folder: Path) -> None:
+    settings = write_policy(folder, family, body)
+    with pytest.raises((ZeroDivisionError, TypeError, KeyError, AttributeError)) as error:
+        main([command, *settings])
+    raised = error.value.__cause__ or error.value  # what a simulation's process raises comes with its cause
+    assert traceback.extract_tb(raised.__traceback__)[-1].filename == str(folder / "mine.py")
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("rules", [["rules=sglang"], ["rules=vllm"], ["rules=sglang", "tiers.cpu.capacity=9000pages"]])
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("def victims(self, now): pass", "returned None from victims()"),
+        ("def victims(self, now): return ['ab']", "offered 'ab', which is not a node"),
+        ("def victims(self, now): return []", "offered too few victims: "),
+        ("def victims(self, now): return 2 * [next(super().victims(now))]", "offered a node that cannot leave, Node("),
+    ],
+)
+def test_the_rules_of_engines_refuse_wrong_victims(
+    rules: list[str], body: str, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = [*write_policy(folder, "eviction", body), "tiers.gpu.capacity=4000pages", "tiers.disk.capacity=0"]
+    assert main(["replay", *settings, "tiers.cpu.capacity=0", *rules]) == 2
+    assert capfd.readouterr().err.startswith(f"kvsim: the eviction policy of the gpu tier, Mine, {expected}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("hits + 0.5, kept", "from use() as hit pages, not a whole number"),
+        ("-1, kept", "returned -1 from use() as hit pages, not a whole number of at least 0 and at most "),
+        ("None", "returned None from use(), not hit pages and kept pages: is a return missing?"),
+        ("hits", "from use(), not hit pages and kept pages"),
+        ("hits, kept + 10**6", "from use() as kept pages, not a whole number"),
+    ],
+)
+def test_a_wrong_bound_ends_with_one_line(answer: str, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = f"def use(self, request):\n        hits, kept = super().use(request)\n        return {answer}"
+    settings = write_policy(folder, "bound", body)
+    assert main(["replay", *settings, "tiers.cpu.capacity=0", "tiers.disk.capacity=0"]) == 2
+    shown = capfd.readouterr().err
+    assert shown.startswith("kvsim: the eviction policy of the gpu tier, Mine, returned ") and expected in shown
