@@ -125,16 +125,17 @@ class CacheServer:
                 return
 
     def _move(self, transfers: list[Transfer], now: float) -> None:
-        """Begin and finish transfers in order, and all that they wait for or bring about."""
+        """Begin and finish transfers in order, what they wait for before them, and then all that they bring about."""
         cache = self.cache
-        for transfer in transfers:
-            if transfer.done:
-                continue
-            while True:
-                begun = cache.begin(transfer, now)
-                if begun.can_run:
-                    break
-                self._move(begun.waits, now)
-            follow_ups = cache.finish(transfer, now)
-            if follow_ups:
-                self._move(follow_ups, now)
+        while transfers:
+            follow_ups: list[Transfer] = []
+            for transfer in transfers:
+                if transfer.done:
+                    continue
+                while True:
+                    begun = cache.begin(transfer, now)
+                    if begun.can_run:
+                        break
+                    self._move(begun.waits, now)
+                follow_ups += cache.finish(transfer, now)
+            transfers = follow_ups

@@ -145,7 +145,7 @@ def test_the_tutorial_shows_its_tree(capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_the_tutorial_shows_other_rules_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "preset=radix_tutorial", "rules=default", "output=run"]) == 0
-    assert "What  1 page, 1 hit" in capsys.readouterr().out
+    assert "What can you  3 pages, 1 hit" in capsys.readouterr().out
 
 
 def test_a_tree_does_not_change_the_hits() -> None:
