@@ -52,19 +52,23 @@ class Transfers:
             return True
         if missing > tier.evictable_pages:
             return False
-        index, victims = tier.index, tier.eviction.victims(now)
+        index, eviction = tier.index, tier.eviction
+        victims = eviction.victims(now)
         for node in victims:
             if node.state[index] != READY or node.pins[index] or node.kids[index]:
                 self._refuse(tier, node, missing)
-            surplus = node.pages - missing
+            leaving = missing if missing < eviction.most_pages else eviction.most_pages
             if node.partner is not None or node.is_state:
+                eviction.cut_offered(node)
                 self._cut_with_state(node, tier, missing)
-            elif surplus > 0:
+            elif leaving < node.pages:
                 if self._can_trim(node, tier):
-                    self.residency.trim(node, tier, missing)
-                    missing = 0
-                    break
-                self.residency.cut(node, surplus)
+                    self.residency.trim(node, tier, leaving)
+                    missing -= leaving
+                    if not missing:
+                        break
+                    continue
+                self.residency.cut(node, node.pages - leaving)
             self._evict(node, tier, now)
             missing = pages - tier.spare_pages
             if missing <= 0:
@@ -106,7 +110,7 @@ class Transfers:
 
     def _can_trim(self, node: Node, tier: Tier) -> bool:
         """Whether the end of a leaf can go without becoming a node first: it is nowhere else and goes nowhere."""
-        if tier.below or tier.hears_removals or self.residency.on_leave is not None or node.children or node.transfers:
+        if tier.below or not tier.may_shorten or self.residency.on_leave is not None or node.children or node.transfers:
             return False
         return self._is_single or node.state.count(ABSENT) == self._absent_elsewhere
 
@@ -346,6 +350,7 @@ class Transfers:
                 continue
             if not node.is_evictable(index):
                 self._refuse(tier, node, 0)
+            tier.eviction.cut_offered(node)
             missing = ceil(wanted - ready)
             if node.pages > missing and not node.is_state:
                 self.residency.cut(node, node.pages - missing)

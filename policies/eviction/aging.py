@@ -51,3 +51,6 @@ class AgingEviction(RankedEviction):
         """A victim's pages leave, the deepest first: the last of them is the one that the node begins with."""
         if node is self._offered:
             self.level = node.notes[self.tier] + self.worth(node, node.depth + 1)
+
+    def on_shorten(self, node: Node, pages: int) -> None:
+        self.level = node.notes[self.tier] + self.worth(node, node.depth + node.pages - pages + 1)

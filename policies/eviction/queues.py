@@ -226,6 +226,13 @@ class QueueEviction(EvictionPolicy):
         if runs[0][0] >= 0:  # no state
             self.remember(runs, mark)
 
+    def on_shorten(self, node: Node, pages: int) -> None:
+        mark = self._marks[node]
+        self.sizes[mark[0]] -= pages
+        self.left_pages += pages
+        self.has_evicted = True
+        self.remember(last_pages(node.runs, pages), mark)
+
     def on_evictable(self, node: Node) -> None:
         queue, place, _ = self._marks[node]
         heap = self.heaps[queue]

@@ -165,6 +165,7 @@ class HostedNodeCache(WholeNodeCache):
         written: list[Node] = []
         victims = gpu.eviction.victims(now)
         for node in victims:
+            gpu.eviction.cut_offered(node)
             pages -= node.pages
             if node.state[CPU] == READY:
                 self.residency.free(node, gpu)
@@ -197,6 +198,7 @@ class HostedNodeCache(WholeNodeCache):
         cpu, counts = self.cpu, self.counts
         victims = cpu.eviction.victims(now)
         for node in victims:
+            cpu.eviction.cut_offered(node)
             pages -= node.pages
             counts.dropped_pages += node.pages
             self.residency.free(node, cpu)

@@ -115,6 +115,7 @@ class WholeNodeCache:
         gpu, counts = self.gpu, self.counts
         victims = gpu.eviction.victims(now)
         for node in victims:
+            gpu.eviction.cut_offered(node)
             pages -= node.pages
             counts.dropped_pages += node.pages
             self.residency.free(node, gpu)

@@ -110,6 +110,7 @@ class BlockPool:
         gpu.evicted_pages += missing
         victims = gpu.eviction.victims(now)
         for node in victims:
+            gpu.eviction.cut_offered(node)
             pages = node.pages
             if pages > missing:
                 self._cut_off(node, missing)
