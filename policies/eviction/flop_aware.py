@@ -23,7 +23,7 @@ from kvsim.policies.fields import keep_types
 
 TUNED = "tuned"
 BINS = 1024
-"""A power of two."""
+"""An even number."""
 NEVER: Final = float("inf")
 NOWHERE: Final = -1
 
@@ -66,8 +66,8 @@ class FlopAware(EvictionPolicy):
         self._bins = BINS
         self._heaps: list[list[Entry]] = [[] for _ in range(self._bins)]
         """Of each bin."""
-        self._oldest_s = [NEVER] * (2 * self._bins)
-        """A binary tree over the bins: when the heads of those below a place in it were used first. Bin b is at ``bins + b``."""
+        self._used_s = [NEVER] * self._bins
+        """Last use of each bin's head; infinite without one."""
         self._front: list[int] = []
         """The bins whose head was used before those of all bins below: one of them has the least utility."""
         self._high = 0
@@ -75,7 +75,9 @@ class FlopAware(EvictionPolicy):
         self._announced_s: list[float] = []
         """When, ascending: each time that a request was about to use or to insert nodes."""
         self._newest: list[Entry] = []
-        """A heap of all leaves and states by minus their last use."""
+        """Entries by their last use, ascending."""
+        self._others: list[Entry] = []
+        """A heap of those that were used before the last of these when they came, by minus their last use."""
         self._entries = 0
         self._compact_at = 1024
         self._offered: dict[Node, None] = {}
@@ -156,7 +158,8 @@ class FlopAware(EvictionPolicy):
             self._add(state, self._place_of(self._efficiency_of_state(state, node.parent.depth)))
 
     def on_shorten(self, node: Node, pages: int) -> None:
-        """What is left is less efficient, and is entered anew at the end of ``victims``."""
+        """What is left is less efficient, and is entered anew at the end of ``victims``; the bins reach to what leaves."""
+        self._reach(self._place(node, node.depth + node.pages - pages))
 
     def _enter_state(self, state: Node | None) -> None:
         """Enter a state anew, if it can leave."""
@@ -220,20 +223,30 @@ class FlopAware(EvictionPolicy):
     def _add(self, node: Node, place: int) -> None:
         """Enter a leaf into its bin."""
         used_s = self._used_at(node)
-        while place >= self._bins:
-            self._widen()
-            place //= 2
+        place = self._reach(place)
         announced_s = self._announced_s
         turn = len(announced_s)
         if turn and used_s < announced_s[-1]:
             turn = bisect_right(announced_s, used_s)
         self._entries = number = self._entries + 1
-        heappush(self._heaps[place], (used_s, number, node, turn))
-        heappush(self._newest, (-used_s, number, node, turn))
-        if used_s < self._oldest_s[self._bins + place]:
+        entry = (used_s, number, node, turn)
+        heappush(self._heaps[place], entry)
+        newest = self._newest
+        if not newest or used_s >= newest[-1][0]:
+            newest.append(entry)
+        else:
+            heappush(self._others, (-used_s, number, node, turn))
+        if used_s < self._used_s[place]:
             self._set_head(place, used_s)
-        if len(self._newest) > self._compact_at:
+        if len(newest) + len(self._others) > self._compact_at:
             self._compact()
+
+    def _reach(self, place: int) -> int:
+        """Widen the bins until they have the place. Returns where it is then."""
+        while place >= self._bins:
+            self._widen()
+            place //= 2
+        return place
 
     def _widen(self) -> None:
         """Join bins in pairs."""
@@ -243,9 +256,10 @@ class FlopAware(EvictionPolicy):
     def _compact(self) -> None:
         """Forget entries that do not count any more."""
         tier = self.tier
-        self._newest = [entry for entry in self._newest if entry[2].is_evictable(tier) and -entry[0] == self._used_at(entry[2])]
-        heapify(self._newest)
-        self._compact_at = max(1024, 4 * len(self._newest))
+        entries = self._newest + [(-entry[0], entry[1], entry[2], entry[3]) for entry in self._others]
+        self._newest = sorted([entry for entry in entries if entry[2].is_evictable(tier) and entry[0] == self._used_at(entry[2])])
+        self._others = []
+        self._compact_at = max(1024, 8 * len(self._newest))
         self._fill([self._latest(heap) if len(heap) > 1 else heap for heap in self._heaps])
 
     def _latest(self, heap: list[Entry]) -> list[Entry]:
@@ -259,42 +273,28 @@ class FlopAware(EvictionPolicy):
 
     def _fill(self, heaps: list[list[Entry]]) -> None:
         """Put the entries into the first bins; the rest is empty."""
-        bins = self._bins
-        self._heaps = heaps + [[] for _ in range(bins - len(heaps))]
-        oldest_s = self._oldest_s = [NEVER] * (2 * bins)
+        self._heaps = heaps + [[] for _ in range(self._bins - len(heaps))]
+        used_s = self._used_s = [NEVER] * self._bins
         for place, heap in enumerate(self._heaps):
             if heap:
                 heapify(heap)
-                oldest_s[bins + place] = heap[0][0]
-        for at in range(bins - 1, 0, -1):
-            left, right = oldest_s[2 * at], oldest_s[2 * at + 1]
-            oldest_s[at] = left if left < right else right
-        self._front, self._high = [], bins - 1
+                used_s[place] = heap[0][0]
+        self._front, self._high = [], self._bins - 1
         self._find_front(0, 0, NEVER)
 
     def _set_head(self, place: int, used_s: float) -> None:
         """The bin's head has changed; infinite: it is empty."""
-        oldest_s, front, bins = self._oldest_s, self._front, self._bins
-        at = bins + place
-        oldest_s[at] = used_s
-        at //= 2
-        while at:
-            left, right = oldest_s[2 * at], oldest_s[2 * at + 1]
-            if right < left:
-                left = right
-            if oldest_s[at] == left:
-                break
-            oldest_s[at] = left
-            at //= 2
+        heads_s, front = self._used_s, self._front
+        heads_s[place] = used_s
         if place > self._high:
             self._high = place
         at = bisect_left(front, place)
         was_in_front = at < len(front) and front[at] == place
         if was_in_front:
             del front[at]
-        bound_s = oldest_s[bins + front[at - 1]] if at else NEVER
+        bound_s = heads_s[front[at - 1]] if at else NEVER
         if used_s < bound_s:
-            while at < len(front) and oldest_s[bins + front[at]] >= used_s:
+            while at < len(front) and heads_s[front[at]] >= used_s:
                 del front[at]
             front.insert(at, place)
             at, bound_s = at + 1, used_s
@@ -303,31 +303,14 @@ class FlopAware(EvictionPolicy):
 
     def _find_front(self, at: int, begin: int, bound_s: float) -> None:
         """Find the front's bins from ``begin`` to the one that is its ``at``-th now: their heads were used before the bound."""
-        front = self._front
-        stop = front[at] if at < len(front) else self._bins
-        while (begin := self._next_before(begin, bound_s)) < stop:
-            bound_s = self._oldest_s[self._bins + begin]
-            front.insert(at, begin)
-            at += 1
-            begin += 1
-
-    def _next_before(self, begin: int, bound_s: float) -> int:
-        """The first bin from ``begin`` on whose head was used before the bound; the number of bins if there is none."""
-        oldest_s, bins = self._oldest_s, self._bins
-        if begin >= bins:
-            return bins
-        at = bins + begin
-        while oldest_s[at] >= bound_s:
-            while at % 2:
-                at //= 2
-            if not at:
-                return bins
-            at += 1
-        while at < bins:
-            at *= 2
-            if oldest_s[at] >= bound_s:
+        heads_s, front = self._used_s, self._front
+        stop = front[at] if at < len(front) else self._high + 1
+        for place in range(begin, stop):
+            used_s = heads_s[place]
+            if used_s < bound_s:
+                bound_s = used_s
+                front.insert(at, place)
                 at += 1
-        return at - bins
 
     def victims(self, now: float) -> Iterator[Node]:
         offered = self._offered
@@ -368,20 +351,21 @@ class FlopAware(EvictionPolicy):
 
     def _least(self) -> int:
         """The bin whose head has the least utility; NOWHERE if all are empty."""
-        alpha, announced_s, bins = self._alpha, self._announced_s, self._bins
-        while self._front:
-            front, oldest_s = self._front, self._oldest_s
+        alpha, front, heads_s = self._alpha, self._front, self._used_s
+        while front:
             low, oldest = front[0], front[-1]
             if not self._is_current(oldest):
+                front, heads_s = self._front, self._used_s
                 continue
             if not alpha:
                 return oldest
-            while oldest_s[bins + self._high] == NEVER:
+            while heads_s[self._high] == NEVER:
                 self._high -= 1
             high = self._high
             if low != oldest and not self._is_current(low) or high != oldest and not self._is_current(high):
+                front, heads_s = self._front, self._used_s
                 continue
-            heaps, last_turn = self._heaps, len(announced_s)
+            heaps, last_turn = self._heaps, len(self._announced_s)
             newest_age = max(last_turn - self._newest_turn(), 1)
             oldest_age = last_turn - heaps[oldest][0][3]
             weight = alpha / (high - low) if high > low else 1.0
@@ -393,14 +377,16 @@ class FlopAware(EvictionPolicy):
                     least, best = utility, place
             if best == oldest or self._is_current(best):
                 return best
+            front, heads_s = self._front, self._used_s
         return NOWHERE
 
     def _is_current(self, place: int) -> bool:
-        """Whether the bin's head is as it was entered; if not, it is put right."""
-        heap, tier, before_s, width = self._heaps[place], self.tier, self._oldest_s[self._bins + place], self._width
+        """Whether the bin's head is as it was entered; if not, it is put right, and bins may be others."""
+        offered = self._offered
+        heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[place], self._width
         while heap:
             used_s, number, node, _ = heap[0]
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in self._offered:
+            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or offered and node in offered:
                 heappop(heap)
             elif self._place(node, node.depth) != place:
                 heappop(heap)
@@ -418,21 +404,26 @@ class FlopAware(EvictionPolicy):
 
     def _newest_turn(self) -> int:
         """When a leaf was used last, in requests announced; there is one."""
-        newest, tier = self._newest, self.tier
+        tier, offered, newest, others = self.tier, self._offered, self._newest, self._others
         while True:
-            used_s, number, node, turn = newest[0]
-            if (
-                node.state[tier] != READY
-                or node.pins[tier]
-                or node.kids[tier]
-                or node in self._offered
-                or self._place(node, node.depth) == NOWHERE
-            ):
-                heappop(newest)
-            elif (last_used := self._used_at(node)) != -used_s:
-                heapreplace(newest, (-last_used, number, node, bisect_right(self._announced_s, last_used)))
-            else:
+            is_other = not newest or bool(others) and -others[0][0] > newest[-1][0]
+            used_s, number, node, turn = others[0] if is_other else newest[-1]
+            is_leaf = (
+                node.state[tier] == READY
+                and not node.pins[tier]
+                and not node.kids[tier]
+                and not (offered and node in offered)
+                and self._place(node, node.depth) != NOWHERE
+            )
+            last_used = self._used_at(node)
+            if is_leaf and last_used == (-used_s if is_other else used_s):
                 return turn
+            if is_other:
+                heappop(others)
+            else:
+                newest.pop()
+            if is_leaf:
+                heappush(others, (-last_used, number, node, bisect_right(self._announced_s, last_used)))
 
 
 keep_types(FlopAware, alpha=int | float | str)

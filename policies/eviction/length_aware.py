@@ -9,15 +9,15 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import NO_LIMIT, READY, Node
 from kvsim.policies.eviction.base import DEPTH, EvictionPolicy
 
-MOST_END: Final = 1 << 40
-"""No path is so long."""
+MOST_END: Final = 2.0**28
+"""No path is so long. Ranks are exact up to 2**25 hits."""
 
 
 Entry = tuple[float, float, Node]
 """A leaf: last use, place among equals, node. Equals are of one path, of which the deeper ones leave first."""
 
 
-def rank_of(node: Node) -> int:
+def rank_of(node: Node) -> float:
     """Hits, and for as many hits the end: the least leaves first."""
     return node.hits * MOST_END - node.depth - node.pages
 
@@ -36,9 +36,9 @@ class LengthAware(EvictionPolicy):
     """
 
     def __post_init__(self) -> None:
-        self._heaps: dict[int, list[Entry]] = {}
+        self._heaps: dict[float, list[Entry]] = {}
         """By rank; none is empty."""
-        self._ranks: list[int] = []
+        self._ranks: list[float] = []
         """A heap of their ranks."""
         self._entries = 0
         self._made = 0
@@ -50,7 +50,7 @@ class LengthAware(EvictionPolicy):
         if self._entries > self._compact_at:
             self._compact()
 
-    def _enter(self, rank: int, entry: Entry) -> None:
+    def _enter(self, rank: float, entry: Entry) -> None:
         self._entries += 1
         heap = self._heaps.get(rank)
         if heap is None:
@@ -89,16 +89,18 @@ class LengthAware(EvictionPolicy):
                 node = entry[2]
                 if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or refused and node in refused:
                     continue
-                if node.last_used != entry[0] or rank_of(node) != rank:
-                    self._enter(rank_of(node), (node.last_used, entry[1], node))
+                now_ranked = rank_of(node)
+                if node.last_used != entry[0] or now_ranked != rank:
+                    self._enter(now_ranked, (node.last_used, entry[1], node))
                     continue
                 self.most_pages = 1 if heap else self._pages_alone(node, rank)
                 offered = entry
                 yield node
                 offered = None
                 if node.state[tier] == READY:
-                    if rank_of(node) > rank:
-                        self._enter(rank_of(node), entry)
+                    now_ranked = rank_of(node)
+                    if now_ranked > rank:
+                        self._enter(now_ranked, entry)
                     else:
                         refused[node] = entry
         finally:
@@ -108,9 +110,10 @@ class LengthAware(EvictionPolicy):
                 if node.is_evictable(tier):
                     self._enter(rank_of(node), (node.last_used, entry[1], node))
 
-    def _pages_alone(self, node: Node, rank: int) -> int:
+    def _pages_alone(self, node: Node, rank: float) -> int:
         """How many pages a leaf gives up before it comes to another one; it is alone at its rank."""
         if not self._ranks:
             return NO_LIMIT
         following = self._ranks[0]
-        return max(1, following - rank + (node.last_used < self._heaps[following][0][0]))
+        pages = int(following - rank)
+        return pages + 1 if node.last_used < self._heaps[following][0][0] else pages

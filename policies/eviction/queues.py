@@ -10,7 +10,7 @@ from kvsim.core.request import Request
 from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run, last_pages
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import NO_LIMIT, READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
@@ -232,6 +232,12 @@ class QueueEviction(EvictionPolicy):
         self.left_pages += pages
         self.has_evicted = True
         self.remember(last_pages(node.runs, pages), mark)
+        if self.mixed and node in self.mixed and pages == self._last_pages(node):
+            parts = self.mixed.pop(node)
+            self._marks[node] = parts.pop()[1]
+            if parts:
+                self.mixed[node] = parts
+            self.on_evictable(node)
 
     def on_evictable(self, node: Node) -> None:
         queue, place, _ = self._marks[node]
@@ -297,12 +303,13 @@ class QueueEviction(EvictionPolicy):
                 heap = self.heaps[queue]
                 entry = heap[0]
                 node = entry[-1]
-                if (most < node.pages or node in self.mixed) and not node.is_state:
-                    self.cut_victim(node, most)
+                end = node.depth + node.pages
+                self._limit(node, most)
                 self._offered = node
                 yield node
                 if node.state[tier] == READY:
-                    refused[node] = None
+                    if node.depth + node.pages == end:
+                        refused[node] = None
                 elif heap and heap[0] is entry:
                     heappop(heap)
         finally:
@@ -318,14 +325,11 @@ class QueueEviction(EvictionPolicy):
         if self._request is not None:
             self._expect()
 
-    def cut_victim(self, node: Node, most_pages: float) -> int:
-        """Cut the pages that leave, at most so many, from those that stay. Returns how many leave."""
-        pages = self._last_pages(node)
-        if most_pages < pages:
-            pages = ceil(most_pages)
-        if pages < node.pages:
-            self.cut(node, node.pages - pages)
-        return pages
+    def _limit(self, node: Node, most_pages: float) -> None:
+        """Offer at most so many pages of a node, and no part of it but the last."""
+        self.most_pages = self._last_pages(node) if self.mixed and node in self.mixed else NO_LIMIT
+        if most_pages < self.most_pages:
+            self.most_pages = ceil(most_pages)
 
     def pages(self) -> dict[Node, int]:
         """How many pages of each node are in the queues."""

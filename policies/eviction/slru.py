@@ -1,6 +1,7 @@
 """Segmented LRU (Karedla, Love and Wherry: Caching strategies to improve disk system performance, IEEE Computer 27(3), 1994)."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
@@ -8,8 +9,9 @@ from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 from kvsim.policies.fields import keep_types
 
-PROBATION, PROTECTED = range(2)
-PROTECTED_FRACTION = 0.8
+PROBATION: Final = 0
+PROTECTED: Final = 1
+PROTECTED_FRACTION: Final = 0.8
 SEGMENTS = ("unsized", "sized")
 
 
