@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
@@ -21,9 +21,12 @@ from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.flop_tuning import Tuning
 from kvsim.policies.fields import keep_types
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int, where no object is needed for it
+
 TUNED = "tuned"
 BINS = 1024
-"""An even number."""
+"""A power of two."""
 NEVER: Final = float("inf")
 NOWHERE: Final = -1
 
@@ -66,8 +69,9 @@ class FlopAware(EvictionPolicy):
         self._bins = BINS
         self._heaps: list[list[Entry]] = [[] for _ in range(self._bins)]
         """Of each bin."""
-        self._used_s = [NEVER] * self._bins
-        """Last use of each bin's head; infinite without one."""
+        self._used_s = [NEVER] * (2 * self._bins)
+        """Last use of each bin's head, at bins + place; infinite without one. Before them a binary tree: the least of 2 i and
+        2 i + 1 is at i."""
         self._front: list[int] = []
         """The bins whose head was used before those of all bins below: one of them has the least utility."""
         self._high = 0
@@ -167,7 +171,7 @@ class FlopAware(EvictionPolicy):
             self.on_evictable(state)
 
     def on_evictable(self, node: Node) -> None:
-        place = self._place(node, node.depth)
+        place = self._place(node)
         if place != NOWHERE:
             self._add(node, place)
         else:
@@ -176,11 +180,11 @@ class FlopAware(EvictionPolicy):
             if len(self._last_resort) > self._compact_last_at:
                 self._compact_last()
 
-    def _place(self, node: Node, begin: int) -> int:
+    def _place(self, node: Node, begin: int | None = None) -> int:
         """The bin of what leaves with a leaf or a state; it may be beyond the last one. NOWHERE for a state that leaves only
         when nothing else can."""
         if not self._linear:
-            return (begin + node.depth + node.pages) // self._width
+            return ((node.depth if begin is None else begin) + node.depth + node.pages) // self._width
         efficiency = self._efficiency(node, begin)
         return NOWHERE if efficiency is None else self._place_of(efficiency)
 
@@ -188,13 +192,11 @@ class FlopAware(EvictionPolicy):
         return int(efficiency // self._width)
 
     def _efficiency(self, node: Node, begin: int | None = None) -> float | None:
-        """FLOPs saved by what leaves with a leaf or a state, per slot; up to a linear scale.
+        """FLOPs saved by what leaves with a leaf or a state, per slot; up to a linear scale. Once there are states.
 
         ``begin``: the depth where its pages begin, if that is about to change. None for a state that leaves only when nothing
         else can.
         """
-        if not self._linear:
-            return (node.depth if begin is None else begin) + node.depth + node.pages
         partner, tier = node.partner, self.tier
         if node.is_state:
             if partner is None or partner.partner is not node or partner.state[tier] != READY:
@@ -236,7 +238,7 @@ class FlopAware(EvictionPolicy):
             newest.append(entry)
         else:
             heappush(self._others, (-used_s, number, node, turn))
-        if used_s < self._used_s[place]:
+        if used_s < self._used_s[self._bins + place]:
             self._set_head(place, used_s)
         if len(newest) + len(self._others) > self._compact_at:
             self._compact()
@@ -273,44 +275,80 @@ class FlopAware(EvictionPolicy):
 
     def _fill(self, heaps: list[list[Entry]]) -> None:
         """Put the entries into the first bins; the rest is empty."""
-        self._heaps = heaps + [[] for _ in range(self._bins - len(heaps))]
-        used_s = self._used_s = [NEVER] * self._bins
+        bins = self._bins
+        self._heaps = heaps + [[] for _ in range(bins - len(heaps))]
+        heads_s = self._used_s = [NEVER] * (2 * bins)
         for place, heap in enumerate(self._heaps):
             if heap:
                 heapify(heap)
-                used_s[place] = heap[0][0]
-        self._front, self._high = [], self._bins - 1
+                heads_s[bins + place] = heap[0][0]
+        for at in range(bins - 1, 0, -1):
+            left, right = heads_s[2 * at], heads_s[2 * at + 1]
+            heads_s[at] = left if left < right else right
+        self._front, self._high = [], bins - 1
         self._find_front(0, 0, NEVER)
 
     def _set_head(self, place: int, used_s: float) -> None:
         """The bin's head has changed; infinite: it is empty."""
-        heads_s, front = self._used_s, self._front
-        heads_s[place] = used_s
+        self._set_used(place, used_s)
+        heads_s, front, bins = self._used_s, self._front, self._bins
         if place > self._high:
             self._high = place
         at = bisect_left(front, place)
         was_in_front = at < len(front) and front[at] == place
         if was_in_front:
-            del front[at]
-        bound_s = heads_s[front[at - 1]] if at else NEVER
+            front.pop(at)
+        bound_s = heads_s[bins + front[at - 1]] if at else NEVER
         if used_s < bound_s:
-            while at < len(front) and heads_s[front[at]] >= used_s:
-                del front[at]
+            while at < len(front) and heads_s[bins + front[at]] >= used_s:
+                front.pop(at)
             front.insert(at, place)
             at, bound_s = at + 1, used_s
         if was_in_front:
             self._find_front(at, place + 1, bound_s)
 
+    def _set_used(self, place: int, used_s: float) -> None:
+        """Note the last use of a bin's head."""
+        heads_s = self._used_s
+        at: i64 = self._bins + place
+        least_s = used_s
+        while heads_s[at] != least_s:
+            heads_s[at] = least_s
+            if at == 1:
+                break
+            beside_s = heads_s[at ^ 1]
+            if beside_s < least_s:
+                least_s = beside_s
+            at >>= 1
+
     def _find_front(self, at: int, begin: int, bound_s: float) -> None:
         """Find the front's bins from ``begin`` to the one that is its ``at``-th now: their heads were used before the bound."""
-        heads_s, front = self._used_s, self._front
-        stop = front[at] if at < len(front) else self._high + 1
-        for place in range(begin, stop):
-            used_s = heads_s[place]
-            if used_s < bound_s:
-                bound_s = used_s
-                front.insert(at, place)
+        front = self._front
+        stop = front[at] if at < len(front) else self._bins
+        place = self._next_before(begin, bound_s)
+        while place < stop:
+            front.insert(at, place)
+            at += 1
+            place = self._next_before(place + 1, self._used_s[self._bins + place])
+
+    def _next_before(self, begin: int, bound_s: float) -> int:
+        """The first bin from ``begin`` on whose head was used before the bound; the number of bins if there is none."""
+        heads_s = self._used_s
+        bins: i64 = self._bins
+        at: i64 = bins + begin
+        if at == 2 * bins:
+            return bins
+        while heads_s[at] >= bound_s:
+            while at & 1:
+                at >>= 1
+            if not at:
+                return bins
+            at += 1
+        while at < bins:
+            at *= 2
+            if heads_s[at] >= bound_s:
                 at += 1
+        return at - bins
 
     def victims(self, now: float) -> Iterator[Node]:
         offered = self._offered
@@ -359,7 +397,7 @@ class FlopAware(EvictionPolicy):
                 continue
             if not alpha:
                 return oldest
-            while heads_s[self._high] == NEVER:
+            while heads_s[self._bins + self._high] == NEVER:
                 self._high -= 1
             high = self._high
             if low != oldest and not self._is_current(low) or high != oldest and not self._is_current(high):
@@ -383,12 +421,12 @@ class FlopAware(EvictionPolicy):
     def _is_current(self, place: int) -> bool:
         """Whether the bin's head is as it was entered; if not, it is put right, and bins may be others."""
         offered = self._offered
-        heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[place], self._width
+        heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[self._bins + place], self._width
         while heap:
             used_s, number, node, _ = heap[0]
             if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or offered and node in offered:
                 heappop(heap)
-            elif self._place(node, node.depth) != place:
+            elif self._place(node) != place:
                 heappop(heap)
                 self.on_evictable(node)
                 if self._width != width:
@@ -413,7 +451,7 @@ class FlopAware(EvictionPolicy):
                 and not node.pins[tier]
                 and not node.kids[tier]
                 and not (offered and node in offered)
-                and self._place(node, node.depth) != NOWHERE
+                and self._place(node) != NOWHERE
             )
             last_used = self._used_at(node)
             if is_leaf and last_used == (-used_s if is_other else used_s):
