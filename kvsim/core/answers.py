@@ -107,6 +107,15 @@ def victim(offered: object, tree: RadixTree, tier: Tier) -> Node:
     raise cannot_leave(offered, tier, why)
 
 
+def most_pages(tier: Tier) -> int:
+    """How many pages of the node that the policy has just offered are to leave, at most."""
+    policy: Any = tier.eviction
+    most: object = policy.most_pages
+    if isinstance(most, int) and most >= 1:
+        return most
+    return whole_number(eviction_policy(tier), "most_pages", most, NO_MOST, 1)
+
+
 def cannot_leave(node: Node, tier: Tier, why: str) -> PolicyError:
     """The error of a victim that is none."""
     return PolicyError(f"{eviction_policy(tier)} offered a node that cannot leave, {node}: {why}")

@@ -314,6 +314,8 @@ class Residency:
 
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
         """Free the last ``pages`` pages of a victim that is in this tier only; it stays with the others."""
+        if tier.hears_shortenings:
+            tier.eviction.on_shorten(node, pages)
         self.tree.shorten(node, pages)
         node.slots[tier.index], freed = tier.pool.split(node.slots[tier.index], node.pages)
         tier.pool.give(freed)

@@ -61,6 +61,8 @@ class Tier:
         self.hears_splits = overrides(eviction, "on_split")
         self.hears_merges = overrides(eviction, "on_merge")
         self.hears_removals = overrides(eviction, "on_remove")
+        self.hears_shortenings = overrides(eviction, "on_shorten")
+        self.may_shorten = self.hears_shortenings or not self.hears_removals
 
     def __repr__(self) -> str:
         return f"Tier({self.name})"

@@ -6,7 +6,7 @@ Nothing here waits: a transfer is made, begun and ended by calls.
 from math import ceil
 from typing import NamedTuple
 
-from kvsim.core.answers import check_enough, victim, victims
+from kvsim.core.answers import check_enough, most_pages, victim, victims
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
@@ -55,15 +55,18 @@ class Transfers:
         tree = self.residency.tree
         for offered in victims(tier, now):
             node = victim(offered, tree, tier)
-            surplus = node.pages - missing
+            leaving = min(missing, most_pages(tier))
             if node.partner is not None or node.is_state:
+                tier.eviction.cut_offered(node)
                 self._cut_with_state(node, tier, missing)
-            elif surplus > 0:
+            elif leaving < node.pages:
                 if self._can_trim(node, tier):
-                    self.residency.trim(node, tier, missing)
-                    missing = 0
-                    break
-                self.residency.cut(node, surplus)
+                    self.residency.trim(node, tier, leaving)
+                    missing -= leaving
+                    if not missing:
+                        break
+                    continue
+                self.residency.cut(node, node.pages - leaving)
             self._evict(node, tier, now)
             missing = pages - tier.spare_pages
             if missing <= 0:
@@ -85,7 +88,7 @@ class Transfers:
 
     def _can_trim(self, node: Node, tier: Tier) -> bool:
         """Whether the end of a leaf can go without becoming a node first: it is nowhere else and goes nowhere."""
-        if tier.below or tier.hears_removals or self.residency.on_leave is not None or node.children or node.transfers:
+        if tier.below or not tier.may_shorten or self.residency.on_leave is not None or node.children or node.transfers:
             return False
         return self._is_single or node.state.count(ABSENT) == self._absent_elsewhere
 
@@ -318,6 +321,7 @@ class Transfers:
         index, passed = tier.index, list[Node]()
         for offered in victims(tier, now):
             node = victim(offered, self.residency.tree, tier)
+            tier.eviction.cut_offered(node)
             missing = ceil(wanted - ready)
             if node.pages > missing and not node.is_state:
                 self.residency.cut(node, node.pages - missing)

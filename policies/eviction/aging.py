@@ -39,3 +39,6 @@ class AgingEviction(RankedEviction):
         if node is self._offered:
             self.level = node.notes[self.tier] + self.worth(node, node.depth + 1)
             self._offered = None
+
+    def on_shorten(self, node: Node, pages: int) -> None:
+        self.level = node.notes[self.tier] + self.worth(node, node.depth + node.pages - pages + 1)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import floor
+from typing import Final
 
 from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run
@@ -10,7 +11,8 @@ from kvsim.core.tree import Node
 from kvsim.policies.eviction.offload_order import ArcOffload, OffloadOrder
 from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
 
-ONCE, AGAIN = range(2)
+ONCE: Final = 0
+AGAIN: Final = 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

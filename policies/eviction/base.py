@@ -15,7 +15,7 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import NO_LIMIT, READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import OffloadOrder
 from kvsim.policies.eviction.ranks import check_rank, check_risen, name, refuse_order
@@ -30,14 +30,18 @@ class EvictionPolicy(metaclass=ABCMeta):
 
     The core owns the tree, pins and slots. Only evictable nodes leave: ready in the tier, unpinned, without a child there
     (``node.is_evictable(tier)``). Where fewer pages are wanted than a victim has, the core cuts it (``on_split``) and evicts
-    the lower part (``on_remove``); if the policy does not override the latter, it may shorten the node instead. What a policy
-    reads of a node changes only while the node is pinned, or with ``on_hit``; its extent also with a cut, a merge or an eviction.
+    the lower part (``on_remove``), or shortens the node (``on_shorten``) unless the policy overrides the former alone. What a
+    policy reads of a node changes only while the node is pinned, or with ``on_hit``; its extent also with a cut, a merge or an
+    eviction.
     ``node.notes[tier]`` is the policy's own: what it wants to remember of the uses of these pages.
     """
 
     tier: int = 0
     cut: Callable[[Node, int], Node]
-    """Given by the core: cuts a node after so many pages. For ``victims``, where only the last pages of a node are to leave."""
+    """Given by the core: cuts a node after so many pages."""
+    most_pages: int = NO_LIMIT
+    """Set by ``victims`` with each node that it offers: so many of its pages, from the last one on, leave before another node is
+    asked for. More than it has: all."""
 
     empty_cache: Callable[[Tier], Cache | HybridCache]
     """An empty cache like the one that the policy serves, of another tier alone. For trials."""
@@ -82,6 +86,9 @@ class EvictionPolicy(metaclass=ABCMeta):
     def on_remove(self, node: Node) -> None:
         """The node leaves the tier, or is about to: it is written to the tier below."""
 
+    def on_shorten(self, node: Node, pages: int) -> None:
+        """The last pages of a node, which ``victims`` has offered, are about to leave; the others stay evictable."""
+
     @abstractmethod
     def on_evictable(self, node: Node) -> None:
         """The node has become evictable: unpinned, or without its last child in the tier."""
@@ -107,8 +114,14 @@ class EvictionPolicy(metaclass=ABCMeta):
         """Evictable nodes, the first to leave first.
 
         The core takes each node before it asks for the next, and stops when it has enough. What has been offered and does not
-        leave, or only a part of it, is announced again by ``on_evictable``.
+        leave, or only a part of it, is announced again by ``on_evictable``. A node may be offered again in the same
+        call if only a part of it has left.
         """
+
+    def cut_offered(self, node: Node) -> None:
+        """Cut from the node that is offered what does not leave now."""
+        if self.most_pages < node.pages and not node.is_state:
+            self.cut(node, node.pages - self.most_pages)
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         """The order of single pages in vLLM's CPU tier. Raises ValueError if the policy has none."""
@@ -235,7 +248,7 @@ class RankedEviction(EvictionPolicy):
                 self._enter(rank, entry[1], node)
                 continue
             if self._ranks_by_place:
-                self._cut_before_next(node)
+                self._limit_to_next(node)
             self._offered = node
             yield node
             if node is self._offered and node.is_evictable(tier):
@@ -266,12 +279,11 @@ class RankedEviction(EvictionPolicy):
     def _ranks(self) -> list[Any]:
         return [entry[0] for entry in [*self.line, *self.heap]]
 
-    def _cut_before_next(self, node: Node) -> None:
-        """Cut from a victim, which is out of the queue, the pages that leave only after the next leaf."""
+    def _limit_to_next(self, node: Node) -> None:
+        """Of a victim, which is out of the queue, offer no pages that leave only after the next leaf."""
         following = [*self.heap[:1], *islice(self.line, 1)]
-        if following and not node.is_state:
+        self.most_pages = NO_LIMIT
+        if following:
             policy: Any = self
             answer: object = policy.pages_before(node, min(following)[0])
-            pages = whole_number(self._name, "pages_before()", answer, NO_MOST, 1)
-            if pages < node.pages:
-                self.cut(node, node.pages - pages)
+            self.most_pages = whole_number(self._name, "pages_before()", answer, NO_MOST, 1)

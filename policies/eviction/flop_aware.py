@@ -6,25 +6,35 @@ bytes. Ages are counted in requests, as in that code: if the times of a trace ar
 for the newest requests, and the same for all others.
 """
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.flop_tuning import Tuning
+from kvsim.policies.fields import keep_types
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int, where no object is needed for it
 
 TUNED = "tuned"
 BINS = 1024
+"""A power of two."""
+NEVER: Final = float("inf")
+NOWHERE: Final = -1
+
+Entry = tuple[float, int, Node, int]
+"""Last use, number of the entry, leaf or state, how many requests had been announced at its last use."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class FlopAware(EvictionPolicy):
     """Keeps what saves many FLOPs for its bytes: deep ends of long prompts, whose attention costs most. Marconi's rule.
@@ -56,29 +66,30 @@ class FlopAware(EvictionPolicy):
         self._alpha = 0.0 if isinstance(self.alpha, str) else float(self.alpha)
         self._tuning: Tuning | None = None
         self._width = 1
-        self._heaps: list[list[tuple[float, int, Node]]] = [[] for _ in range(BINS)]
-        """Of each bin: (last use, number of the entry, leaf)."""
-        self._used_s = [inf] * BINS
-        """Last use of each bin's head; infinite without one."""
-        self._used_s_array = np.full(BINS, inf)
-        """The same."""
-        self._turns = [0] * BINS
-        """The same in turns, unless the bin is empty: so many requests had been announced."""
+        self._bins = BINS
+        self._heaps: list[list[Entry]] = [[] for _ in range(self._bins)]
+        """Of each bin."""
+        self._used_s = [NEVER] * (2 * self._bins)
+        """Last use of each bin's head, at bins + place; infinite without one. Before them a binary tree: the least of 2 i and
+        2 i + 1 is at i."""
         self._front: list[int] = []
         """The bins whose head was used before those of all bins below: one of them has the least utility."""
         self._high = 0
         """All bins above are empty."""
-        self._announced_s = array("d")
+        self._announced_s: list[float] = []
         """When, ascending: each time that a request was about to use or to insert nodes."""
-        self._newest: list[tuple[float, int, Node]] = []
+        self._newest: list[Entry] = []
+        """Entries by their last use, ascending."""
+        self._others: list[Entry] = []
+        """A heap of those that were used before the last of these when they came, by minus their last use."""
         self._entries = 0
         self._compact_at = 1024
         self._offered: dict[Node, None] = {}
         self._linear = 0.0
         """FLOPs of a page that do not depend on its depth, by those of a pair of pages; once there are states."""
         self._linear_of_model = 0.0
-        self._last_resort: list[tuple[float, int, Node]] = []
-        """States that leave when nothing else can: (last use, number of the entry, state)."""
+        self._last_resort: list[Entry] = []
+        """States that leave when nothing else can."""
         self._compact_last_at = 1024
 
     def bind(self, context: PolicyContext) -> None:
@@ -101,10 +112,10 @@ class FlopAware(EvictionPolicy):
         return self._alpha if self._tuning is None else None
 
     @classmethod
-    def from_moment(cls, alpha: float, announced_s: "array[float]") -> "FlopAware":
+    def from_moment(cls, alpha: float, announced_s: list[float]) -> "FlopAware":
         """A policy that has heard of requests at these times."""
         policy = cls(alpha=alpha)
-        policy._announced_s = announced_s[:]
+        policy._announced_s = announced_s.copy()
         return policy
 
     def on_request(self, request: Request, now: float) -> None:
@@ -121,12 +132,8 @@ class FlopAware(EvictionPolicy):
     def on_merge(self, upper: Node, lower: Node) -> None:
         """The whole begins earlier than its lower part: it is less efficient."""
         for node in (lower, lower.partner):
-            if (
-                node is not None
-                and node.is_evictable(self.tier)
-                and (efficiency := self._efficiency(node, upper.depth)) is not None
-            ):
-                self._add(node, efficiency)
+            if node is not None and node.is_evictable(self.tier) and (place := self._place(node, upper.depth)) != NOWHERE:
+                self._add(node, place)
 
     def on_insert(self, node: Node, now: float) -> None:
         """The first state changes the scale; below a state, a first child makes it a candidate."""
@@ -135,7 +142,7 @@ class FlopAware(EvictionPolicy):
         if node.is_state:
             if not self._linear:
                 self._linear = self._linear_of_model
-                leaves = {entry[2] for heap in self._heaps for entry in heap if entry[2].is_evictable(self.tier)}
+                leaves = {entry[2]: None for heap in self._heaps for entry in heap if entry[2].is_evictable(self.tier)}
                 self._fill([])
                 for leaf in leaves:
                     self.on_evictable(leaf)
@@ -152,7 +159,11 @@ class FlopAware(EvictionPolicy):
             return
         self._enter_state(node.partner)
         if node.parent is not None and (state := node.parent.partner) is not None and state.is_evictable(self.tier):
-            self._add(state, self._efficiency_of_state(state, node.parent.depth))
+            self._add(state, self._place_of(self._efficiency_of_state(state, node.parent.depth)))
+
+    def on_shorten(self, node: Node, pages: int) -> None:
+        """What is left is less efficient, and is entered anew at the end of ``victims``; the bins reach to what leaves."""
+        self._reach(self._place(node, node.depth + node.pages - pages))
 
     def _enter_state(self, state: Node | None) -> None:
         """Enter a state anew, if it can leave."""
@@ -161,23 +172,32 @@ class FlopAware(EvictionPolicy):
 
     def on_evictable(self, node: Node) -> None:
         self._offered.pop(node, None)
-        efficiency = self._efficiency(node)
-        if efficiency is not None:
-            self._add(node, efficiency)
+        place = self._place(node)
+        if place != NOWHERE:
+            self._add(node, place)
         else:
             self._entries += 1
-            heappush(self._last_resort, (node.last_used, self._entries, node))
+            heappush(self._last_resort, (node.last_used, self._entries, node, 0))
             if len(self._last_resort) > self._compact_last_at:
                 self._compact_last()
 
+    def _place(self, node: Node, begin: int | None = None) -> int:
+        """The bin of what leaves with a leaf or a state; it may be beyond the last one. NOWHERE for a state that leaves only
+        when nothing else can."""
+        if not self._linear:
+            return ((node.depth if begin is None else begin) + node.depth + node.pages) // self._width
+        efficiency = self._efficiency(node, begin)
+        return NOWHERE if efficiency is None else self._place_of(efficiency)
+
+    def _place_of(self, efficiency: float) -> int:
+        return int(efficiency // self._width)
+
     def _efficiency(self, node: Node, begin: int | None = None) -> float | None:
-        """FLOPs saved by what leaves with a leaf or a state, per slot; up to a linear scale.
+        """FLOPs saved by what leaves with a leaf or a state, per slot; up to a linear scale. Once there are states.
 
         ``begin``: the depth where its pages begin, if that is about to change. None for a state that leaves only when nothing
         else can.
         """
-        if not self._linear:
-            return (node.depth if begin is None else begin) + node.depth + node.pages
         partner, tier = node.partner, self.tier
         if node.is_state:
             if partner is None or partner.partner is not node or partner.state[tier] != READY:
@@ -203,34 +223,49 @@ class FlopAware(EvictionPolicy):
             return node.last_used
         return partner.last_used
 
-    def _add(self, node: Node, efficiency: float) -> None:
+    def _add(self, node: Node, place: int) -> None:
         """Enter a leaf into its bin."""
-        place, used_s = int(efficiency // self._width), self._used_at(node)
-        while place >= BINS:
-            self._widen()
-            place = int(efficiency // self._width)
+        used_s = self._used_at(node)
+        place = self._reach(place)
+        announced_s = self._announced_s
+        turn = len(announced_s)
+        if turn and used_s < announced_s[-1]:
+            turn = bisect_right(announced_s, used_s)
         self._entries = number = self._entries + 1
-        heappush(self._heaps[place], (used_s, number, node))
-        heappush(self._newest, (-used_s, number, node))
-        if used_s < self._used_s[place]:
+        entry = (used_s, number, node, turn)
+        heappush(self._heaps[place], entry)
+        newest = self._newest
+        if not newest or used_s >= newest[-1][0]:
+            newest.append(entry)
+        else:
+            heappush(self._others, (-used_s, number, node, turn))
+        if used_s < self._used_s[self._bins + place]:
             self._set_head(place, used_s)
-        if len(self._newest) > self._compact_at:
+        if len(newest) + len(self._others) > self._compact_at:
             self._compact()
+
+    def _reach(self, place: int) -> int:
+        """Widen the bins until they have the place. Returns where it is then."""
+        while place >= self._bins:
+            self._widen()
+            place //= 2
+        return place
 
     def _widen(self) -> None:
         """Join bins in pairs."""
         self._width *= 2
-        self._fill([left + right for left, right in zip(self._heaps[::2], self._heaps[1::2], strict=True)])
+        self._fill([self._heaps[place] + self._heaps[place + 1] for place in range(0, self._bins, 2)])
 
     def _compact(self) -> None:
         """Forget entries that do not count any more."""
         tier = self.tier
-        self._newest = [entry for entry in self._newest if entry[2].is_evictable(tier) and -entry[0] == self._used_at(entry[2])]
-        heapify(self._newest)
-        self._compact_at = max(1024, 2 * len(self._newest))
+        entries = self._newest + [(-entry[0], entry[1], entry[2], entry[3]) for entry in self._others]
+        self._newest = sorted([entry for entry in entries if entry[2].is_evictable(tier) and entry[0] == self._used_at(entry[2])])
+        self._others = []
+        self._compact_at = max(1024, 8 * len(self._newest))
         self._fill([self._latest(heap) if len(heap) > 1 else heap for heap in self._heaps])
 
-    def _latest(self, heap: list[tuple[float, int, Node]]) -> list[tuple[float, int, Node]]:
+    def _latest(self, heap: list[Entry]) -> list[Entry]:
         """The last entry of each leaf."""
         return list({entry[2]: entry for entry in sorted(heap) if entry[2].is_evictable(self.tier)}.values())
 
@@ -239,56 +274,92 @@ class FlopAware(EvictionPolicy):
         self._last_resort = self._latest(self._last_resort)
         self._compact_last_at = max(1024, 2 * len(self._last_resort))
 
-    def _fill(self, heaps: list[list[tuple[float, int, Node]]]) -> None:
+    def _fill(self, heaps: list[list[Entry]]) -> None:
         """Put the entries into the first bins; the rest is empty."""
-        self._heaps = heaps + [[] for _ in range(BINS - len(heaps))]
-        for heap in self._heaps:
-            heapify(heap)
-        self._used_s = [heap[0][0] if heap else inf for heap in self._heaps]
-        self._used_s_array = np.array(self._used_s)
-        self._turns = [bisect_right(self._announced_s, used_s) for used_s in self._used_s]
-        self._front, self._high = [], BINS - 1
-        self._find_front(0, 0, inf)
+        bins = self._bins
+        self._heaps = heaps + [[] for _ in range(bins - len(heaps))]
+        heads_s = self._used_s = [NEVER] * (2 * bins)
+        for place, heap in enumerate(self._heaps):
+            if heap:
+                heapify(heap)
+                heads_s[bins + place] = heap[0][0]
+        for at in range(bins - 1, 0, -1):
+            left, right = heads_s[2 * at], heads_s[2 * at + 1]
+            heads_s[at] = left if left < right else right
+        self._front, self._high = [], bins - 1
+        self._find_front(0, 0, NEVER)
 
     def _set_head(self, place: int, used_s: float) -> None:
         """The bin's head has changed; infinite: it is empty."""
-        heads_s, front = self._used_s, self._front
-        heads_s[place] = self._used_s_array[place] = used_s
-        self._turns[place] = bisect_right(self._announced_s, used_s)
+        self._set_used(place, used_s)
+        heads_s, front, bins = self._used_s, self._front, self._bins
         if place > self._high:
             self._high = place
         at = bisect_left(front, place)
         was_in_front = at < len(front) and front[at] == place
         if was_in_front:
-            del front[at]
-        bound_s = heads_s[front[at - 1]] if at else inf
+            front.pop(at)
+        bound_s = heads_s[bins + front[at - 1]] if at else NEVER
         if used_s < bound_s:
-            while at < len(front) and heads_s[front[at]] >= used_s:
-                del front[at]
+            while at < len(front) and heads_s[bins + front[at]] >= used_s:
+                front.pop(at)
             front.insert(at, place)
             at, bound_s = at + 1, used_s
         if was_in_front:
             self._find_front(at, place + 1, bound_s)
 
+    def _set_used(self, place: int, used_s: float) -> None:
+        """Note the last use of a bin's head."""
+        heads_s = self._used_s
+        at: i64 = self._bins + place
+        least_s = used_s
+        while heads_s[at] != least_s:
+            heads_s[at] = least_s
+            if at == 1:
+                break
+            beside_s = heads_s[at ^ 1]
+            if beside_s < least_s:
+                least_s = beside_s
+            at >>= 1
+
     def _find_front(self, at: int, begin: int, bound_s: float) -> None:
         """Find the front's bins from ``begin`` to the one that is its ``at``-th now: their heads were used before the bound."""
-        heads_s, front = self._used_s, self._front
-        stop = front[at] if at < len(front) else self._high + 1
-        while begin < stop:
-            oldest = begin + int(self._used_s_array[begin:stop].argmin())
-            if heads_s[oldest] >= bound_s:
-                break
-            front.insert(at, oldest)
-            stop = oldest
+        front = self._front
+        stop = front[at] if at < len(front) else self._bins
+        place = self._next_before(begin, bound_s)
+        while place < stop:
+            front.insert(at, place)
+            at += 1
+            place = self._next_before(place + 1, self._used_s[self._bins + place])
+
+    def _next_before(self, begin: int, bound_s: float) -> int:
+        """The first bin from ``begin`` on whose head was used before the bound; the number of bins if there is none."""
+        heads_s = self._used_s
+        bins: i64 = self._bins
+        at: i64 = bins + begin
+        if at == 2 * bins:
+            return bins
+        while heads_s[at] >= bound_s:
+            while at & 1:
+                at >>= 1
+            if not at:
+                return bins
+            at += 1
+        while at < bins:
+            at *= 2
+            if heads_s[at] >= bound_s:
+                at += 1
+        return at - bins
 
     def victims(self, now: float) -> Iterator[Node]:
         offered = self._offered
         offered.clear()
         while True:
-            if (place := self._least()) is not None:
+            place = self._least()
+            if place != NOWHERE:
                 heap = self._heaps[place]
                 node = heappop(heap)[2]
-                self._set_head(place, heap[0][0] if heap else inf)
+                self._set_head(place, heap[0][0] if heap else NEVER)
             elif (last := self._last()) is not None:
                 node = last
             else:
@@ -302,69 +373,90 @@ class FlopAware(EvictionPolicy):
         """Of the states that leave when nothing else can, the one used longest ago."""
         heap = self._last_resort
         while heap:
-            used_s, number, node = heap[0]
+            used_s, number, node, turn = heap[0]
             if not node.is_evictable(self.tier) or node in self._offered:
                 heappop(heap)
             elif node.last_used != used_s:
-                heapreplace(heap, (node.last_used, number, node))
+                heapreplace(heap, (node.last_used, number, node, turn))
             else:
                 return heappop(heap)[2]
         return None
 
-    def _least(self) -> int | None:
-        """The bin whose head has the least utility."""
-        is_current, alpha, announced_s = self._is_current, self._alpha, self._announced_s
-        while front := self._front:
-            heads_s, turns, low, oldest = self._used_s, self._turns, front[0], front[-1]
-            if not is_current(oldest):
+    def _least(self) -> int:
+        """The bin whose head has the least utility; NOWHERE if all are empty."""
+        alpha, front, heads_s = self._alpha, self._front, self._used_s
+        while front:
+            low, oldest = front[0], front[-1]
+            if not self._is_current(oldest):
+                front, heads_s = self._front, self._used_s
                 continue
             if not alpha:
                 return oldest
-            while heads_s[self._high] == inf:
+            while heads_s[self._bins + self._high] == NEVER:
                 self._high -= 1
             high = self._high
-            if low != oldest and not is_current(low) or high != oldest and not is_current(high):
+            if low != oldest and not self._is_current(low) or high != oldest and not self._is_current(high):
+                front, heads_s = self._front, self._used_s
                 continue
-            last_turn = len(announced_s)
-            newest_age = max(last_turn - bisect_right(announced_s, self._newest_use_s()), 1)
-            oldest_age = last_turn - turns[oldest]
+            heaps, last_turn = self._heaps, len(self._announced_s)
+            newest_age = max(last_turn - self._newest_turn(), 1)
+            oldest_age = last_turn - heaps[oldest][0][3]
             weight = alpha / (high - low) if high > low else 1.0
             recency = 1 / (1 / newest_age - 1 / oldest_age) if oldest_age > newest_age else 0.0
-            utilities = [place * weight + recency / (last_turn - turns[place] or 1) for place in front]
-            place = front[utilities.index(min(utilities))]
-            if place == oldest or is_current(place):
-                return place
-        return None
+            least, best = NEVER, oldest
+            for place in front:
+                utility = place * weight + recency / (last_turn - heaps[place][0][3] or 1)
+                if utility < least:
+                    least, best = utility, place
+            if best == oldest or self._is_current(best):
+                return best
+            front, heads_s = self._front, self._used_s
+        return NOWHERE
 
     def _is_current(self, place: int) -> bool:
-        """Whether the bin's head is as it was entered; if not, it is put right."""
-        heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[place], self._width
+        """Whether the bin's head is as it was entered; if not, it is put right, and bins may be others."""
+        offered = self._offered
+        heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[self._bins + place], self._width
         while heap:
-            used_s, number, node = heap[0]
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node in self._offered:
+            used_s, number, node, _ = heap[0]
+            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or offered and node in offered:
                 heappop(heap)
-            elif (efficiency := self._efficiency(node)) is None or efficiency // width != place:
+            elif self._place(node) != place:
                 heappop(heap)
                 self.on_evictable(node)
                 if self._width != width:
                     return False
             elif (last_used := self._used_at(node)) != used_s:
-                heapreplace(heap, (last_used, number, node))
+                heapreplace(heap, (last_used, number, node, bisect_right(self._announced_s, last_used)))
             elif used_s == before_s:
                 return True
             else:
                 break
-        self._set_head(place, heap[0][0] if heap else inf)
+        self._set_head(place, heap[0][0] if heap else NEVER)
         return False
 
-    def _newest_use_s(self) -> float:
-        """The latest use of a leaf; there is one."""
-        newest, tier = self._newest, self.tier
+    def _newest_turn(self) -> int:
+        """When a leaf was used last, in requests announced; there is one."""
+        tier, offered, newest, others = self.tier, self._offered, self._newest, self._others
         while True:
-            used_s, number, node = newest[0]
-            if not node.is_evictable(tier) or node in self._offered or self._efficiency(node) is None:
-                heappop(newest)
-            elif (last_used := self._used_at(node)) != -used_s:
-                heapreplace(newest, (-last_used, number, node))
+            is_other = not newest or bool(others) and -others[0][0] > newest[-1][0]
+            used_s, number, node, turn = others[0] if is_other else newest[-1]
+            is_leaf = (
+                node.state[tier] == READY
+                and not node.pins[tier]
+                and not node.kids[tier]
+                and not (offered and node in offered)
+                and self._place(node) != NOWHERE
+            )
+            last_used = self._used_at(node)
+            if is_leaf and last_used == (-used_s if is_other else used_s):
+                return turn
+            if is_other:
+                heappop(others)
             else:
-                return -used_s
+                newest.pop()
+            if is_leaf:
+                heappush(others, (-last_used, number, node, bisect_right(self._announced_s, last_used)))
+
+
+keep_types(FlopAware, alpha=int | float | str)

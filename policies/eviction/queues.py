@@ -10,7 +10,7 @@ from kvsim.core.request import Request
 from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run, last_pages
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import NO_LIMIT, READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
@@ -226,6 +226,18 @@ class QueueEviction(EvictionPolicy):
         if runs[0][0] >= 0:  # no state
             self.remember(runs, mark)
 
+    def on_shorten(self, node: Node, pages: int) -> None:
+        mark = self._marks[node]
+        self.sizes[mark[0]] -= pages
+        self.left_pages += pages
+        self.has_evicted = True
+        self.remember(last_pages(node.runs, pages), mark)
+        if self.mixed and node in self.mixed and pages == self._last_pages(node):
+            parts = self.mixed.pop(node)
+            self._marks[node] = parts.pop()[1]
+            if parts:
+                self.mixed[node] = parts
+
     def on_evictable(self, node: Node) -> None:
         if node is self._offered:
             self._offered = None
@@ -286,8 +298,7 @@ class QueueEviction(EvictionPolicy):
         while (chosen := self.choose()) is not None:
             queue, most = chosen
             node: Node = heappop(self.heaps[queue])[4]
-            if (most < node.pages or node in self.mixed) and not node.is_state:
-                self.cut_victim(node, most)
+            self._limit(node, most)
             self._offered = node
             yield node
 
@@ -296,14 +307,11 @@ class QueueEviction(EvictionPolicy):
         if self._request is not None:
             self._expect()
 
-    def cut_victim(self, node: Node, most_pages: float) -> int:
-        """Cut the pages that leave, at most so many, from those that stay. Returns how many leave."""
-        pages = self._last_pages(node)
-        if most_pages < pages:
-            pages = ceil(most_pages)
-        if pages < node.pages:
-            self.cut(node, node.pages - pages)
-        return pages
+    def _limit(self, node: Node, most_pages: float) -> None:
+        """Offer at most so many pages of a node, and no part of it but the last."""
+        self.most_pages = self._last_pages(node) if self.mixed and node in self.mixed else NO_LIMIT
+        if most_pages < self.most_pages:
+            self.most_pages = ceil(most_pages)
 
     def pages(self) -> dict[Node, int]:
         """How many pages of each node are in the queues."""

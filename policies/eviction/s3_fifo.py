@@ -1,15 +1,16 @@
 """S3-FIFO (Yang et al.: FIFO queues are all you need for cache eviction, SOSP 2023)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvsim.core.runs import Run, count_pages
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
-SMALL, MAIN = range(2)
-MOST_USES = 3
+SMALL: Final = 0
+MAIN: Final = 1
+MOST_USES: Final = 3
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

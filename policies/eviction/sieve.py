@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from heapq import heappop
 from math import inf
+from typing import Final
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.queues import Entry, Mark, QueueEviction
 
-AHEAD, BEHIND = range(2)
+AHEAD: Final = 0
+BEHIND: Final = 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -1,16 +1,21 @@
 """Segmented LRU (Karedla, Love and Wherry: Caching strategies to improve disk system performance, IEEE Computer 27(3), 1994)."""
 
 from dataclasses import dataclass
+from typing import Final
 
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
+from kvsim.policies.fields import keep_types
 
-PROBATION, PROTECTED = range(2)
-PROTECTED_FRACTION = 0.8
+PROBATION: Final = 0
+PROTECTED: Final = 1
+PROTECTED_FRACTION: Final = 0.8
 SEGMENTS = ("unsized", "sized")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class SegmentedLRU(RankedEviction):
     """LRU in two classes, so that pages used once never push out pages used again.
@@ -45,6 +50,10 @@ class SegmentedLRU(RankedEviction):
         return node.hits >= self.protected_hits, node.last_used
 
 
+keep_types(SegmentedLRU, protected_fraction=float | None)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class SizedSegmentedLRU(QueueEviction):
     """Segmented LRU with a share for each segment, as published: what was used often long ago does not stay for ever.

@@ -7,14 +7,17 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.eviction.continuum import Continuum
+from kvsim.policies.fields import keep_types
 
 LEARNED = "learned"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class TimeToLive(RankedEviction):
     """Keeps what a session has used until it should have come back: for agents, whose tools return soon or not at all.
@@ -100,3 +103,6 @@ class TimeToLive(RankedEviction):
             entry for entry in self._expiring if entry[2].is_evictable(tier) and entry[2].notes[tier] == entry[0]
         ]
         heapify(self._expiring)
+
+
+keep_types(TimeToLive, ttl_s=int | float | str)

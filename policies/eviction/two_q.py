@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 from math import floor
+from typing import Final
 
 from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
-A1IN, AM = range(2)
+A1IN: Final = 0
+AM: Final = 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass
 from math import floor, inf
+from typing import Final
 
 from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
-WINDOW, PROBATION, PROTECTED = range(3)
-MOST_USES = 15
-SAMPLE = 10
+WINDOW: Final = 0
+PROBATION: Final = 1
+PROTECTED: Final = 2
+MOST_USES: Final = 15
+SAMPLE: Final = 10
 """After so many times the tier's pages have been requested, all counts are halved. As many pages are remembered."""
-PROTECTED_FRACTION = 0.8
+PROTECTED_FRACTION: Final = 0.8
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -69,16 +72,16 @@ class WTinyLFU(QueueEviction):
         self.ghosts.append(runs, value=mark[2])
 
     def choose(self) -> tuple[int, float] | None:
-        sizes, first, window_pages = self.sizes, self.first, self.window_pages
+        sizes, window_pages = self.sizes, self.window_pages
         protected_pages = PROTECTED_FRACTION * (self.capacity_pages - window_pages)
         while True:
             if sizes[PROTECTED] > protected_pages:
                 self.demote(PROTECTED, PROBATION, protected_pages)
             surplus = sizes[WINDOW] + self.left_pages + 1 - window_pages
-            main, victim = PROBATION, first(PROBATION)
+            main, victim = PROBATION, self.first(PROBATION)
             if victim is None:
-                main, victim = PROTECTED, first(PROTECTED)
-            candidate = first(WINDOW) if surplus > 0 else None
+                main, victim = PROTECTED, self.first(PROTECTED)
+            candidate = self.first(WINDOW) if surplus > 0 else None
             if candidate is None:
                 most = inf if surplus > 0 else floor(-surplus) + 1
                 return self.first_of(main, most) if victim is None else (main, most)

@@ -165,6 +165,7 @@ class HostedNodeCache(WholeNodeCache):
         written: list[Node] = []
         for offered in victims(gpu, now):
             node = victim(offered, self.tree, gpu)
+            gpu.eviction.cut_offered(node)
             pages -= node.pages
             if node.state[CPU] == READY:
                 self.residency.free(node, gpu)
@@ -197,6 +198,7 @@ class HostedNodeCache(WholeNodeCache):
         cpu, counts = self.cpu, self.counts
         for offered in victims(cpu, now):
             node = victim(offered, self.tree, cpu)
+            cpu.eviction.cut_offered(node)
             pages -= node.pages
             counts.dropped_pages += node.pages
             self.residency.free(node, cpu)

@@ -115,6 +115,7 @@ class WholeNodeCache:
         gpu, counts = self.gpu, self.counts
         for offered in victims(gpu, now):
             node = victim(offered, self.tree, gpu)
+            gpu.eviction.cut_offered(node)
             pages -= node.pages
             counts.dropped_pages += node.pages
             self.residency.free(node, gpu)

@@ -108,6 +108,7 @@ class BlockPool:
         gpu, wanted = self.gpu, missing
         for offered in victims(gpu, now):
             node = victim(offered, self.tree, gpu)
+            gpu.eviction.cut_offered(node)
             pages = node.pages
             if pages > missing:
                 self._cut_off(node, missing)
