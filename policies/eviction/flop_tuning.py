@@ -6,12 +6,13 @@ experiments take 5, and 15 for one of three workloads; here it is 5. As in that 
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvsim.core.cache import Cache
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
+from kvsim.core.residency import Residency
 from kvsim.core.runs import Run
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING, READY, Node
@@ -125,9 +126,11 @@ def snapshot(root: Node, tier: int) -> list[Piece]:
     return pieces
 
 
-def restore(pieces: list[Piece], cache: Cache | HybridCache) -> None:
+def restore(pieces: list[Piece], cache: Any) -> None:
     """Fill an empty cache of one tier with the snapshot."""
-    tier, residency, nodes = cache.gpu, cache.residency, list[Node]()
+    tier: Tier = cache.gpu
+    residency: Residency = cache.residency
+    nodes: list[Node] = []
     for piece in pieces:
         parent = residency.tree.root if piece.parent < 0 else nodes[piece.parent]
         node = residency.tree.add(parent, piece.runs, piece.pages, piece.created)
