@@ -109,10 +109,9 @@ def victim(offered: object, tree: RadixTree, tier: Tier) -> Node:
 
 def most_pages(tier: Tier) -> int:
     """How many pages of the node that the policy has just offered are to leave, at most."""
-    policy: Any = tier.eviction
-    most: object = policy.most_pages
-    if isinstance(most, int) and most >= 1:
-        return most
+    most = tier.eviction.most_pages
+    if most >= 1:
+        return int(most)
     return whole_number(eviction_policy(tier), "most_pages", most, NO_MOST, 1)
 
 

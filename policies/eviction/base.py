@@ -207,8 +207,10 @@ class RankedEviction(EvictionPolicy):
     def _enter(self, rank: Any, place: float, node: Node) -> None:
         entry, line = (rank, place, node), self.line
         try:
-            check_rank(self, node, rank)
-            if not line or entry > line[-1]:
+            is_last = bool(line) and entry > line[-1]
+            if not is_last or type(rank) is tuple:  # a NaN alone is behind nothing
+                check_rank(self, node, rank)
+            if is_last or not line:
                 line.append(entry)
             elif entry < line[0]:
                 line.appendleft(entry)
