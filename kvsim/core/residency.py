@@ -290,6 +290,7 @@ class Residency:
         tier.leaving_pages += node.pages
         self._tell_removed(node, tier)
         self._lose_child(node, tier)
+        self._tell_left(node, tier)
 
     def stay(self, node: Node, tier: Tier, now: float) -> None:
         """A leaving copy is an ordinary one again."""
@@ -306,11 +307,11 @@ class Residency:
         tier.evicted_pages += node.pages
         tier.pool.give(node.slots[index])
         node.slots[index] = None
-        is_last = not any(state)  # a state that leaves with these pages may push out another copy of them
         self._tell_removed(node, tier)
-        if is_last:
+        if not any(state):
             self.tree.remove(node)
         self._lose_child(node, tier)
+        self._tell_left(node, tier)
 
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
         """Free the last ``pages`` pages of a victim that is in this tier only; it stays with the others."""
@@ -349,10 +350,15 @@ class Residency:
             self.doomed.discard(node)
         if state != LEAVING:
             self._lose_child(node, tier)
+        if state == READY:
+            self._tell_left(node, tier)
 
     def _tell_removed(self, node: Node, tier: Tier) -> None:
         if tier.hears_removals:
             tier.eviction.on_remove(node)
+
+    def _tell_left(self, node: Node, tier: Tier) -> None:
+        """All is in order without the copy: whatever the listener does may cut, drop or merge the node."""
         if self.on_leave is not None and not node.is_state:
             self.on_leave(node, tier)
 

@@ -19,6 +19,8 @@ class CacheServer:
         """A request without room. It is asked for again, and what was fetched for it is there then."""
         self._first_page = 0
         self._fetched_pages = 0
+        self._landing: list[Transfer] = NO_TRANSFERS
+        """What a request without an answer to compute has brought about: it ends when the request has."""
 
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
         """Serve a request that takes ``pages`` pages in all; None, and nothing admitted, if there is no room.
@@ -29,6 +31,8 @@ class CacheServer:
         page_tokens = cache.page_tokens
         if pages > cache.gpu.pool.capacity:
             return None
+        if self._landing:
+            self._land(NO_TRANSFERS, now)
         own_pages = min(pages, max(request.prompt_pages, -(-request.prompt_tokens // page_tokens)))
         lease = cache.match(request)
         first_page = fetched_pages = load_pages = 0
@@ -48,7 +52,9 @@ class CacheServer:
             return None
         lease.hits = self._run(lease, first_page, fetched_pages, now)
         transfers = cache.insert(lease, now)
-        if own_pages < pages:
+        if request.output_tokens < 2:
+            self._landing = self._begin(transfers, now)
+        elif own_pages < pages:
             self._answer(lease, own_pages, transfers, now)
         elif transfers:
             self._move(transfers, now)
@@ -57,8 +63,13 @@ class CacheServer:
     def finish_request(self, lease: Lease) -> None:
         """The request has its answer: what it holds is given back."""
         transfers = self.cache.finish_request(lease)
-        if transfers:
-            self._move(transfers, self.cache.now)
+        if transfers or self._landing:
+            self._land(transfers, self.cache.now)
+
+    def _land(self, transfers: list[Transfer], now: float) -> None:
+        """End what was left to land, then these."""
+        landing, self._landing = self._landing, NO_TRANSFERS
+        self._move(landing + transfers, now)
 
     def _prefetch(self, lease: Lease, now: float) -> int:
         """Read ahead what the policy wants; the pages that arrived."""
@@ -74,10 +85,13 @@ class CacheServer:
     def _run(self, lease: Lease, first_page: int, fetched_pages: int, now: float) -> Hits:
         """From admission until everything that is reused is on the GPU."""
         cache = self.cache
-        if lease.waits or lease.promised_pages:
-            self._claim(lease, lease.waits, now)
+        transfers = lease.waits
+        if lease.promised_pages:
+            transfers = self._claim(lease, transfers, now)
         if lease.has_load:
-            self._move(cache.load(lease, now).transfers, now)
+            transfers = transfers + cache.load(lease, now).transfers
+        if transfers:
+            self._move(transfers, now)
         disk_pages = lease.loaded_disk_pages
         if fetched_pages:
             disk_pages += self.prefetching.settle(lease, first_page, fetched_pages)
@@ -92,10 +106,7 @@ class CacheServer:
         cache, computed = self.cache, lease.request.prompt_tokens
         end = computed + lease.request.output_tokens - 1
         leap = LEAP_STEPS if cache.edges else end
-        for transfer in transfers:
-            begun = cache.begin(transfer, now)
-            if not begun.can_run:
-                transfers = transfers + begun.waits
+        transfers = self._begin(transfers, now)
         while computed < end:
             steps = min(leap, end - computed)
             while (pages := -(-(computed + steps) // cache.page_tokens) - held_pages) > 0:
@@ -103,39 +114,54 @@ class CacheServer:
                 if growth.has_room:
                     held_pages += pages
                     transfers = transfers + growth.transfers
+                    if lease.promised_pages:
+                        transfers = self._claim(lease, transfers, now)
                     break
                 steps //= 2
                 if not steps:
                     break
-            if transfers or lease.promised_pages:
-                self._claim(lease, transfers, now)
-            elif not steps:
+            if not (steps or transfers):
                 break
-            transfers = NO_TRANSFERS
+            if transfers:
+                self._move(transfers, now)
+                transfers = NO_TRANSFERS
             computed += steps
         if transfers:
             self._move(transfers, now)
 
-    def _claim(self, lease: Lease, waits: list[Transfer], now: float) -> None:
-        """Take the slots that were promised, once what frees them has ended."""
+    def _claim(self, lease: Lease, waits: list[Transfer], now: float) -> list[Transfer]:
+        """Take the slots that were promised, once what frees them has ended. Returns what that has brought about."""
+        follow_ups = NO_TRANSFERS
         while True:
-            self._move(waits, now)
+            follow_ups = follow_ups + self._end(waits, now)
             waits = self.cache.claim(lease, now).waits
             if not waits:
-                return
+                return self._begin(follow_ups, now)
 
     def _move(self, transfers: list[Transfer], now: float) -> None:
-        """Begin and finish transfers in order, what they wait for before them, and then all that they bring about."""
-        cache = self.cache
+        """Begin and end transfers, then all that they bring about."""
         while transfers:
-            follow_ups: list[Transfer] = []
-            for transfer in transfers:
-                if transfer.done:
-                    continue
-                while True:
-                    begun = cache.begin(transfer, now)
-                    if begun.can_run:
-                        break
-                    self._move(begun.waits, now)
-                follow_ups += cache.finish(transfer, now)
-            transfers = follow_ups
+            transfers = self._end(transfers, now)
+
+    def _begin(self, transfers: list[Transfer], now: float) -> list[Transfer]:
+        """Begin those that can run. Returns all of them, with what the others wait for."""
+        for transfer in transfers:
+            begun = self.cache.begin(transfer, now)
+            if not begun.can_run:
+                transfers = transfers + begun.waits
+        return transfers
+
+    def _end(self, transfers: list[Transfer], now: float) -> list[Transfer]:
+        """Begin and finish transfers in order, what they wait for before them. Returns what they bring about."""
+        cache = self.cache
+        follow_ups: list[Transfer] = []
+        for transfer in transfers:
+            if transfer.done:
+                continue
+            while True:
+                begun = cache.begin(transfer, now)
+                if begun.can_run:
+                    break
+                follow_ups += self._end(begun.waits, now)
+            follow_ups += cache.finish(transfer, now)
+        return follow_ups

@@ -69,6 +69,8 @@ class PageModel:
         self.kept: list[list[Page]] = [[] for _ in tiers]
         """What is pinned in each tier for the moment."""
         self.live: list[Held] = []
+        self.landing: Held | None = None
+        """The request that brought about what is on its way down between two operations: it has no answer to compute."""
         self.level = [0.0 for _ in tiers]
         """The H of each tier's last victim."""
         self.inserted = [0 for _ in tiers]
@@ -94,6 +96,7 @@ class PageModel:
             while self.live:
                 self.finish_oldest()
             return None
+        self.land_prompt()
         fetched = self.fetch(request, numbers)
         while (hits := self.run(request, numbers, *fetched)) is None and self.live:
             self.finish_oldest()
@@ -111,7 +114,12 @@ class PageModel:
         for edge in self.edges:
             if edge.placement.watermark:
                 self.copy_early(edge)
-        self.land()
+        self.land_prompt()
+
+    def land_prompt(self) -> None:
+        """End what was left to land."""
+        held, self.landing = self.landing, None
+        self.land(held)
 
     def match(self, request: Request, numbers: list[int]) -> tuple[list[Page], list[Page]]:
         """The longest prefix that can be reused: what is on the GPU, then what only lower tiers have."""
@@ -240,6 +248,9 @@ class PageModel:
     def answer(self, held: Held) -> None:
         """Take the answer's pages, those of each leap as it begins; what is on its way down arrives during the first one."""
         request = held.request
+        if request.output_tokens < 2:
+            self.landing = held if any(self.coming) else None
+            return
         end = request.prompt_tokens + max(0, request.output_tokens - 1)
         pages = self.pages_of(request, request.prompt_tokens)
         for tokens in (*range(request.prompt_tokens + LEAP_STEPS, end, LEAP_STEPS), end):

@@ -408,7 +408,7 @@ def test_a_place_is_the_page_its_depth_and_its_run() -> None:
     """Five pages: 10, 11, 12, 40, 41."""
     runs = ((10, 3), (40, 2))
     assert list(places_after(runs, [1, 3, 5])) == [Place(10, 1, 10), Place(12, 3, 10), Place(41, 5, 40)]
-    assert list(places_after(runs, [])) == []
+    assert list(places_after(runs, [])) == list(places_after((), [])) == []
 
 
 def test_states_are_found_by_runs_from_the_last_one_back() -> None:

@@ -47,7 +47,13 @@ from tests.test_presets import CONF
 RUNS = 100
 SETTINGS = settings(max_examples=RUNS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 CHECKPOINTS = [EveryPage, Last, Branch, Retention, partial(Interval, tokens=2), partial(Last, max_states_per_path=1)]
-PLACEMENTS = [WriteThrough, WriteBack, Exclusive, partial(ByLength, min_tokens=3, disk_min_tokens=4)]
+PLACEMENTS = [
+    WriteThrough,
+    WriteBack,
+    partial(WriteBack, watermark=0.5),
+    Exclusive,
+    partial(ByLength, min_tokens=3, disk_min_tokens=4),
+]
 WORDS = st.text("ab", min_size=1, max_size=7)
 
 
