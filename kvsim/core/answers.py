@@ -26,7 +26,7 @@ def refused(policy: str, call: str, answer: object, expected: str) -> PolicyErro
 
 def is_typed(policy: object, *calls: str) -> bool:
     """Whether these methods of a policy are compiled: their answers are of the right type then, and need no look."""
-    return all([isinstance(getattr(type(policy), call), MethodDescriptorType) for call in calls])
+    return all(isinstance(getattr(type(policy), call), MethodDescriptorType) for call in calls)
 
 
 def truth(policy: str, call: str, answer: object) -> bool:
