@@ -219,10 +219,7 @@ class RankedEviction(EvictionPolicy):
         seen: set[Node] = set()
         try:
             while line or heap:
-                if not line or heap and heap[0] < line[0]:
-                    entry = heappop(heap)
-                else:
-                    entry = line.popleft()
+                entry = self._next_entry()
                 node: Node = entry[2]
                 if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or seen and node in seen:
                     continue
@@ -239,8 +236,6 @@ class RankedEviction(EvictionPolicy):
                     seen.add(node)
                 else:
                     offered.pop()
-        except (TypeError, ValueError) as error:
-            refuse_order(self, self._ranks(), error)
         finally:
             for entry in offered:
                 if entry[2].is_evictable(tier):
@@ -252,6 +247,16 @@ class RankedEviction(EvictionPolicy):
         except (TypeError, ValueError) as error:
             refuse_order(self, self._ranks(), error)
 
+    def _next_entry(self) -> Any:
+        """Take the first entry out of the queue."""
+        line, heap = self.line, self.heap
+        try:
+            if not line or heap and heap[0] < line[0]:
+                return heappop(heap)
+        except (TypeError, ValueError) as error:
+            refuse_order(self, self._ranks(), error)
+        return line.popleft()
+
     def _ranks(self) -> list[Any]:
         return [entry[0] for entry in [*self.line, *self.heap]]
 
@@ -259,8 +264,12 @@ class RankedEviction(EvictionPolicy):
         """Cut from a victim, which is out of the queue, the pages that leave only after the next leaf."""
         following = [*self.heap[:1], *islice(self.line, 1)]
         if following and not node.is_state:
+            try:
+                next_rank = min(following)[0]
+            except (TypeError, ValueError) as error:
+                refuse_order(self, self._ranks(), error)
             policy: Any = self
-            answer: object = policy.pages_before(node, min(following)[0])
+            answer: object = policy.pages_before(node, next_rank)
             pages = whole_number(self._name, "pages_before()", answer, NO_MOST, 1)
             if pages < node.pages:
                 self.cut(node, node.pages - pages)
