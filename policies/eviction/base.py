@@ -240,7 +240,7 @@ class RankedEviction(EvictionPolicy):
         self._offer_again()
         untaken = self._untaken
         while line or heap:
-            entry = self._first_entry()
+            entry = self._next_entry()
             node: Node = entry[2]
             if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or untaken and node in untaken:
                 continue
@@ -268,8 +268,8 @@ class RankedEviction(EvictionPolicy):
                 if node.is_evictable(self.tier):
                     self.on_evictable(node)
 
-    def _first_entry(self) -> Any:
-        """Take out the entry that comes first."""
+    def _next_entry(self) -> Any:
+        """Take the first entry out of the queue."""
         line, heap = self.line, self.heap
         try:
             if not line or heap and heap[0] < line[0]:
@@ -286,6 +286,10 @@ class RankedEviction(EvictionPolicy):
         following = [*self.heap[:1], *islice(self.line, 1)]
         self.most_pages = NO_LIMIT
         if following:
+            try:
+                next_rank = min(following)[0]
+            except (TypeError, ValueError) as error:
+                refuse_order(self, self._ranks(), error)
             policy: Any = self
-            answer: object = policy.pages_before(node, min(following)[0])
+            answer: object = policy.pages_before(node, next_rank)
             self.most_pages = whole_number(self._name, "pages_before()", answer, NO_MOST, 1)

@@ -42,7 +42,7 @@ def check_risen(policy: object, node: Node, before: Any, rank: Any) -> None:
 
 
 def refuse_order(policy: object, ranks: Iterable[Any], error: Exception) -> NoReturn:
-    """Something has raised an error. Raise PolicyError if it was a comparison of two of these ranks, else the error itself."""
+    """Comparing two of these ranks has raised an error. Raise PolicyError that shows them."""
 
     def compare(rank: Any, other: Any) -> int:
         try:
