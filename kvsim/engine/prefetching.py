@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.core.answers import number, whole_number
 from kvsim.core.lease import Lease
-from kvsim.core.serving import Fetch, ServedCache
+from kvsim.core.serving import Fetch, ServedCache, ServingCache
 
 if TYPE_CHECKING:
     from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
@@ -31,8 +31,9 @@ class PrefetchCounts:
 class Prefetching:
     """The prefetches of one run."""
 
-    def __init__(self, cache: ServedCache, policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
-        self.cache = cache
+    def __init__(self, cache: "ServedCache | ServingCache", policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
+        self.cache: Any = cache
+        """A ServedCache wherever anything is ever fetched."""
         self.policy = policy
         self.counts = PrefetchCounts()
         self.in_flight_pages = 0
@@ -64,7 +65,7 @@ class Prefetching:
         pages = whole_number(self._policy_name, "fetch()", answer, stored)
         if not pages:
             return None
-        result = self.cache.fetch(lease, pages, now)
+        result: Fetch = self.cache.fetch(lease, pages, now)
         started = result.fetch.pages if result.fetch is not None else 0
         self.in_flight_pages += started
         self.counts.refused_by_memory_pages += stored - started
