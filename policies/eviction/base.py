@@ -253,13 +253,16 @@ class RankedEviction(EvictionPolicy):
                 self._limit_to_next(node)
             self._offered = node
             yield node
-            if node is self._offered and node.is_evictable(tier):
-                untaken[node] = None
+            self._look_back()
+
+    def _look_back(self) -> None:
+        """Remember what was offered last, if it is still there and has not been announced again."""
+        if self._offered is not None and self._offered.is_evictable(self.tier):
+            self._untaken[self._offered] = None
 
     def _offer_again(self) -> None:
         """Enter anew what the last pass has offered and is still there."""
-        if self._offered is not None and self._offered.is_evictable(self.tier):
-            self._untaken[self._offered] = None
+        self._look_back()
         self._offered = None
         if self._untaken:
             nodes = list(self._untaken)
