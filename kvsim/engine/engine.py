@@ -287,7 +287,7 @@ class Engine:
             self.mover.submit(transfers)
             for load, pages in planned:
                 self.mover.end_of(load).callbacks.append(partial(self._loaded, job, lease, load, pages))
-        job.loads = self.cache.arriving(lease)
+        job.loads, job.ready_loads = self.cache.arriving(lease), 0
         if job.admissions == 1:
             disk_pages = lease.loaded_disk_pages
             if job.fetched_pages:
@@ -313,7 +313,7 @@ class Engine:
         self.cache.release(job.lease)
         if not job.is_claimed:
             job.admissions -= 1
-        job.lease, job.loads = None, []
+        job.lease, job.loads, job.ready_loads = None, [], 0
         if job in self.decoding:
             self._leave_decoding(job)
         else:
@@ -348,7 +348,13 @@ class Engine:
 
     def _can_compute(self, job: Job) -> bool:
         """Whether its loads have landed, or a step can follow them layer by layer."""
-        return not job.loads or all(load.done or self._is_layerwise and load.begun for load in job.loads)
+        loads = job.loads
+        while job.ready_loads < len(loads):
+            load = loads[job.ready_loads]
+            if not (load.done or self._is_layerwise and load.begun):
+                return False
+            job.ready_loads += 1
+        return True
 
     def _plan_work(self, batch: list[tuple[Job, int]]) -> Work:
         decoding = len(self.decoding)

@@ -13,8 +13,8 @@ class Job:
 
     __slots__ = (
         "request", "arrival_s", "fetch", "fetch_first_page", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads",
-        "is_claimed", "computed", "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions",
-        "is_known",
+        "is_claimed", "ready_loads", "computed", "generated", "joined_step", "last_step", "next_page_step", "first_token_s",
+        "admissions", "is_known",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -26,6 +26,8 @@ class Job:
         self.is_queued = False
         self.lease: Lease | None = None
         self.loads: list[Transfer] = []
+        self.ready_loads = 0
+        """How many of them, from the first one on, need no second look: a step can follow them."""
         self.is_claimed = False
         self.computed = 0
         """Tokens whose KV is on the GPU."""

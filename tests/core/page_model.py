@@ -203,7 +203,7 @@ class PageModel:
             for edge in self.edges:
                 pins.enter_context(self.keeping(edge.lower, wanted))
             self.make_room(GPU, missing)
-            self.land()
+            self.land_first()
             held.slots = missing
             sources = [self.source(page) for page in wanted]
             if DISK in sources and self.edge_above[DISK].upper == CPU:
@@ -212,6 +212,7 @@ class PageModel:
                 if fits < len(on_disk):
                     del wanted[on_disk[fits] :], sources[on_disk[fits] :]
                 self.read_disk([wanted[at] for at in on_disk[:fits]])
+            self.land()
             for page in wanted:
                 self.take_slot(held, page)
         for page, source in zip(wanted, sources, strict=True):
@@ -470,6 +471,17 @@ class PageModel:
             fits -= 1
         self.no_room_pages += len(copies) - fits
         self.send(copies[:fits][::-1], lower)
+
+    def land_first(self) -> None:
+        """What is on its way down arrives, the lowest tier first; what follows from that is on its way then."""
+        arriving, self.coming = self.coming, [[] for _ in self.capacities]
+        for tier in reversed(range(len(self.capacities))):
+            for page in arriving[tier]:
+                page.coming[tier] = False
+                self.put(page, tier)
+            for edge in self.edges:
+                if arriving[tier] and edge.upper == tier:
+                    self.offer(edge, arriving[tier], None)
 
     def land(self, held: Held | None = None) -> None:
         """What is on its way down arrives, the lowest tier first, and is offered to the next tier below at once."""

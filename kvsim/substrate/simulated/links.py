@@ -107,13 +107,13 @@ class Channel:
         self._at = now
 
     def _activate(self, flow: Flow) -> None:
-        was_idle = not self._active
-        flow.started_s, flow.joined_at = self.env.now, self._served
+        was_idle, now = not self._active, self.env.now
+        flow.started_s, flow.joined_at = now, self._served
         self._flows += 1
         self._targets += self._served + flow.bytes
         heappush(self._active, (self._served + flow.bytes, self._flows, flow))
         if was_idle:
-            self._busy_since = self.env.now
+            self._busy_since = now
             self._tell_others()
         self._set_timer()
 
