@@ -5,7 +5,6 @@ takes a moment and all else no time, as in a replay; its rates keep the proporti
 """
 
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -22,6 +21,7 @@ from kvsim.configuration import compose
 from kvsim.core.request import Request
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
 from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
@@ -112,18 +112,18 @@ def conversations(seed: int = 0, *, page_tokens: int = 16, requests: int = 40, g
 def outcomes(requests: list[Request], overrides: Sequence[str], policies: dict[str, Any], plans: Any) -> Iterator[Outcome]:
     """Of a replay and of a simulation; ``policies`` by family or, for one tier alone, by ``tier_family``."""
     for command in ("replay", "simulate"):
-        plan, made = plans(command, *overrides), deepcopy(policies)
+        plan, made = plans(command, *overrides), {name: copied(policy) for name, policy in policies.items()}
         tiers = [
             replace(
                 tier,
-                eviction=made.get(f"{tier.name}_eviction") or deepcopy(made.get("eviction", tier.eviction)),
+                eviction=made.get(f"{tier.name}_eviction") or copied(made.get("eviction", tier.eviction)),
                 placement=tier.placement
-                and (made.get(f"{tier.name}_placement") or deepcopy(made.get("placement", tier.placement))),
+                and (made.get(f"{tier.name}_placement") or copied(made.get("placement", tier.placement))),
             )
             for tier in plan.tiers
         ]
-        prefetch = made.get("prefetch", deepcopy(plan.prefetch))
-        checkpoint = made.get("checkpoint", deepcopy(plan.checkpoint))
+        prefetch = made.get("prefetch") or copied(plan.prefetch)
+        checkpoint = made.get("checkpoint") or plan.checkpoint and copied(plan.checkpoint)
         plan = replace(plan, tiers=tiers, prefetch=prefetch, checkpoint=checkpoint)
         yield run.replay(plan, requests) if command == "replay" else run.simulate(plan, requests)
 
