@@ -9,7 +9,7 @@ Policy = TypeVar("Policy")
 def copied(policy: Policy) -> Policy:
     """A policy with the same settings and a state of its own.
 
-    A compiled object is made without arguments before its state is copied, so whatever a new policy holds must allow that.
+    The policy is not bound yet: what it remembers is made in ``bind``, and compiled objects of other classes cannot be copied.
     Of an ordinary class that derives from a compiled one, ``deepcopy`` alone takes only what the compiled class has declared.
     """
     copy: Any = deepcopy(policy)

@@ -7,15 +7,12 @@ not name the policy.
 from collections.abc import Iterable, Iterator
 from math import inf, nan
 from types import MethodDescriptorType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from kvsim.core.tier import PolicyError, Tier
-from kvsim.core.tree import READY, Node, RadixTree
-
-NO_MOST: Final = 1 << 60
-"""The most that a whole number may be where there is no limit."""
+from kvsim.core.tree import NO_LIMIT, READY, Node, RadixTree
 
 
 def refused(policy: str, call: str, answer: object, expected: str) -> PolicyError:
@@ -51,7 +48,7 @@ def whole_number(policy: str, call: str, answer: object, most: int, least: int =
     if least <= found <= most:
         return found
     raise refused(
-        policy, call, answer, f"a whole number of at least {least}" + (f" and at most {most}" if most < NO_MOST else "")
+        policy, call, answer, f"a whole number of at least {least}" + (f" and at most {most}" if most < NO_LIMIT else "")
     )
 
 
@@ -104,7 +101,7 @@ def victim(offered: object, tree: RadixTree, tier: Tier) -> Node:
         why = "it has children in the tier"
     else:
         return offered
-    raise cannot_leave(offered, tier, why)
+    raise PolicyError(f"{eviction_policy(tier)} offered a node that cannot leave, {offered}: {why}")
 
 
 def most_pages(tier: Tier) -> int:
@@ -112,12 +109,7 @@ def most_pages(tier: Tier) -> int:
     most = tier.eviction.most_pages
     if most >= 1:
         return int(most)
-    return whole_number(eviction_policy(tier), "most_pages", most, NO_MOST, 1)
-
-
-def cannot_leave(node: Node, tier: Tier, why: str) -> PolicyError:
-    """The error of a victim that is none."""
-    return PolicyError(f"{eviction_policy(tier)} offered a node that cannot leave, {node}: {why}")
+    return whole_number(eviction_policy(tier), "most_pages", most, NO_LIMIT, 1)
 
 
 def check_enough(tier: Tier, missing: int) -> None:

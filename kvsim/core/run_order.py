@@ -12,9 +12,7 @@ class _Segment:
 
     __slots__ = ("start", "stop", "tail_first", "value", "anchor", "older", "newer")
 
-    def __init__(
-        self, start: int = -1, stop: int = -1, tail_first: bool = True, value: Any = None, older: "_Segment | None" = None
-    ) -> None:
+    def __init__(self, start: int, stop: int, tail_first: bool, value: Any, older: "_Segment | None" = None) -> None:
         """Pages ``start ... stop - 1``; comes after ``older`` in the order, or begins one."""
         self.start = self.anchor = start
         """``anchor`` is the one of its pages under which it is found; it stays where the segment grows."""

@@ -8,6 +8,7 @@ from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import ArcOffload, OffloadOrder
 from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
 
@@ -27,7 +28,8 @@ class ARC(QueueEviction):
     victim   the first leaf of T1 while T1 has more than p pages, else that of T2
     """
 
-    def __post_init__(self) -> None:
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
         self.target_pages = 0.0
         """p."""
         self.b1 = RunOrder()

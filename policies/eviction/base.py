@@ -8,11 +8,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from kvsim.core.answers import NO_MOST, whole_number
+from kvsim.core.answers import whole_number
 from kvsim.core.cache import Cache
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.tree import NO_LIMIT, READY, Node
@@ -43,7 +43,7 @@ class EvictionPolicy(metaclass=ABCMeta):
     """Set by ``victims`` with each node that it offers: so many of its pages, from the last one on, leave before another node is
     asked for. More than it has: all."""
 
-    empty_cache: Callable[[Tier], Cache | HybridCache]
+    empty_cache: Callable[[Tier], ServedCache]
     """An empty cache like the one that the policy serves, of another tier alone. For trials."""
     beside: Sequence[Node] = ()
     """Given by the core for ``on_finish``: recurrent states that the request has begun from or saved, if they are in the pages'
@@ -295,4 +295,4 @@ class RankedEviction(EvictionPolicy):
                 refuse_order(self, self._ranks(), error)
             policy: Any = self
             answer: object = policy.pages_before(node, next_rank)
-            self.most_pages = whole_number(self._name, "pages_before()", answer, NO_MOST, 1)
+            self.most_pages = whole_number(self._name, "pages_before()", answer, NO_LIMIT, 1)

@@ -6,14 +6,13 @@ experiments take 5, and 15 for one of three workloads; here it is 5. As in that 
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kvsim.core.cache import Cache
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.residency import Residency
 from kvsim.core.runs import Run
+from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.policies.context import PolicyContext
@@ -50,7 +49,7 @@ class Tuning:
         self,
         context: PolicyContext,
         policy_of: Callable[[float, list[float]], EvictionPolicy],
-        cache_of: Callable[[Tier], Cache | HybridCache],
+        cache_of: Callable[[Tier], ServedCache],
     ) -> None:
         self._context = replace(context, tier=0)
         self._tier = context.tier
@@ -100,7 +99,7 @@ class Tuning:
         return saved
 
 
-def hit_pages(cache: Cache | HybridCache, request: Request, pages: int, now: float) -> int:
+def hit_pages(cache: ServedCache, request: Request, pages: int, now: float) -> int:
     """Serve a request from a cache of one tier; the pages that it hits, 0 if it does not fit."""
     lease = cache.match(request)
     if not cache.admit(lease, pages, now):
@@ -126,10 +125,9 @@ def snapshot(root: Node, tier: int) -> list[Piece]:
     return pieces
 
 
-def restore(pieces: list[Piece], cache: Any) -> None:
+def restore(pieces: list[Piece], cache: ServedCache) -> None:
     """Fill an empty cache of one tier with the snapshot."""
-    tier: Tier = cache.gpu
-    residency: Residency = cache.residency
+    tier, residency = cache.gpu, cache.residency
     nodes: list[Node] = []
     for piece in pieces:
         parent = residency.tree.root if piece.parent < 0 else nodes[piece.parent]

@@ -13,7 +13,7 @@ class OfferTable:
     capacity   new pages of an offer that exceed it, less the known ones of the offer, are not counted
     """
 
-    def __init__(self, threshold: int = 1, capacity_pages: int = 0) -> None:
+    def __init__(self, threshold: int, capacity_pages: int) -> None:
         self.threshold = threshold
         self.capacity = capacity_pages
         self.known = RunOrder()

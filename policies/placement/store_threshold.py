@@ -34,10 +34,10 @@ class StoreThreshold(PlacementPolicy):
             raise ValueError(f"k must be 0 or more, not {self.k}")
         if self.tracker_pages < 1:
             raise ValueError(f"tracker_pages must be at least 1, not {self.tracker_pages}")
-        self._table = self.offer_table()
 
     def bind(self, context: PolicyContext) -> None:
         self._tier = context.tier
+        self._table = self.offer_table()
 
     def on_request(self, request: Request, now: float) -> None:
         self._table.count(request.runs)

@@ -175,7 +175,7 @@ def test_a_snapshot_is_restored() -> None:
     cache.use("q")
     pieces = snapshot(cache.tree.root, 0)
     again = small_cache(gpu=7)
-    restore(pieces, again)
+    restore(pieces, again.core)
     again.check()
     assert described(snapshot(again.tree.root, 0)) == described(pieces)
     assert sum(piece.pages for piece in pieces) == len(cache.on("gpu")) == 7

@@ -311,6 +311,7 @@ class PlainTable:
 )
 def test_the_table_counts_like_one_that_holds_single_pages(prompts: list[tuple[int, int, int]], capacity: int, k: int) -> None:
     policy, plain = StoreThreshold(k=k, tracker_pages=capacity), PlainTable(capacity)
+    policy.bind(PolicyContext(tier=1))
     for branch, shared, pages in prompts:
         path = [*range(shared), *range(100 * (branch + 1) + 20 * shared, 100 * (branch + 1) + 20 * shared + pages)]
         policy.on_request(make_request(path), 0.0)
