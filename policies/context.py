@@ -19,7 +19,7 @@ class PolicyContext:
     """Handed to ``bind`` before a run."""
 
     tier: int = 0
-    """Position of the policy's tier, from the top: index into a node's ``state``, ``pins`` and ``kids``."""
+    """Position of the policy's tier, from the top: index into a node's ``state``, ``pins`` and ``children_in``."""
     level: int = -1
     """What the tier is (GPU, CPU, DISK in ``core/tier.py``); -1: its position says it."""
     upper_level: int = -1

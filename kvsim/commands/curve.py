@@ -12,7 +12,7 @@ from rich.console import Console
 from kvsim.bounds.curves import Curve, Point, curve_settings
 from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
-from kvsim.commands.sweep import Job, Objective
+from kvsim.commands.sweep import Objective, SweepJob
 from kvsim.execute import draw
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.report.progress import progress
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     run_application(application, arguments)
 
 
-def run_curve(plan: Plan, command_line: str, job: Job | None = None) -> RunRecord:
+def run_curve(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
     """Load the trace, draw its curves, write the folder, print the tables."""
     watch = partial(progress, label="curve", shown=job is None or job.is_alone)
     drawn = draw(plan, curve_settings(plan.config["curve"]), watch=watch)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 from kvsim.build import Plan
-from kvsim.commands.sweep import Job
+from kvsim.commands.sweep import SweepJob
 from kvsim.execute import execute
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
@@ -16,7 +16,7 @@ from kvsim.report.tree import draw_tree
 from kvsim.run import check_verified
 
 
-def run_command(command: str, plan: Plan, command_line: str, job: Job | None = None) -> RunRecord:
+def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
     """Run ``replay`` or ``simulate``: load the trace, run it, write the folder, print the result; in a sweep, one line of it."""
     trees: list[Tree] = []
     inspect = (lambda cache: trees.append(draw_tree(cache, plan.trace.page_names(plan.page_tokens)))) if plan.print_tree else None

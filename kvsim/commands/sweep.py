@@ -54,7 +54,7 @@ class Listed(BaseException):
     """The jobs have been listed, and nothing is to be run."""
 
 
-class Job(NamedTuple):
+class SweepJob(NamedTuple):
     """A job among the others of its sweep."""
 
     group: str
@@ -267,7 +267,7 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
             return objectives(finished, settings)
         object.__setattr__(plan, "output", folder / name)
         is_alone = "BasicLauncher" in job.launcher._target_
-        result = run(plan, shlex.join(["kvsim", command, *overrides]), Job(group=folder.name, is_alone=is_alone))
+        result = run(plan, shlex.join(["kvsim", command, *overrides]), SweepJob(group=folder.name, is_alone=is_alone))
         if command != "curve":
             index_of(folder.absolute())[result["config_hash"]] = name
             print(f"job {name}  {said}  {outcome_line(result)}", flush=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
-from kvsim.commands.sweep import Job, Objective
+from kvsim.commands.sweep import Objective, SweepJob
 from kvsim.errors import UsageError, WrongResult
 from kvsim.execute import Result, execute
 from kvsim.policies.copies import copied
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     run_application(application, arguments)
 
 
-def run_validation(plan: Plan, command_line: str, job: Job | None = None) -> RunRecord:
+def run_validation(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
     """Run both, write their folders and the comparison, print it. Raises WrongResult if it is not within the tolerances."""
     check_fresh(plan)
     simulated, measured = (run_one(plan, substrate, command_line) for substrate in BOTH)

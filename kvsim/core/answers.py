@@ -97,7 +97,7 @@ def victim(offered: object, tree: RadixTree, tier: Tier) -> Node:
         why = "it is not in the tier, or was offered before"
     elif offered.pins[index]:
         why = "it is pinned, or was offered before"
-    elif offered.kids[index]:
+    elif offered.children_in[index]:
         why = "it has children in the tier"
     else:
         return offered

@@ -68,8 +68,8 @@ def _check_node(residency: Residency, node: Node) -> None:
     assert not residency.is_doomed(node), f"{node}: doomed, but in the tree"
     for tier in residency.tiers:
         index = tier.index
-        kids = sum(child.state[index] not in (ABSENT, LEAVING) for child in node.children.values())
-        assert node.kids[index] == kids, f"{node}: children in {tier.name}"
+        count = sum(child.state[index] not in (ABSENT, LEAVING) for child in node.children.values())
+        assert node.children_in[index] == count, f"{node}: children in {tier.name}"
         if not tier.above and node.state[index] == READY and parent.parent is not None:
             assert parent.state[index] in (READY, INCOMING), f"{node}: on {tier.name} without its parent"
 

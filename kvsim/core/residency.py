@@ -133,7 +133,7 @@ class Residency:
             if slots is not None:
                 upper.slots[index], node.slots[index] = tier.pool.split(slots, pages)
             if state != LEAVING:
-                upper.kids[index] = 1
+                upper.children_in[index] = 1
             if state == READY and tier.hears_splits:
                 tier.eviction.on_split(upper, node)
         if node.transfers:
@@ -195,7 +195,7 @@ class Residency:
         index = tier.index
         node.slots[index] = slots
         node.pins[index] = 1
-        parent.kids[index] += 1
+        parent.children_in[index] += 1
         self.set_ready(node, tier, now)
         return node
 
@@ -247,7 +247,7 @@ class Residency:
                 state = node.state[index]
                 if state == READY:
                     evictable += node.pages
-                    if not node.kids[index]:
+                    if not node.children_in[index]:
                         tier.eviction.on_evictable(node)
                 elif state == DOOMED:
                     self._free_doomed(node, tier)
@@ -264,7 +264,7 @@ class Residency:
         index = tier.index
         node.state[index] = state
         node.slots[index] = slots
-        node.parent.kids[index] += 1  # type: ignore[union-attr]
+        node.parent.children_in[index] += 1  # type: ignore[union-attr]
 
     def promise_copy(self, node: Node, tier: Tier) -> None:
         """A copy that a transfer will fill, in slots that are promised."""
@@ -280,7 +280,7 @@ class Residency:
             tier.eviction.on_insert(node, now)
         if not node.pins[index]:
             tier.evictable_pages += node.pages
-            if not node.kids[index]:
+            if not node.children_in[index]:
                 tier.eviction.on_evictable(node)
 
     def leave(self, node: Node, tier: Tier) -> None:
@@ -296,7 +296,7 @@ class Residency:
         """A leaving copy is an ordinary one again."""
         tier.leaving_pages -= node.pages
         tier.inserted_pages -= node.pages  # it was never evicted, and is counted again as it becomes ready
-        node.parent.kids[tier.index] += 1  # type: ignore[union-attr]
+        node.parent.children_in[tier.index] += 1  # type: ignore[union-attr]
         self.set_ready(node, tier, now)
 
     def free(self, node: Node, tier: Tier) -> None:
@@ -366,8 +366,8 @@ class Residency:
         """The node is no longer resident: its parent may have become a leaf of the tier."""
         parent, index = node.parent, tier.index
         assert parent is not None
-        kids = parent.kids
-        left = kids[index] = kids[index] - 1
+        children_in = parent.children_in
+        left = children_in[index] = children_in[index] - 1
         if not left and parent.state[index] == READY and not parent.pins[index]:
             tier.eviction.on_evictable(parent)
 

@@ -334,9 +334,9 @@ class Transfers:
                 break
         for node in passed:
             node.pins[index] -= 1
-            node.parent.kids[index] += 1  # type: ignore[union-attr]
+            node.parent.children_in[index] += 1  # type: ignore[union-attr]
         for node in passed:
-            if not node.kids[index]:
+            if not node.children_in[index]:
                 tier.eviction.on_evictable(node)
         return nodes
 
@@ -346,7 +346,7 @@ class Transfers:
         parent = node.parent
         assert parent is not None
         node.pins[tier.index] += 1
-        parent.kids[tier.index] -= 1
+        parent.children_in[tier.index] -= 1
         if parent.is_evictable(tier.index):
             tier.eviction.on_evictable(parent)
 

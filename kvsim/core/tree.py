@@ -20,12 +20,12 @@ class Node:
 
     Lists have one entry a tier, top to bottom: ``state`` and ``slots`` describe the copy there (its slots are None while the
     room for it is promised but not taken), ``pins`` says how many requests and transfers need this node, or something below
-    it, to stay there, ``kids`` how many children are there.
+    it, to stay there, ``children_in`` how many children are there.
     """
 
     __slots__ = (
-        "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "kids", "transfers", "created", "last_used",
-        "hits", "notes", "partner", "is_state", "tree",
+        "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "children_in", "transfers", "created",
+        "last_used", "hits", "notes", "partner", "is_state", "tree",
     )  # fmt: skip
 
     def __init__(
@@ -44,7 +44,7 @@ class Node:
         self.state: list[int] = [ABSENT] * tiers
         self.slots: list[Any] = [None] * tiers
         self.pins: list[int] = [0] * tiers
-        self.kids: list[int] = [0] * tiers
+        self.children_in: list[int] = [0] * tiers
         self.transfers: tuple[Transfer, ...] = ()
         """Transfers that carry this node now."""
         self.notes: Any = notes
@@ -68,7 +68,7 @@ class Node:
 
     def is_evictable(self, tier: int) -> bool:
         """Whether this is an unpinned leaf of the tier: ready there, with no child there."""
-        return self.state[tier] == READY and not self.pins[tier] and not self.kids[tier]
+        return self.state[tier] == READY and not self.pins[tier] and not self.children_in[tier]
 
     def descendants(self) -> Iterator["Node"]:
         """All nodes below this one, parents first."""

@@ -56,7 +56,7 @@ def _line(node: Node, tiers: list[Tier], names: Mapping[int, str]) -> Text:
             line.append(f"  {tier.name} ", "bold").append(_slots(node.slots[tier.index]))
             if node.pins[tier.index]:
                 line.append(f", pinned by {node.pins[tier.index]}", "yellow")
-            if not node.kids[tier.index]:
+            if not node.children_in[tier.index]:
                 line.append(", leaf", "green")
     return line
 

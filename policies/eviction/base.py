@@ -242,7 +242,7 @@ class RankedEviction(EvictionPolicy):
         while line or heap:
             entry = self._next_entry()
             node: Node = entry[2]
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or untaken and node in untaken:
+            if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or untaken and node in untaken:
                 continue
             rank = self.rank(node)
             if rank != entry[0]:

@@ -202,7 +202,7 @@ class FlopAware(EvictionPolicy):
         if node.is_state:
             if partner is None or partner.partner is not node or partner.state[tier] != READY:
                 return 0.0
-            if partner.kids[tier] != 1:
+            if partner.children_in[tier] != 1:
                 return None
             return self._efficiency_of_state(node, partner.depth if begin is None else begin)
         if partner is None or partner.partner is not node or partner.state[tier] != READY:
@@ -419,7 +419,7 @@ class FlopAware(EvictionPolicy):
         heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[self._bins + place], self._width
         while heap:
             used_s, number, node, _ = heap[0]
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or offered and node in offered:
+            if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or offered and node in offered:
                 heappop(heap)
             elif self._place(node) != place:
                 heappop(heap)
@@ -444,7 +444,7 @@ class FlopAware(EvictionPolicy):
             is_leaf = (
                 node.state[tier] == READY
                 and not node.pins[tier]
-                and not node.kids[tier]
+                and not node.children_in[tier]
                 and not (offered and node in offered)
                 and self._place(node) != NOWHERE
             )

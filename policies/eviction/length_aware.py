@@ -84,7 +84,7 @@ class LengthAware(EvictionPolicy):
                 heappop(ranks)
             self._entries -= 1
             node = entry[2]
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier]:
+            if node.state[tier] != READY or node.pins[tier] or node.children_in[tier]:
                 continue
             now_ranked = rank_of(node)
             if node.last_used != entry[0] or now_ranked != rank:

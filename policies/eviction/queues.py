@@ -181,7 +181,7 @@ class QueueEviction(EvictionPolicy):
             if mark[0] != old[0]:
                 self.sizes[old[0]] -= node.pages
                 self.sizes[mark[0]] += node.pages
-        if not node.pins[self.tier] and not node.kids[self.tier]:
+        if not node.pins[self.tier] and not node.children_in[self.tier]:
             self.on_evictable(node)
 
     def on_split(self, upper: Node, lower: Node) -> None:
@@ -267,7 +267,7 @@ class QueueEviction(EvictionPolicy):
     def is_leaf(self, node: Node) -> bool:
         """Whether the node can leave now."""
         tier = self.tier
-        return node.state[tier] == READY and not node.pins[tier] and not node.kids[tier]
+        return node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]
 
     def is_true(self, queue: int, entry: Entry) -> bool:
         """Whether an entry of the queue's heap stands for a leaf that is there."""
@@ -279,7 +279,7 @@ class QueueEviction(EvictionPolicy):
         heap, tier, marks = self.heaps[queue], self.tier, self._marks
         while heap:
             node: Node = heap[0][4]
-            if node.state[tier] == READY and not node.pins[tier] and not node.kids[tier]:
+            if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
                 mark = marks[node]
                 if mark[1] == heap[0][0] and mark[0] == queue:
                     return node

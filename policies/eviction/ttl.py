@@ -93,7 +93,7 @@ class TimeToLive(RankedEviction):
         self._now, expiring, tier = now, self._expiring, self.tier
         while expiring and expiring[0][0] <= now:
             node = heappop(expiring)[2]
-            if node.state[tier] == READY and not node.pins[tier] and not node.kids[tier]:
+            if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
                 super().on_evictable(node)
 
     def _compact(self) -> None:

@@ -54,7 +54,7 @@ class RequestClass:
         while heap:
             entry = heap[0]
             last_used, end, number, node = entry
-            if node.state[tier] != READY or node.pins[tier] or node.kids[tier] or node.notes[tier] is not self:
+            if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or node.notes[tier] is not self:
                 heappop(heap)
             elif node.last_used != last_used or node.depth + node.pages + end:
                 heapreplace(heap, (node.last_used, -node.depth - node.pages, number, node))

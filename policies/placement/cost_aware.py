@@ -51,4 +51,4 @@ class CostAware(PlacementPolicy):
         """Pages that so many others precede, and all later ones, are worth a copy."""
 
     def after_eviction(self, node: Node, now: float) -> bool:
-        return node.depth + node.pages > self.first_page or node.kids[self._tier] > 0
+        return node.depth + node.pages > self.first_page or node.children_in[self._tier] > 0

@@ -100,7 +100,7 @@ def check(cache: WholeNodeCache, held: Iterable[NodeLease]) -> None:
         assert sorted(slots) == list(range(tier.pool.capacity))
         assert tier.evictable_pages == sum(node.pages for node in here if not node.pins[tier.index])
         for node in [cache.tree.root, *nodes]:
-            assert node.kids[tier.index] == sum(child.state[tier.index] == READY for child in node.children.values())
+            assert node.children_in[tier.index] == sum(child.state[tier.index] == READY for child in node.children.values())
     for node in nodes:
         assert any(node.state)
         assert node.depth == node.parent.depth + node.parent.pages  # type: ignore[union-attr]

@@ -120,7 +120,7 @@ def check(cache: VLLMCache, running: list[BlockLease]) -> None:
         assert all(node in linked for node in path_of(node.parent))
     for node in nodes:
         assert node.state[0] == READY and gpu.pool.count(node.slots[0]) == node.pages
-        assert node.kids[0] == sum(child.parent is node for child in nodes)
+        assert node.children_in[0] == sum(child.parent is node for child in nodes)
         assert node.pins[0] == sum(node in path_of(held.node) for held in running)
     assert gpu.evictable_pages == sum(node.pages for node in nodes if not node.pins[0])
     slots = [node.slots[0] for node in nodes] + [held.slots for held in running]

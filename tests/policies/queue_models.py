@@ -13,7 +13,7 @@ class Page:
     def __init__(self, number: int, parent: "Page | None") -> None:
         self.number = number
         self.parent = parent
-        self.kids = 0
+        self.children_in = 0
         self.pins = 0
         self.queue = self.place = 0
         self.value: Any = None
@@ -71,7 +71,7 @@ class Model:
             victim = self.choose()
             del self.pages[victim.number]
             if victim.parent:
-                victim.parent.kids -= 1
+                victim.parent.children_in -= 1
             self.left += 1
             self.evicted(victim)
             self.note_leaves()
@@ -80,7 +80,7 @@ class Model:
             page.pins = 1
             page.mark = self.enter(self.ghosts.pop(number, None))
             if page.parent:
-                page.parent.kids += 1
+                page.parent.children_in += 1
             self.pages[number] = page
             path.append(page)
         self.note_leaves()
@@ -96,7 +96,7 @@ class Model:
 
     def note_leaves(self) -> None:
         """Among equals, the first to become a leaf leaves."""
-        now = [page for page in self.pages.values() if not page.pins and not page.kids]
+        now = [page for page in self.pages.values() if not page.pins and not page.children_in]
         for page in now:
             if page not in self.leaves:
                 self.events += 1

@@ -58,7 +58,7 @@ def candidates(cache: HybridCache) -> dict[Node, float]:
             found[node] = CONTEXT.saved_flops(node.depth, end(node)) / (node.pages + UNITS) if has_state(node) else 0.0
         elif state is None or state.partner is not node or state.state[0] != READY:
             found[node] = 0.0
-        elif state.kids[0] == 1:
+        elif state.children_in[0] == 1:
             found[node] = CONTEXT.saved_flops(state.depth, end(node)) / UNITS
     return found
 

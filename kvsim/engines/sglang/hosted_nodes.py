@@ -126,7 +126,7 @@ class HostedNodeCache(WholeNodeCache):
         node.pins[CPU] -= 1
         if not node.pins[CPU]:
             self.cpu.evictable_pages += node.pages
-            if not node.kids[CPU]:
+            if not node.children_in[CPU]:
                 self.cpu.eviction.on_evictable(node)
 
     # --- down --------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class BlockPool:
             self._younger.setdefault(page, []).append(leaf)
         leaf.slots[0], lease.slots = gpu.pool.split(lease.slots, pages)
         leaf.pins[0] = 1
-        parent.kids[0] += 1
+        parent.children_in[0] += 1
         lease.node = leaf
         self.residency.set_ready(leaf, gpu, now)
 
@@ -146,8 +146,8 @@ class BlockPool:
             del parent.children[page]
         else:
             self._remove_copy(node, parent, page)
-        kids = parent.kids
-        left = kids[0] = kids[0] - 1
+        children_in = parent.children_in
+        left = children_in[0] = children_in[0] - 1
         if not left and not parent.pins[0] and parent.state[0] == READY:
             gpu.eviction.on_evictable(parent)
 

@@ -11,7 +11,7 @@ from threading import Lock, local
 import numpy as np
 
 from kvsim.substrate.hardware.disk_index import DiskIndex, reserve
-from kvsim.substrate.hardware.disk_job import BLOCK_BYTES, Job, ReadJob, WriteJob
+from kvsim.substrate.hardware.disk_job import BLOCK_BYTES, DiskJob, ReadJob, WriteJob
 
 IO_BYTES = 4 << 20
 """Neighbouring slots are read or written at once up to so many bytes."""
@@ -107,7 +107,7 @@ class DiskFile:
         self.index.close()
         os.close(self.file)
 
-    def _start(self, workers: ThreadPoolExecutor, job: Job) -> "Future[int]":
+    def _start(self, workers: ThreadPoolExecutor, job: DiskJob) -> "Future[int]":
         with self._lock:
             if self.is_closed:
                 raise ValueError("the disk file is closed")

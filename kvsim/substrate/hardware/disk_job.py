@@ -19,7 +19,7 @@ BLOCK_BYTES = 4096
 """What O_DIRECT wants addresses, lengths and places in the file to be multiples of."""
 
 
-class Job:
+class DiskJob:
     """One list of pages on its way. Workers take its extents in turn; the last one to stop gives the result."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Job:
         return int(self.slots[part.start]) * self.disk.slot_bytes
 
 
-class ReadJob(Job):
+class ReadJob(DiskJob):
     """Pages on their way from the file."""
 
     def move(self, part: slice) -> int:
@@ -137,7 +137,7 @@ class ReadJob(Job):
         return arrived, "short_read"
 
 
-class WriteJob(Job):
+class WriteJob(DiskJob):
     """Pages on their way to the file."""
 
     def move(self, part: slice) -> int:
