@@ -16,11 +16,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.commands.mistake import Mistake
 from kvsim.commands.sweep import Listed, Objective, end_sweep, forget_sweep, run_sweep_job
 from kvsim.configuration import explain
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.report.result import RunRecord
 
 MISTAKES = ("Config group override must be", "Only one of --run", "The --resolve flag")

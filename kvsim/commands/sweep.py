@@ -28,13 +28,14 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.build import Plan, SweepSettings, build_run, check_output, sweep_settings
+from kvsim.build import build_run, check_output, sweep_settings
 from kvsim.commands.bounds import complete, compute_once
 from kvsim.commands.mistake import Mistake
 from kvsim.commands.sweep_loader import SweepLoader
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.errors import UsageError
 from kvsim.fingerprint import configuration_hash
+from kvsim.plan import Plan, SweepSettings
 from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run, read_runs

@@ -104,10 +104,10 @@ MISTAKES = [
     (["tiers.disk.below=disk", *BELOW_GPU[:1]], "tiers.disk.below must be cpu or gpu, not disk"),
     (["tiers.disk.below=gpu"], "tiers.disk.below has no effect without that tier: set tiers.disk.capacity"),
     (["tiers.disk.below=cpu"], "tiers.disk.below has no effect without that tier: set tiers.disk.capacity"),
-    (["tiers.disk.below=cpu", *BELOW_GPU[:1]], "tiers.disk is below the CPU tier, through which its pages pass: set tiers.cpu"),
+    (["tiers.disk.below=cpu", *BELOW_GPU[:1]], "tiers.disk needs a CPU tier above it: set tiers.cpu"),
     (["tiers.gpu.below=gpu"], "tiers.gpu.below: there is no such setting"),
     *[
-        ([*BELOW_GPU, *cpu, *prefetch], f"prefetch: {name} reads ahead into the CPU tier, and the disk is not below it")
+        ([*BELOW_GPU, *cpu, *prefetch], f"prefetch: {name} reads ahead into the CPU tier, which is not above the disk")
         for cpu in ([], [CPU])
         for prefetch, name in (
             (["prefetch=threshold"], "ThresholdPrefetch"),
@@ -144,8 +144,7 @@ def test_real_hardware_has_no_straight_way_to_the_disk(
     assert main([*words, "tiers.gpu.capacity=60pages", "tiers.disk.capacity=10pages", "tiers.disk.below=gpu", *cpu]) == 2
     shown = capfd.readouterr()
     assert shown.err == (
-        "kvsim: tiers.disk.below=gpu: substrate=hardware reads and writes the disk through pinned memory: "
-        "set tiers.disk.below=cpu\n"
+        "kvsim: tiers.disk.below=gpu: substrate=hardware accesses the disk through pinned memory: set tiers.disk.below=cpu\n"
     )
     assert shown.out == ""
     assert not list(folder.iterdir())

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.core.edge import Edge, chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
@@ -22,6 +22,7 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.server import CacheServer
+from kvsim.plan import Plan
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage

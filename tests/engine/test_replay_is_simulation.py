@@ -16,10 +16,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from kvsim import run
-from kvsim.build import Plan, build_run, construct
+from kvsim.build import build_run
 from kvsim.configuration import compose
+from kvsim.construct import construct
 from kvsim.core.request import Request
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
+from kvsim.plan import Plan
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy

@@ -6,7 +6,7 @@ import hydra
 import pytest
 from simpy import Event
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.core.cache import CLAIMED, Cache
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
@@ -15,6 +15,7 @@ from kvsim.engine.outcome import FINISHED, REJECTED
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack

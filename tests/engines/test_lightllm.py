@@ -6,13 +6,14 @@ import hydra
 import numpy as np
 import xxhash
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.tree import ABSENT, INCOMING, READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay
+from kvsim.plan import Plan
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer, Refusal

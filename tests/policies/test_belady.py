@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from kvsim.api import load_trace, replay, simulate
 from kvsim.bounds.lru_curve import usable_pages
-from kvsim.build import Plan, TierPlan, build_run
+from kvsim.build import build_run
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.runs import split_runs
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
+from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.eviction.lru import LRU
 from kvsim.run import replay as run_replay
@@ -219,12 +220,12 @@ def test_the_bound_on_conversation(shared: Path, capacity: int, page_hit_rate: f
 @pytest.mark.parametrize(
     ("run", "overrides", "expected"),
     [
-        (simulate, (), "eviction: Belady is a bound, for kvsim replay with one tier: choose another policy"),
-        (replay, ("tiers.cpu.capacity=1GiB",), "eviction: Belady is a bound, for kvsim replay with one tier"),
+        (simulate, (), "eviction: Belady is a bound for kvsim replay with one tier only: choose another policy"),
+        (replay, ("tiers.cpu.capacity=1GiB",), "eviction: Belady is a bound for kvsim replay with one tier only"),
         (replay, ("replay.in_flight=2",), "replay.in_flight has no effect on Belady"),
-        (replay, ("rules=sglang",), "eviction: Belady is a bound by kvsim's own rules: say rules=default"),
-        (replay, ("rules=vllm",), "eviction: Belady is a bound by kvsim's own rules: say rules=default"),
-        (replay, ("print_tree=true", "tiers.gpu.capacity=1GiB"), "print_tree has no effect on Belady, which keeps no tree"),
+        (replay, ("rules=sglang",), "eviction: Belady is a bound under kvsim's own rules: set rules=default"),
+        (replay, ("rules=vllm",), "eviction: Belady is a bound under kvsim's own rules: set rules=default"),
+        (replay, ("print_tree=true", "tiers.gpu.capacity=1GiB"), "print_tree has no effect on Belady, which has no tree"),
     ],
 )
 def test_where_it_is_no_bound_it_is_refused(run: object, overrides: tuple[str, ...], expected: str) -> None:
