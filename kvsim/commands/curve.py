@@ -11,7 +11,8 @@ from rich.console import Console
 
 from kvsim.bounds.curves import Curve, Point, curve_settings
 from kvsim.commands.application import run_application, run_job
-from kvsim.commands.sweep import Objective, SweepJob
+from kvsim.commands.objective import Objective
+from kvsim.commands.sweep_job import SweepJob
 from kvsim.execute import draw
 from kvsim.plan import Plan
 from kvsim.report.curve import print_curve, write_curve

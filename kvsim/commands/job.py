@@ -5,7 +5,7 @@ from functools import partial
 from rich.console import Console
 from rich.tree import Tree
 
-from kvsim.commands.sweep import SweepJob
+from kvsim.commands.sweep_job import SweepJob
 from kvsim.execute import execute
 from kvsim.plan import Plan
 from kvsim.report.folder import write_run
