@@ -13,8 +13,15 @@ __all__ = ["Result", "curve", "load_trace", "replay", "simulate"]
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used: the command line answers without them."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("kvsim")
     if name not in __all__:
         raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
+    from kvsim.links import check_links
+
+    check_links()
     from kvsim import api
 
     return getattr(api, name)
