@@ -7,7 +7,7 @@ from typing import Any
 import griffe
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import with_tables  # noqa: E402
+from reference import with_tables
 
 
 class AlignedTables(griffe.Extension):

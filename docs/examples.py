@@ -122,7 +122,7 @@ def python_blocks(page: Path) -> list[tuple[Block, Block | None]]:
         if block.language == "python" and block.title is None and block.skip_reason is None:
             following = found[i + 1] if i + 1 < len(found) else None
             gap = page.read_text()[block.end : following.start].count("\n") if following else 0
-            pairs.append((block, following if following and following.language == "text" and gap <= 4 else None))
+            pairs.append((block, following if following and following.language == "text" and gap <= 5 else None))
     return pairs
 
 

@@ -240,10 +240,10 @@ def presets() -> str:
             comment = setting.comment or parents.get(setting.key.rpartition(".")[0], "")
             value = html.escape(f"{setting.key}={setting.value}")
             rows.append(f"<tr><td><code>{_breakable(value)}</code></td><td>{paragraphs(comment)}</td></tr>")
-        table = "\n".join(["<table><thead><tr><th>sets</th><th>why</th></tr></thead><tbody>", *rows, "</tbody></table>"])
-        sections.append(
-            f"### {name} {{ #preset-{name} }}\n\n{paragraphs(head.comment)}\n<p>Chooses {overrides}.</p>\n\n{table if rows else ''}"
-        )
+        head_row = "<table><thead><tr><th>sets</th><th>why</th></tr></thead><tbody>"
+        table = "\n".join([head_row, *rows, "</tbody></table>"]) if rows else ""
+        intro = f"{paragraphs(head.comment)}\n<p>Chooses {overrides}.</p>"
+        sections.append(f"### {name} {{ #preset-{name} }}\n\n{intro}\n\n{table}")
     return "\n\n".join(sections)
 
 
