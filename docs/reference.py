@@ -157,6 +157,8 @@ def _settings_table(settings: list[Setting], prefix: str = "", *, has_anchors: b
         return ""
     rows = []
     for setting in settings:
+        if setting.value is None and not setting.comment:
+            continue
         key = html.escape(prefix + setting.key)
         if setting.value is None:
             value = ""
@@ -197,7 +199,7 @@ def _policy_section(family: str, name: str) -> str:
     body = _docstring(target)
     table = _settings_table(settings, prefix=f"{family}.")
     source = f'<p class="source">{_inline(_source(target))}</p>'
-    advice = f'<div class="admonition tip"><p class="admonition-title">{family}={name}</p>{paragraphs(description)}</div>'
+    advice = f'<p class="advice"><code>{family}={name}</code> {_inline(" ".join(description.split()))}</p>'
     return f"### {name} {{ #{family}-{name} }}\n\n{paragraphs(body)}\n{advice}\n{source}\n\n{table}"
 
 
