@@ -240,8 +240,8 @@ def presets() -> str:
         rows = []
         for setting in sets:
             comment = setting.comment or parents.get(setting.key.rpartition(".")[0], "")
-            value = html.escape(f"{setting.key}={setting.value}")
-            rows.append(f"<tr><td><code>{_breakable(value)}</code></td><td>{paragraphs(comment)}</td></tr>")
+            sets_to = f"{_breakable(html.escape(setting.key))}={html.escape(setting.value or '')}"
+            rows.append(f"<tr><td><code>{sets_to}</code></td><td>{paragraphs(comment)}</td></tr>")
         head_row = "<table><thead><tr><th>sets</th><th>why</th></tr></thead><tbody>"
         table = "\n".join([head_row, *rows, "</tbody></table>"]) if rows else ""
         intro = f"{paragraphs(head.comment)}\n<p>Chooses {overrides}.</p>"
@@ -262,7 +262,7 @@ def models_table() -> str:
         cells = (
             _count(model.parameters),
             _count(model.active_parameters),
-            f"{weights / 2**30:,.2f} GiB",
+            f"{weights / 2**30:,.1f} GiB",
             f"{model.kv_bytes_per_token / 2**10:,.1f} KiB",
             state,
         )
@@ -357,7 +357,8 @@ def paragraphs(text: str) -> str:
 def _block(lines: list[str]) -> Iterator[str]:
     prose: list[str] = []
     rows: list[list[str]] = []
-    column = 0
+    start = column = 0
+    """Where the names of the last row begin, and their meanings."""
     for line in lines:
         row = ROW.fullmatch(line)
         indent = len(line) - len(line.lstrip())
@@ -366,8 +367,10 @@ def _block(lines: list[str]) -> Iterator[str]:
                 yield _prose(prose)
                 prose = []
             rows.append([row[2], *re.split(r"\s{2,}", row[4])])
-            column = row.end(3)
-        elif rows and indent >= min(column, 4):
+            start, column = indent, row.end(3)
+        elif rows and indent < min(column, 4 + start) and line[column - 1 : column] == " " != line[column : column + 1]:
+            rows.append([line[:column].strip(), line[column:].strip()])
+        elif rows and indent >= min(column, 4 + start):
             rows[-1][-1] += " " + line.strip()
         else:
             if rows:
