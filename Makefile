@@ -47,7 +47,7 @@ clean: pure
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvsim needs CPython 3.11 or newer: say make PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvsim needs CPython 3.11 or newer: set make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
 # The stamps say what is installed; a changed pyproject.toml installs again.
