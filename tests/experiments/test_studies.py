@@ -271,7 +271,7 @@ def test_speed_without_a_yardstick(
     module = study("speed", monkeypatch, "--trace", str(trace), "--weka", str(trace), *options)
     monkeypatch.setenv("COLUMNS", "200")
     assert module.main() == 1
-    assert "there is no yardstick at" in capsys.readouterr().out
+    assert "no yardstick at" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("build", "least"), [("pure Python", 0.18), ("compiled", 0.5)])
