@@ -85,11 +85,11 @@ class Study(Generic[Cell, Row]):
         """Read the command line: a path per trace, ``limit`` and ``output``."""
         parser = option_parser(self.file, self.question, self.traces)
         if isinstance(self.limit, tuple):
-            name, count, what = "--requests", len(self.limit), "requests to play from each trace"
+            name, count, default = "--requests", len(self.limit), " and ".join(map(str, self.limit))
         else:
-            name, count, what = "--limit", None, "requests to play"
-        text = f"{what}; the claims are about the default, {self.limit or 'all'}"
-        parser.add_argument(name, dest="limit", type=int, nargs=count, default=self.limit, help=text)
+            name, count, default = "--limit", None, str(self.limit or "all")
+        text = f"requests to play from each trace; the claims are about the default, {default}"
+        parser.add_argument(name, dest="limit", type=int, nargs=count, default=self.limit, metavar="N", help=text)
         return parser.parse_args()
 
     def play(self, options: Namespace) -> dict[Cell, Row]:

@@ -46,6 +46,22 @@ def study(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Module
     return module
 
 
+def test_the_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("template", monkeypatch, "--limit", "30", "--output", str(tmp_path))
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "results.md").read_text()
+    assert verdicts(table) == 2 and "| 64,000 | **" in table
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 3 * 2
+    assert (tmp_path / "results.html").stat().st_size > 100_000
+
+
+def test_every_study_is_in_the_list_of_studies() -> None:
+    listed = (EXPERIMENTS / "README.md").read_text()
+    folders = [path.parent.name for path in EXPERIMENTS.glob("*/run.py")]
+    hardware = [f"hardware/{path.stem}.py" for path in (EXPERIMENTS / "hardware").glob("*.py")]
+    assert [name for name in (*folders, *hardware) if f"({name}" not in listed] == []
+
+
 @pytest.mark.long
 def test_knobs_flip(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("knobs_flip", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
