@@ -278,3 +278,12 @@ def small_cache(
     placements = [make() for make in (placement if isinstance(placement, Sequence) else [placement] * 2)]
     tiers, edges = make_tiers(capacities, evictions, placements, slots=slots, page_tokens=page_tokens)
     return SmallCache(tiers, edges, Rules(recompute_last_token=recompute_last_token), page_tokens)
+
+
+def now(cache: SmallCache) -> float:
+    return next(cache.clock)
+
+
+def only(transfers: list[Transfer]) -> Transfer:
+    (transfer,) = transfers
+    return transfer

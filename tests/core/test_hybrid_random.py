@@ -40,7 +40,7 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.run import build_cache, build_tiers, simulate
 from tests.core.small import NAMES
-from tests.core.test_hybrid import SmallHybrid
+from tests.core.small_hybrid import SmallHybrid, hybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
 from tests.test_presets import CONF
 
@@ -301,8 +301,6 @@ class SlowHybrid:
     recompute=st.booleans(),
 )
 def test_hits_are_the_longest_prefix_with_a_state(words: list[str], make: Any, states: int, grid: int, recompute: bool) -> None:
-    from tests.core.test_hybrid import hybrid
-
     policy = make()
     cache = hybrid(policy, gpu=None, states=states, grid=grid, recompute_last_token=recompute)
     slow = SlowHybrid(policy, states, grid, recompute)

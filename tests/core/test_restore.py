@@ -1,6 +1,5 @@
 """A cache that begins with pages of an earlier run, and one whose disk cannot read a page any more."""
 
-import numpy as np
 import pytest
 
 from kvsim.core.pool import SlotPool
@@ -105,17 +104,6 @@ def test_only_an_empty_cache_with_numbered_slots_can_be_restored() -> None:
         restore(cache.core, [cache.request("ab")], key, {key(0): 0, key(1): 4}, now=0.0)
     cache.check()
     assert cache.tiers[DISK].pool.free == 4
-
-
-def test_chosen_slots_are_taken_all_or_none() -> None:
-    pool = SlotPool(6)
-    pool.take(2)
-    with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
-        pool.take_these(np.array([1, 4]))
-    with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
-        pool.take_these(np.array([4, 4]))
-    pool.take_these(np.array([4, 2]))
-    assert (pool.free, pool.peak_pages) == (2, 4) and pool.take(2).tolist() == [3, 5]
 
 
 # --- pages that cannot be read ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.flop_aware import FlopAware
 from tests.core.small import MACHINE, offered
-from tests.core.test_hybrid import SmallHybrid, hybrid, use
+from tests.core.small_hybrid import SmallHybrid, hybrid, use
 
 MODEL = ModelSpec(
     layers=2, hidden_size=8, vocabulary=16, heads=2, kv_heads=1, head_dim=4, mlp_width=16,
