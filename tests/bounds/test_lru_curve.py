@@ -9,7 +9,8 @@ from kvsim.bounds.lru_curve import LruCurve, sums_of_smaller
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.report.result import hit_tokens
-from tests.engine.test_replay import conversation, make_cache, play, workloads
+from tests.engine.test_replay import conversation, make_cache, play
+from tests.workloads import branching_requests
 
 __all__ = ["conversation"]
 
@@ -58,7 +59,7 @@ def test_sums_of_smaller_are_sums_over_what_came_before(pairs: list[tuple[int, i
 
 
 @given(
-    requests=workloads(),
+    requests=branching_requests(),
     short=st.lists(st.integers(0, 3), min_size=64, max_size=64),
     recompute=st.booleans(),
     skipped=st.integers(0, 3),

@@ -27,7 +27,7 @@ class SmallHybrid(SmallCache):
 
     def states_on(self, tier: str) -> set[str]:
         """The words after which a tier has a usable state."""
-        words = {page: word for word, page in self._ids.items()}
+        words = {page: word for word, page in self.words.ids.items()}
         index = ("gpu", "cpu").index(tier)
         return {words[self.states.page_of(node)] for node in self.states.index.values() if node.state[index] == 2}
 

@@ -43,6 +43,7 @@ from tests.core.small import NAMES
 from tests.core.small_hybrid import SmallHybrid, hybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
 from tests.test_presets import CONF
+from tests.workloads import pages_of
 
 RUNS = 100
 SETTINGS = settings(max_examples=RUNS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -153,7 +154,7 @@ class Walk:
             self.cache.request(word, index=self.requests, output_tokens=len(answer) + 1),
         )
         self.requests += 1
-        pages = [start + at for start, length in whole.runs for at in range(length)][len(word) :]
+        pages = pages_of(whole.runs)[len(word) :]
         request.output_runs = tuple((page, 1) for page in pages)
         lease = self.cache.match(request)
         self.check_end(lease)

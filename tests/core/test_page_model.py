@@ -52,7 +52,8 @@ from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.trace.mooncake import Mooncake
 from tests.core import page_rules as rules
 from tests.core.page_model import Edge, PageModel
-from tests.core.small import MACHINE, MODEL, NAMES, make_request, make_requests, make_tiers
+from tests.core.small import MACHINE, MODEL, NAMES, make_tiers
+from tests.workloads import Words, make_request, make_requests, pages_of
 
 Hits = tuple[int, int, int]
 EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 40))
@@ -204,7 +205,7 @@ def make_core(setting: Setting) -> tuple[Any, Replay]:
 def pages_in(cache: Any, tier: Tier) -> set[int]:
     """The numbers of the pages that a tier of the core's cache has."""
     runs = [run for node in cache.tree.root.descendants() if node.state[tier.index] for run in node.runs]
-    return {start + at for start, length in runs for at in range(length)}
+    return set(pages_of(runs))
 
 
 def play_core(requests: list[Request], setting: Setting, looks: Sequence[Request] = ()) -> Played:
@@ -290,7 +291,7 @@ class Workload(list[Request]):
     def __repr__(self) -> str:
         lines = []
         for request in self:
-            ids = ",".join(str(start + at) for start, length in request.runs for at in range(length))
+            ids = ",".join(str(page) for page in pages_of(request.runs))
             tokens = f"{request.prompt_tokens}+{request.output_tokens}"
             lines.append(
                 f"{request.arrival_s:g}: {ids} ({tokens} tokens, session {request.session}, priority {request.priority})"
@@ -301,14 +302,12 @@ class Workload(list[Request]):
 @st.composite
 def workloads(draw: st.DrawFn, page_tokens: int, longest: int) -> Workload:
     """Requests with such prompts, with and without a partial page at the end, some at one moment, of some sessions."""
-    ids: dict[tuple[int, ...], int] = {}
-    requests, now = Workload(), 0.0
+    ids, requests, now = Words(), Workload(), 0.0
     for index, prompt in enumerate(draw(prompts(longest))):
-        pages = [ids.setdefault(tuple(prompt[:end]), len(ids)) for end in range(1, len(prompt) + 1)]
         now += draw(st.integers(0, 2))
         requests.append(
             make_request(
-                pages,
+                ids.pages(tuple(prompt)),
                 index=index,
                 prompt_tokens=page_tokens * len(prompt) + draw(st.integers(1 - page_tokens, page_tokens - 1)),
                 output_tokens=draw(st.sampled_from([0, 0, 1, 2 * page_tokens])),
@@ -347,7 +346,7 @@ def looks(draw: st.DrawFn, requests: list[Request], page_tokens: int) -> Workloa
     parts = Workload()
     for _ in requests:
         request = draw(st.sampled_from(requests))
-        numbers = [start + at for start, length in request.runs for at in range(length)]
+        numbers = pages_of(request.runs)
         pages = draw(st.integers(1, len(numbers)))
         parts.append(make_request(numbers[:pages], prompt_tokens=pages * page_tokens + 1))
     return parts
@@ -416,7 +415,7 @@ def letters(words: str, pages: set[int]) -> list[str]:
     requests = make_requests(words.split())
     named = {}
     for word, request in zip(words.split(), requests, strict=True):
-        numbers = [start + at for start, length in request.runs for at in range(length)]
+        numbers = pages_of(request.runs)
         named.update({number: word[: end + 1] for end, number in enumerate(numbers)})
     return sorted(named[page] for page in pages)
 

@@ -14,7 +14,6 @@ from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
-from kvsim.core.runs import append_run
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
@@ -33,6 +32,7 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.report.result import hit_tokens
 from kvsim.trace.mooncake import Mooncake
+from tests.workloads import branching_requests
 
 PLACEMENTS = (WriteBack, WriteThrough, WriteThroughSelective, Exclusive)
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
@@ -95,31 +95,8 @@ def test_hits_are_the_same_at_any_page_size(shared: Path, conversation: list[Req
     assert whole <= cut <= whole * (1 + padding)
 
 
-@st.composite
-def workloads(draw: st.DrawFn) -> list[Request]:
-    """Prompts of 1 to 6 pages that branch from one another; a page id stands for one path."""
-    ids: dict[tuple[int, ...], int] = {}
-    requests = []
-    for index, word in enumerate(draw(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=40))):
-        runs: list[tuple[int, int]] = []
-        for end in range(1, len(word) + 1):
-            append_run(runs, ids.setdefault(tuple(word[:end]), len(ids)), 1)
-        output_tokens = draw(st.integers(0, 9))
-        requests.append(
-            Request(
-                index=index,
-                arrival_s=0.0,
-                prompt_tokens=4 * len(word),
-                output_tokens=output_tokens,
-                runs=tuple(runs),
-                prompt_pages=len(word),
-            )
-        )
-    return requests
-
-
 @given(
-    requests=workloads(),
+    requests=branching_requests(),
     capacities=st.lists(st.integers(4, 14), min_size=1, max_size=3).map(tuple),
     eviction=st.sampled_from((LRU, FIFO, LFU)),
     placement=st.sampled_from(PLACEMENTS),

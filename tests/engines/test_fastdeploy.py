@@ -24,9 +24,10 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.run import check_answers
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.page_hasher import PageHasher
-from tests.core.small import make_requests, make_tiers, small_cache
+from tests.core.small import make_tiers, small_cache
 from tests.engine.small import ask, check_idle, eager, hits, seconds, small_engine
 from tests.engine.small import make_requests as engine_requests
+from tests.workloads import make_requests
 
 PAGE = 4
 

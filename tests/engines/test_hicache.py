@@ -18,7 +18,8 @@ from kvsim.policies.placement.write_through_selective import WriteThroughSelecti
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.weka import Weka
 from tests.engines.slow_radix import SlowRadix, play_slowly
-from tests.engines.small import Words, as_records, check, golden_rows, make_cache, play, random_requests, reference
+from tests.engines.small import check, golden_rows, make_cache, play, reference
+from tests.workloads import Words, as_records, random_requests
 
 CONVERSATION = "traces/mooncake_conversation_trace.jsonl.gz"
 WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
@@ -62,8 +63,7 @@ class Small:
         return hits
 
     def text(self, node: Node) -> str:
-        letters = {page: word[-1] for word, page in self.words.ids.items()}
-        return "".join(letters[start + at] for start, length in node.runs for at in range(length))
+        return self.words.text(node.runs)
 
     def on(self, tier: int) -> list[str]:
         nodes = sorted(self.cache.tree.root.descendants(), key=lambda node: node.runs)

@@ -18,7 +18,8 @@ from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.trace.page_hasher import PageHasher
-from tests.core.small import make_request, make_tiers, small_cache
+from tests.core.small import make_tiers, small_cache
+from tests.workloads import make_request, pages_of
 
 PAGE = 256
 
@@ -95,8 +96,8 @@ def test_only_prompts_are_stored_below_the_gpu() -> None:
     answers: set[int] = set()
     for request in requests:
         stored = (request.prompt_tokens - 1) // plan.page_tokens
-        prompts.update([start + at for start, pages in request.runs for at in range(pages)][:stored])
-        answers.update(start + at for start, pages in request.output_runs or () for at in range(pages))
+        prompts.update(pages_of(request.runs)[:stored])
+        answers.update(pages_of(request.output_runs or ()))
     below = _pages(cache, 1)
     assert below == prompts and answers - prompts and (answers - prompts).isdisjoint(below)
     assert answers <= _pages(cache, 0)
@@ -104,7 +105,7 @@ def test_only_prompts_are_stored_below_the_gpu() -> None:
 
 def _pages(cache: Cache, tier: int) -> set[int]:
     nodes = [node for node in cache.tree.root.descendants() if node.state[tier] == READY]
-    return {start + at for node in nodes for start, pages in node.runs for at in range(pages)}
+    return {page for node in nodes for page in pages_of(node.runs)}
 
 
 def test_loads_need_128_missing_tokens_and_a_prompt_of_256() -> None:

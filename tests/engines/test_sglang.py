@@ -23,10 +23,10 @@ from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.weka import Weka
-from tests.core.small import runs_of
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_radix import SlowNode, SlowRadix, play_slowly
-from tests.engines.small import Words, as_records, check, golden_rows, make_cache, play, random_requests, reference
+from tests.engines.small import check, golden_rows, make_cache, play, reference
+from tests.workloads import Words, as_records, random_requests, runs_of
 
 EVICTION = Path(__file__).resolve().parent.parent.parent / "conf" / "eviction"
 CONVERSATION = "traces/mooncake_conversation_trace.jsonl.gz"
@@ -78,9 +78,8 @@ class Small:
 
     def nodes(self) -> list[str]:
         """The letters of each node, in order of their page ids."""
-        letters = {page: word[-1] for word, page in self.words.ids.items()}
         nodes = sorted(self.cache.tree.root.descendants(), key=lambda node: node.runs)
-        return ["".join(letters[start + at] for start, length in node.runs for at in range(length)) for node in nodes]
+        return [self.words.text(node.runs) for node in nodes]
 
 
 # --- the rules -----------------------------------------------------------------------------------------------------------

@@ -18,18 +18,8 @@ from kvsim.report.tree import draw_tree
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_blocks import SlowBlocks, play_slowly
-from tests.engines.small_blocks import (
-    PAGE_TOKENS,
-    TRACE,
-    Small,
-    as_records,
-    check,
-    golden_rows,
-    make_cache,
-    play,
-    random_requests,
-    reference,
-)
+from tests.engines.small_blocks import PAGE_TOKENS, TRACE, Small, check, golden_rows, make_cache, play, reference
+from tests.workloads import as_records, random_requests
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

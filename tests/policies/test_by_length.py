@@ -6,7 +6,8 @@ import pytest
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.by_length import ByLength
-from tests.core.small import make_request, small_cache
+from tests.core.small import small_cache
+from tests.workloads import make_request
 
 
 def test_short_prompts_stay_on_the_gpu() -> None:

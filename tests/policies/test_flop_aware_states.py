@@ -23,6 +23,7 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.flop_aware import FlopAware
 from tests.core.small import MACHINE, offered
 from tests.core.small_hybrid import SmallHybrid, hybrid, use
+from tests.workloads import random_word
 
 MODEL = ModelSpec(
     layers=2, hidden_size=8, vocabulary=16, heads=2, kv_heads=1, head_dim=4, mlp_width=16,
@@ -159,7 +160,7 @@ def test_the_victim_is_that_of_comparing_everything(seed: int, alpha: float, che
     running = []
     compared = 0
     for _ in range(100):
-        lease = cache.look("".join(random.choice("aaab") for _ in range(random.randint(1, 6))))
+        lease = cache.look(random_word(random, "aaab"))
         if cache.admit(lease, lease.request.prompt_pages, float(next(cache.clock))):
             assert cache.claim(lease, float(next(cache.clock))) == CLAIMED
             cache.insert(lease, float(next(cache.clock)))

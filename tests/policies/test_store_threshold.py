@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.store_threshold import StoreThreshold
-from tests.core.small import make_request, small_cache
+from tests.core.small import small_cache
+from tests.workloads import make_request
 
 
 def test_pages_are_stored_at_the_kth_offer() -> None:
