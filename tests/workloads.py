@@ -139,9 +139,9 @@ def conversations(seed: int = 0, *, requests: int = 40, page_tokens: int = 16, g
         seed=seed, limit=requests, sessions=requests, sessions_per_s=0.3 / gap_s, arrivals="open_loop",
         max_prompt_tokens=20 * page_tokens, tail=("full", "all")[seed % 2],
         mix={
-            "chat": Kind(weight=2, pause_s=3 * gap_s, **chat),
-            "agent": Kind(weight=1, pause_s=0.2 * gap_s, **agent),
-            "document": Kind(weight=1, pause_s=gap_s, **document),
+            "chat": Kind(weight=2, pause_s=10 * gap_s, **chat),
+            "agent": Kind(weight=1, pause_s=gap_s, **agent),
+            "document": Kind(weight=1, pause_s=5 * gap_s, **document),
         },
     )  # fmt: skip
     return in_order_of_sight(source.load(page_tokens).requests)

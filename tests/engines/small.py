@@ -1,13 +1,7 @@
 """Traces and caches for the tests of engines: prompts are words, equal beginnings of two words are the same pages."""
 
-import gzip
-import importlib.util
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-import pytest
 
 from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
@@ -77,25 +71,3 @@ def is_above(node: Any, held: NodeLease) -> bool:
     while at is not None and at is not node:
         at = at.parent
     return at is node
-
-
-def reference(shared: Path, name: str) -> ModuleType:
-    """A model that lies beside the repository; skips the test where it is absent."""
-    path = shared / "reference" / f"{name}.py"
-    if not path.is_file():
-        pytest.skip(f"there is no ../shared/reference/{name}.py, which this test compares with")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def golden_rows(shared: Path, name: str, requests: int) -> list[tuple[int, ...]]:
-    """The first rows of a recorded sequence, from the hits on; skips the test where it is absent."""
-    path = shared / "golden" / f"{name}.txt.gz"
-    if not path.is_file():
-        pytest.skip(f"there is no ../shared/golden/{name}.txt.gz, which this test compares with")
-    with gzip.open(path, "rt") as file:
-        rows = [tuple(map(int, line.split())) for line in file if line[0].isdigit()]
-    return [row[2:] for row in rows[:requests]]

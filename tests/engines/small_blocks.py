@@ -1,14 +1,8 @@
 """vLLM's caches small enough to follow by hand. A prompt is a word, a page of four tokens for each letter; equal beginnings of
 two words are the same pages."""
 
-import gzip
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-import pytest
 
 from kvsim.core.edge import chain
 from kvsim.core.pool import Pool, SlotPool
@@ -30,7 +24,6 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from tests.workloads import Words, runs_of
 
 PAGE_TOKENS = 4
-TRACE = "mooncake_conversation_trace.jsonl.gz"
 Row = tuple[int, int]
 """Pages hit on the GPU and in CPU memory; (-1, 0) for a request that can never fit."""
 
@@ -139,25 +132,3 @@ def play(cache: VLLMCache, requests: list[Request], in_flight: int = 1) -> list[
     check(cache, [])
     rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
     return [(-1, 0) if status == REJECTED else (gpu, cpu) for status, (gpu, cpu, _) in rows]
-
-
-def golden_rows(shared: Path, name: str, requests: int) -> list[Row]:
-    """The engine's own hits of the first requests. Skips the test where they are not there."""
-    path = shared / "golden" / f"conv.{name}.txt.gz"
-    if not path.is_file():
-        pytest.skip(f"the recorded hits are not part of the repository: put them into ../shared/golden/{path.name}")
-    with gzip.open(path, "rt") as lines:
-        rows = [line.split() for line in lines if not line.startswith("#")][:requests]
-    return [(int(gpu), int(cpu)) for _, _, gpu, cpu, _ in rows]
-
-
-def reference(shared: Path) -> ModuleType:
-    """Another slow model of the engine. Skips the test where it is not there."""
-    path = shared / "reference" / "vllm_model.py"
-    if not path.is_file():
-        pytest.skip("the reference model is not part of the repository: put it into ../shared/reference to run this test")
-    spec = spec_from_file_location("vllm_model", path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -4,11 +4,13 @@ from functools import partial
 
 import hydra
 import numpy as np
+import pytest
 import xxhash
 
 from kvsim.build import Plan, build_run
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
+from kvsim.core.tier import LEVELS
 from kvsim.core.tree import ABSENT, INCOMING, READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
@@ -18,7 +20,10 @@ from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.trace.page_hasher import PageHasher
+from tests.core import page_rules
 from tests.core.small import make_tiers, small_cache
+from tests.engines.slow_pages import play as play_plan
+from tests.engines.slow_pages import play_slowly
 from tests.workloads import make_request, pages_of
 
 PAGE = 256
@@ -177,3 +182,18 @@ def test_short_prompts_stay_on_the_gpu_and_long_ones_also_go_below() -> None:
 def test_the_adaptive_boundary_is_a_setting_of_the_preset() -> None:
     placements = [tier.placement for tier in preset("placement.adaptive=true").tiers[1:]]
     assert all(isinstance(placement, ByLength) and placement.adaptive for placement in placements)
+
+
+@pytest.mark.parametrize(
+    ("page_tokens", "sizes", "in_flight"), [(16, (24, 90, 200), 1), (512, (30, 60, 90), 3), (512, (40, 60, 200), 2)]
+)
+def test_conversations_hit_what_the_slow_model_hits(
+    chats: dict[int, list[Request]], page_tokens: int, sizes: tuple[int, int, int], in_flight: int
+) -> None:
+    tiers = [f"tiers.{name}.capacity={pages}pages" for name, pages in zip(LEVELS, sizes, strict=True)]
+    plan = preset(f"page_tokens={page_tokens}", *tiers, f"replay.in_flight={in_flight}")
+    rows = play_plan(plan, chats[page_tokens])
+    placements = [page_rules.by_length(tokens, page_tokens) for tokens in (256, 2_048)]
+    assert rows == play_slowly(plan, chats[page_tokens], placements)
+    assert sum(row[1] for row in rows if row) > 100
+    assert any(row[2] for row in rows if row) == (page_tokens == 512), "no prompt of 320 tokens goes to the disk"

@@ -22,9 +22,9 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.offload_order import ArcOffload, add_repeatedly
 from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.run import build_tiers, replay
-from kvsim.trace.mooncake import Mooncake
+from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_blocks import SlowArc, SlowBlocks, SlowOffload, play_slowly
-from tests.engines.small_blocks import PAGE_TOKENS, TRACE, Small, golden_rows, make_cache, play, reference
+from tests.engines.small_blocks import PAGE_TOKENS, Small, make_cache, play
 from tests.workloads import Words, as_records, random_requests, runs_of
 
 POLICIES: dict[str, tuple[Callable[[], EvictionPolicy], type[SlowOffload]]] = {"lru": (LRU, SlowOffload), "arc": (ARC, SlowArc)}
@@ -425,10 +425,27 @@ def test_random_traces_hit_what_the_slow_models_hit(policy: str, seed: int) -> N
         assert play(cache, requests, in_flight) == expected
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("page_tokens", "gpu", "cpu", "in_flight", "k", "tracker_pages"),
+    [(16, 24, 60, 1, 0, 9), (16, 40, 90, 3, 2, 400), (512, 60, 90, 2, 2, 150), (512, 30, 40, 1, 1, 9)],
+)
+def test_conversations_hit_what_the_slow_models_hit(
+    chats: dict[int, list[Request]],
+    policy: str, page_tokens: int, gpu: int, cpu: int, in_flight: int, k: int, tracker_pages: int,
+) -> None:  # fmt: skip
+    ours, slow = POLICIES[policy]
+    cache = make_cache(gpu, cpu, cpu_eviction=ours, k=k, tracker_pages=tracker_pages, page_tokens=page_tokens)
+    rows = play(cache, chats[page_tokens], in_flight)
+    slow_pool = SlowBlocks(gpu, slow(cpu, k, tracker_pages), page_tokens=page_tokens)
+    assert rows == play_slowly(slow_pool, chats[page_tokens], in_flight)
+    assert sum(cpu for _, cpu in rows) > 50
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_random_traces_hit_what_the_reference_hits(shared: Path, policy: str) -> None:
-    model = reference(shared)
+    model = reference(shared, "vllm_model")
     loaded = 0
     for seed in range(2_000, 2_080):
         requests = random_requests(seed)
@@ -441,15 +458,10 @@ def test_random_traces_hit_what_the_reference_hits(shared: Path, policy: str) ->
     assert loaded > 1_000
 
 
-@pytest.fixture(scope="module")
-def conversation(shared: Path) -> list[Request]:
-    return Mooncake(path=str(shared / "traces" / TRACE), limit=2_000).load(512).requests
-
-
 @pytest.mark.parametrize(("policy", "k"), [("lru", 0), ("lru", 2), ("arc", 0)])
 def test_the_engine_s_own_hits_on_conversation(shared: Path, conversation: list[Request], policy: str, k: int) -> None:
     cache = make_cache(6_000, 12_000, cpu_eviction=POLICIES[policy][0], k=k, page_tokens=512)
-    assert play(cache, conversation) == golden_rows(shared, f"vllm_6000_cpu12000_{policy}_thr{k}", 2_000)
+    assert play(cache, conversation) == golden_rows(shared, f"conv.vllm_6000_cpu12000_{policy}_thr{k}", 2_000)
 
 
 @pytest.mark.long
@@ -458,7 +470,7 @@ def test_the_engine_s_own_hits_on_conversation(shared: Path, conversation: list[
 def test_the_reference_s_hits_on_conversation(
     shared: Path, conversation: list[Request], policy: str, gpu: int, cpu: int, in_flight: int, k: int
 ) -> None:
-    expected = reference(shared).play(as_records(conversation), gpu, in_flight, cpu, k, policy)
+    expected = reference(shared, "vllm_model").play(as_records(conversation), gpu, in_flight, cpu, k, policy)
     cache = make_cache(gpu, cpu, cpu_eviction=POLICIES[policy][0], k=k, page_tokens=512)
     assert play(cache, conversation, in_flight) == [row[2:4] for row in expected]
 
