@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,11 +48,10 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
-from kvsim.trace.mooncake import Mooncake
 from tests.core import page_rules as rules
 from tests.core.page_model import Edge, PageModel
 from tests.core.small import MACHINE, MODEL, NAMES, make_tiers
-from tests.workloads import Words, make_request, make_requests, pages_of
+from tests.workloads import Words, long_conversations, make_request, make_requests, pages_of
 
 Hits = tuple[int, int, int]
 EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 40))
@@ -499,24 +497,23 @@ def test_a_disk_right_below_the_gpu(placement: str, copies: int) -> None:
     assert len(played.pages[0] & played.pages[2]) == copies
 
 
-# --- real prompts ----------------------------------------------------------------------------------------------------
+# --- long prompts ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def conversation(shared: Path) -> list[Request]:
-    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
-    return Mooncake(path=str(path), tail="all", limit=1_500).load(512).requests
+def long_requests() -> list[Request]:
+    return long_conversations(requests=1_500, page_tokens=512)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("eviction", "in_flight"), [("lru", 1), ("lru", 5), ("fifo", 1), ("lfu", 2), ("slru", 1), ("gdsf", 1)])
-def test_one_tier_does_the_same_on_conversation(conversation: list[Request], eviction: str, in_flight: int) -> None:
+def test_one_tier_does_the_same_on_long_prompts(long_requests: list[Request], eviction: str, in_flight: int) -> None:
     several = in_flight > 1
     setting = Setting(
         capacities=[1_000], evictions=[eviction], page_tokens=512,
         recompute_last_token=several, in_flight=in_flight, hold_output=several,
     )  # fmt: skip
-    played = compare(conversation, setting)
+    played = compare(long_requests, setting)
     assert sum(hits[0] for hits in played.hits if hits) > 500
 
 
@@ -532,21 +529,21 @@ def test_one_tier_does_the_same_on_conversation(conversation: list[Request], evi
         ("exclusive", 500, 50),
     ],
 )
-def test_two_tiers_do_the_same_on_conversation(conversation: list[Request], placement: str, cpu: int, cpu_hits: int) -> None:
+def test_two_tiers_do_the_same_on_long_prompts(long_requests: list[Request], placement: str, cpu: int, cpu_hits: int) -> None:
     setting = Setting(
         capacities=[1_000, cpu], placements=[placement], page_tokens=512,
         recompute_last_token=True, in_flight=2, hold_output=True,
     )  # fmt: skip
-    played = compare(conversation, setting)
+    played = compare(long_requests, setting)
     assert sum(hits[1] for hits in played.hits if hits) > cpu_hits
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("placement", ["write_through", "exclusive"])
-def test_three_tiers_do_the_same_on_conversation(conversation: list[Request], placement: str) -> None:
+def test_three_tiers_do_the_same_on_long_prompts(long_requests: list[Request], placement: str) -> None:
     setting = Setting(
         capacities=[600, 300, 4_000], placements=["write_back", placement], prefetch="adaptive", page_tokens=512,
         in_flight=2, hold_output=True,
     )  # fmt: skip
-    played = compare(conversation[:1_000], setting)
+    played = compare(long_requests[:1_000], setting)
     assert sum(hits[2] for hits in played.hits if hits) > 500
