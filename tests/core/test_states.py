@@ -6,6 +6,8 @@ from time import process_time
 import pytest
 
 from kvsim.core.states import DetachedStates, Place, StateIndex, first_of_run, places_after
+from kvsim.policies.checkpoint.every_page import EveryPage
+from kvsim.policies.checkpoint.last import Last
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from tests.core.small_hybrid import hybrid, use
 
@@ -40,6 +42,73 @@ def test_the_first_page_of_a_run_is_found_through_the_nodes_above() -> None:
     for word in ("abcde", "abxy", "abxz"):
         (place,) = places_after(cache.request(word).runs, [len(word)])
         assert first_of_run(cache.node(word)) == place.run
+
+
+# --- detached states -------------------------------------------------------------------------------------------------
+
+
+def place(page: int) -> Place:
+    return Place(page, page + 1, 0)
+
+
+def test_the_detached_state_used_longest_ago_makes_room() -> None:
+    states = DetachedStates(2)
+    for page in (1, 3):
+        states.insert(place(page))
+    states.touch(1)
+    states.insert(place(5))
+    assert list(states) == [1, 5] and len(states) == 2 and 3 not in states
+    assert states.longest(((0, 9),), 9) == (6, 5)
+    assert states.longest(((0, 9),), 5) == (2, 1)
+    states.clear()
+    assert not list(states) and states.longest(((0, 9),), 9) is None
+
+
+def test_a_cache_of_no_detached_states_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity must be 1 or more, not 0"):
+        DetachedStates(0)
+
+
+# --- states in tiers -------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_named_by_the_page_before_it_and_takes_its_room_whole() -> None:
+    cache = hybrid(Last(), gpu=20, shared_pages=3)
+    use(cache, "abc")
+    page = cache.words.ids["abc"]
+    state = cache.states.find(page)
+    assert state is not None and state.is_state and cache.states.page_of(state) == page
+    assert (state.pages, state.depth + state.pages) == (3, 3)
+    assert state.partner is cache.node("abc") and cache.node("abc").partner is state
+
+
+def test_a_state_that_left_every_tier_is_found_no_more() -> None:
+    cache = hybrid(Last(), states=1)
+    use(cache, "abc", "xyz")
+    assert cache.states.find(cache.words.ids["abc"]) is None
+    assert cache.states.deepest(cache.request("abc").runs, 3) is None
+    depth, state = cache.states.deepest(cache.request("xyz").runs, 3) or (0, None)
+    assert depth == 3 and state is not None and cache.states.is_usable(state)
+
+
+def test_of_a_path_the_states_used_longest_ago_are_given_up() -> None:
+    cache = hybrid(EveryPage())
+    use(cache, "abcd", "ab")
+    cache.states.keep_recent(cache.request("abcd").runs, 4, 2)
+    assert cache.states_on("gpu") == {"ab", "abcd"}
+    cache.check()
+
+
+def test_without_room_a_state_is_not_saved_and_counted() -> None:
+    cache = hybrid(Last(), states=1)
+    use(cache, "ab")
+    held = cache.admitted("abc")
+    cache.run("xy")
+    assert cache.states.counts.no_room == 1 and cache.states_on("gpu") == {"ab"}
+    cache.release(held)
+
+
+# --- what finding a state costs --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run_count", [1, 20, 200, 1_875])
