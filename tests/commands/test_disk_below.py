@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvsim.cli import main
+from tests.workloads import long_conversations, write_trace
 
 PAGES = "tiers.gpu.capacity=6000pages"
 BELOW_GPU = ("tiers.disk.capacity=60000pages", "tiers.disk.below=gpu")
@@ -70,8 +71,8 @@ def test_beside_a_cpu_tier_both_are_used(placements: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("tiers", [(), ("tiers.cpu.capacity=2000pages", *TO_DISK)], ids=["disk", "cpu and disk"])
 @pytest.mark.parametrize("hardware", ["h200", "h200_measured"])
-def test_a_real_trace_is_served(tiers: tuple[str, ...], hardware: str, shared: Path) -> None:
-    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
+def test_a_trace_of_long_conversations_is_served(tiers: tuple[str, ...], hardware: str, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "conversations.jsonl.gz", long_conversations(requests=600))
     trace = ("trace=mooncake", f"trace.path='{path}'", "trace.limit=600", "page_tokens=512")
     machine = (f"hardware={hardware}", "tiers.gpu.capacity=1000pages", *BELOW_GPU)
     check_links(run("simulate", *trace, *machine, *tiers, "placement=write_back" if not tiers else "warmup=0"))

@@ -24,8 +24,7 @@ from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.eviction.lru import LRU
 from kvsim.run import replay as run_replay
 from kvsim.run import upper_bound
-from tests.bounds.test_reuse import paths_of
-from tests.engine.test_replay import workloads
+from tests.workloads import branching_requests, paths_of
 
 
 def requests_of(words: list[str]) -> list[Request]:
@@ -161,7 +160,7 @@ def page_by_page(requests: list[Request], capacity: int, recompute: bool) -> lis
     return rows
 
 
-@given(requests=workloads(), capacity=st.integers(1, 12), recompute=st.booleans())
+@given(requests=branching_requests(), capacity=st.integers(1, 12), recompute=st.booleans())
 @settings(deadline=None)
 def test_counting_by_next_use_hits_what_a_set_of_pages_hits(requests: list[Request], capacity: int, recompute: bool) -> None:
     outcome = play(requests, capacity, recompute=recompute)
@@ -190,7 +189,7 @@ def test_nothing_that_could_be_kept_hits_more(words: list[str], capacity: int) -
     assert sum(hits(words, capacity)) == best_of_all(words, capacity)
 
 
-@given(requests=workloads(), capacity=st.integers(6, 12), recompute=st.booleans())
+@given(requests=branching_requests(), capacity=st.integers(6, 12), recompute=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_several_tiers_are_bounded_by_one_of_their_sum(requests: list[Request], capacity: int, recompute: bool) -> None:
     """Requests that the GPU rejects are rejected; the others hit as in one tier of three times the pages."""
