@@ -147,7 +147,7 @@ def test_marconi_with_states_in_room_of_their_own_needs_an_alpha() -> None:
     from kvsim.errors import UsageError
 
     with pytest.raises(
-        UsageError, match=r"^eviction of the gpu tier: FlopAware alpha=tuned needs recurrent states in the pages' room"
+        UsageError, match=r"^eviction of the gpu tier: FlopAware alpha=tuned needs recurrent states to share the pages' memory"
     ):
         played("marconi", CHAT, "tiers.gpu.states=9states")
     assert hits(played("marconi", CHAT, "tiers.gpu.states=9states", "eviction.alpha=0.5")) == [0, 0, 2, 4]

@@ -85,7 +85,7 @@ def test_a_trial_knows_the_ages_of_the_snapshot() -> None:
 def test_a_trial_without_the_states_is_refused() -> None:
     context = PolicyContext(model=MODEL, page_tokens=1, capacity_pages=9, states_apart=True)
     FlopAware(alpha=1).bind(context)
-    with pytest.raises(ValueError, match=r"^alpha=tuned needs recurrent states in the pages' room"):
+    with pytest.raises(ValueError, match=r"^alpha=tuned needs recurrent states to share the pages' memory"):
         FlopAware().bind(context)
 
 
