@@ -99,7 +99,7 @@ def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_usage_errors(trace: Trace) -> None:
-    with pytest.raises(UsageError, match="the trace is loaded already"):
+    with pytest.raises(UsageError, match="the trace is already loaded"):
         kvsim.replay(trace, "trace.limit=3")
     with pytest.raises(UsageError, match="no such choice"):
         kvsim.replay(trace, "eviction=lruu")
