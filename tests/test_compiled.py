@@ -90,7 +90,7 @@ def test_a_module_of_another_build_is_refused(package: Path) -> None:
 @pytest.mark.parametrize("missing", [RECORD, SHARED_LIBRARY])
 def test_what_all_modules_need_must_be_there(package: Path, missing: str) -> None:
     (package / missing).unlink()
-    with pytest.raises(StaleBuild, match=rf"{re.escape(Path(missing).name)}, which (holds|lists) .* is missing"):
+    with pytest.raises(StaleBuild, match=re.escape(f"{Path(missing).name}, which ")):
         is_compiled(package)
 
 

@@ -23,7 +23,7 @@ MISTAKES = [
     (["eviction=lru,fifo"], "eviction=lru,fifo lists several values: add -m"),
     (["eviction=[lru"], "cannot parse the override 'eviction=[lru'"),
     (["page_tokens"], "cannot parse the override 'page_tokens': use KEY=VALUE"),
-    (["--fast"], "cannot read '--fast'"),
+    (["--fast"], "cannot parse '--fast'"),
     (["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
     (["page_tokens=many"], "page_tokens: Value 'many' of type 'str' could not be converted to Integer"),
     (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
@@ -65,7 +65,7 @@ BAD_TRACES = [
     ("no JSON", "trace.jsonl:2: not JSON"),
     (line(input_length=-1), "trace.jsonl:2: input_length must be an integer of at least 1, not -1"),
     (line(hash_ids=None), "trace.jsonl:2: hash_ids must be a list"),
-    (line(hash_ids=[1]), "trace.jsonl:2: hash_ids has 1 ids, but input_length 1024 is 2 blocks"),
+    (line(hash_ids=[1]), "trace.jsonl:2: hash_ids has 1 ids, but input_length=1024 takes 2 blocks"),
     (line(timestamp=-1), "trace.jsonl:2: timestamp"),
 ]
 
