@@ -87,7 +87,7 @@ def test_a_curve_is_drawn_from_python(trace: Trace) -> None:
 
 
 def test_mistakes_are_usage_errors(trace: Trace) -> None:
-    with pytest.raises(UsageError, match="the trace is loaded already"):
+    with pytest.raises(UsageError, match="the trace is already loaded"):
         kvsim.replay(trace, "trace.limit=3")
     with pytest.raises(UsageError, match="no such choice"):
         kvsim.replay(trace, "eviction=lruu")

@@ -46,7 +46,7 @@ def test_what_watches_a_run_hears_how_much_there_is_and_how_much_is_done() -> No
 
 
 def test_a_run_without_room_for_any_request_ends_before_it_begins() -> None:
-    with pytest.raises(UsageError, match="no request would fit"):
+    with pytest.raises(UsageError, match="no request fits"):
         execute("replay", plan("replay", "tiers.gpu.capacity=1pages"))
 
 

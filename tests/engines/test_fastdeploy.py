@@ -168,7 +168,7 @@ def test_the_preset_caches_answers_if_the_trace_knows_them() -> None:
     requests = built.trace.load(built.page_tokens).requests
     check_answers(built, requests)
     requests[7].output_runs = None
-    with pytest.raises(UsageError, match=r"rules.cache_output: the trace does not know the tokens of its answers"):
+    with pytest.raises(UsageError, match=r"rules.cache_output: the trace does not contain output tokens"):
         check_answers(built, requests)
 
 

@@ -111,7 +111,7 @@ def test_inferred_answers_are_cached_and_hit(tmp_path: Path) -> None:
     setting = ("tiers.gpu.capacity=100pages", "rules.cache_output=true")
     trace = load_trace("mooncake", path=path, answers="inferred", page_tokens=512)
     assert replay(trace, *setting).hit_pages.sum(axis=1).tolist() == [0, 3]
-    with pytest.raises(UsageError, match=r"say trace.answers=inferred \(mooncake, weka, bailian\)"):
+    with pytest.raises(UsageError, match=r"set trace.answers=inferred \(mooncake, weka, bailian\)"):
         replay(load_trace("mooncake", path=path, page_tokens=512), *setting)
 
 

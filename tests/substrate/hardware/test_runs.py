@@ -270,7 +270,7 @@ def test_a_validation_runs_both_and_ends_with_1_beyond_its_tolerances(trace, cap
     """An interpreter takes longer than the H200 that is simulated."""
     words = ["validate", *trace, *tiers(10), "hardware=h200"]
     assert main(words) == 1
-    assert "the simulation is not within its tolerances: ttft_p50 is -" in capsys.readouterr().err
+    assert "the simulation is outside its tolerances: ttft_p50 is -" in capsys.readouterr().err
     record = json.loads(Path("run/validate.json").read_text())
     assert record["identical"] == 1 and record["hit_rate"]["gpu"]["error"] == 0
     for name in ("simulated", "hardware"):
@@ -284,7 +284,7 @@ def test_a_validation_runs_both_and_ends_with_1_beyond_its_tolerances(trace, cap
         ([], "hardware: set hardware=NAME"),
         (["hardware=h200", "substrate=hardware"], "substrate has no effect on kvsim validate"),
         (["hardware=h200", "validate.identical=2"], "validate.identical is a share"),
-        (["hardware=h200", "-m"], "-m: kvsim validate takes one configuration"),
+        (["hardware=h200", "-m"], "-m: kvsim validate takes a single configuration"),
     ],
 )
 def test_a_validation_says_what_it_needs(words, problem, trace, capsys):
