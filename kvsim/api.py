@@ -1,4 +1,4 @@
-"""kvsim from Python: load a trace, run it, read what came out. The same configuration, checks and results as the commands'."""
+"""The Python API: load a trace, run it, read the result. Configuration, checks and results are those of the commands."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -8,10 +8,12 @@ from typing import Any
 
 from kvsim import run
 from kvsim.bounds.curves import Curve, CurveSettings
-from kvsim.build import Plan, TierPlan, build_run, build_trace, construct
+from kvsim.build import build_run, build_trace
 from kvsim.configuration import compose
+from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.execute import Result, draw, execute
+from kvsim.plan import Plan, TierPlan
 from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -24,9 +26,10 @@ OF_THE_TRACE = ("trace", "page_tokens")
 
 
 def load_trace(name: str = "synthetic", *, page_tokens: int = 16, **settings: Any) -> Trace:
-    """Read a trace: a choice of the group ``trace`` (mooncake, weka, tokens, synthetic, ...) with its settings, as ``path=...``.
+    """Read a trace: a choice of the config group ``trace`` (mooncake, weka, tokens, synthetic, ...) with its settings.
 
-    Raises UsageError, or TraceError for a file that cannot be used.
+    ``load_trace("mooncake", path="conversation.jsonl")`` reads a file. Raises UsageError, or TraceError for a file that cannot be
+    used.
     """
     origin = (f"trace={name}", *(f"trace.{key}={_quoted(value)}" for key, value in settings.items()))
     source, pages = build_trace(compose([*origin, f"page_tokens={page_tokens}"]))
@@ -43,10 +46,10 @@ def replay(
     prefetch: PrefetchPolicy | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Result:
-    """Play a trace without a clock: ``kvsim replay`` with these overrides (``"tiers.gpu.capacity=6000pages"``).
+    """Replay a trace without a clock: ``kvsim replay`` with overrides such as ``"tiers.gpu.capacity=6000pages"``.
 
-    A policy may be given as an object; every tier that would take it gets a copy of its own. ``advance`` is told now and then
-    how many requests are done. Raises UsageError.
+    A policy may be given as an object: each tier without a policy of its own for that family gets a copy. ``advance`` is
+    called now and then with the number of finished requests. Raises UsageError.
     """
     return _run("replay", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
 
@@ -59,9 +62,9 @@ def simulate(
     prefetch: PrefetchPolicy | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Result:
-    """Serve a trace in simulated time: ``kvsim simulate`` with these overrides; otherwise as ``replay``.
+    """Serve a trace in simulated time: ``kvsim simulate``. Arguments are as for ``replay``.
 
-    With ``"substrate=hardware"``, on this machine; raises WrongResult if a reused page did not hold what was computed.
+    ``"substrate=hardware"`` serves it on this machine instead; raises WrongResult if a reused page held wrong data.
     """
     return _run("simulate", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
 
@@ -74,11 +77,11 @@ def curve(
     fraction: float = 1.0,
     advance: Callable[[int], None] | None = None,
 ) -> Curve:
-    """Hit rate against the capacity of one tier: ``kvsim curve``. LRU is exact from one pass, Belady's bound is drawn with it.
+    """Compute hit rate against the capacity of one tier: ``kvsim curve``. Includes exact LRU, in one pass, and Belady's bound.
 
-    ``capacities`` are numbers of pages, or texts as ``40GiB``; None chooses 1, 2, 5, 10, ... from the largest prompt on.
-    ``policies`` are names of eviction policies, with settings behind them: ``"slru protected_hits=3"``. With a ``fraction``
-    below 1, this share of the requests is played at capacities scaled down. Raises UsageError.
+    ``capacities`` are numbers of pages or strings such as ``"40GiB"``; None chooses 1, 2, 5, 10, ... from the largest prompt on.
+    ``policies`` are eviction policies by name, with optional settings: ``"slru protected_hits=3"``. A ``fraction`` below 1
+    replays only this share of the requests, at proportionally smaller capacities. Raises UsageError.
     """
     plan = _plan("curve", trace, overrides)
     sizes = None if capacities is None else list(capacities)
@@ -89,7 +92,7 @@ def curve(
 def _plan(command: str, trace: Trace, overrides: Sequence[str]) -> Plan:
     for override in overrides:
         if override.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
-            raise UsageError(f"{override}: the trace is loaded already: say so in load_trace")
+            raise UsageError(f"{override}: the trace is already loaded; pass this to load_trace instead")
     cfg = compose([*trace.origin, f"page_tokens={trace.page_tokens}", *overrides])
     return build_run(cfg, command=command, overrides=overrides)
 
@@ -108,7 +111,7 @@ def _run(
 
 
 def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
-    """The plan with policies given as objects in the place of those that no tier has chosen for itself."""
+    """Return the plan with the given policy objects, except where a tier's configuration chooses its own policy."""
     given = {family: policy for family, policy in policies.items() if policy is not None}
     if not given:
         return plan
@@ -120,12 +123,12 @@ def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
 
 
 def _takes(plan: Plan, tier: TierPlan, family: str) -> bool:
-    """Whether the tier has a policy of this family, and not one that was chosen for this tier alone."""
+    """Whether the tier has a policy of this family that was not chosen for this tier alone."""
     return getattr(tier, family, None) is not None and plan.config["tiers"][tier.name].get(family) is None
 
 
 def _quoted(value: Any) -> str:
-    """A value as Hydra's grammar of overrides reads it back."""
+    """Format a value so that Hydra's override grammar reads it back unchanged."""
     if isinstance(value, str | Path):
         escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
         return f"'{escaped}'"

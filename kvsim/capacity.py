@@ -1,4 +1,4 @@
-"""How much a tier holds, as people write it."""
+"""Parses the capacities that users write, such as ``40GiB`` or ``6000pages``."""
 
 import re
 
@@ -17,9 +17,10 @@ EXAMPLES = "6000pages, 3000000tokens, 40GiB or unlimited"
 
 
 def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> int | None:
-    """Whole pages in a capacity such as ``40GiB``, ``6000pages``, ``3000000tokens`` or ``0``; None for ``unlimited``.
+    """Return how many whole pages fit into a capacity such as ``40GiB``, ``6000pages``, ``3000000tokens`` or ``0``.
 
-    Bytes are those of the model's KV. Raises ValueError for anything else, and for a capacity in which no page fits.
+    Returns None for ``unlimited``. Bytes count the model's KV only. Raises ValueError for anything else, and for a capacity
+    above 0 that is smaller than one page.
     """
     text = "" if capacity is None else str(capacity).strip()
     if text == "unlimited":
@@ -27,16 +28,21 @@ def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> in
     if text == "0":
         return 0
     if isinstance(capacity, bool) or not (parts := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)):
-        raise ValueError(f"{text!r} is not a capacity: say {EXAMPLES}")
+        raise ValueError(f"{text!r} is not a capacity; use for example {EXAMPLES}")
     number, unit = parts.groups()
     pages = _whole_pages(number, unit, page_tokens, page_bytes)
     if pages == 0:
-        raise ValueError(f"{text} holds no page: a page of {page_tokens} tokens takes {page_bytes:,} bytes; 0 leaves it out")
+        raise ValueError(
+            f"{text} is less than one page ({page_tokens} tokens, {page_bytes:,} bytes); use 0 to leave the tier out"
+        )
     return pages
 
 
 def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
-    """Whole states in a capacity such as ``10GiB``, ``64states`` or ``0``; None for ``unlimited``. Raises ValueError."""
+    """Return how many whole states fit into a capacity such as ``10GiB``, ``64states`` or ``0``; None for ``unlimited``.
+
+    Raises ValueError for anything else, and for a capacity above 0 that is smaller than one state.
+    """
     text = "" if capacity is None else str(capacity).strip()
     if text == "unlimited":
         return None
@@ -44,13 +50,13 @@ def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
         return 0
     parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)
     if isinstance(capacity, bool) or parts is None or parts[2] not in (*BYTES, "states"):
-        raise ValueError(f"{text!r} is no room for states: say shared, 64states, 10GiB, unlimited or 0")
+        raise ValueError(f"{text!r} is not a capacity for states; use shared, unlimited, 0, or for example 64states or 10GiB")
     number, unit = parts.groups()
     if unit == "states" and "." in number:
-        raise ValueError(f"{text} is no whole number of states")
+        raise ValueError(f"{text} is not a whole number of states")
     states = int(number) if unit == "states" else _whole_pages(number, unit, 1, state_bytes)
     if states == 0:
-        raise ValueError(f"{text} holds no state: one takes {state_bytes:,} bytes; 0 leaves none")
+        raise ValueError(f"{text} is less than one state, which takes {state_bytes:,} bytes; use 0 to store no states")
     return states
 
 
@@ -62,7 +68,7 @@ def _whole_pages(number: str, unit: str, page_tokens: int, page_bytes: int) -> i
     if unit in ("pages", "tokens") and "." not in number:
         return int(number) // (1 if unit == "pages" else page_tokens)
     if not unit:
-        raise ValueError(f"{number} has no unit: say {number}pages, {number}tokens or {number}GiB")
+        raise ValueError(f"{number} has no unit; use {number}pages, {number}tokens or {number}GiB")
     if unit in ("pages", "tokens"):
-        raise ValueError(f"{number}{unit} is no whole number of {unit}")
-    raise ValueError(f"{unit!r} is no unit of capacity: say pages, tokens, {', '.join(BYTES)}")
+        raise ValueError(f"{number}{unit} is not a whole number of {unit}")
+    raise ValueError(f"{unit!r} is not a unit of capacity; use pages, tokens or one of {', '.join(BYTES)}")

@@ -1,4 +1,4 @@
-"""The command ``kvsim``: finds the subcommand, and says in one line what a user did wrong."""
+"""The ``kvsim`` command: dispatches to a subcommand and reports a user's mistake in one line."""
 
 import os
 import sys
@@ -6,23 +6,27 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from kvsim.errors import UsageError
+from kvsim.links import check_links
 
 COMMANDS = {
-    "simulate": "serve a trace in simulated time: hits, waiting times, link use",
-    "replay": "play a trace without a clock: hit rates at full speed",
-    "curve": "hit rate against capacity: LRU exactly in one pass, other policies beside it",
-    "calibrate": "measure this machine: conf/hardware/NAME.yaml",
-    "validate": "the same run simulated and on this machine's GPU, side by side",
-    "report": "one HTML page over any number of runs",
+    "simulate": "serve a trace in simulated time: hit rates, latencies, link use",
+    "replay": "replay a trace without a clock: hit rates at full speed",
+    "curve": "plot hit rate against capacity: exact for LRU in one pass, other policies beside it",
+    "calibrate": "measure this machine and write conf/hardware/NAME.yaml",
+    "validate": "compare a simulated run with the same run on this machine's GPU",
+    "report": "write one HTML page about any number of runs",
     "policies": "list the policies and their settings",
-    "new": "write a policy to start from, with its settings and its test",
+    "new": "create a working policy to start from, with settings and a test",
     "trace": "describe a trace",
 }
-"""What ``kvsim --help`` lists; each is a module of ``kvsim.commands`` with a function ``main(arguments)``."""
+"""The commands that ``kvsim --help`` lists; each is a module of ``kvsim.commands`` with a function ``main(arguments)``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Exit codes: 0 done, 1 a bug (with its traceback), 2 a user's mistake, 130 interrupted."""
+    """Run one command and return its exit code.
+
+    0 success, 1 an untrustworthy result or a bug (with a traceback), 2 a user's mistake, 130 interrupted.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _run(arguments)
@@ -41,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> None:
+    check_links()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return
@@ -55,7 +60,7 @@ def _run(arguments: list[str]) -> None:
     if command not in COMMANDS:
         from kvsim.suggest import closest
 
-        hint = closest(command, COMMANDS) or f"; there is {', '.join(COMMANDS)}"
+        hint = closest(command, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
         raise UsageError(f"there is no command {command!r}{hint}")
     import_module(f"kvsim.commands.{command}").main(rest)
     sys.stdout.flush()
@@ -67,12 +72,12 @@ def _usage() -> str:
         [
             "usage: kvsim COMMAND ...",
             "",
-            "KV cache policies of LLM servers on real traces.",
+            "Test KV cache policies for LLM servers on real traces.",
             "",
             "commands:",
             *commands,
             "",
-            "kvsim COMMAND --help says more about one of them.",
+            "Run kvsim COMMAND --help for details.",
         ]
     )
 

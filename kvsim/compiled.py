@@ -1,4 +1,4 @@
-"""Whether the hot parts of kvsim are compiled, and whether they are those of the sources beside them."""
+"""Detects whether kvsim's hot modules are compiled, and whether the compiled modules match the sources beside them."""
 
 import os
 from collections.abc import Iterator
@@ -11,48 +11,46 @@ from kvsim.errors import UsageError
 
 PACKAGE = Path(__file__).resolve().parent
 SUFFIX = EXTENSION_SUFFIXES[0]
-"""Of this interpreter's extension modules: another one neither loads nor sees them, and runs pure Python."""
+"""File suffix of this interpreter's extension modules. Other interpreters ignore such files and run pure Python."""
 RECORD = f"compiled{SUFFIX}.txt"
-"""What a build leaves in the package: a line for each compiled module, with the checksum of its source."""
+"""The file that a build writes into the package: one line per compiled module, with the checksum of its source."""
 SHARED_LIBRARY = f"compiled__mypyc{SUFFIX}"
-"""In the package: the code of all compiled modules. Their own files only name it."""
-REMEDY = (
-    "run `make compiled` to build again, or `make pure` to run without compiled modules; an installed kvsim: install it again"
-)
+"""The file in the package that holds the code of all compiled modules; the modules' own files only refer to it."""
+REMEDY = "run `make compiled` to rebuild, or `make pure` to run without compiled modules; reinstall kvsim if it is not a checkout"
 
 
 class StaleBuild(UsageError, ImportError):
-    """Compiled modules that do not belong to the sources beside them."""
+    """The compiled modules do not match the sources beside them."""
 
 
 @cache
 def build_name() -> str:
-    """``compiled`` or ``pure Python``. Raises StaleBuild."""
+    """Return ``compiled`` or ``pure Python``. Raises StaleBuild."""
     return "compiled" if is_compiled() else "pure Python"
 
 
 def is_compiled(package: Path = PACKAGE) -> bool:
-    """Whether there are compiled modules, all of them and of the sources that are there. Raises StaleBuild if only some are.
+    """Whether kvsim is compiled. Raises StaleBuild if compiled modules are missing, left over, or older than their sources.
 
-    Contents are compared, not times: a checkout touches files that it does not change. A source that was never compiled, such
-    as a user's own policy, is ordinary Python beside them.
+    Checksums are compared rather than modification times, because a checkout updates the times of unchanged files. A source
+    that was never compiled, such as a user's own policy, runs as ordinary Python next to the compiled modules.
     """
     built = set(_extension_modules(package))
     if not built:
         return False
     recorded = _recorded(package / RECORD)
     if missing := sorted(recorded.keys() - built) or sorted(built - recorded.keys()):
-        raise StaleBuild(f"only a part of kvsim is compiled ({_some(missing)} does not belong to the rest): {REMEDY}")
+        raise StaleBuild(f"the compiled modules are incomplete or left over from another build ({_some(missing)}): {REMEDY}")
     if not (package / SHARED_LIBRARY).exists():
-        raise StaleBuild(f"{SHARED_LIBRARY} is missing, and with it the code of the compiled modules: {REMEDY}")
+        raise StaleBuild(f"{SHARED_LIBRARY}, which holds the code of the compiled modules, is missing: {REMEDY}")
     found = {source: checksum(package / source) for source in recorded}
     if any(found.values()) and (changed := [source for source in sorted(recorded) if found[source] != recorded[source]]):
-        raise StaleBuild(f"compiled modules are older than their sources ({_some(changed)}): {REMEDY}")
+        raise StaleBuild(f"the compiled modules are older than their sources ({_some(changed)}): {REMEDY}")
     return True
 
 
 def checksum(source: Path) -> str | None:
-    """Of a source's bytes; None if there is no such file."""
+    """Return the checksum of a source file, or None if the file does not exist."""
     try:
         return f"{crc32(source.read_bytes()):08x}"
     except FileNotFoundError:
@@ -60,13 +58,13 @@ def checksum(source: Path) -> str | None:
 
 
 def write_record(package: Path, checksums: dict[str, str | None]) -> None:
-    """Note of which sources, named from the package's folder, the compiled modules are."""
+    """Record the sources, by their paths within the package, that the compiled modules were built from."""
     lines = [f"{checksums[source]} {source}\n" for source in sorted(checksums)]
     (package / RECORD).write_text("".join(lines))
 
 
 def remove(package: Path = PACKAGE) -> None:
-    """Delete what a build has left in the package, if there is any."""
+    """Delete everything that a build has left in the package."""
     if package.exists():
         for source in list(_extension_modules(package)):
             (package / f"{source.removesuffix('.py')}{SUFFIX}").unlink()
@@ -78,12 +76,12 @@ def _recorded(record: Path) -> dict[str, str]:
     try:
         lines = record.read_text().splitlines()
     except FileNotFoundError:
-        raise StaleBuild(f"{record.name} is missing, which names the sources of the compiled modules: {REMEDY}") from None
+        raise StaleBuild(f"{record.name}, which lists the sources of the compiled modules, is missing: {REMEDY}") from None
     return {source: checksum for checksum, source in (line.split(" ", 1) for line in lines)}
 
 
 def _extension_modules(folder: Path, within: str = "") -> Iterator[str]:
-    """The sources that compiled modules stand for, named from the package's folder."""
+    """Yield the source of each compiled module, as a path within the package."""
     for entry in os.scandir(folder):
         if entry.name.endswith(SUFFIX):
             if entry.name != SHARED_LIBRARY:

@@ -1,4 +1,4 @@
-"""Composes a configuration from overrides, and says in one line which of them is wrong."""
+"""Composes a configuration from overrides, and explains in one line which override is wrong."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
-    """The configuration of a run with these overrides; without an ``output`` among them it is ``outputs``. Raises UsageError."""
+    """Compose a run's configuration from overrides; ``output`` defaults to ``outputs``. Raises UsageError."""
     given = any(override.startswith("output=") for override in overrides)
     try:
         with hydra.initialize_config_module(CONFIG, version_base="1.3"):
@@ -28,15 +28,15 @@ def compose(overrides: Sequence[str]) -> DictConfig:
 
 
 def explain(error: Exception, overrides: Sequence[str], config_name: str = "config") -> str:
-    """One line that says which override is wrong, and what would be right."""
+    """Return one line that names the wrong override and suggests a correct one."""
     message = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
-        return f"cannot read the override {error.override!r}: say KEY=VALUE, with quotes around a value with spaces or brackets"
+        return f"cannot parse the override {error.override!r}: use KEY=VALUE, and quote a value that contains spaces or brackets"
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _unknown_choice(error)
     if isinstance(error, ConfigCompositionException):
         if ambiguous := re.match(r"Ambiguous value for argument '(.*?)' 1\.", message):
-            return f"{ambiguous[1]} lists several values: add -m to run one after another"
+            return f"{ambiguous[1]} lists several values: add -m to run them one after another"
         if unknown := re.match(r"Could not (?:override|append to|delete) '(.*?)'", message):
             return _unknown_key(unknown[1], overrides, config_name)
     if isinstance(error, OmegaConfBaseException):
@@ -55,9 +55,9 @@ def _unknown_key(key: str, overrides: Sequence[str], config_name: str) -> str:
     if policy := TIER_POLICY.fullmatch(key):
         tier, family, setting = policy.groups()
         if setting is None:
-            return f"{key}: say {family}@tiers.{tier}.{family}=NAME to give the tier its own policy"
+            return f"{key}: use {family}@tiers.{tier}.{family}=NAME to give the tier its own policy"
         if not any(override.startswith(f"{family}@tiers.{tier}.") for override in overrides):
-            return f"{key}: the tier has no policy of its own: add {family}@tiers.{tier}.{family}=NAME"
+            return f"{key}: the tier has no policy of its own; add {family}@tiers.{tier}.{family}=NAME"
     keys = _known_keys(overrides, config_name)
     if hint := closest(key, [name for name in keys if name.count(".") == key.count(".")]):
         return f"{key}: there is no such setting{hint}"
@@ -68,7 +68,7 @@ def _unknown_key(key: str, overrides: Sequence[str], config_name: str) -> str:
 
 
 def _known_keys(overrides: Sequence[str], config_name: str) -> list[str]:
-    """All keys, with the user's choices of groups made as far as they can be."""
+    """All configuration keys, with the user's group choices applied if they compose."""
     groups = {folder.name for folder in files(CONFIG).iterdir() if folder.is_dir()}
     choices = [override for override in overrides if override.split("=")[0].split("@")[0] in groups]
     with hydra.initialize_config_module(CONFIG, version_base="1.3"):

@@ -1,4 +1,4 @@
-"""Which method copies pages between GPU and host, by their size."""
+"""The rule that chooses, by page size, the method that copies pages between GPU and host."""
 
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -9,27 +9,28 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 @dataclass(kw_only=True)
 class CopyRule:
-    """Which method copies pages of which size, as measured by ``kvsim calibrate``. The defaults are those of an H200.
+    """Chooses the copy method by page size, as measured by ``kvsim calibrate``. The defaults suit an H200.
 
-    kernel   a kernel reads or writes the host's pages over the bus: any page, but it takes multiprocessors from others
-    staged   copy engines move whole host pages, a kernel gathers or scatters them in GPU memory
-    memcpy   copy engines move every fragment to its place: no multiprocessor is used
+    kernel   a kernel reads or writes host pages over the bus: works for any page, but occupies multiprocessors
+    staged   copy engines move whole host pages; a kernel scatters or gathers them in GPU memory
+    memcpy   copy engines move each fragment to its place; no multiprocessor is used
     """
 
     programs: int = 4
-    """Programs of the kernel. Each keeps 128 KiB in flight."""
+    """Programs of the copy kernel; each keeps 128 KiB in flight."""
     memcpy_fragment_bytes: int = 1 << 15
-    """Fragments at least so long are copied by memcpy."""
+    """Minimum fragment size for memcpy."""
     staged_load_page_bytes: int = 1 << 16
-    """Other pages at least so long in the host's pool, all layers, are staged on their way to the GPU."""
+    """Minimum page size (all layers) for staging on the way to the GPU, where memcpy does not apply."""
     staged_store_page_bytes: int = 1 << 20
-    """The same on their way to the host."""
+    """Minimum page size (all layers) for staging on the way to the host, where memcpy does not apply."""
     staged_load_beside_store_page_bytes: int = 1 << 16
-    """The same to the GPU while pages are on their way to the host: two kernels share the link worse than two kinds of engine."""
+    """Like ``staged_load_page_bytes``, while pages are also on their way to the host: two kernels share the link worse than a
+    kernel and a copy engine."""
     store_bytes_per_s: float = 52.3e9
-    """Rate to which a kernel holds itself back when it writes to the host: just below what the link takes."""
+    """Rate to which a kernel that writes to the host throttles itself: just below what the link can carry."""
     store_beside_load_bytes_per_s: float = 47e9
-    """The same while pages are on their way to the GPU, whose read requests go the same way."""
+    """The same while pages are on their way to the GPU: the read requests of that copy use the same direction."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -38,12 +39,12 @@ class CopyRule:
                 raise ValueError(f"copy_rule.{field.name} must be above 0, not {value}")
 
     def load_method(self, fragment_bytes: int, page_bytes: int, *, is_shared: bool) -> Method:
-        """How pages of ``page_bytes`` (all layers) get to the GPU."""
+        """Return the method that copies pages of ``page_bytes`` (all layers) to the GPU; ``is_shared``: pages are also stored."""
         staged = self.staged_load_beside_store_page_bytes if is_shared else self.staged_load_page_bytes
         return self._method(fragment_bytes, page_bytes, staged)
 
     def store_method(self, fragment_bytes: int, page_bytes: int) -> Method:
-        """How pages of ``page_bytes`` (all layers) get to the host."""
+        """Return the method that copies pages of ``page_bytes`` (all layers) to the host."""
         return self._method(fragment_bytes, page_bytes, self.staged_store_page_bytes)
 
     def _method(self, fragment_bytes: int, page_bytes: int, staged_page_bytes: int) -> Method:

@@ -1,17 +1,17 @@
-"""What a user did wrong, said in one line."""
+"""Errors that a command reports in one line."""
 
 
 class UsageError(Exception):
-    """A mistake in the user's input: a command prints its one line and exits with code 2.
+    """A mistake in the user's input: the command prints the message in one line and exits with code 2.
 
-    The message says what is wrong, where (file and line, or the configuration key) and what to do.
+    The message says what is wrong, where (file and line, or configuration key) and what to do about it.
     """
 
     exit_code = 2
 
 
 class TraceError(UsageError):
-    """A trace file that cannot be used; ``where`` names the file and, if there is one, the line."""
+    """A trace file cannot be used; the message starts with the file's path and, if known, the line."""
 
     def __init__(self, path: object, line: int | None, problem: str) -> None:
         where = f"{path}:{line}" if line is not None else f"{path}"
@@ -19,6 +19,6 @@ class TraceError(UsageError):
 
 
 class WrongResult(UsageError):
-    """A run that has ended, and whose result, which is written, must not be trusted: no mistake of the user's."""
+    """A run finished and wrote its result, but the result must not be trusted. This is not the user's mistake: exit code 1."""
 
     exit_code = 1

@@ -1,4 +1,4 @@
-"""From a plan to its result: load the trace, play it, describe what came out. The commands and the Python API do it here."""
+"""From a plan to its result: load the trace, run it, summarize the outcome. Used by the commands and the Python API."""
 
 import gc
 import json
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim import run
-from kvsim.build import Plan
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import Outcome
 from kvsim.fingerprint import bound_names, configuration_hash
+from kvsim.plan import Plan
 from kvsim.report.result import RunRecord, summarize, warmup_requests
 from kvsim.trace.base import Trace
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from kvsim.bounds.curves import Curve, CurveSettings
 
 KEPT = 4
-"""So many traces are kept, those used last."""
+"""Number of loaded traces kept in memory; the least recently used one is dropped first."""
 
 Watch = Callable[[int], AbstractContextManager[run.Advance | None]]
-"""Is entered with the number of requests to be played; gives what is told now and then how many of them are done."""
+"""Takes the number of requests to run; entering the result gives a callback that is told now and then how many are done."""
 
 _loaded: OrderedDict[str, Trace] = OrderedDict()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
-    """What a run gives."""
+    """The result of a run."""
 
     record: RunRecord
     """The content of ``result.json``."""
     outcome: Outcome
-    """One row a request, in arrays."""
+    """Arrays with one row per request."""
 
     @property
     def hit_rate(self) -> float:
-        """Hit tokens per prompt token, all tiers together."""
+        """Hit tokens per prompt token, over all tiers."""
         return float(self.record["hit_rate"] or 0.0)
 
     @property
     def page_hit_rate(self) -> float:
-        """Hit pages per prompt page, all tiers together."""
+        """Hit pages per prompt page, over all tiers."""
         return float(self.record["page_hit_rate"] or 0.0)
 
     @property
@@ -66,17 +66,17 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A curve, and how long it took."""
+    """A curve and the time it took."""
 
     curve: "Curve"
     load_s: float
-    """To load the trace."""
+    """Seconds to load the trace."""
     wall_s: float
-    """To draw the curve."""
+    """Seconds to compute the curve."""
 
 
 def unwatched(requests: int) -> AbstractContextManager[None]:
-    """For runs of which nobody wants to know how far they are."""
+    """A ``Watch`` that reports no progress."""
     return nullcontext()
 
 
@@ -90,11 +90,11 @@ def execute(
     command_line: str | None = None,
     is_named: bool = True,
 ) -> Result:
-    """Run ``replay`` or ``simulate`` on the plan's trace, which is loaded unless it is given.
+    """Run ``replay`` or ``simulate`` on ``trace``; without one, load the plan's trace.
 
-    ``inspect`` is shown the cache of a replay, as ``run.replay`` says. ``is_named`` says that the configuration tells all: no
-    policy was passed as an object. Raises UsageError. Nothing is written, and what a run on hardware found wrong is for the
-    caller to look at (``run.check_verified``).
+    ``inspect`` is called with the cache of a replay (see ``run.replay``). ``is_named`` is False if a policy was passed as an
+    object, so that the configuration does not describe the run completely. Writes no files. Raises UsageError. The caller must
+    check whether a run on hardware found wrong pages (``run.check_verified``).
     """
     with without_garbage_collector():
         trace, load_s = (trace, 0.0) if trace else load_trace(plan)
@@ -122,7 +122,7 @@ def execute(
 
 
 def draw(plan: Plan, settings: "CurveSettings", trace: Trace | None = None, *, watch: Watch = unwatched) -> Drawn:
-    """Draw the curves of the plan's trace, which is loaded unless it is given. Raises UsageError."""
+    """Compute the curves of ``trace``; without one, load the plan's trace. Raises UsageError."""
     from kvsim.bounds.curves import Curves
 
     curves = Curves(plan, settings)
@@ -135,10 +135,10 @@ def draw(plan: Plan, settings: "CurveSettings", trace: Trace | None = None, *, w
 
 
 def load_trace(plan: Plan) -> tuple[Trace, float]:
-    """The trace of a plan, and the seconds it took to read it. Raises TraceError and UsageError, as reading it does.
+    """Return a plan's trace and the seconds it took to load. Raises TraceError and UsageError, as the trace's ``load`` does.
 
-    A process keeps some: the jobs of a sweep share them. What is loaded by then stays out of the garbage collector's sight: it
-    would look through the whole trace now and then.
+    The process keeps the last few traces, so the jobs of a sweep share them. All objects alive after loading are frozen, so the
+    garbage collector does not scan the whole trace again and again.
     """
     began = perf_counter()
     key = json.dumps([plan.config["trace"], plan.page_tokens, _file_state(plan)], sort_keys=True)
@@ -152,7 +152,7 @@ def load_trace(plan: Plan) -> tuple[Trace, float]:
 
 
 def _file_state(plan: Plan) -> tuple[str, int, int] | None:
-    """What changes when the trace's file does."""
+    """Path, modification time and size of the trace's file, which change when the file does."""
     path = getattr(plan.trace, "path", None)
     if path is None or not os.path.isfile(path):
         return None

@@ -1,4 +1,4 @@
-"""Names for what a run depends on: two runs of one name give the same result."""
+"""Hashes of everything that a run's result depends on: runs with equal hashes give equal results."""
 
 import json
 import os
@@ -10,27 +10,27 @@ from typing import Any
 
 import xxhash
 
-from kvsim.build import Plan
 from kvsim.core.request import Request
+from kvsim.plan import Plan
 from kvsim.trace.base import update_with_file
 
 PACKAGE = Path(__file__).resolve().parent
 WITHOUT_RESULTS = ("commands", "report", "kernels")
-"""Parts of kvsim that decide nothing: a change there makes no other result."""
+"""Parts of kvsim that do not affect results."""
 BESIDE_RESULTS = ("logger",)
 
 
 def configuration_hash(plan: Plan, command: str) -> str:
-    """32 hexadecimal digits of what decides a run: its command and configuration, the bytes of its trace, the code."""
+    """Hash everything that determines a run's result: command, configuration, trace content and code. 32 hexadecimal digits."""
     config = {name: value for name, value in plan.config.items() if name not in BESIDE_RESULTS}
     return digest([command, config, trace_content(plan), *(code_of(module) for module in _modules(config))])
 
 
 def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
-    """A name for each bound that there is for a plan; runs that share a bound share its name.
+    """Return a name for each bound of a plan; runs that share a bound share its name.
 
-    Both leave out what the GPU tier can never hold, as the runs do. There is none for models whose hits need a recurrent state:
-    MIN knows of none.
+    Like the runs, both bounds leave out requests that the GPU tier can never hold. Hybrid models have no bounds, because
+    Belady's MIN does not model recurrent states.
     """
     if plan.model.is_hybrid:
         return {}
@@ -49,12 +49,12 @@ def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
 
 
 def digest(value: Any) -> str:
-    """32 hexadecimal digits of a value that JSON can hold."""
+    """Hash a value that JSON can represent: 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
 
 
 def trace_content(plan: Plan) -> str | None:
-    """A hash of the trace's file; None for a generated trace, or a file that cannot be read, of which reading it says more."""
+    """Hash the trace's file. None for a generated trace, and for a missing file: loading the trace reports that error."""
     path = getattr(plan.trace, "path", None)
     if path is None or not os.path.isfile(path):
         return None
@@ -71,7 +71,7 @@ def _file_content(path: str, _mtime_ns: int, _size: int) -> str:
 
 @cache
 def code_of(module: str) -> str:
-    """A hash of the source of a module; of ``kvsim``, of all its modules that results depend on."""
+    """Hash a module's source; for ``kvsim``, the sources of all its modules that affect results."""
     content = xxhash.xxh3_128()
     for path in sorted(_kvsim_sources()) if module == "kvsim" else [Path(sys.modules[module].__file__ or "")]:
         content.update(path.name.encode() + path.read_bytes())
@@ -86,7 +86,7 @@ def _kvsim_sources() -> Iterator[Path]:
 
 
 def _modules(config: Any) -> list[str]:
-    """kvsim, and the modules of classes that the configuration names and that are not its own."""
+    """Return ``kvsim`` and the modules of all other classes that the configuration names."""
     return ["kvsim", *sorted({name.rpartition(".")[0] for name in _targets(config) if not name.startswith("kvsim.")})]
 
 

@@ -1,4 +1,4 @@
-"""What a machine can do: compute, memory, the link to the host, the disk."""
+"""The performance of a machine: compute, memory, host link, disk."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,19 +21,19 @@ RATES_AND_SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareSpec:
-    """One GPU model, how many of them serve together, and what connects them to the host and its disk.
+    """A GPU model, the number of GPUs that serve together, and their links to the host and its disk.
 
-    Rates and sizes are those of one GPU, as its datasheet gives them. ``gpus`` work tensor-parallel: compute, memory,
-    memory bandwidth and host link count ``gpus`` times, the disk once. That holds while the KV is spread evenly over
-    the GPUs; with more GPUs than KV heads it would be stored in copies, which is not modelled. Nor is communication
-    between GPUs. Attributes named ``total`` and ``effective`` are those of all GPUs.
+    Rates and sizes are per GPU, as on its datasheet. ``gpus`` GPUs work tensor-parallel: compute, memory, memory bandwidth
+    and host link count ``gpus`` times, the disk once. This assumes that the KV is spread evenly over the GPUs; replicated KV
+    (more GPUs than KV heads) and communication between GPUs are not modelled. Attributes named ``total`` and ``effective``
+    are for all GPUs together.
 
-    Rates are those of long copies and large products. Where curves are given, simulated copies, reads, writes and steps take
-    what the curves say of their size; policies estimate by the rates above.
+    Rates are those of long copies and large matrix products. Where curves are given, simulated copies, reads, writes and
+    steps take their times from the curves; policies always estimate with the plain rates.
     """
 
     flops_per_s: float
-    """Peak of dense bf16 matrix products."""
+    """Peak rate of dense bf16 matrix products."""
     memory_bytes: int
     memory_bytes_per_s: float
     gpus: int = 1
@@ -41,32 +41,32 @@ class HardwareSpec:
     host_to_device_bytes_per_s: float
     device_to_host_bytes_per_s: float
     both_directions_bytes_per_s: float
-    """Limit of the sum while both directions are busy."""
+    """Limit on the total rate while both directions are busy."""
     host_latency_s: float = 1e-5
-    """From asking for a copy to its first byte."""
+    """Time from the request of a copy to its first byte."""
 
     disk_read_bytes_per_s: float
     disk_write_bytes_per_s: float
     disk_latency_s: float = 1e-4
 
     flops_efficiency: float = 1.0
-    """Fraction of the peak that large matrix products reach."""
+    """Fraction of ``flops_per_s`` that large matrix products reach."""
     memory_efficiency: float = 1.0
-    """Fraction of the peak that long reads reach."""
+    """Fraction of ``memory_bytes_per_s`` that long reads reach."""
     step_overhead_s: float = 5e-4
-    """Time of a step that is neither compute nor memory: scheduling, launch, sampling."""
+    """Time per step beyond compute and memory access: scheduling, launch, sampling."""
     prefill_overhead_s: float = 0.0
-    """What steps with prefill take of such time beyond ``step_overhead_s``."""
+    """Overhead of a step with prefill in addition to ``step_overhead_s``."""
     prefill_launch_s: float = 0.0
-    """What the host takes to launch the kernels of a step with prefill, one by one: such a step takes no less, and its overhead.
-    Decode steps are replayed as CUDA graphs."""
+    """Time the host needs to launch the kernels of a step with prefill one by one: such a step takes at least this long, plus
+    overhead. Decode steps are replayed as CUDA graphs."""
 
     link_curves: LinkCurves | None = None
-    """Measured, as ``kvsim calibrate`` does, like those below."""
+    """Measured by ``kvsim calibrate``, like the following three."""
     disk_curves: DiskCurves | None = None
     compute_curves: ComputeCurves | None = None
     copy_rule: CopyRule | None = None
-    """How ``substrate=hardware`` copies pages; None: as on an H200."""
+    """How ``substrate=hardware`` copies pages. None: as on an H200."""
 
     def __post_init__(self) -> None:
         for name in RATES_AND_SIZES:
@@ -77,7 +77,7 @@ class HardwareSpec:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("flops_efficiency", "memory_efficiency"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a fraction: it must be above 0 and at most 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
         fastest = max(self.host_to_device_bytes_per_s, self.device_to_host_bytes_per_s)
         if self.both_directions_bytes_per_s < fastest:
             raise ValueError(
@@ -87,12 +87,12 @@ class HardwareSpec:
 
     @cached_property
     def effective_flops_per_s(self) -> float:
-        """What matrix products reach on all GPUs."""
+        """Rate of large matrix products, all GPUs."""
         return self.flops_per_s * self.flops_efficiency * self.gpus
 
     @cached_property
     def effective_memory_bytes_per_s(self) -> float:
-        """What reads from GPU memory reach on all GPUs."""
+        """Rate of long reads from GPU memory, all GPUs."""
         return self.memory_bytes_per_s * self.memory_efficiency * self.gpus
 
     @cached_property
@@ -112,11 +112,11 @@ class HardwareSpec:
 
     @cached_property
     def total_both_directions_bytes_per_s(self) -> float:
-        """Limit of the sum of both directions, all GPUs."""
+        """Limit on the total rate of both directions, all GPUs."""
         return self.both_directions_bytes_per_s * self.gpus
 
     def step_s(self, flops: float, n_bytes: float) -> float:
-        """Seconds of a step that does ``flops`` and reads ``n_bytes`` from GPU memory: the slower of both, and overhead.
+        """Seconds of a step that does ``flops`` and reads ``n_bytes`` from GPU memory: the slower of the two, plus overhead.
 
         This is the roofline model (Williams, Waterman and Patterson, 2009).
         """

@@ -1,4 +1,4 @@
-"""What a machine does at other sizes than those at which it is fastest: rates as curves through measured points."""
+"""Rates of a machine as functions of size, interpolated between measured points."""
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from operator import itemgetter
 from typing import Any
 
 Rows = list[Any]
-"""Lists of numbers above 0. ``check_rows`` looks at them; OmegaConf would take no whole number for a float inside a list."""
+"""Lists of numbers above 0. ``check_rows`` checks them, because OmegaConf rejects an integer where a list holds floats."""
 
 
 @dataclass(kw_only=True)
 class LinkCurves:
-    """Copies between pinned host memory and one GPU, by the bytes that a page has in one layer (a fragment).
+    """Copies between pinned host memory and one GPU, by fragment size: the bytes of one page in one layer.
 
-    A copy of ``n`` bytes takes ``latency_s + n / bytes_per_s``; a few fragments are slow because of the first, many small ones
-    because of the second.
+    A copy of ``n`` bytes takes ``latency_s + n / bytes_per_s``. The first term dominates copies of a few fragments, the second
+    copies of many; both depend on the fragment size.
     """
 
     host_to_device: list[Any]
     """Rows of [fragment_bytes, latency_s, bytes_per_s]."""
     device_to_host: list[Any]
-    """The same."""
+    """Rows of [fragment_bytes, latency_s, bytes_per_s]."""
     both_directions: list[Any]
-    """Rows of [fragment_bytes, bytes_per_s]: the sum while both directions are busy."""
+    """Rows of [fragment_bytes, bytes_per_s]: total rate while both directions are busy."""
 
     def __post_init__(self) -> None:
         for name in ("host_to_device", "device_to_host"):
@@ -31,31 +31,31 @@ class LinkCurves:
         check_rows("link_curves.both_directions", self.both_directions, "fragment_bytes", "bytes_per_s")
 
     def to_device(self, fragment_bytes: float) -> tuple[float, float]:
-        """Rate in bytes a second and latency in seconds."""
+        """Return the rate in bytes per second and the latency in seconds of copies to the GPU."""
         return _rate_and_latency(self.host_to_device, fragment_bytes)
 
     def to_host(self, fragment_bytes: float) -> tuple[float, float]:
-        """Rate in bytes a second and latency in seconds."""
+        """Return the rate in bytes per second and the latency in seconds of copies to the host."""
         return _rate_and_latency(self.device_to_host, fragment_bytes)
 
     def total_bytes_per_s(self, fragment_bytes: float) -> float:
-        """Limit of the sum of both directions while both are busy."""
+        """Return the total rate of both directions while both are busy."""
         return interpolated(self.both_directions, fragment_bytes)
 
 
 @dataclass(kw_only=True)
 class DiskCurves:
-    """A disk that reads or writes whole pages, each by a request of its own, several at once."""
+    """A disk that reads and writes whole pages, one I/O request per page, several requests at a time."""
 
     read: list[Any]
-    """Rows of [depth, page_bytes, bytes_per_s]; the depth is how many requests are under way."""
+    """Rows of [depth, page_bytes, bytes_per_s]; depth is the number of concurrent requests."""
     write: list[Any]
-    """The same."""
+    """Rows of [depth, page_bytes, bytes_per_s]."""
     both: list[Any] | None = None
-    """Rows of [depth, page_bytes, bytes_per_s]: the sum while pages are read and others written, so many of each at once.
-    None: reading and writing do not slow each other down."""
+    """Rows of [depth, page_bytes, bytes_per_s]: total rate of concurrent reads and writes, ``depth`` requests of each.
+    None: reads and writes do not slow each other down."""
     depth: int = 4
-    """Requests under way at once in the run at hand: the threads of its disk tier."""
+    """Concurrent requests in the current run: the number of its disk threads."""
 
     def __post_init__(self) -> None:
         for name in ("read", "write"):
@@ -72,7 +72,7 @@ class DiskCurves:
         return interpolated_twice(self.write, self.depth, page_bytes)
 
     def total_bytes_per_s(self, page_bytes: float) -> float | None:
-        """Limit of the sum while pages are read and written at once, if there is one."""
+        """Return the limit on the total rate of concurrent reads and writes, or None if there is no limit."""
         return None if self.both is None else interpolated_twice(self.both, self.depth, page_bytes)
 
     def _check(self, name: str) -> None:
@@ -81,34 +81,37 @@ class DiskCurves:
 
 @dataclass(kw_only=True)
 class ComputeCurves:
-    """The parts of a step on one GPU. A step takes their sum and ``step_overhead_s``.
+    """The parts of a step on one GPU. A step takes their sum plus ``step_overhead_s``.
 
-    The points are of one model, and described so that they hold for others: by what decides how fast a part runs.
+    The points are measured with one model but keyed by what determines the speed of each part, so they hold for other models.
     """
 
     linear: list[Any]
-    """All matrix products: rows of [flops_per_byte, flops_per_s], by FLOPs of the step for each byte of weights that it reads.
-    With bf16 weights of a dense model that is the number of tokens; few are bound by memory, many by compute."""
+    """All matrix products: rows of [flops_per_byte, flops_per_s], by the step's FLOPs per byte of weights that it reads.
+    For a dense bf16 model this equals the number of tokens: few tokens are bound by memory, many by compute."""
     prefill_attention: list[Any]
-    """Attention of a chunk: rows of [query_rows, context_tokens, flops_per_s]. A chunk has its tokens times the query heads
-    as rows; the context ends with the chunk. Fewer rows than the fewest measured take as long: a GPU does them at once."""
+    """Attention of a chunk: rows of [query_rows, context_tokens, flops_per_s]. A chunk's query rows are its tokens times the
+    query heads; its context includes the chunk. Below the smallest measured number of rows the time stays the same, because a
+    GPU processes that many rows at once."""
     decode_attention: list[Any]
     """Attention of all decoding requests: rows of [bytes, bytes_per_s], by the bytes of keys and values that one layer reads."""
     prefill_tile_tokens: int = 1
-    """A step with prefill, and the attention of each chunk, take as long as for the next multiple of so many tokens: products are
-    filled up (beyond 16,384 tokens to coarser steps, which is not simulated), and kernels work in tiles."""
+    """Steps with prefill, and the attention of each chunk, take as long as for the next multiple of this many tokens: matrix
+    products are padded (beyond 16,384 tokens to coarser multiples, which is not simulated), and kernels work in tiles."""
     rested_prefill_share: float = 1.0
-    """What a step with prefill takes on a GPU that has rested, as a share of what the curves say of one that is busy."""
+    """Duration of a step with prefill on a rested GPU, as a fraction of its duration on a busy GPU, which the curves give."""
     warming_s: float = 0.5
-    """Time constant with which prefill makes a rested GPU a busy one, and anything else a busy one rest."""
+    """Time constant with which prefill turns a rested GPU into a busy one, and with which a busy GPU rests otherwise."""
 
     def __post_init__(self) -> None:
         if self.prefill_tile_tokens < 1:
             raise ValueError(f"compute_curves.prefill_tile_tokens must be at least 1, not {self.prefill_tile_tokens}")
         if not 0 < self.rested_prefill_share <= 1:
-            raise ValueError(f"compute_curves.rested_prefill_share must be above 0, 1 at most, not {self.rested_prefill_share}")
+            raise ValueError(
+                f"compute_curves.rested_prefill_share must be above 0 and at most 1, not {self.rested_prefill_share}"
+            )
         if not 0 < self.warming_s < float("inf"):
-            raise ValueError(f"compute_curves.warming_s must be above 0, not {self.warming_s}")
+            raise ValueError(f"compute_curves.warming_s must be above 0 and finite, not {self.warming_s}")
         check_rows("compute_curves.linear", self.linear, "flops_per_byte", "flops_per_s")
         check_rows(
             "compute_curves.prefill_attention", self.prefill_attention, "query_rows", "context_tokens", "flops_per_s", keys=2
@@ -116,10 +119,10 @@ class ComputeCurves:
         check_rows("compute_curves.decode_attention", self.decode_attention, "bytes", "bytes_per_s")
         seconds = [n_bytes / rate for n_bytes, rate in self.decode_attention]
         if seconds != sorted(seconds):
-            raise ValueError("compute_curves.decode_attention: more bytes must take longer than fewer")
+            raise ValueError("compute_curves.decode_attention: more bytes must not take less time than fewer")
 
     def tiled(self, tokens: int) -> int:
-        """``tokens`` of a step with prefill, or of a chunk, filled up to whole tiles."""
+        """Round the tokens of a step with prefill, or of a chunk, up to whole tiles."""
         return -(-tokens // self.prefill_tile_tokens) * self.prefill_tile_tokens
 
     def linear_flops_per_s(self, flops_per_byte: float) -> float:
@@ -131,10 +134,10 @@ class ComputeCurves:
 
 
 def interpolated(rows: Rows, x: float, column: int = 1, along: int = 0) -> float:
-    """The value of ``column`` at ``x`` of column ``along``: a straight line between the logarithms of both, constant outside.
+    """Interpolate ``column`` where column ``along`` is ``x``: linear between the logarithms of both, constant outside the rows.
 
-    Rates grow like a power of the size where something else than the device's peak limits them, and saturate: on logarithms
-    both are straight.
+    Below the device's peak, a rate grows like a power of the size; at the peak it is constant. Both are straight lines in
+    logarithms.
     """
     index = bisect_right(rows, x, key=itemgetter(along))
     if index == 0 or index == len(rows):
@@ -144,7 +147,7 @@ def interpolated(rows: Rows, x: float, column: int = 1, along: int = 0) -> float
 
 
 def interpolated_twice(rows: Rows, x: float, y: float) -> float:
-    """The last of three columns at ``x`` and ``y``: along ``y`` for the neighbours of ``x``, then between these."""
+    """Interpolate the last of three columns at ``x`` and ``y``: along ``y`` at both neighbours of ``x``, then between them."""
     index = bisect_right(rows, x, key=itemgetter(0))
     if index == 0 or index == len(rows):
         return _along(rows, rows[min(index, len(rows) - 1)][0], y)
@@ -153,16 +156,16 @@ def interpolated_twice(rows: Rows, x: float, y: float) -> float:
 
 
 def check_rows(name: str, rows: Rows, *columns: str, keys: int = 1) -> None:
-    """Raise ValueError unless there are rows of numbers above 0 with these columns, ascending by the first ``keys``."""
+    """Raise ValueError unless ``rows`` are rows of positive numbers with these columns, ascending by the first ``keys``."""
     form = f"{name} must be rows of [{', '.join(columns)}]"
     if not rows:
-        raise ValueError(f"{form}, one at least")
+        raise ValueError(f"{form}, at least one")
     for row in rows:
         if not isinstance(row, list) or len(row) != len(columns) or not all(_is_positive(value) for value in row):
-            raise ValueError(f"{form}, all above 0, not {row}")
+            raise ValueError(f"{form} with all values above 0, not {row}")
     order = [tuple(row[:keys]) for row in rows]
     if order != sorted(set(order)):
-        raise ValueError(f"{form}, ascending by {' and '.join(columns[:keys])}")
+        raise ValueError(f"{form} in ascending order of {' and '.join(columns[:keys])}, without duplicates")
 
 
 def _is_positive(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What a model costs: bytes of KV per token, bytes of weights per step, FLOPs per token."""
+"""The costs of a model: bytes of KV per token, bytes of weights per step, FLOPs per token."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,59 +15,59 @@ RECURRENT_OPTIONS = ("recurrent_inner_parameters", "conv_channels", "conv_width"
 class ModelSpec:
     """A decoder-only language model, described by the numbers of its published ``config.json``.
 
-    grouped-query attention   ``kv_heads`` and ``head_dim`` are set       a key and a value per KV head are cached
-    latent attention (MLA)    ``kv_latent_dim`` and its like are set      one latent and one rope key are cached
-    dense MLP                 ``routed_experts`` is 0                     every layer has an MLP of ``mlp_width``
-    mixture of experts        ``routed_experts`` and its like are set     in all layers but ``dense_layers`` of them
-    hybrid                    ``recurrent_layers`` and its like are set   a state of fixed size in each of these layers
+    grouped-query attention   set ``kv_heads`` and ``head_dim``           caches a key and a value per KV head
+    latent attention (MLA)    set ``kv_latent_dim`` and the like          caches one latent and one rope key
+    dense MLP                 leave ``routed_experts`` at 0               every layer with an MLP has one of ``mlp_width``
+    mixture of experts        set ``routed_experts`` and the like         in all MLP layers except ``dense_layers``
+    hybrid                    set ``recurrent_layers`` and the like       these layers keep a state of fixed size instead of KV
 
-    Only weight matrices count, norms and biases are below 0.01%; a multiply-accumulate is 2 FLOPs. A multi-token
-    prediction module (DeepSeek-V3 publishes one) is not part of the model. What follows from the settings is worked
-    out once and then read as a plain attribute.
+    Only weight matrices are counted (norms and biases are below 0.01%); a multiply-accumulate is 2 FLOPs. A multi-token
+    prediction module (DeepSeek-V3 publishes one) is not counted as part of the model. Derived values are computed once and
+    then read as plain attributes.
     """
 
     layers: int
-    """Blocks with attention or a recurrence; ``mlp_layers`` says how many have an MLP."""
+    """Blocks with attention or a recurrence. ``mlp_layers`` is the number of MLPs."""
     hidden_size: int
     vocabulary: int
     heads: int
-    """Query heads of a layer."""
+    """Query heads per layer."""
     tied_embeddings: bool = False
-    """Whether the table of input embeddings is also the lm_head."""
+    """Whether the lm_head shares the weights of the input embedding table."""
 
     kv_heads: int = 0
     head_dim: int = 0
 
     attention_gate: bool = False
-    """Whether a gate as wide as all query heads multiplies what attention gives."""
+    """Whether the attention output is multiplied by a gate as wide as all query heads."""
 
     kv_latent_dim: int = 0
     query_latent_dim: int = 0
-    """0: queries are made of the hidden state without a latent between."""
+    """0: queries are projected directly from the hidden state, without a latent."""
     nope_dim: int = 0
     """Elements of a query or key head without rotary embedding."""
     rope_dim: int = 0
-    """Elements with rotary embedding; all heads share this part of the key."""
+    """Elements of a query or key head with rotary embedding; all heads share this part of the key."""
     value_dim: int = 0
 
     recurrent_layers: int = 0
-    """Layers that keep a recurrent state instead of keys and values; all others have attention."""
+    """Layers that keep a recurrent state instead of keys and values; all other layers have attention."""
     state_heads: int = 0
     state_key_dim: int = 0
     state_value_dim: int = 0
-    """A layer's state is a matrix of key by value elements for each head. Mamba: the key is the SSM state, the value the head."""
+    """Each head of a layer keeps a matrix of key by value elements. Mamba: key is the SSM state size, value the head size."""
     recurrent_in_width: int = 0
-    """Columns of all matrices that a recurrent layer multiplies the hidden state with."""
+    """Total columns of a recurrent layer's input projections."""
     recurrent_inner_parameters: int = 0
-    """Weights of a recurrent layer between these matrices and its output projection (Mamba's x_proj and dt_proj)."""
+    """Weights of a recurrent layer between its input projections and its output projection (Mamba's x_proj and dt_proj)."""
     conv_channels: int = 0
     conv_width: int = 0
-    """Short causal convolution before the recurrence; its last ``conv_width - 1`` inputs are part of the state."""
+    """Width of the short causal convolution before the recurrence; its last ``conv_width - 1`` inputs are part of the state."""
     state_flops_per_element: float = 0.0
-    """FLOPs of the recurrence for each state element and token."""
+    """FLOPs of the recurrence per state element and token."""
     state_dtype_bytes: int = 4
     kernel_chunk_tokens: int = 1
-    """The recurrence's kernel has a state to save only at multiples of this many tokens."""
+    """The recurrence kernel can save a state only at multiples of this many tokens."""
 
     mlp_layers: int = 0
     """0: every layer has an MLP."""
@@ -75,7 +75,7 @@ class ModelSpec:
     """3: gate, up and down; 2: up and down."""
     mlp_width: int = 0
     dense_layers: int = 0
-    """In a mixture of experts, the layers that have a dense MLP instead."""
+    """MLP layers of a mixture-of-experts model that have a dense MLP instead."""
     routed_experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
@@ -94,7 +94,7 @@ class ModelSpec:
 
     @cached_property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache that one token takes, all layers."""
+        """Bytes of KV cache per token, all layers."""
         per_layer = self.kv_latent_dim + self.rope_dim if self.is_latent else 2 * self.kv_heads * self.head_dim
         return self.attention_layers * per_layer * self.kv_dtype_bytes
 
@@ -109,7 +109,7 @@ class ModelSpec:
         return self.recurrent_layers * (self._state_elements * self.state_dtype_bytes + convolution)
 
     def checkpoint_grid_tokens(self, page_tokens: int) -> int:
-        """After multiples of so many tokens a state can be saved that a cached prefix ends with."""
+        """The interval in tokens at which a state can be saved at the end of a cached prefix."""
         return lcm(page_tokens, self.kernel_chunk_tokens)
 
     # Weights
@@ -123,15 +123,15 @@ class ModelSpec:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Weights that a sampled token is multiplied with: its experts and the lm_head, not the input table."""
+        """Weights that a sampled token is multiplied with: includes its experts and the lm_head, not the input embeddings."""
         experts = self._moe_layers * self.experts_per_token * self._expert_parameters
         return self._always_read_parameters + experts
 
     def weight_bytes(self, tokens: int) -> float:
         """Bytes of weights that a step over ``tokens`` tokens reads from memory: each matrix once, lm_head included.
 
-        Of E routed experts of which each token picks k, a layer reads ``E * (1 - (1 - k/E) ** tokens)``: the expected
-        number of distinct ones if all are equally likely and tokens choose independently.
+        If each token picks k of E routed experts, a layer reads ``E * (1 - (1 - k/E) ** tokens)`` experts: the expected
+        number of distinct experts when all are equally likely and tokens choose independently.
         """
         if not self.routed_experts:
             return self._always_read_bytes
@@ -141,35 +141,36 @@ class ModelSpec:
 
     @cached_property
     def linear_flops_per_token(self) -> float:
-        """FLOPs of the weight matrices and recurrences for each token of a step, without the lm_head.
+        """FLOPs of the weight matrices and recurrences per token of a step, without the lm_head.
 
-        Engines apply the lm_head only to positions that are sampled: one per request and step (vLLM's ``logits_indices``,
-        SGLang's ``LogitsProcessor``). Its FLOPs are ``sampling_flops_per_token``.
+        Engines apply the lm_head only to sampled positions: one per request and step (vLLM's ``logits_indices``,
+        SGLang's ``LogitsProcessor``). ``sampling_flops_per_token`` counts it.
         """
         recurrence = self.recurrent_layers * self._state_elements * self.state_flops_per_element
         return 2.0 * (self.active_parameters - self._head_parameters) + recurrence
 
     @cached_property
     def sampling_flops_per_token(self) -> float:
-        """FLOPs of the lm_head for each token that is sampled."""
+        """FLOPs of the lm_head per sampled token."""
         return 2.0 * self._head_parameters
 
     @cached_property
     def attention_flops_per_pair(self) -> float:
-        """FLOPs of QK^T and PV for one query token and one key token in a prefill, all heads and layers.
+        """FLOPs of QK^T and PV per pair of query and key token in a prefill, all heads and layers.
 
-        For latent attention it is the naive form, in which latents are expanded to full keys and values. Engines prefill
-        with it because the absorbed form, with DeepSeek-V3's sizes, costs 3.4 times as much; they decode with the absorbed
-        form because it reads less memory (vLLM's ``attention/backends/mla/common.py`` explains both).
+        Latent attention prefills in the naive form, which expands latents to full keys and values: at DeepSeek-V3's sizes the
+        absorbed form would cost 3.4 times as much. Engines decode in the absorbed form because it reads less memory (vLLM's
+        ``attention/backends/mla/common.py`` explains both).
         """
         per_head = self.nope_dim + self.rope_dim + self.value_dim if self.is_latent else 2 * self.head_dim
         return 2.0 * self.attention_layers * self.heads * per_head
 
     @cached_property
     def decode_attention_flops_per_pair(self) -> float:
-        """The same for a decode step. Latent attention decodes in the absorbed form: all heads read one latent.
+        """FLOPs of QK^T and PV per pair in a decode step. Latent attention uses the absorbed form: all heads read one latent.
 
-        The key of that form is latent and rope key, the value the latent (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+        In that form the key is the latent and the rope key, and the value is the latent (DeepSeek-V2, arXiv:2405.04434,
+        section 2.1).
         """
         if not self.is_latent:
             return self.attention_flops_per_pair
@@ -177,13 +178,13 @@ class ModelSpec:
 
     @cached_property
     def prefix_flops_per_token(self) -> float:
-        """FLOPs to expand one cached latent to keys and values for a prefill that follows it; 0 without latents."""
+        """FLOPs to expand one cached latent to keys and values before a prefill that follows it; 0 without latents."""
         return 2.0 * self.attention_layers * self._expansion_parameters
 
     def prefill_flops(self, tokens: int, start: int) -> float:
-        """FLOPs to compute ``tokens`` prompt tokens that follow ``start`` cached ones, without the lm_head.
+        """FLOPs to prefill ``tokens`` prompt tokens after ``start`` cached tokens, without the lm_head.
 
-        Attention is causal: token i of the new ones meets ``start + i`` keys, itself included.
+        Attention is causal: the i-th new token attends to ``start + i`` keys, including its own.
         """
         pairs = tokens * start + tokens * (tokens + 1) / 2
         return self.linear_flops_per_token * tokens + self.attention_flops_per_pair * pairs + self.prefix_flops_per_token * start
@@ -197,7 +198,7 @@ class ModelSpec:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether a cached prefix is of use only where a recurrent state was saved."""
+        """Whether the model has recurrent layers: a cached prefix is then usable only where a recurrent state was saved."""
         return self.recurrent_layers > 0
 
     @property
@@ -223,17 +224,17 @@ class ModelSpec:
 
     @property
     def _expert_parameters(self) -> int:
-        """Gate, up and down projection of one expert."""
+        """Weights of one expert: gate, up and down projections."""
         return 3 * self.hidden_size * self.expert_width
 
     @property
     def _expansion_parameters(self) -> int:
-        """The matrix of one layer that makes all heads' keys and values of a latent."""
+        """Weights of one layer's matrix that expands a latent to the keys and values of all heads."""
         return self.kv_latent_dim * self.heads * (self.nope_dim + self.value_dim)
 
     @property
     def _attention_parameters(self) -> int:
-        """Projections of one layer's attention."""
+        """Weights of one layer's attention projections."""
         if not self.is_latent:
             gate = self.hidden_size * self.head_dim * self.heads if self.attention_gate else 0
             return 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads) + gate
@@ -247,14 +248,14 @@ class ModelSpec:
 
     @property
     def _recurrent_parameters(self) -> int:
-        """Projections and convolution of one recurrent layer."""
+        """Weights of one recurrent layer: projections and convolution."""
         output = self.state_heads * self.state_value_dim * self.hidden_size
         convolution = self.conv_channels * self.conv_width
         return self.hidden_size * self.recurrent_in_width + self.recurrent_inner_parameters + convolution + output
 
     @cached_property
     def _always_read_parameters(self) -> int:
-        """Weights that every step needs: all but the input table and the routed experts."""
+        """Weights that every step reads: all except the input embeddings and the routed experts."""
         dense = (self._layers_with_mlp - self._moe_layers) * self.mlp_matrices * self.hidden_size * self.mlp_width
         router = self.hidden_size * self.routed_experts
         sparse = self._moe_layers * (router + self.shared_experts * self._expert_parameters)
@@ -282,7 +283,7 @@ class ModelSpec:
         optional = ("query_latent_dim", "mlp_layers", "mlp_width", "dense_layers", "shared_experts", "recurrent_layers")
         for name in GROUPED + LATENT + EXPERTS + RECURRENT + RECURRENT_OPTIONS + optional:
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 (the model has none) or more, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
         for name in ("state_dtype_bytes", "kernel_chunk_tokens"):
             if getattr(self, name) < 1:
@@ -297,26 +298,26 @@ class ModelSpec:
                     raise ValueError(f"{name} is {getattr(self, name)} but has no effect without recurrent_layers: set both")
         elif self.recurrent_layers >= self.layers:
             raise ValueError(
-                f"recurrent_layers must be below layers={self.layers}, not {self.recurrent_layers}: some have attention"
+                f"recurrent_layers must be below layers={self.layers}, not {self.recurrent_layers}: attention needs a layer"
             )
         else:
             for name in (*RECURRENT, "state_flops_per_element"):
                 if not getattr(self, name) > 0:
-                    raise ValueError(f"{name} must be above 0, not {getattr(self, name)}: recurrent layers need it")
+                    raise ValueError(f"{name} must be above 0, not {getattr(self, name)}: recurrent_layers requires it")
             if (self.conv_channels > 0) != (self.conv_width > 0):
-                raise ValueError(f"conv_width is {self.conv_width} with conv_channels={self.conv_channels}: set both, or neither")
+                raise ValueError(f"conv_width={self.conv_width} with conv_channels={self.conv_channels}: set both or neither")
 
     def _check_attention(self) -> None:
         expected, other = (LATENT, GROUPED) if self.is_latent else (GROUPED, LATENT)
         kind = "latent" if self.is_latent else "grouped-query"
         for name in expected:
             if not getattr(self, name):
-                raise ValueError(f"{name} must be above 0, not 0: {kind} attention needs all of {', '.join(expected)}")
+                raise ValueError(f"{name} must be above 0, not 0: {kind} attention requires {', '.join(expected)}")
         for name in (*other, "attention_gate" if self.is_latent else "query_latent_dim"):
             if getattr(self, name):
                 raise ValueError(f"{name} is {getattr(self, name)} but has no effect with {kind} attention: leave it out")
         if self.kv_heads and self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads must divide heads={self.heads}, {self.kv_heads} does not")
+            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
 
     def _check_mlp(self) -> None:
         if not self.routed_experts:
@@ -326,10 +327,10 @@ class ModelSpec:
         elif not 1 <= self.experts_per_token <= self.routed_experts:
             raise ValueError(f"experts_per_token must be 1 to {self.routed_experts}, not {self.experts_per_token}")
         elif not self.expert_width:
-            raise ValueError("expert_width must be above 0, not 0: routed_experts needs it")
+            raise ValueError("expert_width must be above 0, not 0: routed_experts requires it")
         elif self.dense_layers > self._layers_with_mlp:
             raise ValueError(f"dense_layers must be at most layers={self._layers_with_mlp}, not {self.dense_layers}")
         has_dense = self._moe_layers < self._layers_with_mlp
         if has_dense != (self.mlp_width > 0):
-            problem = "above 0: there are dense layers" if has_dense else "0: there is no dense layer"
+            problem = "above 0 in a model with dense layers" if has_dense else "0 in a model without dense layers"
             raise ValueError(f"mlp_width must be {problem}, not {self.mlp_width}")

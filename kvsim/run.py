@@ -1,4 +1,4 @@
-"""From a plan to what happened: puts cache, policies and engine together and runs requests through them."""
+"""From a plan to its outcome: assembles cache, policies and engine, and runs requests through them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.bounds.bypass import BypassTier
-from kvsim.build import Plan, TierPlan, check_bypass
+from kvsim.build import check_bypass
 from kvsim.core.cache import Cache
 from kvsim.core.edge import Edge, chain
 from kvsim.core.hybrid import HybridCache
@@ -22,6 +22,7 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Recorder
 from kvsim.engine.replay import Replay
 from kvsim.errors import UsageError, WrongResult
+from kvsim.plan import Plan, TierPlan
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
@@ -34,12 +35,12 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.substrates import SUBSTRATES
 
 Advance = Callable[[int], None]
-"""Is told now and then how many requests are done."""
+"""Called now and then with the number of finished requests."""
 
 
 @contextmanager
 def _policies_named() -> Iterator[None]:
-    """A policy that breaks its contract ends the run with one line."""
+    """Turn a policy's breach of contract into a UsageError, so the run ends with one line."""
     try:
         yield
     except PolicyError as error:
@@ -50,9 +51,10 @@ def _policies_named() -> Iterator[None]:
 def replay(
     plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any], None] | None = None
 ) -> Outcome:
-    """Play the requests one after another, without a clock.
+    """Replay the requests one after another, without a clock.
 
-    ``inspect`` is shown the cache, its slots numbered, while the last requests are still unfinished. Raises UsageError.
+    ``inspect`` is called with the cache while the last requests are still unfinished; its slots are then numbered. Raises
+    UsageError.
     """
     check_answers(plan, requests)
     check_bypass(plan, "replay")
@@ -67,7 +69,7 @@ def replay(
 
 @_policies_named()
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
-    """Serve the requests: in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
+    """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
     check_answers(plan, requests)
     choice = SUBSTRATES[plan.substrate]
@@ -85,23 +87,23 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
 
 
 def check_verified(outcome: Outcome) -> None:
-    """Raise WrongResult if pages that were reused on real memory held anything but what was computed."""
+    """Raise WrongResult if a page reused on real hardware held anything other than what was computed."""
     found = outcome.hardware
     if found.get("wrong_words"):
         raise WrongResult(
             f"{found['wrong_words']:,} words in {found['wrong_pages']:,} of {found['verified_pages']:,} reused pages are wrong: "
-            f"the run on {found['device']} is not to be trusted"
+            f"do not trust the run on {found['device']}"
         )
 
 
 def build_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServedCache:
-    """The plan's cache, empty; for a model with recurrent layers one that saves their states."""
+    """Build the plan's cache, empty. For a model with recurrent layers, it also saves their states."""
     cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
     return _with_states(plan, cache, requests) if plan.model.is_hybrid else cache
 
 
 def _with_states(plan: Plan, cache: Cache, requests: Sequence[Request]) -> HybridCache:
-    """A cache that saves recurrent states. States with room of their own are evicted by LRU, and written to the CPU at once."""
+    """Build a cache that saves recurrent states. States with their own capacity are evicted by LRU and written through."""
     model = plan.model
     _bind("checkpoint", plan.checkpoint, _context(plan, requests, 0))
     state_tiers = None
@@ -125,11 +127,11 @@ def _with_states(plan: Plan, cache: Cache, requests: Sequence[Request]) -> Hybri
 
 
 def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
-    """What no policies for the plan's tiers can exceed in page hits: Belady's MIN on one tier of the sum of the capacities.
+    """Replay Belady's MIN on one tier as large as all tiers together: no policies for the plan's tiers get more page hits.
 
-    A hit page lay in some tier since its last use, and all tiers together have room for no more pages than that one. There
-    moves cost nothing, running requests take no room, and the future is known. Requests too large for the GPU are rejected.
-    ``belady`` may have played before: it looks ahead once over the same requests.
+    The bound holds because a hit page must have been in some tier since its last use, and this one tier holds as many pages as
+    all of them. In it, moves are free, running requests occupy no pages, and the future is known. Requests too large for the
+    GPU tier are rejected. Passing a ``belady`` used before on the same requests saves looking ahead over them again.
     """
     gpu = plan.tiers[0]
     capacities = [tier.capacity_pages for tier in plan.tiers]
@@ -143,22 +145,22 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
-    """Raise UsageError if the rules ask for what the trace does not say of its answers, or do not know what it asks for."""
+    """Raise UsageError if the rules need output tokens that the trace lacks, or do not support the trace's persistent prompts."""
     if plan.rules.has_own_cache and any(request.persistent for request in requests):
-        raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not know: say rules=default")
+        raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not support: set rules=default")
     if not plan.rules.cache_output:
         return
     if any(request.output_runs is None for request in requests):
         raise UsageError(
-            "rules.cache_output: the trace does not know the tokens of its answers: choose one that does (tokens with "
-            "output_token_ids, synthetic), say trace.answers=inferred (mooncake, weka, bailian), or rules.cache_output=false"
+            "rules.cache_output: the trace does not contain output tokens: use one that does (tokens with output_token_ids, "
+            "synthetic), set trace.answers=inferred (mooncake, weka, bailian), or set rules.cache_output=false"
         )
     if any(request.prompt_pages * plan.page_tokens > request.prompt_tokens for request in requests):
-        raise UsageError("rules.cache_output: prompts with a partial page at their end cannot go on: say trace.tail=full")
+        raise UsageError("rules.cache_output: output cannot follow a prompt that ends with a partial page: set trace.tail=full")
 
 
 def check_capacity(plan: Plan, requests: list[Request]) -> None:
-    """Raise UsageError if the GPU tier cannot hold even the smallest request: every one would be rejected."""
+    """Raise UsageError if the GPU tier cannot hold even the smallest request, so every request would be rejected."""
     capacity = plan.tiers[0].capacity_pages
     if capacity is None:
         return
@@ -166,13 +168,14 @@ def check_capacity(plan: Plan, requests: list[Request]) -> None:
     if capacity < smallest // plan.page_tokens:
         raise UsageError(
             f"tiers.gpu.capacity is {capacity} pages of {plan.page_tokens} tokens, but the smallest prompt has "
-            f"{smallest} tokens: no request would fit; give it more"
+            f"{smallest} tokens: no request fits; increase the capacity"
         )
 
 
 def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> tuple[list[Tier], list[Edge]]:
-    """The plan's tiers, empty, and the edges between them, their policies bound. Raises UsageError for a policy that lacks its
-    input.
+    """Build the plan's tiers, empty, and the edges between them, and bind their policies.
+
+    Raises UsageError if a policy cannot be bound, for example because an input is missing.
     """
     tiers: dict[str, Tier] = {}
     edges: list[Edge] = []
@@ -188,7 +191,10 @@ def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] =
 
 
 def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest_pages: int | None = None) -> BypassTier | None:
-    """The cache of a policy that lets requests pass by; None for all others. Unless given, the largest request fills the tier."""
+    """Build the cache of a policy that may bypass the tier; None for other policies. Larger requests than the limit are rejected.
+
+    The limit is ``largest_pages``, or by default the tier's capacity.
+    """
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None

@@ -77,20 +77,20 @@ def test_a_source_that_was_never_compiled_runs_beside_the_others(package: Path) 
 
 def test_a_part_of_a_build_is_refused(package: Path) -> None:
     built(package, SOURCES[0]).unlink()
-    with pytest.raises(StaleBuild, match=r"only a part of kvsim is compiled \(core/tree.py"):
+    with pytest.raises(StaleBuild, match=r"left over from another build \(core/tree.py"):
         is_compiled(package)
 
 
 def test_a_module_of_another_build_is_refused(package: Path) -> None:
     built(package, "core/renamed.py").touch()
-    with pytest.raises(StaleBuild, match=r"only a part of kvsim is compiled \(core/renamed.py"):
+    with pytest.raises(StaleBuild, match=r"left over from another build \(core/renamed.py"):
         is_compiled(package)
 
 
 @pytest.mark.parametrize("missing", [RECORD, SHARED_LIBRARY])
 def test_what_all_modules_need_must_be_there(package: Path, missing: str) -> None:
     (package / missing).unlink()
-    with pytest.raises(StaleBuild, match=re.escape(f"{Path(missing).name} is missing")):
+    with pytest.raises(StaleBuild, match=re.escape(f"{Path(missing).name}, which ")):
         is_compiled(package)
 
 
@@ -118,7 +118,7 @@ def test_the_command_line_says_so_in_one_line(package: Path) -> None:
             cwd=package.parent, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert ended.returncode == 2 and ended.stdout == ""
-        assert ended.stderr.startswith("kvsim: compiled modules are older than their sources (core/tree.py")
+        assert ended.stderr.startswith("kvsim: the compiled modules are older than their sources (core/tree.py")
         assert ended.stderr.count("\n") == 1
 
 
@@ -126,7 +126,7 @@ def test_importing_the_core_fails_in_python(package: Path) -> None:
     shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=NOT_SOURCES)
     code = "try:\n    import kvsim.core.runs\nexcept ImportError as error:\n    print(error)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True, check=True)
-    assert ended.stdout.startswith("compiled modules are older than their sources")
+    assert ended.stdout.startswith("the compiled modules are older than their sources")
 
 
 def test_versions_say_what_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from kvsim.bounds.curves import CurveSettings
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.configuration import compose
 from kvsim.errors import UsageError
 from kvsim.execute import KEPT, draw, execute, load_trace
+from kvsim.plan import Plan
 
 OVERRIDES = ("trace=synthetic", "trace.sessions=30")
 
@@ -45,7 +46,7 @@ def test_what_watches_a_run_hears_how_much_there_is_and_how_much_is_done() -> No
 
 
 def test_a_run_without_room_for_any_request_ends_before_it_begins() -> None:
-    with pytest.raises(UsageError, match="no request would fit"):
+    with pytest.raises(UsageError, match="no request fits"):
         execute("replay", plan("replay", "tiers.gpu.capacity=1pages"))
 
 

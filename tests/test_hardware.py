@@ -79,7 +79,7 @@ def test_gpus_multiply_everything_but_the_disk_and_the_overhead() -> None:
         ({"disk_read_bytes_per_s": float("nan")}, "disk_read_bytes_per_s must be above 0, not nan"),
         ({"gpus": 0}, "gpus must be above 0, not 0"),
         ({"host_latency_s": -1.0}, "host_latency_s must be 0 or more, not -1.0"),
-        ({"memory_efficiency": 90.0}, "memory_efficiency is a fraction: it must be above 0 and at most 1, not 90.0"),
+        ({"memory_efficiency": 90.0}, "memory_efficiency must be above 0 and at most 1, not 90.0"),
         ({"both_directions_bytes_per_s": 9.0}, "both_directions_bytes_per_s must be at least 10, .* not 9"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvsim.build import construct
+from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
@@ -45,7 +45,7 @@ def test_a_disk_has_a_rate_for_each_depth_and_size_of_page() -> None:
     assert DiskCurves(**DISK).write_bytes_per_s(1) == 5
     assert DiskCurves(**DISK).total_bytes_per_s(1) is None
     assert DiskCurves(**DISK, both=[[1, 100, 12.0], [4, 100, 44.0]]).total_bytes_per_s(100) == 44
-    with pytest.raises(ValueError, match=r"disk_curves.both must be rows of \[depth, page_bytes, bytes_per_s\], one at least"):
+    with pytest.raises(ValueError, match=r"disk_curves.both must be rows of \[depth, page_bytes, bytes_per_s\], at least one"):
         DiskCurves(**DISK, both=[])
 
 
@@ -53,18 +53,18 @@ def test_a_disk_has_a_rate_for_each_depth_and_size_of_page() -> None:
     ("change", "problem"),
     [
         ({"prefill_tile_tokens": 0}, "compute_curves.prefill_tile_tokens must be at least 1, not 0"),
-        ({"rested_prefill_share": 0.0}, "compute_curves.rested_prefill_share must be above 0, 1 at most, not 0.0"),
-        ({"rested_prefill_share": 1.1}, "compute_curves.rested_prefill_share must be above 0, 1 at most, not 1.1"),
-        ({"warming_s": 0.0}, "compute_curves.warming_s must be above 0, not 0.0"),
-        ({"linear": []}, r"compute_curves.linear must be rows of \[flops_per_byte, flops_per_s\], one at least"),
-        ({"linear": [[1, 2], [1, 3]]}, "ascending by flops_per_byte"),
-        ({"linear": [[2, 2], [1, 3]]}, "ascending by flops_per_byte"),
-        ({"linear": [[1, 2, 3]]}, r"all above 0, not \[1, 2, 3\]"),
-        ({"linear": [[1, 0]]}, r"all above 0, not \[1, 0\]"),
-        ({"linear": [[1, "fast"]]}, "all above 0, not .*fast"),
-        ({"linear": [7]}, "all above 0, not 7"),
-        ({"prefill_attention": [[1, 2, 1], [1, 1, 1]]}, "ascending by query_rows and context_tokens"),
-        ({"decode_attention": [[10, 1.0], [20, 2.5]]}, "compute_curves.decode_attention: more bytes must take longer"),
+        ({"rested_prefill_share": 0.0}, "compute_curves.rested_prefill_share must be above 0 and at most 1, not 0.0"),
+        ({"rested_prefill_share": 1.1}, "compute_curves.rested_prefill_share must be above 0 and at most 1, not 1.1"),
+        ({"warming_s": 0.0}, "compute_curves.warming_s must be above 0 and finite, not 0.0"),
+        ({"linear": []}, r"compute_curves.linear must be rows of \[flops_per_byte, flops_per_s\], at least one"),
+        ({"linear": [[1, 2], [1, 3]]}, "in ascending order of flops_per_byte"),
+        ({"linear": [[2, 2], [1, 3]]}, "in ascending order of flops_per_byte"),
+        ({"linear": [[1, 2, 3]]}, r"all values above 0, not \[1, 2, 3\]"),
+        ({"linear": [[1, 0]]}, r"all values above 0, not \[1, 0\]"),
+        ({"linear": [[1, "fast"]]}, "all values above 0, not .*fast"),
+        ({"linear": [7]}, "all values above 0, not 7"),
+        ({"prefill_attention": [[1, 2, 1], [1, 1, 1]]}, "in ascending order of query_rows and context_tokens"),
+        ({"decode_attention": [[10, 1.0], [20, 2.5]]}, "compute_curves.decode_attention: more bytes must not take less time"),
     ],
 )
 def test_bad_rows_are_refused_by_name(change: dict[str, Any], problem: str) -> None:

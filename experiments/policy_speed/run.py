@@ -28,10 +28,11 @@ from typing import Any
 import kvsim.conf
 from kvsim import run
 from kvsim.api import load_trace
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.compiled import build_name
 from kvsim.configuration import compose
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.study import CONVERSATION, WEKA, markdown, option_parser, verdict
 from kvsim.trace.base import Trace

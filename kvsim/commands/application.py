@@ -1,4 +1,4 @@
-"""Runs a Hydra application and says in one line what a user did wrong."""
+"""Runs a Hydra application and turns its errors into one-line messages for the user."""
 
 import argparse
 import os
@@ -9,26 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
+from kvsim.commands.hydra_internals import arguments_parser
 from kvsim.commands.mistake import Mistake
-from kvsim.commands.sweep import Listed, Objective, end_sweep, forget_sweep, run_sweep_job
+from kvsim.commands.objective import Objective
+from kvsim.commands.sweep import Listed, end_sweep, forget_sweep
+from kvsim.commands.sweep_job import run_sweep_job
 from kvsim.configuration import explain
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.report.result import RunRecord
 
 MISTAKES = ("Config group override must be", "Only one of --run", "The --resolve flag")
-"""How the errors begin that Hydra raises as a plain ValueError."""
+"""Beginnings of the user errors that Hydra raises as plain ValueError."""
 
 
 def run_application(application: Callable[[], Any], arguments: Sequence[str], *, config_name: str = "config") -> None:
-    """Run ``application``, made by ``hydra.main`` with ``config_name``, with these arguments. Raises UsageError for a mistake."""
+    """Run ``application``, made by ``hydra.main`` with ``config_name``, with these arguments. Raises UsageError."""
     arguments = _in_order(arguments)
     overrides = [word for word in arguments if not word.startswith("-")]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would otherwise print errors and end the process itself
@@ -58,7 +61,7 @@ def run_application(application: Callable[[], Any], arguments: Sequence[str], *,
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Lets no further interrupt in: what is finished of a sweep is to be written, however often a user asks to end it."""
+    """Ignore further interrupts, so that the finished part of a sweep is written however often the user presses Ctrl+C."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -67,9 +70,9 @@ def undisturbed() -> Iterator[None]:
 
 
 def run_job(command: str, run: Callable[[Plan, str], RunRecord], cfg: DictConfig) -> Objective:
-    """Run the job at hand: ``run`` takes its plan and the command line that repeats it. A mistake ends a single run at once.
+    """Run the current job: ``run`` takes its plan and the command line that repeats it. A mistake ends a single run at once.
 
-    Returns what an optimizing sweeper wants to know of a job of a multirun.
+    Returns the objective that an optimizing sweeper needs from a job of a multirun; None for a single run.
     """
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
@@ -77,7 +80,7 @@ def run_job(command: str, run: Callable[[Plan, str], RunRecord], cfg: DictConfig
     try:
         overrides = list(job.overrides.task)
         if key := next((override for override in overrides if override.startswith("sweep.")), None):
-            raise UsageError(f"{key.partition('=')[0]} has no effect on a single run: add -m, or leave it out")
+            raise UsageError(f"{key.partition('=')[0]} has no effect on a single run: add -m or leave it out")
         plan = build_run(cfg, command=command, overrides=overrides)
         try:
             run(plan, shlex.join(["kvsim", command, *overrides]))
@@ -90,8 +93,8 @@ def run_job(command: str, run: Callable[[Plan, str], RunRecord], cfg: DictConfig
 
 
 def _in_order(arguments: Sequence[str]) -> list[str]:
-    """Overrides before flags: between flags, Hydra's parser would not take them. Raises UsageError for an unknown flag."""
-    parser = get_args_parser()
+    """Move overrides before flags, because Hydra's parser rejects them between flags. Raises UsageError for an unknown flag."""
+    parser = arguments_parser()
     parser.exit_on_error = False
     overrides = [word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))]
     ordered = [*overrides, *(word for word in arguments if word not in overrides)]
@@ -100,5 +103,5 @@ def _in_order(arguments: Sequence[str]) -> list[str]:
     except argparse.ArgumentError as error:
         raise UsageError(str(error)) from error
     if unknown:
-        raise UsageError(f"cannot read {unknown[0]!r}: say KEY=VALUE, or see --help for the flags")
+        raise UsageError(f"cannot parse {unknown[0]!r}: use KEY=VALUE, or see --help for the flags")
     return ordered

@@ -1,4 +1,4 @@
-"""What frames every comparison: Belady's bound for a run's tiers, and what an unlimited cache hits."""
+"""The upper bounds shown with every comparison: Belady's bound for a run's tiers, and the hits of an unlimited cache."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import run
-from kvsim.build import Plan
 from kvsim.core.request import Request
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.execute import load_trace
 from kvsim.fingerprint import bound_names
+from kvsim.plan import Plan
 from kvsim.policies.eviction.belady import Belady
 from kvsim.report.folder import replacing
 from kvsim.report.result import summarize
@@ -23,7 +23,7 @@ Bound = dict[str, Any]
 
 
 def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
-    """Hit rates of ``belady`` (MIN on one tier as large as all tiers together) or ``unlimited`` (nothing is ever evicted)."""
+    """Return hit rates of ``belady`` (MIN on one tier as large as all tiers together) or ``unlimited`` (nothing is evicted)."""
     if kind == "unlimited":
         plan = replace(plan, tiers=[plan.tiers[0], replace(plan.tiers[0], capacity_pages=None)])
     outcome = run.upper_bound(plan, requests, _belady())
@@ -33,12 +33,12 @@ def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
 
 @cache
 def _belady() -> Belady:
-    """Of all bounds that this process computes: most are over the same requests."""
+    """Return the policy shared by all bounds of this process, most of which are computed over the same requests."""
     return Belady()
 
 
 def compute_once(folder: Path, plan: Plan, names: Mapping[str, str]) -> None:
-    """Compute those bounds of a plan that no process has begun, into ``folder``; ``names`` are ``bound_names``."""
+    """Compute the bounds of a plan that no process has started yet, into ``folder``. ``names`` come from ``bound_names``."""
     requests = load_trace(plan)[0].requests
     for kind, name in names.items():
         if not (folder / f"{name}.json").exists() and _claim(folder / f"{name}.begun"):
@@ -46,9 +46,9 @@ def compute_once(folder: Path, plan: Plan, names: Mapping[str, str]) -> None:
 
 
 def complete(folder: Path, plan: Plan) -> dict[str, Bound]:
-    """The bounds of a plan by kind: read from ``folder`` or, where they are missing there, computed.
+    """Return the bounds of a plan by kind: read from ``folder``, or computed if missing there.
 
-    A sweep's folder keeps what was computed.
+    If ``folder``, a sweep's, exists, computed bounds are stored in it.
     """
     bounds = {}
     requests = load_trace(plan)[0].requests
@@ -64,13 +64,13 @@ def complete(folder: Path, plan: Plan) -> dict[str, Bound]:
 
 
 def read_bound(folder: Path, name: str) -> Bound | None:
-    """A bound that was written; None if it was not, or not as a whole."""
+    """Read a stored bound; None if it was not written completely."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def write_bound(folder: Path, name: str, bound: Bound) -> None:
-    """Write a bound as a whole or not at all."""
+    """Write a bound completely or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / f"{name}.json") as file:
         file.write(json.dumps(bound).encode())
@@ -78,7 +78,7 @@ def write_bound(folder: Path, name: str, bound: Bound) -> None:
 
 
 def _claim(path: Path) -> bool:
-    """Whether this process is the first to begin a bound."""
+    """Claim a bound for this process; False if another process has claimed it before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))

@@ -1,4 +1,4 @@
-"""``kvsim calibrate``: measures this machine and writes it down as a choice for ``hardware=``."""
+"""``kvsim calibrate``: measures this machine and writes the results as a choice for ``hardware=``."""
 
 import platform
 import re
@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 import kvsim.conf
-from kvsim.build import check_output, construct
+from kvsim.build import check_output
 from kvsim.commands.application import run_application
 from kvsim.commands.mistake import Mistake
+from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
@@ -31,36 +32,36 @@ if TYPE_CHECKING:
 
 MOST_INTERPRETED_PARAMETERS = 10_000_000
 COMMENTS = {
-    "flops_per_s": "Products of large matrices of random numbers, bf16 on a GPU.",
+    "flops_per_s": "Rate of products of large random matrices, bf16 on a GPU.",
     "memory_bytes": "Memory of the GPU.",
-    "memory_bytes_per_s": "A copy within the GPU's memory, bytes read and written together.",
+    "memory_bytes_per_s": "Rate of a copy within GPU memory, counting bytes read and bytes written.",
     "gpus": "GPUs that serve one model together, tensor-parallel. One was measured.",
-    "host_to_device_bytes_per_s": "Pinned host memory to GPU, one long copy.",
-    "device_to_host_bytes_per_s": "GPU to pinned host memory, one long copy.",
-    "both_directions_bytes_per_s": "Sum of both directions while both are busy.",
-    "host_latency_s": "From asking for a copy of pages to its first byte, for fragments of the model's pages.",
-    "disk_read_bytes_per_s": "Reading pages: the fastest of disk_curves.",
-    "disk_write_bytes_per_s": "Writing pages: the fastest of disk_curves.",
-    "disk_latency_s": "Reading one small page, nothing else being under way.",
-    "flops_efficiency": "1: the rate above is measured.",
-    "memory_efficiency": "1: the rate above is measured.",
-    "step_overhead_s": "What a decode step of the serving engine takes longer than the sum of its parts.",
-    "prefill_overhead_s": "The same of a step with prefill, beyond that of a decode step.",
-    "prefill_launch_s": "What the host takes to launch a step with prefill: no such step is shorter.",
-    "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; of both directions [fragment_bytes, bytes_per_s].",
-    "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: the sum while pages are read and others written.\n"
-    "# depth: requests under way at once, the threads of the disk tier.",
-    "compute_curves": "Rows of [flops_per_byte, flops_per_s]; attention, prefill: [query_rows, context_tokens, flops_per_s],\n"
-    "# while decoding: [bytes of a layer, bytes_per_s]. A step with prefill takes as long\n"
-    "# as for the next multiple of prefill_tile_tokens; on a GPU that has rested it takes rested_prefill_share of that,\n"
-    "# and warming_s is how soon one is busy, or rested.",
-    "copy_rule": "How substrate=hardware copies pages of which size: by a kernel, staged, or by memcpy.",
+    "host_to_device_bytes_per_s": "Rate of one long copy from pinned host memory to the GPU.",
+    "device_to_host_bytes_per_s": "Rate of one long copy from the GPU to pinned host memory.",
+    "both_directions_bytes_per_s": "Total rate while both directions are busy.",
+    "host_latency_s": "Time from the request of a copy to its first byte, for the fragments of the model's pages.",
+    "disk_read_bytes_per_s": "Rate of reading pages: the fastest of disk_curves.",
+    "disk_write_bytes_per_s": "Rate of writing pages: the fastest of disk_curves.",
+    "disk_latency_s": "Time to read one small page on an idle disk.",
+    "flops_efficiency": "1: flops_per_s is measured.",
+    "memory_efficiency": "1: memory_bytes_per_s is measured.",
+    "step_overhead_s": "Time that a decode step of the serving engine takes beyond the sum of its parts.",
+    "prefill_overhead_s": "Further overhead of a step with prefill, on top of that of a decode step.",
+    "prefill_launch_s": "Time the host needs to launch a step with prefill; such a step never takes less.",
+    "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; for both_directions [fragment_bytes, bytes_per_s].",
+    "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: total rate of concurrent reads and writes.\n"
+    "# depth: concurrent requests, the number of disk threads.",
+    "compute_curves": "Rows: linear [flops_per_byte, flops_per_s]; prefill_attention [query_rows, context_tokens, flops_per_s];\n"
+    "# decode_attention [bytes read per layer, bytes_per_s]. A step with prefill takes as long as one with the next multiple\n"
+    "# of prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of\n"
+    "# becoming busy or rested.",
+    "copy_rule": "Rule by which substrate=hardware copies pages of each size: by kernel, staged, or by memcpy.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateSettings:
-    """The settings of ``conf/calibrate.yaml`` beside the model."""
+    """The settings of ``conf/calibrate.yaml`` other than the model."""
 
     name: str
     overwrite: bool
@@ -71,7 +72,9 @@ class CalibrateSettings:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
-            raise ValueError(f"name must be a word of lower-case letters, digits and underscores, as my_h200, not {self.name!r}")
+            raise ValueError(
+                f"name must start with a lower-case letter, then lower-case letters, digits and underscores, not {self.name!r}"
+            )
         if self.page_tokens < 1:
             raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
         if self.seed < 0:
@@ -79,14 +82,14 @@ class CalibrateSettings:
 
     @property
     def file(self) -> Path:
-        """What will be written."""
+        """Path of the file to write."""
         folder = Path(self.output) if self.output else Path(str(files(kvsim.conf))) / "hardware"
         return folder / f"{self.name}.yaml"
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="calibrate")
 def application(cfg: DictConfig) -> None:
-    """The only job there is."""
+    """Run the calibration."""
     try:
         calibrate(cfg, chosen=list(HydraConfig.get().overrides.task))
     except UsageError as error:
@@ -94,14 +97,14 @@ def application(cfg: DictConfig) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command with the words that follow its name."""
+    """Run the command with the arguments that follow its name."""
     if {"-m", "--multirun"} & set(arguments):
-        raise UsageError("kvsim calibrate measures one machine once: leave out -m")
+        raise UsageError("-m: kvsim calibrate measures the machine once: leave out -m")
     run_application(application, arguments, config_name="calibrate")
 
 
 def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
-    """Measure, print the tables, write the file. Raises UsageError."""
+    """Measure the machine, print the tables, write the file. Raises UsageError."""
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     settings = construct(CalibrateSettings, {name: value for name, value in config.items() if name != "model"}, "")
     check_file(settings)
@@ -114,25 +117,25 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
         config["model"] = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
     model = construct(ModelSpec, config["model"], "model")
     if device.type != "cuda" and model.parameters > MOST_INTERPRETED_PARAMETERS:
-        raise UsageError(f"model: {model.parameters / 1e9:.1f} billion weights are too many without a GPU: say model=tiny")
+        raise UsageError(f"model: {model.parameters / 1e9:.1f} billion weights are too many without a GPU: set model=tiny")
     console = Console()
     began = time.perf_counter()
     measured = measure(settings, model, device, console)
-    with console.status("the serving engine"):
+    with console.status("measuring the serving engine"):
         measured = replace(measured, hardware=with_overheads(model, measured.hardware, settings.page_tokens, device))
     print_measured(measured, console)
     text = written(measured, header(device, config["model"]))
     check_text(text)
     settings.file.write_text(text)
-    console.print(f"\n{settings.file}: for hardware={settings.name}, in {time.perf_counter() - began:.0f} s", highlight=False)
+    console.print(f"\n{settings.file}: for hardware={settings.name} ({time.perf_counter() - began:.0f} s)", highlight=False)
     if device.type != "cuda":
-        console.print("There is no GPU: these are the numbers of Triton's interpreter, not those of a machine to simulate.")
+        console.print("There is no GPU: these numbers describe Triton's interpreter, not a machine worth simulating.")
 
 
 def check_file(settings: CalibrateSettings) -> None:
-    """Raise UsageError if the file must not or cannot be written, or the disk's folder is not there."""
+    """Raise UsageError if the file must not be overwritten or cannot be written, or if the disk's folder does not exist."""
     if settings.file.exists() and not settings.overwrite:
-        raise UsageError(f"{settings.file}: there is such a file: choose another name=NAME, or say overwrite=true")
+        raise UsageError(f"{settings.file} already exists: choose another name=NAME, or set overwrite=true")
     if not settings.file.parent.is_dir():
         raise UsageError(f"output: there is no folder {settings.file.parent}")
     check_output(settings.file.parent)
@@ -141,7 +144,7 @@ def check_file(settings: CalibrateSettings) -> None:
 
 
 def measure(settings: CalibrateSettings, model: ModelSpec, device: "torch.device", console: Console) -> "Measured":
-    """What the machine does. Raises UsageError for a model that it cannot run and for a disk without room."""
+    """Measure the machine. Raises UsageError for a model that it cannot run and for a disk that cannot be used."""
     from kvsim.substrate.hardware.calibration import Calibration
 
     folder = Path(settings.disk)
@@ -157,7 +160,7 @@ def measure(settings: CalibrateSettings, model: ModelSpec, device: "torch.device
 
 
 def header(device: "torch.device", model: dict[str, Any]) -> str:
-    """The first lines of the file."""
+    """Return the first lines of the file."""
     import torch
     import triton
 
@@ -169,7 +172,7 @@ def header(device: "torch.device", model: dict[str, Any]) -> str:
 
 
 def written(measured: "Measured", first_lines: str) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     lines = [first_lines, "_target_: kvsim.hardware.HardwareSpec"]
     for field in fields(HardwareSpec):
         value = getattr(measured.hardware, field.name)
@@ -190,33 +193,33 @@ def _curve(name: str, value: Any) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Four digits, in a form that every YAML reader takes for a number; whole numbers as they are."""
+    """Format a number with four digits so that every YAML parser reads it as a number; integers stay unchanged."""
     if isinstance(value, int):
         return str(value)
     return f"{value:.3e}" if value >= 1e3 or 0 < value < 1e-2 else f"{value:.4g}" + ("" if value % 1 else ".0")
 
 
 def check_text(text: str) -> None:
-    """Raise UsageError if the file would not be a choice for ``hardware=``."""
+    """Raise UsageError if the text is not valid for ``hardware=``."""
     construct(HardwareSpec, OmegaConf.to_container(OmegaConf.create(text)), "hardware")
 
 
 def print_measured(measured: "Measured", console: Console) -> None:
-    """One table for each part."""
+    """Print one table for each part of the machine."""
     spec = measured.hardware
     assert spec.link_curves and spec.disk_curves and spec.compute_curves and spec.copy_rule
     peaks = [
-        ("products, TFLOP/s", tera(spec.flops_per_s)),
+        ("matrix products, TFLOP/s", tera(spec.flops_per_s)),
         ("memory, GB/s", giga(spec.memory_bytes_per_s)),
         ("memory, GB", giga(spec.memory_bytes)),
         ("host to GPU, GB/s", giga(spec.host_to_device_bytes_per_s)),
         ("GPU to host, GB/s", giga(spec.device_to_host_bytes_per_s)),
-        ("both at once, GB/s", giga(spec.both_directions_bytes_per_s)),
-        ("launch of a kernel, µs", micro(measured.launch_s)),
-        ("overhead of a step, µs", micro(spec.step_overhead_s)),
-        ("more with prefill, µs", micro(spec.prefill_overhead_s)),
+        ("both directions together, GB/s", giga(spec.both_directions_bytes_per_s)),
+        ("kernel launch, µs", micro(measured.launch_s)),
+        ("step overhead, µs", micro(spec.step_overhead_s)),
+        ("extra overhead with prefill, µs", micro(spec.prefill_overhead_s)),
         ("launch of a step with prefill, µs", micro(spec.prefill_launch_s)),
-        ("prefill after a rest, of its time", f"{spec.compute_curves.rested_prefill_share:.3f}"),
+        ("prefill time, rested / busy GPU", f"{spec.compute_curves.rested_prefill_share:.3f}"),
         ("disk latency, µs", micro(spec.disk_latency_s)),
     ]
     show(console, "Machine", ["", "measured"], peaks)
@@ -225,22 +228,20 @@ def print_measured(measured: "Measured", console: Console) -> None:
         (f"{down[0]:,}", giga(down[2]), micro(down[1]), giga(up[2]), micro(up[1]), giga(both[1]))
         for down, up, both in zip(links.host_to_device, links.device_to_host, links.both_directions, strict=True)
     ]
-    show(console, "Copies of pages", ["fragment", "to GPU, GB/s", "µs", "back, GB/s", "µs", "both, GB/s"], copies)
-    show(
-        console, "How pages are copied", ["", "measured"], [(key, number(value)) for key, value in asdict(spec.copy_rule).items()]
-    )
+    show(console, "Page copies", ["fragment bytes", "to GPU, GB/s", "µs", "to host, GB/s", "µs", "both, GB/s"], copies)
+    show(console, "Copy rule", ["", "measured"], [(key, number(value)) for key, value in asdict(spec.copy_rule).items()])
     rows = zip(spec.disk_curves.read, spec.disk_curves.write, spec.disk_curves.both or (), strict=True)
     disk = [(f"{read[0]}", f"{read[1]:,}", giga(read[2]), giga(write[2]), giga(both[2])) for read, write, both in rows]
-    cached = "" if measured.is_direct else ", through the page cache: the file system refuses O_DIRECT"
-    show(console, f"Disk{cached}", ["depth", "page", "read, GB/s", "write, GB/s", "both, GB/s"], disk)
+    cached = "" if measured.is_direct else ", through the page cache (the file system does not support O_DIRECT)"
+    show(console, f"Disk{cached}", ["depth", "page bytes", "read, GB/s", "write, GB/s", "both, GB/s"], disk)
     curves = spec.compute_curves
     products = [(f"{x:.4g}", tera(rate)) for x, rate in curves.linear]
-    show(console, "Products of a step", ["FLOPs a byte of weights", "TFLOP/s"], products)
+    show(console, "Matrix products of a step", ["FLOPs per byte of weights", "TFLOP/s"], products)
     chunks = [(f"{rows:,}", f"{context:,}", tera(rate)) for rows, context, rate in curves.prefill_attention]
-    show(console, "Attention of a chunk", ["rows of queries", "context", "TFLOP/s"], chunks)
+    show(console, "Attention of a chunk", ["query rows", "context tokens", "TFLOP/s"], chunks)
     decodes = [(f"{n_bytes:,}", giga(rate)) for n_bytes, rate in curves.decode_attention]
-    apart = f", batches up to {measured.decode_spread:.2f} times apart" if measured.decode_spread > 1 else ""
-    show(console, f"Attention of decoding requests{apart}", ["bytes of a layer", "GB/s"], decodes)
+    apart = f" (equal contexts, times up to {measured.decode_spread:.2f}x apart)" if measured.decode_spread > 1 else ""
+    show(console, f"Attention of decoding requests{apart}", ["bytes per layer", "GB/s"], decodes)
 
 
 def tera(value: float) -> str:

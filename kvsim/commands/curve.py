@@ -10,10 +10,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from kvsim.bounds.curves import Curve, Point, curve_settings
-from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
-from kvsim.commands.sweep import Objective, SweepJob
+from kvsim.commands.objective import Objective
+from kvsim.commands.sweep_job import SweepJob
 from kvsim.execute import draw
+from kvsim.plan import Plan
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.report.progress import progress
 from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain
@@ -21,17 +22,17 @@ from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
 def application(cfg: DictConfig) -> Objective:
-    """A job of a run or multirun."""
+    """Run one job of a run or multirun."""
     return run_job("curve", run_curve, cfg)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command with the words that follow its name."""
+    """Run the command with the arguments that follow its name."""
     run_application(application, arguments)
 
 
 def run_curve(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
-    """Load the trace, draw its curves, write the folder, print the tables."""
+    """Load the trace, compute its curves, write the folder, print the tables."""
     watch = partial(progress, label="curve", shown=job is None or job.is_alone)
     drawn = draw(plan, curve_settings(plan.config["curve"]), watch=watch)
     record = describe(drawn.curve, plan, command_line) | {"load_s": drawn.load_s, "wall_s": drawn.wall_s}
@@ -43,7 +44,7 @@ def run_curve(plan: Plan, command_line: str, job: SweepJob | None = None) -> Run
 
 
 def describe(curve: Curve, plan: Plan, command_line: str) -> RunRecord:
-    """The record of a curve: the content of ``curve.json`` but for the times."""
+    """Return the record of a curve: the content of ``curve.json`` without the times."""
     points = [point_record(point) for point in curve.points]
     unlimited = point_record(curve.unlimited)
     rates = {(p.sampled, p.capacity_pages): p.hit_rate for p in curve.points if p.policy == "lru"}
@@ -76,5 +77,5 @@ def describe(curve: Curve, plan: Plan, command_line: str) -> RunRecord:
 
 
 def point_record(point: Point) -> dict[str, Any]:
-    """A point with its rates."""
+    """Return a point's fields with its hit rates."""
     return asdict(point) | {"hit_rate": point.hit_rate, "page_hit_rate": point.page_hit_rate}

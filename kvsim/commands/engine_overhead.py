@@ -1,4 +1,4 @@
-"""What a step of the serving engine takes on this machine beside its products and its attention."""
+"""Measures the overhead of a serving-engine step on this machine: its time beyond matrix products and attention."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """Requests that come together and decode, then short and long ones, each to an engine that has nothing else to do."""
+    """The measured workload: requests that arrive and decode together, then short and long ones, each on an idle engine."""
 
     together: int = 8
     output_tokens: int = 400
     single: int = 20
     single_output_tokens: int = 40
     begin_s: float = 5.0
-    """When the first single one comes, after those that come together."""
+    """Arrival of the first single request, after those that arrive together."""
     pause_s: float = 0.5
-    """Between two of them: enough for its answer and some idle time."""
+    """Time between single requests: enough for the answer and some idle time."""
 
     def requests(self, page_tokens: int) -> list[Request]:
-        """Prompts have no page in common; only their whole pages are named."""
+        """Build the requests. Their prompts share no pages; only full pages have ids."""
         together = [(0.0, TOGETHER_TOKENS, self.output_tokens)] * self.together
         arrivals = [self.begin_s + index * self.pause_s for index in range(self.single)]
         single = [
@@ -67,11 +67,11 @@ TOGETHER_TOKENS, SHORT_TOKENS, LONG_TOKENS = 256, 32, 1024
 
 
 def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device") -> HardwareSpec:
-    """The machine, with what a short run of the serving engine on it took longer than the parts of its steps.
+    """Return ``hardware`` with the overheads measured in a short run of the serving engine.
 
-    The parts are those of ``hardware.compute_curves``. What is left of decode steps, and of those with prefill, is Python,
-    launches, and the news of the end; a short chunk takes as long as its kernels take to launch. All are medians, at least 0.
-    Raises UsageError if model and pages do not fit the machine.
+    An overhead is the time of a step beyond its parts, as given by ``hardware.compute_curves``: Python, launches, and the
+    notification that the step has ended. A short chunk takes as long as launching its kernels. All overheads are medians and at
+    least 0. Raises UsageError if model and pages do not fit the machine.
     """
     course = Course() if device.type == "cuda" else INTERPRETED
     requests = course.requests(page_tokens)
@@ -118,7 +118,10 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
 
 
 def left_s(batches: list[Batch], model: ModelSpec, hardware: HardwareSpec) -> float:
-    """The median of what a step of these batches, each with one chunk at most, took longer than ``hardware`` says; 0 of none."""
+    """Return the median time by which a step of these batches exceeded what ``hardware`` predicts; at least 0, 0 without batches.
+
+    Each batch may have one chunk at most.
+    """
     times, warmth, left = step_times(model, hardware), Warmth(hardware), [0.0]
     for batch in batches:
         work = Work(

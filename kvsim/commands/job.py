@@ -1,13 +1,13 @@
-"""One run of a command, from its plan to the files of its folder."""
+"""Runs ``replay`` or ``simulate`` once, from the plan to the files in the run's folder."""
 
 from functools import partial
 
 from rich.console import Console
 from rich.tree import Tree
 
-from kvsim.build import Plan
-from kvsim.commands.sweep import SweepJob
+from kvsim.commands.sweep_job import SweepJob
 from kvsim.execute import execute
+from kvsim.plan import Plan
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
 from kvsim.report.result import RunRecord
@@ -17,7 +17,7 @@ from kvsim.run import check_verified
 
 
 def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
-    """Run ``replay`` or ``simulate``: load the trace, run it, write the folder, print the result; in a sweep, one line of it."""
+    """Run ``replay`` or ``simulate``: load the trace, run it, write the folder, log it; print the result unless in a sweep."""
     trees: list[Tree] = []
     inspect = (lambda cache: trees.append(draw_tree(cache, plan.trace.page_names(plan.page_tokens)))) if plan.print_tree else None
     watch = partial(progress, label=command, shown=job is None or job.is_alone)

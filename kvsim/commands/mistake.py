@@ -1,10 +1,10 @@
-"""Carries what a user did wrong past Hydra."""
+"""Carries a user's mistake past Hydra's error handling."""
 
 from kvsim.errors import UsageError
 
 
 class Mistake(BaseException):
-    """Holds a UsageError. Hydra would print a line of its own about any Exception of a job."""
+    """Wraps a UsageError. Not an Exception, because Hydra prints a line of its own about any Exception of a job."""
 
     def __init__(self, error: UsageError) -> None:
         super().__init__(error)

@@ -1,4 +1,4 @@
-"""``kvsim new FAMILY NAME``: a policy to start from, its settings and its test, all working."""
+"""``kvsim new FAMILY NAME``: creates a working policy to start from, with its settings and its test."""
 
 import keyword
 import re
@@ -16,24 +16,25 @@ FAMILIES = {
     "checkpoint": templates.CHECKPOINT,
 }
 ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
-"""The folder that has policies, conf and tests."""
+"""The folder that contains policies, conf and tests."""
 USAGE = """usage: kvsim new FAMILY NAME
 
-Writes a policy to start from: its class, its settings in conf, and its test. FAMILY is eviction, prefetch, placement or
-checkpoint; NAME is what will be said on the command line, as my_policy. Run it in a clone of the repository."""
+Creates a working policy to start from: its class, its settings in conf, and its test. FAMILY is eviction, prefetch,
+placement or checkpoint. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works only in a clone
+of the repository."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the three files, and say what to do next. Raises UsageError."""
+    """Write the three files and print what to do next. Raises UsageError."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
     if len(arguments) != 2:
-        raise UsageError("say kvsim new FAMILY NAME, as kvsim new eviction my_policy")
+        raise UsageError("use kvsim new FAMILY NAME, for example kvsim new eviction my_policy")
     family, name = arguments
     if family not in FAMILIES:
         hint = closest(family, FAMILIES) or f"; choose from {', '.join(FAMILIES)}"
-        raise UsageError(f"there is no family of policies {family!r}{hint}")
+        raise UsageError(f"there is no policy family {family!r}{hint}")
     check_name(name)
     files = new_files(family, name)
     check_free(ROOT, family, name, files)
@@ -44,26 +45,26 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError unless a file and, in camel case, a class can have this name."""
+    """Raise UsageError unless the name works for a file and, in camel case, for a class."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.endswith("_") or "__" in name:
-        raise UsageError(f"{name!r} is no name for a policy: say it in lower case, with single underscores, as my_policy")
+        raise UsageError(f"{name!r} is not a valid policy name: use lower case and single underscores, for example my_policy")
     if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in ("base", "null"):
-        raise UsageError(f"{name!r} means something else already: choose another name")
+        raise UsageError(f"{name!r} is a reserved name: choose another one")
 
 
 def check_free(root: Path, family: str, name: str, files: dict[str, str]) -> None:
-    """Raise UsageError if one of the files is there, or the folders for them are not."""
+    """Raise UsageError if one of the files already exists, or a folder for them does not."""
     for path in files:
         if not (root / path).parent.is_dir():
             raise UsageError(f"{(root / path).parent}: there is no such folder: run kvsim new in a clone of the repository")
         if (root / path).exists():
-            raise UsageError(f"{path}: there is such a file already: choose another name than {name}")
+            raise UsageError(f"{path} already exists: choose another name than {name}")
     if (root / "policies" / family / f"{name}").exists():
-        raise UsageError(f"policies/{family}/{name}: there is such a folder already: choose another name")
+        raise UsageError(f"the folder policies/{family}/{name} already exists: choose another name")
 
 
 def new_files(family: str, name: str) -> dict[str, str]:
-    """The texts of the policy, its settings and its test by their paths in the repository."""
+    """Return the texts of the policy, its settings and its test, by their paths in the repository."""
     code, settings, test = FAMILIES[family]
     words = name.split("_")
     names = {"@name@": name, "@Class@": "".join(word.capitalize() for word in words), "@words@": " ".join(words)}

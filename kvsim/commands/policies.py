@@ -1,4 +1,4 @@
-"""``kvsim policies``: every policy with its purpose and settings, found by its YAML."""
+"""``kvsim policies``: lists every policy that has a YAML file, with its purpose and settings."""
 
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -19,7 +19,7 @@ FAMILIES = ("eviction", "prefetch", "placement", "checkpoint")
 def main(arguments: Sequence[str]) -> None:
     """Print one table for each family of policies."""
     if arguments and arguments[0] not in ("-h", "--help"):
-        raise UsageError(f"policies takes no arguments, not {arguments[0]!r}")
+        raise UsageError(f"policies takes no arguments, but got {arguments[0]!r}")
     console = Console()
     for family in FAMILIES:
         table = Table(title=f"{family}=NAME", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def policies(family: str) -> Iterator[tuple[str, str, str]]:
-    """The name, purpose and settings with defaults of each policy of a family."""
+    """Yield the name, purpose, and settings with their defaults of each policy of a family."""
     folder = files("kvsim.conf") / family
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.endswith(".yaml"):

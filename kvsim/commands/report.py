@@ -1,4 +1,4 @@
-"""``kvsim report``: one HTML page over any number of run folders."""
+"""``kvsim report``: writes one HTML page about any number of run folders."""
 
 import shlex
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from kvsim.errors import UsageError
 
 USAGE = """usage: kvsim report DIR... [output=FILE.html|DIR]
 
-Writes one self-contained HTML page over runs: folders of a run, or of a sweep with all its jobs. It is report.html, in DIR if
-there is only one, unless another file or folder is said. Belady's bound and the unlimited cache are computed where they are not
-known yet and the trace can be read."""
+Writes a self-contained HTML page that compares runs. Each DIR is the folder of a run, or of a sweep with all its jobs.
+The page is DIR/report.html if there is one DIR, otherwise report.html in the current folder; output= chooses another
+file or folder. Missing bounds (Belady and the unlimited cache) are computed if the trace can be read."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Read the folders, compute the bounds that are missing, write the page, print the table."""
+    """Read the folders, compute missing bounds, write the page, print the table."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
         if not folder.is_dir():
             raise UsageError(f"{folder}: there is no such folder" if not folder.exists() else f"{folder}: not a folder")
     if not folders:
-        raise UsageError("say which folders to report on: kvsim report DIR...")
+        raise UsageError("name the folders to report on: kvsim report DIR...")
     target = Path(chosen[-1]) if chosen else folders[0] if len(folders) == 1 else Path()
     if target.suffix != ".html":
         target /= "report.html"
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def write_report(folders: list[Path], target: Path, command_line: str) -> None:
-    """Write the page over the runs in ``folders`` to ``target``. Raises UsageError if there are none."""
+    """Write the page about the runs in ``folders`` to ``target``. Raises UsageError if none of them has a result."""
     from rich.console import Console
 
     from kvsim.commands.sweep import add_bounds
@@ -43,7 +43,7 @@ def write_report(folders: list[Path], target: Path, command_line: str) -> None:
 
     runs = read_runs(folders)
     if not any(run.result for run in runs):
-        raise UsageError(f"{', '.join(map(str, folders))}: no result.json there, nor one folder further down")
+        raise UsageError(f"{', '.join(map(str, folders))}: no result.json there or one folder below")
     prepare_folder(target.parent)
     add_bounds(runs)
     with replacing(target) as file:

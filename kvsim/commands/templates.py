@@ -1,8 +1,8 @@
-"""What ``kvsim new`` writes: for each family the class, its YAML and its test."""
+"""The files that ``kvsim new`` writes: for each family the class, its YAML and its test."""
 
 EVICTION = (
     '''
-"""@Class@: say where the rule comes from."""
+"""@Class@: name the source of the rule."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from kvsim.policies.eviction.base import RankedEviction
 
 @dataclass(kw_only=True, eq=False)
 class @Class@(RankedEviction):
-    """Say in one sentence what the policy is for; then the rule.
+    """State the purpose of the policy in one sentence, then the rule.
 
-    last use + seconds_per_hit for each hit   the smallest leaves first
+    rank = last use + seconds_per_hit for each hit; the smallest rank is evicted first
     """
 
     seconds_per_hit: float = 60.0
@@ -24,18 +24,18 @@ class @Class@(RankedEviction):
             raise ValueError(f"seconds_per_hit must be 0 or more, not {self.seconds_per_hit}")
 
     def rank(self, node: Node) -> float:
-        """Asked again whenever the node is used; in between it must not change."""
+        """Called again after each use of the node; the rank must not change in between."""
         return node.last_used + self.seconds_per_hit * node.hits
 ''',
     """
-# Say in one line what leaves first, and for which traffic that is right.
+# State in one line what is evicted first, and for which traffic that works well.
 _target_: kvsim.policies.eviction.@name@.@Class@
 
-# How much longer a page is kept for each hit, in seconds. 0: LRU.
+# Seconds that a page is kept longer for each hit. 0: LRU.
 seconds_per_hit: 60.0
 """,
     '''
-"""@Class@ by hand: pages are letters, each use takes a prompt."""
+"""@Class@ by hand: each letter is a page, each use is a prompt of its own."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_a_setting_out_of_range_is_refused() -> None:
 
 PREFETCH = (
     '''
-"""@Class@: say where the rule comes from."""
+"""@Class@: name the source of the rule."""
 
 from dataclasses import dataclass
 
@@ -69,12 +69,12 @@ from kvsim.policies.prefetch.base import Offer, PrefetchPolicy, Refusal
 
 @dataclass(kw_only=True, eq=False)
 class @Class@(PrefetchPolicy):
-    """Say in one sentence what the policy is for; then the rule.
+    """State the purpose of the policy in one sentence, then the rule.
 
     stored < min_tokens          nothing (threshold)
-    no room in the CPU tier      what fits; the rest is refused (memory)
-    otherwise                    all that is stored
-    at admission                 all that the CPU has; nothing from disk
+    no room for all in the CPU   as many pages as fit; nothing if none fits (memory)
+    otherwise                    all stored pages
+    at admission                 all pages in the CPU tier; nothing from disk
     """
 
     min_tokens: int = 256
@@ -92,10 +92,10 @@ class @Class@(PrefetchPolicy):
         return cpu_pages
 ''',
     """
-# Say in one line what is read ahead, and for which traffic that is right.
+# State in one line what is read ahead, and for which traffic that works well.
 _target_: kvsim.policies.prefetch.@name@.@Class@
 
-# Shortest continuation that is fetched, in tokens. Below it, recomputing is about as fast.
+# Shortest continuation worth fetching, in tokens. Recomputing a shorter one is about as fast.
 min_tokens: 256
 """,
     '''
@@ -132,7 +132,7 @@ def test_a_setting_out_of_range_is_refused() -> None:
 
 PLACEMENT = (
     '''
-"""@Class@: say where the rule comes from."""
+"""@Class@: name the source of the rule."""
 
 from dataclasses import dataclass
 
@@ -142,9 +142,9 @@ from kvsim.policies.placement.base import PlacementPolicy
 
 @dataclass(kw_only=True, eq=False)
 class @Class@(PlacementPolicy):
-    """Say in one sentence what the policy is for; then the rule.
+    """State the purpose of the policy in one sentence, then the rule.
 
-    after use        copy down from the ``hits``-th use on; the request that computed the page is the first
+    after use        copy down from the ``hits``-th use on; computing the page is the first use
     after eviction   copy down, unless another tier has the page
     """
 
@@ -161,14 +161,14 @@ class @Class@(PlacementPolicy):
         return True
 ''',
     """
-# Say in one line when a copy is written down, and for which traffic that is right.
+# State in one line when a page is copied down, and for which traffic that works well.
 _target_: kvsim.policies.placement.@name@.@Class@
 
-# Uses from which on a page is copied before it has to leave. 1 copies it as soon as it is computed.
+# Number of uses after which a page is copied down before its eviction. 1 copies it as soon as it is computed.
 hits: 3
 """,
     '''
-"""@Class@ by hand: pages are letters, a prompt is a word."""
+"""@Class@ by hand: each letter is a page, each word a prompt."""
 
 from functools import partial
 
@@ -201,7 +201,7 @@ def test_a_setting_out_of_range_is_refused() -> None:
 
 CHECKPOINT = (
     '''
-"""@Class@: say where the rule comes from."""
+"""@Class@: name the source of the rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -211,9 +211,9 @@ from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 @dataclass(kw_only=True, eq=False)
 class @Class@(CheckpointPolicy):
-    """Say in one sentence what the policy is for; then the rule.
+    """State the purpose of the policy in one sentence, then the rule.
 
-    prompt   where it leaves what is known, and after the last full page, if min_pages are computed
+    prompt   at the end of the known prefix and after the last full page, if at least min_pages are computed
     answer   nothing
     """
 
@@ -228,19 +228,19 @@ class @Class@(CheckpointPolicy):
         return (prefill.known, prefill.full) if prefill.full - prefill.start >= self.min_pages else ()
 ''',
     """
-# Say in one line where a state is saved, and for which traffic that is right.
+# State in one line where a state is saved, and for which traffic that works well.
 _target_: kvsim.policies.checkpoint.@name@.@Class@
 
-# Fewest pages to compute for which states are saved: less is computed again as fast.
+# Fewest computed pages for which states are saved: recomputing fewer is about as fast.
 min_pages: 1
 
-# States kept along one path; with one more, the one used longest ago is given up. null sets no limit.
+# Most states kept along one path; beyond that, the least recently used one is dropped. null sets no limit.
 max_states_per_path: null
 
-# Whether a state stays, in a cache of its own, when the KV of its prefix leaves the GPU.
+# Whether a state stays, in a cache of its own, when the KV of its prefix is evicted from the GPU.
 detached: false
 
-# States that this cache holds; null sets no limit.
+# Most states in this cache. null sets no limit.
 detached_states: null
 """,
     '''

@@ -1,4 +1,4 @@
-"""``kvsim trace info``: what a trace is like, beside published ones."""
+"""``kvsim trace info``: describes a trace and compares it with published ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,29 +19,29 @@ USAGE = """\
 usage: kvsim trace info FILE [KEY=VALUE ...]
        kvsim trace info trace=synthetic [KEY=VALUE ...]
 
-Reads a trace, guesses its format unless trace=NAME says it, and shows its statistics beside those of
-published traces. Settings as for a run: page_tokens=512, trace.tail=all, trace.limit=1000."""
+Shows the statistics of a trace next to those of published traces. The format is guessed unless trace=NAME
+is given. Settings are those of a run, for example page_tokens=512, trace.tail=all, trace.limit=1000."""
 
 FORMATS = {"chat_id": "bailian", "input_length": "mooncake", "requests": "weka", "token_ids": "tokens"}
-"""The field by which a format is known, and its choice of the group ``trace``; the first one that a record has decides."""
+"""The field that identifies each format, and the format's choice of the group ``trace``. The first field found decides."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the subcommand with the words that follow ``kvsim trace``."""
+    """Run the subcommand with the arguments that follow ``kvsim trace``."""
     if not arguments or arguments[0] in ("-h", "--help") or arguments[1:] in (["-h"], ["--help"]):
         print(USAGE)
         return
     if arguments[0] != "info":
-        raise UsageError(f"there is no command trace {arguments[0]!r}; there is info")
+        raise UsageError(f"kvsim trace has no command {arguments[0]!r}; use kvsim trace info")
     show(load(arguments[1:]))
 
 
 def load(arguments: Sequence[str]) -> Trace:
-    """The trace that a file, overrides or both name."""
+    """Load the trace that a file, overrides or both describe."""
     paths = [word for word in arguments if "=" not in word]
     overrides = [word for word in arguments if "=" in word]
     if len(paths) > 1 or any(word.startswith("-") for word in arguments):
-        raise UsageError(f"cannot read {' '.join(arguments)!r}: say kvsim trace info FILE KEY=VALUE ...")
+        raise UsageError(f"cannot parse {' '.join(arguments)!r}: use kvsim trace info FILE KEY=VALUE ...")
     if paths and not any(override.startswith("trace=") for override in overrides):
         overrides.append(f"trace={guess_format(paths[0])}")
     cfg = compose(overrides)
@@ -53,17 +53,17 @@ def load(arguments: Sequence[str]) -> Trace:
 
 
 def guess_format(path: str) -> str:
-    """The format of a file, by the fields of its first record. Raises TraceError if they fit none."""
+    """Guess a file's format from the fields of its first record. Raises TraceError if none matches."""
     fields = next(read_records(path, 1)).fields
     for field, name in FORMATS.items():
         if field in fields:
             return name
     known = ", ".join(f"{name} ({field})" for field, name in FORMATS.items())
-    raise TraceError(path, 1, f"is of no known format: none of the fields of {known}; say trace=NAME")
+    raise TraceError(path, 1, f"unknown format: found none of the fields of {known}; set trace=NAME")
 
 
 def show(trace: Trace) -> None:
-    """Print a column for the trace and one for each published one."""
+    """Print the statistics of the trace, with one column for each published trace, and how its pages are reused."""
     table = Table(title=f"{trace.name}, in pages of {trace.page_tokens} tokens", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("")
     for name in ("this trace", *PUBLISHED):
@@ -80,7 +80,7 @@ def show(trace: Trace) -> None:
 
 
 def _show_reuse(trace: Trace, reuse: ReuseStatistics, console: Console) -> None:
-    """Print how pages are reused: four tables."""
+    """Print four tables about the reuse of pages."""
     tokens = sum(request.prompt_tokens for request in trace.requests)
     console.print(
         f"{reuse.shared_tokens / tokens:.2%} of the prompt tokens are shared with an earlier request, "
@@ -113,7 +113,7 @@ def _show_reuse(trace: Trace, reuse: ReuseStatistics, console: Console) -> None:
     _print(
         console,
         "Pages by the number of requests that use them",
-        ("requests", "different pages", "of them", "of all prompt pages"),
+        ("requests", "unique pages", "share", "share of prompt pages"),
         [
             (_range(users.fewest, users.most), f"{users.unique_pages:,}", f"{users.unique_pages / unique:.2%}",
              f"{users.pages / total:.2%}")
@@ -123,7 +123,7 @@ def _show_reuse(trace: Trace, reuse: ReuseStatistics, console: Console) -> None:
     _print(
         console,
         "Prefixes whose last part is reused most",
-        ("length (pages)", "length (tokens)", "requests", "of all reused pages"),
+        ("length (pages)", "length (tokens)", "requests", "share of reused pages"),
         [
             (*_size(prefix.pages, trace.page_tokens), f"{prefix.requests:,}", f"{prefix.reused_pages / reuse.reused_pages:.2%}")
             for prefix in reuse.prefixes
@@ -154,7 +154,7 @@ def _range(fewest: int, most: int | None) -> str:
 
 
 def text(value: Any) -> str:
-    """A statistic for people: whole numbers from 100 on, fractions to six digits."""
+    """Format a statistic: integers and values from 100 on without decimals, values below 1 with six, others with one."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.6f}" if value < 1 else f"{value:.1f}"

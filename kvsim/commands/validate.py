@@ -1,4 +1,4 @@
-"""``kvsim validate``: the same run in simulated time and on this machine, side by side."""
+"""``kvsim validate``: compares a run in simulated time with the same run on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,11 +8,12 @@ import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
-from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
-from kvsim.commands.sweep import Objective, SweepJob
+from kvsim.commands.objective import Objective
+from kvsim.commands.sweep_job import SweepJob
 from kvsim.errors import UsageError, WrongResult
 from kvsim.execute import Result, execute
+from kvsim.plan import Plan
 from kvsim.policies.copies import copied
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
@@ -25,19 +26,22 @@ BOTH = ("simulated", "hardware")
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
 def application(cfg: DictConfig) -> Objective:
-    """A validation."""
+    """Run the validation."""
     return run_job("validate", run_validation, cfg)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command with the words that follow its name."""
+    """Run the command with the arguments that follow its name."""
     if {"-m", "--multirun"} & set(arguments):
-        raise UsageError("-m: kvsim validate takes one configuration: leave -m out")
+        raise UsageError("-m: kvsim validate takes a single configuration: leave out -m")
     run_application(application, arguments)
 
 
 def run_validation(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
-    """Run both, write their folders and the comparison, print it. Raises WrongResult if it is not within the tolerances."""
+    """Run on both substrates, write both folders and the comparison, and print it.
+
+    Raises WrongResult if reused pages were wrong or the simulation is not within its tolerances.
+    """
     check_fresh(plan)
     simulated, measured = (run_one(plan, substrate, command_line) for substrate in BOTH)
     records, outcomes = (simulated.record, measured.record), (simulated.outcome, measured.outcome)
@@ -49,18 +53,18 @@ def run_validation(plan: Plan, command_line: str, job: SweepJob | None = None) -
     console.print(f"\n{plan.output}: {' '.join(files)}", highlight=False)
     check_verified(measured.outcome)
     if not record["holds"]:
-        raise WrongResult(f"the simulation is not within its tolerances: {failures(record)}")
+        raise WrongResult(f"the simulation is outside its tolerances: {failures(record)}")
     return record
 
 
 def check_fresh(plan: Plan) -> None:
-    """Raise UsageError if the run on hardware would begin with pages that the simulated one does not have."""
+    """Raise UsageError if the hardware run would start with pages on disk that the simulated run does not have."""
     if plan.disk.path is not None and (plan.disk.path / "pages.index").exists():
-        raise UsageError(f"disk.folder: {plan.disk.path} has pages of an earlier run: choose an empty folder to compare with")
+        raise UsageError(f"disk.folder: {plan.disk.path} contains pages of an earlier run: choose an empty folder")
 
 
 def run_one(plan: Plan, substrate: str, command_line: str) -> Result:
-    """Run the plan on one substrate, with policies of its own, and write the run's folder inside the validation's."""
+    """Run the plan on one substrate, with its own copies of the policies, and write the run's folder inside the validation's."""
     config = {**plan.config, "substrate": substrate}
     own = replace(
         plan,

@@ -1,4 +1,4 @@
-"""The pages of answers that a trace does not name, inferred from the prompts that go on from them."""
+"""Infers the pages of answers that a trace does not contain, from later prompts that continue them."""
 
 from kvsim.bounds.reuse import next_uses
 from kvsim.core.request import Request
@@ -8,12 +8,12 @@ ANSWERS = ("none", "inferred")
 
 
 def infer_answers(requests: list[Request], page_tokens: int) -> None:
-    """Set ``output_runs`` of requests, in the order of their arrival, from later prompts; the cost is per run.
+    """Set ``output_runs`` of requests, given in order of arrival, from later prompts. The cost grows with runs, not pages.
 
-    An inference: the first later prompt that begins with all named pages of a prompt and goes on is taken for the next turn of
-    its conversation, so what follows those pages there is the rest of the prompt and its answer, as far as the tokens of prompt
-    and answer but one reach. That is wrong where two users part just behind a page, and blind to answers that are edited or
-    left out of the next prompt. An answer from which nobody goes on has no pages: they would never be hit.
+    The first later prompt that begins with all pages of a prompt and is longer is assumed to be the next turn of its
+    conversation. The pages that follow there are then the rest of the prompt and its answer, up to all but the last token of
+    the answer. The guess is wrong where two users' prompts diverge exactly at the end of those pages, and it misses answers that
+    are edited or left out of the next prompt. An answer that no prompt continues gets no pages: they would never be hit.
     """
     following: list[Request | None] = [None] * len(requests)
     uses = next_uses([request.runs for request in requests])

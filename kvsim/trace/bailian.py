@@ -1,4 +1,4 @@
-"""Traces in the format of Qwen-Bailian: one request a line, linked to the turn before it.
+"""Traces in the format of Qwen-Bailian: one request per line, linked to the previous turn.
 
 Wang et al., KVCache Cache in the Wild (USENIX ATC 2025), and the traces released with it.
 """
@@ -16,10 +16,11 @@ from kvsim.trace.records import Record, read_records
 class Bailian(HashedTrace):
     """Reads ``{"chat_id", "parent_chat_id", "timestamp": s, "type", "turn", "input_length", "output_length", "hash_ids"}``.
 
-    A line belongs to the session of the earlier line whose ``chat_id`` is its ``parent_chat_id``, and begins one if that is -1 or
-    not in the file. ``type`` becomes the request's kind; its turn is the file's ``turn``, which counts from 1, less one.
-    The first timestamp is time 0; lines need not be sorted by it. The last block id may stand for a partial block, or be absent
-    with ``tail=full``. ``limit`` counts lines. ``answers=inferred``: see answers.py. Plain or gzipped.
+    A line belongs to the session of the earlier line whose ``chat_id`` equals its ``parent_chat_id``; if there is no such line
+    (for example -1), it starts a session. ``type`` becomes the request's kind, and ``turn``, which counts from 1, its turn,
+    which counts from 0. The earliest timestamp is time 0; lines need not be sorted by time. The last block id may stand for a
+    partial block; with ``tail=full`` it may also be absent. ``limit`` counts lines. ``answers=inferred``: see answers.py.
+    Plain or gzipped.
     """
 
     block_tokens: int = 16
@@ -34,10 +35,10 @@ class Bailian(HashedTrace):
         return self.trace(requests, page_tokens)
 
     def _request(self, record: Record, sessions: dict[str | int, int], pages: BlockPages) -> Request:
-        """A line; ``sessions`` are those of the lines before it, by their ``chat_id``."""
+        """Return the request of a line; ``sessions`` are the sessions of earlier lines, by ``chat_id``."""
         chat, parent = record.name("chat_id"), record.name("parent_chat_id")
         if chat in sessions:
-            raise record.error(f"chat_id {chat} names an earlier line, too")
+            raise record.error(f"chat_id {chat} already belongs to an earlier line")
         session = sessions[chat] = sessions.get(parent, len(sessions))
         prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages)
         return Request(

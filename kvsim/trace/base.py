@@ -1,4 +1,4 @@
-"""The contract of traces: settings that load as requests in the order of their arrival."""
+"""The contract of traces: settings that load as requests in order of arrival."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -15,31 +15,31 @@ TAILS = ("full", "all")
 
 @dataclass(kw_only=True, eq=False)
 class Trace:
-    """Requests in the order of their arrival, their prompts cut into pages of ``page_tokens`` tokens."""
+    """Requests in order of arrival, with prompts cut into pages of ``page_tokens`` tokens."""
 
     name: str
-    """What a table calls it: the file's name, or the generator's."""
+    """Name shown in tables: that of the file or the generator."""
     requests: list[Request]
     page_tokens: int
     block_tokens: int | None
-    """Tokens of the blocks in which the file names its prompts; None if it names tokens."""
+    """Tokens per block of a file that describes prompts by block ids; None if it contains tokens."""
     origin: tuple[str, ...] = ()
-    """The overrides that load it again, if it was loaded from Python."""
+    """Overrides that load the trace again, if it was loaded from Python."""
 
 
 @dataclass(kw_only=True)
 class TraceSource(ABC):
     """Reads or generates one trace. Its fields are its settings; ``__post_init__`` raises ValueError for a bad one.
 
-    Whatever the page size, loading costs per run of page ids, never per page. Page ids are non-negative; requests that share
-    a page id share all before it. A request that waits for another (``after``) has a higher index than that one. Page ids are
-    the same in every process, and do not depend on ``limit`` and ``rate``.
+    Whatever the page size, the cost of loading grows with the runs of page ids, not with pages. Page ids are non-negative;
+    requests that share a page id share all pages before it. A request that waits for another (``after``) has the higher index.
+    Page ids are the same in every process and do not depend on ``limit`` or ``rate``.
     """
 
     limit: int | None = None
-    """Keep this many requests, the first ones; None keeps all."""
+    """Number of requests to keep, from the first; None keeps all."""
     rate: float = 1.0
-    """Arrival times are divided by it, and nothing else is."""
+    """Divisor of arrival times; nothing else depends on it."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -49,21 +49,21 @@ class TraceSource(ABC):
 
     @abstractmethod
     def load(self, page_tokens: int) -> Trace:
-        """The trace with pages of ``page_tokens`` tokens.
+        """Load the trace with pages of ``page_tokens`` tokens.
 
-        Raises TraceError for a file that cannot be used and UsageError for a page size that does not fit the file's blocks.
+        Raises TraceError for a file that cannot be used, and UsageError for a page size that does not fit the file's blocks.
         """
 
     def page_names(self, page_tokens: int) -> dict[int, str]:
-        """The tokens of each page id that ``load`` gives out, as text; empty if the trace does not tell them."""
+        """Return the tokens of each page id that ``load`` assigns, as text; empty if the trace does not contain tokens."""
         return {}
 
     def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
-        """The key, 16 bytes, of each page id that ``load`` gives out, for pages that outlive the process.
+        """Return a function from page id to a 16-byte key, for pages that outlive the process.
 
-        Equal keys, in whatever process, mean equal pages after equal pages. Ids say that already within one trace, so the key
-        is a hash of the id and of all that decides ids: the page size, the settings but for ``limit`` and ``rate``, and the
-        content of the file, wherever it lies. Raises TraceError if that cannot be read.
+        Equal keys mean equal pages with equal prefixes, across processes. Within one trace, ids already guarantee this, so the
+        key hashes the id together with everything that determines ids: the page size, the settings except ``limit`` and
+        ``rate``, and the content (not the path) of the file. Raises TraceError if the file cannot be read.
         """
         settings = asdict(self)
         del settings["limit"], settings["rate"]
@@ -86,7 +86,7 @@ def update_with_file(content: xxhash.xxh3_128, path: str) -> None:
 
 
 def name_pages(prompts: Iterable[tuple[Sequence[object], Iterable[Run]]], page_tokens: int) -> dict[int, str]:
-    """The text of each page of prompts, given by their tokens and page ids."""
+    """Return the text of each page, by page id; each prompt is given by its tokens and its runs of page ids."""
     names: dict[int, str] = {}
     for tokens, runs in prompts:
         pages = [start + at for start, length in runs for at in range(length)]
@@ -96,19 +96,19 @@ def name_pages(prompts: Iterable[tuple[Sequence[object], Iterable[Run]]], page_t
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise ValueError if a setting is none of its choices."""
+    """Raise ValueError unless a setting's value is one of its choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def check_page_tokens(page_tokens: int) -> None:
-    """Raise UsageError for a page without tokens."""
+    """Raise UsageError unless a page has at least one token."""
     if page_tokens < 1:
         raise UsageError(f"page_tokens must be at least 1, not {page_tokens}")
 
 
 def in_order_of_arrival(requests: list[Request]) -> list[Request]:
-    """The requests sorted by arrival and numbered; ``after``, a position in ``requests``, becomes an index."""
+    """Return the requests sorted by arrival and numbered; ``after``, a position in ``requests``, becomes an index."""
     order = sorted(range(len(requests)), key=lambda position: requests[position].arrival_s)
     index_of = {position: index for index, position in enumerate(order)}
     for position, request in enumerate(requests):

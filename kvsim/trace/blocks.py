@@ -1,4 +1,4 @@
-"""From the blocks in which a trace names its prompts to pages of any fitting size."""
+"""Converts the block ids of a trace to page ids of any fitting page size."""
 
 from collections.abc import Iterable
 
@@ -7,15 +7,15 @@ from kvsim.errors import UsageError
 from kvsim.trace.chain_index import ChainIndex
 
 CLASS = 1 << 48
-"""More than any block id divided by anything: keeps residue classes of block ids apart."""
+"""Larger than any quotient of a block id: keeps the residue classes of block ids apart."""
 
 
 class BlockPages:
-    """Names the pages of prompts whose blocks of ``block_tokens`` tokens have ids, run by run.
+    """Assigns page ids to prompts whose blocks of ``block_tokens`` tokens have ids, run by run.
 
-    Block ids of any kind are first re-keyed so that they are chained and new ones are consecutive. Then, with f pages to a
-    block, block b becomes pages b * f ... b * f + f - 1. With f blocks to a page, a page is named by its last block and
-    re-keyed. Equal block ids in different scopes (sessions) have nothing in common.
+    Block ids are first re-keyed so that they are chained and new ids are consecutive. If a block has f pages, block b becomes
+    pages b * f ... b * f + f - 1. If a page has f blocks, the page is identified by its last block and re-keyed. Equal block
+    ids in different scopes (sessions) are unrelated.
     """
 
     def __init__(self, block_tokens: int, page_tokens: int, *, partial_tail: bool) -> None:
@@ -31,9 +31,9 @@ class BlockPages:
         self._pages = ChainIndex()
 
     def lookup(self, blocks: Iterable[Run], tokens: int, scope: int = 0) -> tuple[tuple[Run, ...], int]:
-        """The pages of a prompt as normalised runs, and their number.
+        """Return the pages of a prompt as normalised runs, and their number.
 
-        ``blocks`` are runs of raw block ids that cover at least ``tokens``, the tokens of the prompt that have an id.
+        ``tokens`` is the number of prompt tokens covered by block ids; ``blocks`` are runs of raw block ids for at least these.
         """
         pages = (tokens + self._partial_tail * (self.page_tokens - 1)) // self.page_tokens
         needed = -(-min(tokens, pages * self.page_tokens) // self._block_tokens)
@@ -49,9 +49,9 @@ class BlockPages:
 
 
 def every_last(blocks: tuple[Run, ...], share: int) -> list[Run]:
-    """The last block of every ``share`` blocks, and of what is left at the end, as runs of names.
+    """Return the last block of every ``share`` blocks, and of the rest at the end, as runs of names.
 
-    The name of a block id is one-to-one, and such that ids ``share`` apart have consecutive names.
+    Names map one-to-one to block ids, and ids that differ by ``share`` have consecutive names.
     """
     names: list[Run] = []
     passed, last = 0, 0

@@ -1,4 +1,4 @@
-"""Page ids from ids of any other kind."""
+"""Assigns chained page ids to arbitrary foreign ids."""
 
 from collections.abc import Iterable
 
@@ -6,23 +6,23 @@ from kvsim.core.runs import Run, append_run
 
 
 class ChainIndex:
-    """Gives page ids to sequences of foreign ids that do not name what precedes them, or do so only within a scope.
+    """Assigns page ids to sequences of foreign ids that do not identify their prefix, or do so only within a scope.
 
-    Two sequences of one scope get equal page ids exactly as far as they are equal from their beginning; sequences of
-    different scopes share nothing. New page ids are consecutive. All foreign ids and their order are allowed; the work grows
-    with the runs that go in and come out, not with their pages.
+    Two sequences of one scope get equal page ids exactly for their common prefix; sequences of different scopes share no page
+    ids. New page ids are consecutive. Foreign ids may come in any order; the work grows with the runs of input and output, not
+    with pages.
 
-    A segment is a stretch of a path in which both kinds of ids count up together. The page after a given one is the next of
-    its segment, or it begins a segment that is found under (page id of the given one, foreign id).
+    A segment is a stretch of a path in which foreign ids and page ids increase together. The successor of a page is either the
+    next page of its segment, or the first page of another segment, indexed by (page id of the predecessor, foreign id).
     """
 
     def __init__(self) -> None:
         self.pages = 0
-        """Page ids handed out so far."""
+        """Number of page ids assigned so far."""
         self._branches: dict[tuple[int, int], list[int]] = {}
 
     def lookup(self, foreign: Iterable[Run], scope: int = 0) -> tuple[Run, ...]:
-        """The page ids of a sequence of foreign ids, given in runs, as normalised runs; ``scope`` is 0 or more."""
+        """Return the page ids of a sequence of foreign ids, both as runs, the result normalised; ``scope`` is 0 or more."""
         runs: list[Run] = []
         segment = [0, 0, -scope]  # foreign id of its first page, pages, page id of its first page
         depth = 0  # pages of the segment already passed; the root is an empty segment before id -scope
@@ -36,9 +36,9 @@ class ChainIndex:
         return tuple(runs)
 
     def _branch(self, segment: list[int], depth: int, start: int, pages: int) -> tuple[list[int], int]:
-        """The segment, and the place in it, where foreign id ``start`` follows the first ``depth`` pages of ``segment``.
+        """Return the segment and the position in it where foreign id ``start`` follows the first ``depth`` pages of ``segment``.
 
-        If it never did, the ``pages`` ids from ``start`` on become known there, by a longer segment or a new one.
+        If that position is new, the ``pages`` ids from ``start`` on are added there, by extending the segment or creating one.
         """
         place = segment[2] + depth - 1, start
         known = self._branches.get(place)

@@ -1,4 +1,4 @@
-"""Traces in Mooncake's format: one request a line, its prompt named by the ids of its blocks.
+"""Traces in Mooncake's format: one request per line, with its prompt given by block ids.
 
 Qin et al., Mooncake: Trading More Storage for Less Computation (FAST 2025), and the traces released with it.
 """
@@ -17,9 +17,10 @@ from kvsim.trace.timetable import Timetable
 class Mooncake(HashedTrace):
     """Reads ``{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}``, plain or gzipped.
 
-    A line holds its whole prompt, also in a session. The last block id may stand for a partial block, or be absent with
-    ``tail=full``. Ids that do not name what precedes them are re-keyed. ``session_id`` and ``delay`` are optional, see
-    Timetable; so is ``priority``, an integer, 0 if absent. ``limit`` counts lines. ``answers=inferred``: see answers.py.
+    A line contains its whole prompt, even within a session. The last block id may stand for a partial block; with ``tail=full``
+    it may also be absent. Ids are re-keyed, so they need not identify their prefix. Optional fields: ``session_id`` and
+    ``delay`` (see Timetable), and ``priority``, an integer (0 if absent). ``limit`` counts lines. ``answers=inferred``: see
+    answers.py.
     """
 
     block_tokens: int = 512

@@ -1,4 +1,4 @@
-"""Chained keys of pages, from tokens."""
+"""Computes chained page keys from tokens."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -10,27 +10,27 @@ import numpy.typing as npt
 import xxhash
 
 ExtraKey = int | str | bytes
-"""What besides tokens may distinguish two prompts: the hash of an image, a LoRA adapter, a tenant."""
+"""Anything other than tokens that distinguishes two prompts: the hash of an image, a LoRA adapter, a tenant."""
 
 Span = tuple[int, int, ExtraKey]
-"""Tokens ``start ... stop - 1`` stand for content (an image, a sound) whose hash is the third element."""
+"""Start, stop and hash: tokens ``start ... stop - 1`` stand for content (an image, a sound) with this hash."""
 
 
 class PageHasher:
-    """Turns tokens into one 128-bit key per page; a key names the page and everything before it.
+    """Computes one 128-bit key per page; a key identifies the page and everything before it.
 
-    The key of a page is the integer digest of a running XXH3-128 over all tokens up to the page's end, each as a
-    little-endian 64-bit word. These are the keys that LightLLM gives its pages, so the two can share a store. Tokens lie in
-    0 ... 2**63 - 1. What else tells two prompts apart enters the same stream as a frame: a word with the top bit set (field
-    and type), the length, the content padded to whole words. No token has that bit, so no frame can pass for tokens:
+    The key of a page is the integer digest of a running XXH3-128 over all tokens up to the end of the page, each as a
+    little-endian 64-bit word. LightLLM uses the same keys, so the two can share a store. Tokens must be in 0 ... 2**63 - 1.
+    Whatever else distinguishes two prompts enters the same stream as a frame: a word with the top bit set (field and type),
+    the length, and the content padded to whole words. No token has that bit, so a frame cannot be mistaken for tokens:
 
         tenant, LoRA adapter    before the first page, hence in every key
-        multimodal span         before the first token of every page it touches: where it starts, where it ends within
-                                the page, its hash
-        bigram                  once, in front of all else
+        multimodal span         before the first token of every page it touches: its start, its end within the page, its
+                                hash
+        bigram                  once, before everything else
 
-    With ``bigram`` a position is the pair (token i, token i + 1), as draft models of the EAGLE kind see it: n tokens have
-    n - 1 positions, and a page touches the spans of the one token that follows it, too.
+    With ``bigram``, a position is the pair (token i, token i + 1), as EAGLE draft models see it: n tokens have n - 1
+    positions, and a page is also affected by spans that contain the token after it.
     """
 
     def __init__(self, page_tokens: int, *, bigram: bool = False) -> None:
@@ -48,10 +48,10 @@ class PageHasher:
         tenant: ExtraKey | None = None,
         partial_tail: bool = False,
     ) -> list[int]:
-        """The key of each full page and, with ``partial_tail``, of the unfinished page at the end.
+        """Return the key of each full page and, with ``partial_tail``, of the partial page at the end.
 
         ``tokens`` is a list or tuple of integers, a NumPy array of any integer type, or a torch tensor in host memory;
-        an array of 64-bit integers is read where it lies. Raises TypeError for anything but integers in one dimension,
+        an array of 64-bit integers is not copied. Raises TypeError unless ``tokens`` are integers in one dimension, and
         ValueError for negative tokens and for spans outside the prompt.
         """
         words = _token_words(tokens)
@@ -67,7 +67,7 @@ class PageHasher:
         return keys
 
     def _opening(self, lora: ExtraKey | None, tenant: ExtraKey | None) -> bytes:
-        """What precedes the first token; nothing for a plain prompt."""
+        """Return the frames before the first token; empty for a plain prompt."""
         opening = _frame(_BIGRAM, b"") if self.bigram else b""
         if tenant is not None:
             opening += _frame(_TENANT, tenant)
@@ -76,7 +76,7 @@ class PageHasher:
         return opening
 
     def _span_frames(self, spans: Iterable[Span], tokens: int) -> dict[int, bytes]:
-        """The frames of the spans that touch a page, in order of their start, by page."""
+        """Return, by page, the frames of the spans that touch it, in order of their start."""
         frames: dict[int, bytes] = {}
         ahead = int(self.bigram)
         for start, stop, content in sorted(spans, key=lambda span: span[:2]):
@@ -93,7 +93,7 @@ _BIGRAM, _TENANT, _LORA, _SPAN = range(1, 5)
 
 
 def _frame(field: int, content: ExtraKey, place: bytes = b"") -> bytes:
-    """A frame of the key stream: tag, length, ``place`` and content, in whole words."""
+    """Return a frame of the key stream: tag, length, ``place`` and content, padded to whole words."""
     if isinstance(content, int):
         kind, data = 1, content.to_bytes(content.bit_length() // 8 + 1, "little", signed=True)
     elif isinstance(content, str):
@@ -105,7 +105,7 @@ def _frame(field: int, content: ExtraKey, place: bytes = b"") -> bytes:
 
 
 def _absorb(stream: Any, frames: bytes | None, page: npt.NDArray[np.int64]) -> int:
-    """Feed a page and the frames before it to the stream; the page's key."""
+    """Feed a page and the frames before it to the stream, and return the page's key."""
     if frames:
         stream.update(frames)
     stream.update(page)
@@ -114,7 +114,7 @@ def _absorb(stream: Any, frames: bytes | None, page: npt.NDArray[np.int64]) -> i
 
 
 def _token_words(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Tokens as contiguous little-endian 64-bit words; as they are, if that is what they are."""
+    """Return the tokens as contiguous little-endian 64-bit words, without a copy if they already are."""
     words = np.asarray(_packed(tokens) if isinstance(tokens, (list, tuple)) else tokens)
     if words.ndim != 1 or words.dtype.kind not in "iu":
         raise TypeError(f"tokens must be integers in one dimension, not {words.dtype} of shape {words.shape}")
@@ -125,7 +125,7 @@ def _token_words(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _packed(tokens: Sequence[Any]) -> "array[int]":
-    """A list as an array; unlike NumPy, this refuses floats, and it is three times as fast."""
+    """Convert a list or tuple to an array; unlike NumPy, this rejects floats, and it is three times as fast."""
     try:
         return array("q", tokens)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Page ids from chained keys."""
+"""Assigns page ids to chained keys."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from kvsim.core.runs import Run, append_run
 
 
 class PageIndex:
-    """Gives page ids to chained keys, in the order in which the keys are first seen.
+    """Assigns page ids to chained keys, in the order in which the keys are first seen.
 
-    Keys must be chained: a key is looked up only behind the same key as ever. Then the known keys of a prompt are a prefix of
-    it, and ids rise along it, so both the prefix and its runs are found by bisection, with a few look-ups per run.
+    Keys must be chained: a given key always follows the same key. The known keys of a prompt are then a prefix of it, and ids
+    increase along it, so bisection finds the prefix and its runs with a few lookups per run.
     """
 
     def __init__(self) -> None:
@@ -18,15 +18,15 @@ class PageIndex:
 
     @property
     def pages(self) -> int:
-        """Page ids handed out so far."""
+        """Number of page ids assigned so far."""
         return len(self._ids)
 
     def keys(self) -> list[int]:
-        """The key of each page id handed out so far."""
+        """Return the keys of all page ids assigned so far, in order of id."""
         return list(self._ids)
 
     def lookup(self, keys: Sequence[int]) -> tuple[Run, ...]:
-        """The page ids of a prompt with these keys as normalised runs; keys not seen before get the next ids."""
+        """Return the page ids of a prompt with these keys as normalised runs; new keys get the next ids."""
         ids = self._ids
         known = bisect_left(keys, True, key=lambda key: key not in ids)
         runs: list[Run] = []

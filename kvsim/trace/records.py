@@ -1,4 +1,4 @@
-"""Lines of JSON, plain or gzipped, with errors that say which line is wrong."""
+"""Reads JSON Lines files, plain or gzipped; errors name the line."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ from kvsim.errors import TraceError
 
 
 class Record:
-    """A JSON object of a trace file, or one nested in it: its fields, checked as they are read."""
+    """A JSON object of a trace file, top-level or nested, whose fields are checked as they are read."""
 
     __slots__ = ("fields", "line", "path")
 
@@ -25,54 +25,54 @@ class Record:
         self.fields: dict[str, Any] = fields
 
     def error(self, problem: str) -> TraceError:
-        """The error to raise about this record."""
+        """Return the error to raise for a problem with this record."""
         return TraceError(self.path, self.line, problem)
 
     def has(self, key: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self.fields.get(key) is not None
 
     def integer(self, key: str, minimum: int | None = 0) -> int:
-        """A field that must be an integer of at least ``minimum``, or of any size."""
+        """Return a field that must be an integer of at least ``minimum``; None allows any integer."""
         value = self.fields.get(key)
         if type(value) is int and (minimum is None or value >= minimum):
             return value
         raise self._wrong(key, "an integer" if minimum is None else f"an integer of at least {minimum}")
 
     def number(self, key: str) -> float:
-        """A field that must be a number, finite and not negative."""
+        """Return a field that must be a finite, non-negative number."""
         value = self.fields.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
             return float(value)
         raise self._wrong(key, "a number of at least 0")
 
     def name(self, key: str) -> str | int:
-        """A field that must be a string or an integer."""
+        """Return a field that must be a string or an integer."""
         value = self.fields.get(key)
         if isinstance(value, (int, str)) and not isinstance(value, bool):
             return value
         raise self._wrong(key, "a string or an integer")
 
     def flag(self, key: str) -> bool:
-        """A field that must be true or false; false if it is not there."""
+        """Return a field that must be true or false; false if it is absent or null."""
         value = self.fields.get(key)
         if value is None or isinstance(value, bool):
             return bool(value)
         raise self._wrong(key, "true or false")
 
     def items(self, key: str) -> list[Any]:
-        """A field that must be a list."""
+        """Return a field that must be a list."""
         value = self.fields.get(key)
         if isinstance(value, list):
             return value
         raise self._wrong(key, "a list")
 
     def integers(self, key: str) -> list[int]:
-        """A field that must be a list of non-negative integers."""
+        """Return a field that must be a list of non-negative integers."""
         values = self.items(key)
         if set(map(type, values)) <= {int} and (not values or min(values) >= 0):
             return values
-        raise self._wrong(key, "a list of integers of at least 0")
+        raise self._wrong(key, "a list of non-negative integers")
 
     def _wrong(self, key: str, expected: str) -> TraceError:
         if key not in self.fields:
@@ -81,14 +81,14 @@ class Record:
 
 
 def read_records(path: str, limit: int | None = None) -> Iterator[Record]:
-    """The objects of a file of JSON lines, one after another; ``limit`` reads only the first ones. Empty lines are skipped.
+    """Yield the objects of a JSON Lines file, only the first ``limit`` if given. Blank lines are skipped.
 
-    A file whose name ends in ``.gz`` is unzipped. Raises TraceError if it cannot be read to the end or holds no object.
+    A file whose name ends in ``.gz`` is decompressed. Raises TraceError if the file cannot be read to the end or is empty.
     """
     records = _parse(path)
     first = next(records, None)
     if first is None:
-        raise TraceError(path, None, "the file is empty: it holds no request")
+        raise TraceError(path, None, "the file is empty: it contains no requests")
     yield first
     yield from islice(records, None if limit is None else limit - 1)
 
@@ -111,11 +111,11 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
             for line, text in enumerate(file, 1):
                 yield line, text
     except gzip.BadGzipFile as error:
-        raise TraceError(path, line or None, f"not a sound gzip file, though its name ends in .gz: {error}") from None
+        raise TraceError(path, line or None, f"not a valid gzip file, although its name ends in .gz: {error}") from None
     except (EOFError, zlib.error):
-        raise TraceError(path, line + 1, "the gzip file ends early or is damaged here; fetch it again") from None
+        raise TraceError(path, line + 1, "the gzip file is truncated or damaged here; download it again") from None
     except UnicodeDecodeError:
-        raise TraceError(path, line + 1, "not UTF-8 text; the name of a gzipped file must end in .gz") from None
+        raise TraceError(path, line + 1, "not UTF-8 text; if the file is gzipped, its name must end in .gz") from None
     except OSError as error:
         raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from None
 
@@ -130,6 +130,6 @@ def _shown(value: object) -> str:
 
 
 def runs_of(ids: list[int]) -> tuple[Run, ...]:
-    """A list of ids as normalised runs."""
+    """Convert a list of ids to normalised runs."""
     cuts = [i for i, (left, right) in enumerate(pairwise(ids), 1) if right != left + 1]
     return tuple((ids[start], stop - start) for start, stop in pairwise([0, *cuts, len(ids)]) if stop > start)

@@ -1,4 +1,4 @@
-"""What a trace is like: how long its prompts are, how much of them an unlimited cache would reuse, and when and how often."""
+"""Statistics of a trace: prompt lengths, the hits of an unlimited cache, and when and how often pages are reused."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -31,17 +31,17 @@ PUBLISHED: dict[str, dict[str, float]] = {
         "runs_per_request": 3.3,
     },
 }
-"""The same numbers, as far as they are known, of two real traces in pages of 512 (with partial tails) and 64 tokens.
+"""Known values of the same statistics for two real traces, in pages of 512 tokens (with partial tails) and 64 tokens.
 
 Sources: Qin et al., FAST 2025, and the traces released with it; C. Fox, kv-cache-tester.
 """
 
 
 def trace_statistics(trace: Trace) -> dict[str, float]:
-    """The trace in numbers.
+    """Return the statistics of a trace by name.
 
-    ``hit_rate`` and ``page_hit_rate`` are those of an unlimited cache that sees the requests one after another: the share of
-    prompt tokens, and of pages, that an earlier prompt began with. A reused partial page counts its own tokens.
+    ``hit_rate`` and ``page_hit_rate`` are those of an unlimited cache that serves the requests one after another: the share of
+    prompt tokens, and of pages, in prefixes shared with an earlier prompt. A reused partial page counts only the tokens it has.
     """
     requests = trace.requests
     hits = unlimited_hit_pages(requests)
@@ -65,32 +65,32 @@ def trace_statistics(trace: Trace) -> dict[str, float]:
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 LRU_SHARES = (0.5, 0.8, 0.9, 0.95)
 USERS = ((1, 1), (2, 2), (3, 4), (5, 9), (10, 99), (100, None))
-"""Classes of pages by the number of requests that use them, both ends included."""
+"""Classes of pages by the number of requests that use them, as inclusive ranges."""
 WINDOWS_S = (60.0, 600.0, 3_600.0, 86_400.0)
 TOP_PREFIXES = 5
 
 
 class UserClass(NamedTuple):
-    """Pages that at least ``fewest`` and at most ``most`` (None: any number of) requests use."""
+    """Pages used by at least ``fewest`` and at most ``most`` requests (None: no upper limit)."""
 
     fewest: int
     most: int | None
     unique_pages: int
     pages: int
-    """The same, once for each of their uses."""
+    """These pages, counted once per use."""
 
 
 class Prefix(NamedTuple):
-    """A beginning that ``requests`` prompts share, as far as all of them do."""
+    """A prefix shared by ``requests`` prompts, as long as all of them share it."""
 
     pages: int
     requests: int
     reused_pages: int
-    """Reused in its last part, which fewer requests share than what precedes it: no page counts for two prefixes."""
+    """Page reuses in the prefix's last part, where ``requests`` prompts share every page. No page counts for two prefixes."""
 
 
 class WorkingSet(NamedTuple):
-    """Different pages used within a window of time, over all windows that follow one another from the first arrival."""
+    """Unique pages used per time window, over consecutive windows from the first arrival on."""
 
     window_s: float
     mean_pages: float
@@ -98,26 +98,26 @@ class WorkingSet(NamedTuple):
 
 
 class ReuseStatistics(NamedTuple):
-    """When and how often pages are used again."""
+    """When and how often pages are reused."""
 
     reused_pages: int
     reuse_distance: dict[float, int]
-    """By quantile over all reused pages: how many pages LRU must hold to hit one."""
+    """Number of pages that LRU must hold to hit a reused page, by quantile over all reused pages."""
     lru_pages: dict[float, int]
-    """By share of the hit tokens of an unlimited cache: the pages with which LRU gets that far."""
+    """Capacity at which LRU reaches a share of the hit tokens of an unlimited cache, by that share."""
     requests_that_share: int
-    """Requests whose prompt begins with a page of an earlier one."""
+    """Requests whose prompt starts with a page of an earlier request."""
     shared_tokens: int
-    """Prompt tokens that an earlier request has, in the same place behind the same tokens."""
+    """Prompt tokens in prefixes shared with an earlier request."""
     users: list[UserClass]
     prefixes: list[Prefix]
-    """Those with the most reused pages, the first one first."""
+    """The prefixes with the most reused pages, in descending order."""
     working_sets: list[WorkingSet]
-    """For windows shorter than the trace."""
+    """Working sets for windows shorter than the trace."""
 
 
 def reuse_statistics(trace: Trace) -> ReuseStatistics:
-    """How the pages of a trace are reused, from one pass over their runs. A page that is used again is reused."""
+    """Return how the pages of a trace are reused; each use after the first is a reuse. The cost grows with runs, not pages."""
     requests = trace.requests
     uses, first = previous_uses([request.runs for request in requests])
     curve = LruCurve(requests, trace.page_tokens, recompute_last_token=False)
@@ -134,9 +134,9 @@ def reuse_statistics(trace: Trace) -> ReuseStatistics:
 
 
 def uses_by_page(requests: Sequence[Request], cuts: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How many requests use each page: stretches of page ids (first one, one past the last) and the number for each.
+    """Return how many requests use each page: starts and ends (exclusive) of stretches of page ids, and the count of each.
 
-    There is a new stretch where the number changes, where a run begins or ends, and at ``cuts``.
+    A new stretch begins where a run begins or ends, so the count is constant within it, and at each of ``cuts``.
     """
     runs = np.array([run for request in requests for run in request.runs], dtype=np.int64).reshape(-1, 2)
     ends = runs[:, 0] + runs[:, 1]
@@ -160,7 +160,7 @@ def _user_classes(requests: Sequence[Request]) -> list[UserClass]:
 
 
 def _top_prefixes(requests: Sequence[Request], first: FirstUses) -> list[Prefix]:
-    """A stretch of ids within one run of first uses lies on one path, and its depth is known from there."""
+    """Return the prefixes with the most reuses. A stretch within one run of first uses is on one path, at a known depth."""
     starts, stops, uses = uses_by_page(requests, first.start.tolist())
     order = np.argsort(first.start)
     run = order[np.searchsorted(first.start[order], starts, side="right") - 1]
@@ -171,7 +171,7 @@ def _top_prefixes(requests: Sequence[Request], first: FirstUses) -> list[Prefix]
 
 
 def _working_sets(requests: Sequence[Request], uses: Uses, first: FirstUses) -> list[WorkingSet]:
-    """A page is new to a window unless its last use lies in the same one."""
+    """Return the working sets. A use adds a page to its window's set unless the page's previous use is in the same window."""
     begin = requests[0].arrival_s
     arrival = np.array([request.arrival_s - begin for request in requests])
     sets = []
@@ -187,7 +187,7 @@ def _working_sets(requests: Sequence[Request], uses: Uses, first: FirstUses) -> 
 
 
 def unlimited_hit_pages(requests: Iterable[Request]) -> list[int]:
-    """Pages of each prompt that a request before it has, run by run."""
+    """Return the number of pages of each prompt that an earlier request has, run by run."""
     seen = Stretches()
     hits = []
     for request in requests:
@@ -202,19 +202,19 @@ def unlimited_hit_pages(requests: Iterable[Request]) -> list[int]:
 
 
 class Stretches:
-    """A set of page ids, kept as sorted stretches of consecutive ones that do not touch."""
+    """A set of page ids, stored as sorted, non-adjacent stretches of consecutive ids."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._stops: list[int] = []
 
     def known(self, start: int, pages: int) -> int:
-        """How many of the ids ``start ... start + pages - 1`` are in the set before the first that is not."""
+        """Return how many of the ids ``start ... start + pages - 1``, counted from the start, are in the set without a gap."""
         i = bisect_right(self._starts, start) - 1
         return min(max(self._stops[i] - start, 0), pages) if i >= 0 else 0
 
     def add(self, start: int, pages: int) -> None:
-        """Add ids none of which is in the set."""
+        """Add ids, none of which may be in the set yet."""
         i = bisect_right(self._starts, start)
         if i and self._stops[i - 1] == start:
             i -= 1

@@ -1,4 +1,4 @@
-"""A seeded workload: chats, agents in tool loops, questions about long documents; system prompts shared by many."""
+"""A seeded synthetic workload: chats, agents in tool loops, questions about long documents, shared system prompts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ ARRIVALS = ("open_loop", "closed_loop")
 
 @dataclass(kw_only=True)
 class Kind:
-    """One kind of session. Its prompts begin with a system prompt, which others share, and perhaps a document of its own.
+    """A kind of session. Its prompts begin with a system prompt shared with other sessions, and optionally its own document.
 
-    A turn adds a message. If the kind remembers, the next prompt continues with the answer and the next message; if not, it
-    is the opening with another message. Numbers of tokens, turns and seconds are means; see Synthetic for how they spread.
+    Each turn adds a message. If ``remembers``, the next prompt appends the answer and the next message; otherwise it consists
+    of the opening and a new message. Tokens, turns and seconds are means; Synthetic describes their distributions.
     """
 
     weight: float
@@ -34,7 +34,7 @@ class Kind:
     remembers: bool = True
 
     def check(self, key: str) -> None:
-        """Raise ValueError for a bad setting; ``key`` says which kind it belongs to."""
+        """Raise ValueError for a bad setting; ``key`` names the kind in the message."""
         for name in ("systems", "turns", "system_tokens", "message_tokens", "answer_tokens"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{key}.{name} must be at least 1, not {getattr(self, name)}")
@@ -44,7 +44,8 @@ class Kind:
 
 
 def default_mix() -> dict[str, Kind]:
-    """Chats that hit like the Mooncake conversation trace, agents that hit like the WEKA traces, and documents between them."""
+    """Return chats with the hit rates of the Mooncake conversation trace, agents with those of the WEKA traces, and documents
+    in between."""
     chat = Kind(weight=0.8, systems=20, system_tokens=600, turns=1.7, message_tokens=5000, answer_tokens=343, pause_s=60.0)
     agent = Kind(weight=0.06, systems=4, system_tokens=5000, turns=18.0, message_tokens=500, answer_tokens=200, pause_s=4.0)
     document = Kind(
@@ -62,7 +63,7 @@ def default_mix() -> dict[str, Kind]:
 
 
 class Turn(NamedTuple):
-    """One request: its tokens and those of the answer as runs of token names, and the pause after the answer."""
+    """One request: prompt and answer as runs of token names, and the pause after the answer."""
 
     prompt: tuple[Run, ...]
     answer: Run
@@ -75,17 +76,18 @@ class Turn(NamedTuple):
 
 @dataclass(kw_only=True)
 class Synthetic(TraceSource):
-    """Generates sessions of the kinds in ``mix``, drawn by weight, that begin at random (a Poisson process).
+    """Generates sessions of the kinds in ``mix``, chosen by weight; they start at random times (a Poisson process).
 
-        tokens      log-normal around the kind's mean with sigma ``spread``, cut to what ``max_prompt_tokens`` leaves
-        turns       geometric; a session also ends when its prompt is full
+        tokens      log-normal with the kind's mean and sigma ``spread``, limited by ``max_prompt_tokens``
+        turns       geometric; a session also ends when its prompt reaches ``max_prompt_tokens``
         pauses      exponential
-        systems     a session takes the i-th system prompt of its kind with probability in proportion to 1 / i
+        systems     a session uses the i-th system prompt of its kind with probability proportional to 1 / i
 
-        open_loop   a turn arrives a pause after the answer before it should have ended, at ``answer_s_per_token``
-        closed_loop a turn arrives a pause after the answer before it has ended; only the begin of sessions is fixed
+        open_loop   a turn arrives one pause after the nominal end of the previous answer, at ``answer_s_per_token``
+        closed_loop a turn arrives one pause after the actual end of the previous answer; only session starts are fixed
 
-    The same seed gives the same tokens and times at any page size and any rate. ``limit`` keeps the requests that arrive first.
+    The same seed gives the same tokens and times at any page size, and the same tokens at any rate. ``limit`` keeps the
+    requests that arrive first.
     """
 
     seed: int = 0
@@ -162,7 +164,7 @@ class Synthetic(TraceSource):
 
     @staticmethod
     def _output_runs(pages: BlockPages, turn: Turn, prompt_tokens: int) -> tuple[Run, ...]:
-        """The pages that the answer completes; its last token has no KV."""
+        """Return the pages that the answer completes; its last token has no KV."""
         whole = list(turn.prompt)
         append_run(whole, *turn.answer)
         page_tokens = pages.page_tokens
@@ -171,7 +173,7 @@ class Synthetic(TraceSource):
 
 
 class Author:
-    """Draws the sessions of one trace. A text is a run of token names that nothing else has."""
+    """Generates the sessions of one trace. A text is a run of token names that no other text contains."""
 
     def __init__(self, settings: Synthetic) -> None:
         self._settings = settings
@@ -183,7 +185,7 @@ class Author:
         }
 
     def sessions(self) -> Iterator[tuple[float, str, Iterator[Turn]]]:
-        """Begin, kind and turns of each session, in the order of their begins."""
+        """Yield the start, kind and turns of each session, in order of start."""
         settings = self._settings
         names = list(settings.mix)
         weights = np.array([kind.weight for kind in settings.mix.values()])
@@ -212,7 +214,7 @@ class Author:
         return self._systems[name][self._random.choice(len(ranks), p=ranks / ranks.sum())]
 
     def _text(self, mean: int, most: int) -> Run:
-        """A new text of ``mean`` tokens in the long run, at least 1 and at most ``most``."""
+        """Return a new text of ``mean`` tokens on average, with at least 1 and at most ``most`` tokens."""
         spread = self._settings.spread
         drawn = mean * exp(spread * self._random.standard_normal() - spread * spread / 2)
         text = self._named, min(max(round(drawn), 1), most)

@@ -1,4 +1,4 @@
-"""Traces that hold the tokens themselves: one request a line, its pages named by chained hashes."""
+"""Traces that contain the tokens themselves: one request per line, with pages identified by chained hashes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from kvsim.trace.timetable import Timetable
 
 @dataclass(kw_only=True)
 class Tokens(TraceSource):
-    """Reads ``{"token_ids": [...], "output_length"}`` with these optional fields, plain or gzipped.
+    """Reads lines ``{"token_ids": [...], "output_length": n}``, plain or gzipped, with these optional fields:
 
         timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0
         priority                        an integer; 0 if absent
-        tenant, lora                    a string or an integer; prompts that differ in one share no page
-        output_token_ids                the tokens of the answer, ``output_length`` of them
-        persistent                      true: the prompt's pages never leave the GPU
-        multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash,
-                                        a string or an integer, which enters the key of every page they touch
+        tenant, lora                    a string or an integer; prompts that differ in either share no pages
+        output_token_ids                the ``output_length`` tokens of the answer
+        persistent                      true: the prompt's pages are never evicted from the GPU
+        multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash (a
+                                        string or an integer), which becomes part of the key of every page they touch
 
-    ``limit`` counts lines. Each page is hashed once, the only cost that grows with the number of pages.
+    ``limit`` counts lines. Hashing each page of each prompt is the only cost that grows with the number of pages.
     """
 
     path: str
@@ -44,7 +44,7 @@ class Tokens(TraceSource):
         )
 
     def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
-        """As for any trace. The keys are those of the tokens (``PageHasher``), the same for equal prompts of whatever file."""
+        """Return the keys of ``PageHasher`` instead: they depend on tokens only, so equal prompts of any file share them."""
         index = PageIndex()
         self._requests(page_tokens, index)
         keys = index.keys()
@@ -57,7 +57,7 @@ class Tokens(TraceSource):
         return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
 
     def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
-        """The requests in the order of the file, their pages in ``index``."""
+        """Return the requests in file order, with page ids from ``index``."""
         check_page_tokens(page_tokens)
         hasher, times = PageHasher(page_tokens), Timetable(self.rate, timestamps_optional=True)
         return [self._request(record, times, hasher, index) for record in read_records(self.path, self.limit)]
@@ -66,7 +66,7 @@ class Tokens(TraceSource):
         place = times.place(record)
         tokens = record.integers("token_ids")
         if not tokens:
-            raise record.error("token_ids is empty: a request needs a prompt")
+            raise record.error("token_ids is empty; a request must have a prompt")
         output_tokens = record.integer("output_length")
         keys = self._keys(record, tokens, hasher)
         return Request(
@@ -84,7 +84,7 @@ class Tokens(TraceSource):
     def _output_runs(
         self, record: Record, tokens: list[int], output_tokens: int, hasher: PageHasher, index: PageIndex
     ) -> tuple[Run, ...] | None:
-        """The pages that the answer completes, if the file has it. The last token of an answer has no KV."""
+        """Return the pages that the answer completes; None if the file lacks it. The last token of an answer has no KV."""
         if not record.has("output_token_ids"):
             return None
         answer = record.integers("output_token_ids")

@@ -1,4 +1,4 @@
-"""Agent sessions in WEKA's format: one session a line, with its sub-agents (C. Fox, kv-cache-tester)."""
+"""Agent sessions in WEKA's format: one session per line, including its sub-agents (C. Fox, kv-cache-tester)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ ARRIVALS = ("recorded", "closed_loop")
 
 
 class Call(NamedTuple):
-    """One request of a session; times in seconds since the session began."""
+    """One request of a session. Times are seconds since the start of the session."""
 
     start_s: float
     end_s: float
@@ -27,10 +27,10 @@ class Call(NamedTuple):
 
 @dataclass(order=True)
 class Lane:
-    """One of the users who work at the same time, each through one session after another."""
+    """One of several concurrent users, each of whom works through one session after another."""
 
     free_s: float
-    """When its last session ended."""
+    """End of the lane's previous session."""
     number: int
     last: int = field(default=-1, compare=False)
     """The request of that session that ended last; -1 before the first session."""
@@ -40,16 +40,17 @@ class Lane:
 class Weka(TraceSource):
     """Reads sessions of requests ``{"t": s, "in", "out", "api_time": s, "hash_ids_rle" or "hash_ids"}``, plain or gzipped.
 
-    The recording has no common clock, so ``concurrent_sessions`` lanes play it: a lane takes the next session of the file
-    when its session ends, and all lanes begin at time 0. A request without ``api_time`` counts as answered at once.
+    The recorded sessions have no common clock, so they are played on ``concurrent_sessions`` lanes: all lanes start at time 0,
+    and a lane takes the next session of the file when its current one ends. A request without ``api_time`` counts as answered
+    immediately.
 
         recorded       a request arrives at its recorded time within the session
-        closed_loop    a request waits for the one of its session that had ended last when it began, and then as long as in
-                       the recording; a session's first request waits for the end of its lane's last session
+        closed_loop    a request waits for the request of its session that had most recently ended when it began, and then as
+                       long as in the recording; a session's first request waits for the end of its lane's previous session
 
-    Block ids are local to a line, whatever the line's id: the same line again is a new session. Sub-agents share their
-    session's ids and count their times from their own ``t``. Only full blocks have ids, so the tail of a prompt has no page.
-    ``limit`` keeps the requests that arrive first. ``answers=inferred``: see answers.py.
+    Block ids are local to a line, whatever the line's id: a repeated line is a new session. Sub-agents share their session's
+    block ids and count time from their own ``t``. Only full blocks have ids, so the tail of a prompt has no page. ``limit``
+    keeps the requests that arrive first. ``answers=inferred``: see answers.py.
     """
 
     path: str
@@ -89,12 +90,12 @@ class Weka(TraceSource):
 
     def _check_block_size(self, record: Record) -> None:
         if record.has("block_size") and record.integer("block_size") != self.block_tokens:
-            raise record.error(f"block_size is {record.integer('block_size')}, but the trace is read with {self.block_tokens}")
+            raise record.error(f"block_size is {record.integer('block_size')}, but block_tokens is {self.block_tokens}")
 
     def _play(self, session: int, calls: list[Call], lane: Lane, pages: BlockPages, requests: list[Request]) -> None:
-        """Append a session's requests at the time at which the lane is free; ``after`` is a position in ``requests``."""
+        """Append a session's requests, starting when the lane is free; ``after`` is a position in ``requests``."""
         running: list[tuple[float, int]] = []  # a heap: end, position
-        latest = last = (0.0, lane.last)  # ended before the call at hand; ends last of all
+        latest = last = (0.0, lane.last)  # latest: most recent end before the current call; last: latest end of all
         for turn, call in enumerate(calls):
             while running and running[0][0] <= call.start_s:
                 latest = heappop(running)
@@ -114,7 +115,7 @@ class Weka(TraceSource):
         full = prompt_tokens // self.block_tokens
         if count_pages(blocks) != full:
             raise call.record.error(
-                f"a request names {count_pages(blocks)} blocks, but in={prompt_tokens} is {full} full blocks of "
+                f"a request has {count_pages(blocks)} block ids, but in={prompt_tokens} takes {full} full blocks of "
                 f"{self.block_tokens} tokens"
             )
         runs, prompt_pages = pages.lookup(blocks, full * self.block_tokens, scope=session)
@@ -132,10 +133,10 @@ class Weka(TraceSource):
 
 
 def _calls(record: Record, begin_s: float = 0.0, kind: str = "agent") -> Iterator[Call]:
-    """The requests of a session or sub-agent that began at ``begin_s``."""
+    """Yield the requests of a session or sub-agent that began at ``begin_s``."""
     previous_s = 0.0
     if not record.items("requests"):
-        raise record.error(f"requests is empty: this {kind} asked for nothing")
+        raise record.error(f"requests is empty: this {kind} has no requests")
     for fields in record.items("requests"):
         part = Record(record.path, record.line, fields)
         t = part.number("t")
@@ -150,10 +151,10 @@ def _calls(record: Record, begin_s: float = 0.0, kind: str = "agent") -> Iterato
 
 
 def _blocks(record: Record) -> tuple[Run, ...]:
-    """The runs of block ids of a request in either encoding."""
+    """Return the runs of block ids of a request, in either encoding."""
     if not record.has("hash_ids_rle"):
         return runs_of(record.integers("hash_ids"))
     flat = record.integers("hash_ids_rle")
     if len(flat) % 2 or 0 in flat[1::2]:
-        raise record.error("hash_ids_rle must hold pairs of a first id and a length of at least 1")
+        raise record.error("hash_ids_rle must contain pairs of a first id and a length of at least 1")
     return tuple(zip(flat[::2], flat[1::2], strict=True))

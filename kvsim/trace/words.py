@@ -1,4 +1,4 @@
-"""Prompts written out in the configuration, for examples that can be followed by eye."""
+"""Prompts written out in the configuration, for examples small enough to follow by hand."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from kvsim.trace.page_index import PageIndex
 
 @dataclass(kw_only=True)
 class Words(TraceSource):
-    """Takes each prompt as a request and each of its words as a token; one prompt a second arrives."""
+    """Turns each prompt into a request and each of its words into a token; one prompt arrives per second."""
 
     prompts: list[str]
     output_tokens: int = 1
-    """Tokens of every answer."""
+    """Tokens per answer."""
     tail: str = "full"
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Words(TraceSource):
         return name_pages(self._prompts(page_tokens), page_tokens)
 
     def _prompts(self, page_tokens: int) -> list[tuple[list[str], tuple[Run, ...]]]:
-        """The words of each prompt, and its page ids in runs."""
+        """Return the words of each prompt and its runs of page ids."""
         check_page_tokens(page_tokens)
         hasher, index = PageHasher(page_tokens), PageIndex()
         tokens: dict[str, int] = {}

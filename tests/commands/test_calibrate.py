@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 
 import torch
 
-from kvsim.build import construct
 from kvsim.cli import main
 from kvsim.commands.calibrate import number
+from kvsim.construct import construct
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
@@ -39,7 +39,7 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     assert main(["calibrate", "name=mine", f"output={folder}"]) == 0
     assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
     shown = capsys.readouterr().out
-    assert "There is no GPU: these are the numbers of Triton's interpreter" in shown
+    assert "There is no GPU: these numbers describe Triton's interpreter" in shown
     assert "Copies of pages" in shown and "Attention of a chunk" in shown
     text = (folder / "mine.yaml").read_text()
     assert text.startswith("# Triton's interpreter, no GPU, measured by kvsim calibrate")
@@ -72,14 +72,14 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     [
         (["nme=x"], "nme: there is no such setting; did you mean name?"),
         (["trace=mooncake"], "trace: there is no such setting; the configuration has model, name, overwrite, output, disk, p"),
-        (["name=My-GPU"], "name must be a word of lower-case letters, digits and underscores, as my_h200, not 'My-GPU'"),
-        (["name=h200"], ".*hardware/h200.yaml: there is such a file: choose another name=NAME, or say overwrite=true"),
+        (["name=My-GPU"], "name must start with a lower-case letter, then lower-case letters, digits and underscores, not"),
+        (["name=h200"], ".*hardware/h200.yaml already exists: choose another name=NAME, or set overwrite=true"),
         (["output=nowhere"], "output: there is no folder nowhere"),
         (["disk=nowhere"], "disk: there is no folder nowhere"),
         (["page_tokens=0"], "page_tokens must be at least 1, not 0"),
         (["model=tinny"], "model=tinny: there is no such choice; did you mean tiny?"),
         (["model=tiny", "model.kv_dtype_bytes=1", "output=."], r"model: kv_dtype_bytes must be 2 \(bf16\) or 4 \(float32\)"),
-        (["-m", "seed=1,2"], "kvsim calibrate measures one machine once: leave out -m"),
+        (["-m", "seed=1,2"], "-m: kvsim calibrate measures the machine once: leave out -m"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -96,14 +96,14 @@ def test_a_mistake_ends_with_one_line_before_anything_is_measured(
 @interpreted
 def test_a_large_model_is_not_interpreted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "model.layers=31", "output=."]) == 2
-    assert capsys.readouterr().err == "kvsim: model: 7.8 billion weights are too many without a GPU: say model=tiny\n"
+    assert capsys.readouterr().err == "kvsim: model: 7.8 billion weights are too many without a GPU: set model=tiny\n"
     assert not list(folder.iterdir())
 
 
 def test_a_file_is_replaced_if_that_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "measured.yaml").write_text("before")
     assert main(["calibrate", "output=.", "disk=nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("kvsim: measured.yaml: there is such a file")
+    assert capsys.readouterr().err.startswith("kvsim: measured.yaml already exists")
     assert main(["calibrate", "output=.", "disk=nowhere", "overwrite=true"]) == 2
     assert capsys.readouterr().err == "kvsim: disk: there is no folder nowhere\n"
     assert (folder / "measured.yaml").read_text() == "before"

@@ -71,25 +71,22 @@ def test_a_name_is_given_once(family: str, copy: Path) -> None:
     before = {path: path.read_bytes() for path in copy.rglob("*brand_new*")}
     shown = kvsim(copy, "new", family, "brand_new")
     assert shown.returncode == 2
-    assert (
-        shown.stderr
-        == f"kvsim: policies/{family}/brand_new.py: there is such a file already: choose another name than brand_new\n"
-    )
+    assert shown.stderr == f"kvsim: policies/{family}/brand_new.py already exists: choose another name than brand_new\n"
     assert {path: path.read_bytes() for path in copy.rglob("*brand_new*")} == before
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["eviction", "lru"], "policies/eviction/lru.py: there is such a file already"),
-        (["eviction", "MyPolicy"], "'MyPolicy' is no name for a policy"),
-        (["eviction", "2nd"], "'2nd' is no name for a policy"),
-        (["eviction", "a-b"], "'a-b' is no name for a policy"),
-        (["eviction", "../x"], "'../x' is no name for a policy"),
-        (["eviction", "class"], "'class' means something else already"),
-        (["eviction", "base"], "'base' means something else already"),
-        (["evicton", "mine"], "there is no family of policies 'evicton'; did you mean eviction?"),
-        (["eviction"], "say kvsim new FAMILY NAME"),
+        (["eviction", "lru"], "policies/eviction/lru.py already exists"),
+        (["eviction", "MyPolicy"], "'MyPolicy' is not a valid policy name"),
+        (["eviction", "2nd"], "'2nd' is not a valid policy name"),
+        (["eviction", "a-b"], "'a-b' is not a valid policy name"),
+        (["eviction", "../x"], "'../x' is not a valid policy name"),
+        (["eviction", "class"], "'class' is a reserved name"),
+        (["eviction", "base"], "'base' is a reserved name"),
+        (["evicton", "mine"], "there is no policy family 'evicton'; did you mean eviction?"),
+        (["eviction"], "use kvsim new FAMILY NAME"),
     ],
 )
 def test_a_mistake_ends_with_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,4 +29,4 @@ def test_all_families_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_it_takes_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policies", "eviction"]) == 2
-    assert capsys.readouterr().err == "kvsim: policies takes no arguments, not 'eviction'\n"
+    assert capsys.readouterr().err == "kvsim: policies takes no arguments, but got 'eviction'\n"

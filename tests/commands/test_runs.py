@@ -66,7 +66,7 @@ def test_a_multirun_goes_on_after_a_job_that_cannot_work(folder: Path, capfd: py
     small = [setting for setting in SMALL if not setting.startswith("tiers.gpu")]
     assert main(["replay", *small, "-m", "tiers.gpu.capacity=40,6000pages", "output=sweep"]) == 2
     assert capfd.readouterr().err.splitlines()[-1] == (
-        "kvsim: 1 of 2 jobs failed; the first is job 0: tiers.gpu.capacity: 40 has no unit: say 40pages, 40tokens or 40GiB"
+        "kvsim: 1 of 2 jobs failed; the first is job 0: tiers.gpu.capacity: 40 has no unit; use 40pages, 40tokens or 40GiB"
     )
     assert "result.json" not in names(folder / "sweep" / "0")
     assert names(folder / "sweep" / "1") == OF_A_JOB

@@ -27,7 +27,7 @@ def test_the_format_is_known_by_the_first_record(record: object, expected: str, 
 
 def test_an_unknown_format_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, {"prompt": "hello"})
-    with pytest.raises(TraceError, match="is of no known format"):
+    with pytest.raises(TraceError, match="unknown format: found none of"):
         guess_format(path)
 
 
@@ -67,9 +67,9 @@ def test_a_generated_trace_needs_no_file(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["describe"], "there is no command trace 'describe'; there is info"),
+        (["describe"], "kvsim trace has no command 'describe'; use kvsim trace info"),
         (["info", "missing.jsonl"], "missing.jsonl: cannot be read"),
-        (["info", "a", "b"], "cannot read 'a b'"),
+        (["info", "a", "b"], "cannot parse 'a b'"),
         (["info", "trace=nope"], "trace=nope: there is no such choice"),
         (["info", "trace=synthetic", "trace.sessions=0"], "trace.sessions"),
         (["info", "trace=mooncake"], "trace.path is missing"),

@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 
 from kvsim.api import Result, load_trace, replay
+from kvsim.build import build_run
+from kvsim.configuration import compose
+from kvsim.run import replay as replay_plan
+from tests.core.slow_hybrid import SlowHybrid
+from tests.workloads import conversations, pages_of
 
 BLOCK = 64
 
@@ -142,7 +147,36 @@ def test_marconi_with_states_in_room_of_their_own_needs_an_alpha() -> None:
     from kvsim.errors import UsageError
 
     with pytest.raises(
-        UsageError, match=r"^eviction of the gpu tier: FlopAware alpha=tuned needs recurrent states in the pages' room"
+        UsageError, match=r"^eviction of the gpu tier: FlopAware alpha=tuned needs recurrent states to share the pages' memory"
     ):
         played("marconi", CHAT, "tiers.gpu.states=9states")
     assert hits(played("marconi", CHAT, "tiers.gpu.states=9states", "eviction.alpha=0.5")) == [0, 0, 2, 4]
+
+
+@pytest.mark.parametrize("states", [3, 12, 60])
+@pytest.mark.parametrize(
+    ("preset", "page_tokens", "overrides"),
+    [
+        ("sglang_mamba", 64, ()),
+        ("vllm_hybrid", 64, ()),
+        ("vllm_hybrid", 64, ("checkpoint.interval_tokens=192",)),
+        ("lightllm_hybrid", 256, ()),
+    ],
+)
+def test_conversations_hit_what_the_slow_model_hits(
+    preset: str, page_tokens: int, overrides: tuple[str, ...], states: int
+) -> None:
+    """Room for all pages and for a few states."""
+    room = ("tiers.gpu.capacity=unlimited", f"tiers.gpu.states={states}states")
+    chosen = (f"preset={preset}", f"page_tokens={page_tokens}", *room, *overrides)
+    plan = build_run(compose(chosen), command="replay", overrides=chosen)
+    requests = conversations(2, requests=1_000, page_tokens=page_tokens)
+    grid = plan.model.checkpoint_grid_tokens(page_tokens) // page_tokens
+    slow = SlowHybrid(plan.checkpoint, states, grid, plan.rules.recompute_last_token)
+    rows = replay_plan(plan, requests).hit_pages.sum(axis=1).tolist()
+    for request, hit_pages in zip(requests, rows, strict=True):
+        prompt, answer = tuple(pages_of(request.runs)), tuple(pages_of(request.output_runs or ()))
+        replayed = min(len(prompt), (request.prompt_tokens - 1) // page_tokens)
+        expected = slow.use(prompt, answer if plan.rules.cache_output else None, replay=replayed)
+        assert hit_pages == expected, request.index
+    assert sum(rows) > 1_000

@@ -6,12 +6,13 @@ from pathlib import Path
 import hydra
 import pytest
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.cli import main
 from kvsim.core.rules import Rules
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
@@ -160,14 +161,14 @@ def test_a_tree_does_not_change_the_hits() -> None:
 
 def test_a_tree_is_printed_only_if_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "eviction=belady", "trace.sessions=3", "tiers.gpu.capacity=9000pages", "print_tree=true"]) == 2
-    assert capsys.readouterr().err == "kvsim: print_tree has no effect on Belady, which keeps no tree: leave it out\n"
+    assert capsys.readouterr().err == "kvsim: print_tree has no effect on Belady, which has no tree: leave it out\n"
 
 
 def test_a_tree_is_printed_by_a_replay_with_numbered_slots() -> None:
     assert problem("print_tree=true", command="simulate") == "print_tree has no effect on kvsim simulate: leave it out"
     assert problem("print_tree=true", "tiers.gpu.capacity=unlimited") == (
-        "print_tree numbers every slot, and tiers.gpu.capacity is unlimited: give it at most 10,000,000 pages"
+        "print_tree numbers every slot, but tiers.gpu.capacity is unlimited: set it to at most 10,000,000 pages"
     )
     assert problem("print_tree=true", "tiers.gpu.capacity=20000000pages") == (
-        "print_tree numbers every slot, and tiers.gpu.capacity is 20,000,000 pages: give it at most 10,000,000 pages"
+        "print_tree numbers every slot, but tiers.gpu.capacity is 20,000,000 pages: set it to at most 10,000,000 pages"
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kvsim.study
+from tests.workloads import make_request, write_trace
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
@@ -20,16 +21,12 @@ EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """Thirty requests in Mooncake's format: ten conversations of three turns."""
-    path = tmp_path / "trace.jsonl"
-    lines = []
-    for turn in range(3):
-        for chat in range(10):
-            blocks = [0, *range(100 * chat + 1, 100 * chat + 2 + 2 * turn)]
-            lines.append(
-                {"timestamp": 1000 * len(lines), "input_length": 512 * len(blocks), "output_length": 8, "hash_ids": blocks}
-            )
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    return path
+    prompts = [[0, *range(100 * chat + 1, 100 * chat + 2 + 2 * turn)] for turn in range(3) for chat in range(10)]
+    requests = [
+        make_request(blocks, prompt_tokens=512 * len(blocks), output_tokens=8, arrival_s=float(at))
+        for at, blocks in enumerate(prompts)
+    ]
+    return write_trace(tmp_path / "trace.jsonl", requests)
 
 
 def study(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:

@@ -166,7 +166,7 @@ def test_report_reads_runs_and_sweeps(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (["nowhere"], "nowhere: there is no such folder"),
         (["empty"], "empty: no result.json there"),
-        (["output=x.html"], "say which folders to report on"),
+        (["output=x.html"], "name the folders to report on"),
         (["old"], "old/result.json: not a result of schema 1"),
         (["broken"], "broken/result.json: not a result"),
     ],

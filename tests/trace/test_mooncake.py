@@ -96,10 +96,10 @@ def test_a_line_may_have_a_priority(write):
         (line(4, [0], output_length=-1), "output_length must be an integer of at least 0, not -1"),
         ({"timestamp": 0, "input_length": 4, "hash_ids": [0]}, "output_length is missing"),
         ({"timestamp": 0, "input_length": 4, "output_length": 1}, "hash_ids is missing"),
-        (line(4, ["0"]), "hash_ids must be a list of integers of at least 0"),
-        (line(4, [-1]), "hash_ids must be a list of integers of at least 0"),
-        (line(12, [0, 1]), "hash_ids has 2 ids, but input_length 12 is 3 blocks of 4 tokens"),
-        (line(4, [0, 1]), "hash_ids has 2 ids, but input_length 4 is 1 blocks of 4 tokens"),
+        (line(4, ["0"]), "hash_ids must be a list of non-negative integers"),
+        (line(4, [-1]), "hash_ids must be a list of non-negative integers"),
+        (line(12, [0, 1]), "hash_ids has 2 ids, but input_length=12 takes 3 blocks of 4 tokens"),
+        (line(4, [0, 1]), "hash_ids has 2 ids, but input_length=4 takes 1 blocks of 4 tokens"),
         (line(4, [0], priority="high"), 'priority must be an integer, not "high"'),
         (line(4, [0], timestamp=-1), "timestamp must be a number of at least 0, not -1"),
     ],
@@ -112,7 +112,7 @@ def test_a_bad_line_is_named(write, bad, message):
 
 
 def test_a_partial_block_needs_an_id_if_it_counts(write):
-    with pytest.raises(TraceError, match="hash_ids has 2 ids, but input_length 10 is 3 blocks"):
+    with pytest.raises(TraceError, match="hash_ids has 2 ids, but input_length=10 takes 3 blocks"):
         runs(write, line(10, [0, 1]), tail="all")
 
 

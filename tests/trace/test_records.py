@@ -55,15 +55,15 @@ def test_a_folder_is_no_trace(tmp_path):
 
 
 def test_an_empty_file_holds_no_request(write):
-    assert problem(write()) == problem(write("", "")) == ": the file is empty: it holds no request"
-    assert problem(write(name="trace.jsonl.gz")) == ": the file is empty: it holds no request"
+    assert problem(write()) == problem(write("", "")) == ": the file is empty: it contains no requests"
+    assert problem(write(name="trace.jsonl.gz")) == ": the file is empty: it contains no requests"
 
 
 def test_a_truncated_gzip_file_is_named(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     whole = gzip.compress(b"".join(b'{"a": "%s"}\n' % os.urandom(20).hex().encode() for _ in range(1000)))
     path.write_bytes(whole[: len(whole) // 2])
-    assert "the gzip file ends early or is damaged here" in problem(str(path))
+    assert "the gzip file is truncated or damaged here" in problem(str(path))
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path):
@@ -71,19 +71,19 @@ def test_a_damaged_gzip_file_is_named(tmp_path):
     whole = bytearray(gzip.compress(b"".join(b'{"a": "%s"}\n' % os.urandom(20).hex().encode() for _ in range(1000))))
     whole[-6] ^= 255
     path.write_bytes(whole)
-    assert "not a sound gzip file" in problem(str(path))
+    assert "not a valid gzip file" in problem(str(path))
 
 
 def test_a_name_that_promises_gzip_is_held_to_it(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     path.write_text("{}\n")
-    assert problem(str(path)).startswith(": not a sound gzip file, though its name ends in .gz")
+    assert problem(str(path)).startswith(": not a valid gzip file, although its name ends in .gz")
 
 
 def test_a_gzipped_file_with_a_plain_name_is_explained(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_bytes(gzip.compress(b"{}\n"))
-    assert problem(str(path)) == ":1: not UTF-8 text; the name of a gzipped file must end in .gz"
+    assert problem(str(path)) == ":1: not UTF-8 text; if the file is gzipped, its name must end in .gz"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_a_gzipped_file_with_a_plain_name_is_explained(tmp_path):
         ("number", "1", 'x must be a number of at least 0, not "1"'),
         ("number", False, "x must be a number of at least 0, not false"),
         ("name", [], "x must be a string or an integer, not []"),
-        ("integers", [1, "2"], 'x must be a list of integers of at least 0, not [1, "2"]'),
-        ("integers", [1, -2], "x must be a list of integers of at least 0, not [1, -2]"),
-        ("integers", [1.0], "x must be a list of integers of at least 0, not [1.0]"),
+        ("integers", [1, "2"], 'x must be a list of non-negative integers, not [1, "2"]'),
+        ("integers", [1, -2], "x must be a list of non-negative integers, not [1, -2]"),
+        ("integers", [1.0], "x must be a list of non-negative integers, not [1.0]"),
         ("integers", 7, "x must be a list, not 7"),
     ],
 )

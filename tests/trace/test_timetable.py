@@ -59,7 +59,7 @@ def test_without_timestamps_everything_begins_at_once():
         ([{"timestamp": -1}], {}, "f:1: timestamp must be a number of at least 0, not -1"),
         ([{"timestamp": 0, "session_id": 1}, {"session_id": 1, "delay": -1}], {}, "f:2: delay must be a number of at least 0"),
         ([{"timestamp": 0, "session_id": 1.5}], {}, "f:1: session_id must be a string or an integer"),
-        ([{}, {"timestamp": 0}], {"timestamps_optional": True}, "f:2: this line has a timestamp, the first one has none"),
+        ([{}, {"timestamp": 0}], {"timestamps_optional": True}, "f:2: this line has a timestamp but the first line has none"),
         ([{}], {"timestamps_optional": True, "rate": 2.0}, "f:1: rate=2.0 has no effect on a file without timestamps"),
     ],
 )

@@ -66,9 +66,9 @@ def test_a_limit_reads_the_first_lines(write):
     ("bad", "message"),
     [
         ({"output_length": 1}, "token_ids is missing"),
-        (line([]), "token_ids is empty: a request needs a prompt"),
-        (line([1, -2]), "token_ids must be a list of integers of at least 0"),
-        (line([1.5]), "token_ids must be a list of integers of at least 0"),
+        (line([]), "token_ids is empty; a request must have a prompt"),
+        (line([1, -2]), "token_ids must be a list of non-negative integers"),
+        (line([1.5]), "token_ids must be a list of non-negative integers"),
         (line([1 << 70]), "tokens must lie in 0 ... 2**63 - 1"),
         (line([1], output_length=-1), "output_length must be an integer of at least 0"),
         (line([1], priority=1.5), "priority must be an integer, not 1.5"),
@@ -76,7 +76,7 @@ def test_a_limit_reads_the_first_lines(write):
         (line([1], multimodal=[[0, 1]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 1, None]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 2, "cat"]]), "a span must lie within the prompt of 1 tokens, not at 0 ... 2"),
-        (line([1], timestamp=1), "this line has a timestamp, the first one has none"),
+        (line([1], timestamp=1), "this line has a timestamp but the first line has none"),
     ],
 )
 def test_a_bad_line_is_named(write, bad, message):

@@ -120,7 +120,7 @@ def test_what_is_not_a_node_is_refused(thing: Any) -> None:
 @pytest.mark.parametrize("thing", [None, 7, 1.5])
 def test_victims_that_do_not_come_one_after_another_are_refused(thing: Any) -> None:
     message = problem(cache_with(lambda cache: thing))
-    assert f"Offering, returned {thing!r} from victims(), not nodes, one after another" in message
+    assert f"Offering, returned {thing!r} from victims(), not an iterable of nodes" in message
 
 
 def test_victims_may_be_a_list() -> None:
