@@ -157,14 +157,15 @@ def long_conversations(seed: int = 0, *, requests: int = 1_000, page_tokens: int
 
 
 def as_recorded(requests: list[Request]) -> list[Request]:
-    """Number pages in the order in which requests show them, as a recorded trace does: prompts of sessions that take turns then
-    have several runs. Sessions get priority 0, 1 or 2 in turn.
+    """Number pages in the order in which prompts show them, as a recorded trace does: prompts of sessions that take turns then
+    have several runs. Pages of answers that no prompt shows come last. Sessions get priority 0, 1 or 2 in turn.
     """
     ids: dict[int, int] = {}
     for request in requests:
         request.runs = runs_of(ids.setdefault(page, len(ids)) for page in pages_of(request.runs))
-        request.output_runs = runs_of(ids.setdefault(page, len(ids)) for page in pages_of(request.output_runs or ()))
         request.priority = request.session % 3
+    for request in requests:
+        request.output_runs = runs_of(ids.setdefault(page, len(ids)) for page in pages_of(request.output_runs or ()))
     return requests
 
 
