@@ -117,7 +117,7 @@ def check_enough(tier: Tier, missing: int) -> None:
     if missing > 0:
         raise PolicyError(
             f"{eviction_policy(tier)} offered too few victims: {missing:,} more pages must leave, and {tier.evictable_pages:,} "
-            "could; victims() must offer every evictable leaf"
+            "still can; victims() must offer every evictable leaf"
         )
 
 

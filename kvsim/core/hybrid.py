@@ -447,4 +447,4 @@ class HybridCache(ServedCache):
         check(self.residency, self.transfers, held)
         counts = self.states.count(self.state_bytes)
         if not 0 <= counts.evicted <= counts.saved:
-            raise AssertionError(f"{counts.evicted} states evicted of {counts.saved}")
+            raise AssertionError(f"{counts.evicted} states evicted, but {counts.saved} saved")

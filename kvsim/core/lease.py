@@ -67,7 +67,7 @@ class Lease:
         """The recurrent states that the request holds, on a hybrid model."""
 
     def set_match(self, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
-        """Record a match of ``pages`` pages, all taken to be on the GPU."""
+        """Record a match of ``pages`` pages, assuming that all are on the GPU."""
         self.path = path
         self.gpu_nodes = len(path)
         self.gpu_pages = pages

@@ -66,7 +66,7 @@ class SlotPool(Pool):
         left = self.free_slots()
         left = left[~np.isin(left, slots)]
         if len(left) + len(slots) != self.free:
-            raise ValueError(f"of {len(slots)} slots to take, only {self.free - len(left)} are free")
+            raise ValueError(f"only {self.free - len(left)} of the {len(slots)} slots to take are free")
         self.free = len(left)
         self._stack[: self.free] = left
         self.least_free = min(self.least_free, self.free)

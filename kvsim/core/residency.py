@@ -28,7 +28,7 @@ class Counts:
     revived_pages: int = 0
     """Used again while leaving a GPU, and therefore kept."""
     no_room_pages: int = 0
-    """Not copied to a tier that should have had them, since it had no room."""
+    """Not copied for lack of room in the target tier."""
     dropped_pages: int = 0
     """Evicted without a copy left in any tier."""
     unreadable_pages: int = 0
@@ -147,7 +147,7 @@ class Residency:
     def first_pages(self, nodes: list[Node], pages: int) -> list[Node]:
         """Return the nodes that make up the first ``pages`` pages of ``nodes``, cutting the last one if need be.
 
-        A recurrent state that does not fit whole is left out.
+        The list ends before a recurrent state that does not fit whole.
         """
         first: list[Node] = []
         for node in nodes:

@@ -112,7 +112,7 @@ class ServedCache(metaclass=ABCMeta):
     def claim(self, lease: Lease, now: float) -> Claim:
         """Take the promised slots.
 
-        They are lost if pages that were leaving have been used again: call ``release`` and admit the request later.
+        They are lost if pages that were leaving have been used again: release the lease and try again later.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ def overrides(policy: object, name: str) -> bool:
 
 
 class Tier:
-    """One pool of pages; several tiers of the same level may stand side by side.
+    """A place that holds pages, such as GPU memory. Several tiers of the same level may stand side by side.
 
     ``index`` is its position among the cache's tiers and in a node's lists; ``level`` (GPU, CPU or DISK) is its kind of memory.
     A hook of the eviction policy is called only if the policy overrides it, as recorded in ``hears_hits`` and its like.
@@ -76,7 +76,7 @@ class Tier:
 
     @property
     def spare_pages(self) -> int:
-        """Slots that are free, or will be once pending write-downs end, and are not promised. Negative if more are promised."""
+        """Slots that are free, or will be once write-downs end, minus those promised; may be negative."""
         return self.pool.free + self.leaving_pages - self.promised_pages
 
     @property

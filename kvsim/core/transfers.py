@@ -459,9 +459,9 @@ class Transfers:
                 return
 
     def _fail(self, transfer: Transfer, node: Node) -> None:
-        """Remove a node from the transfer, which will not bring it.
+        """Remove a node that will not arrive from its transfer.
 
-        In a load, the GPU slots stay with the node: the request now computes its pages there. Any other incoming copy is
+        In a load, the node keeps its GPU slots, since the request will compute the pages there. Any other incoming copy is
         dropped, and so is a source copy that was leaving.
         """
         residency = self.residency

@@ -11,7 +11,7 @@ class Retention(CheckpointPolicy):
     """Saves the states that a second request is likely to begin from, or one state per interval.
 
     interval_tokens = 0   where the prompt departs from known paths, and after the last page that the same prompt could reuse
-    interval_tokens > 0   after every interval_tokens tokens (rounded down to full pages); after every page if that is longer
+    interval_tokens > 0   after every interval_tokens tokens (rounded down to full pages); after every page if a page is longer
     """
 
     interval_tokens: int = 0

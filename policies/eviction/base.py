@@ -127,7 +127,7 @@ class EvictionPolicy(metaclass=ABCMeta):
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         """Return the policy's order of single pages in vLLM's CPU tier. Raises ValueError if it has none."""
-        raise ValueError(f"{type(self).__name__} does not order the single pages of vLLM's CPU tier: choose lru or arc")
+        raise ValueError(f"{type(self).__name__} cannot order the single pages of vLLM's CPU tier: choose lru or arc")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

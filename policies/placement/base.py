@@ -66,4 +66,4 @@ class PlacementPolicy(metaclass=ABCMeta):
 
     def offer_table(self) -> OfferTable:
         """Return the table that decides which offered pages vLLM's CPU tier stores. Raises ValueError if the policy has none."""
-        raise ValueError(f"{type(self).__name__} does not say what vLLM's CPU tier stores: choose placement=store_threshold")
+        raise ValueError(f"{type(self).__name__} cannot decide what vLLM's CPU tier stores: choose placement=store_threshold")

@@ -51,7 +51,7 @@ def test_a_policy_that_offers_nothing_does_not_make_the_cache_larger() -> None:
 
 
 def test_a_policy_that_stops_too_early_is_named() -> None:
-    assert "2 more pages must leave, and 2 could" in problem(cache_with(lambda cache: iter([cache.node("abcd")])))
+    assert "2 more pages must leave, and 2 still can" in problem(cache_with(lambda cache: iter([cache.node("abcd")])))
 
 
 @pytest.mark.parametrize(

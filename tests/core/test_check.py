@@ -220,7 +220,7 @@ def test_more_states_evicted_than_saved_are_noticed() -> None:
     cache = hybrid(Last())
     use(cache, "abc")
     cache.states._came += 2
-    with pytest.raises(AssertionError, match="2 states evicted of 1"):
+    with pytest.raises(AssertionError, match="2 states evicted, but 1 saved"):
         cache.check()
 
 

@@ -58,9 +58,9 @@ def test_a_cut_leaves_the_first_slots_to_the_first_pages() -> None:
 def test_chosen_slots_are_taken_all_or_none() -> None:
     pool = SlotPool(6)
     pool.take(2)
-    with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
+    with pytest.raises(ValueError, match="only 1 of the 2 slots to take are free"):
         pool.take_these(np.array([1, 4]))
-    with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
+    with pytest.raises(ValueError, match="only 1 of the 2 slots to take are free"):
         pool.take_these(np.array([4, 4]))
     pool.take_these(np.array([4, 2]))
     assert (pool.free, pool.peak_pages) == (2, 4) and pool.take(2).tolist() == [3, 5]

@@ -101,7 +101,7 @@ def test_only_an_empty_cache_with_numbered_slots_can_be_restored() -> None:
         with pytest.raises(ValueError, match="only into an empty cache whose lowest tier numbers its slots"):
             restore(cache.core, [], key, {}, now=0.0)
     cache = small_cache(gpu=4, cpu=4, disk=4)
-    with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
+    with pytest.raises(ValueError, match="only 1 of the 2 slots to take are free"):
         restore(cache.core, [cache.request("ab")], key, {key(0): 0, key(1): 4}, now=0.0)
     cache.check()
     assert cache.tiers[DISK].pool.free == 4

@@ -68,8 +68,8 @@ def test_settings_of_the_rules_reach_the_cache() -> None:
 
 def test_sglang_s_rules_are_not_simulated() -> None:
     assert problem("preset=sglang", command="simulate") == (
-        "rules: SGLang's rules have no clock: say kvsim replay instead of kvsim simulate, "
-        "or say rules=default, kvsim's own rules for the same policies"
+        "rules: SGLang's rules have no clock: run kvsim replay instead of kvsim simulate, "
+        "or set rules=default for kvsim's own rules with the same policies"
     )
     assert plan("preset=sglang", "rules=default", command="simulate").rules == Rules()
 
@@ -77,7 +77,7 @@ def test_sglang_s_rules_are_not_simulated() -> None:
 def test_sglang_s_rules_have_no_disk() -> None:
     assert problem("preset=sglang_hicache", "tiers.disk.capacity=1TiB") == (
         "rules: SGLang's rules have no disk tier: set tiers.disk.capacity=0, "
-        "or say rules=default, kvsim's own rules for the same policies"
+        "or set rules=default for kvsim's own rules with the same policies"
     )
 
 
@@ -90,8 +90,8 @@ def test_settings_of_the_rules_are_checked() -> None:
 
 def test_answers_are_not_cached() -> None:
     assert problem("preset=sglang", "+rules.cache_output=true") == (
-        "rules.cache_output is not replayed by SGLang's rules: set it to false, "
-        "or say rules=default, kvsim's own rules for the same policies"
+        "rules.cache_output is not supported by SGLang's rules: set it to false, "
+        "or set rules=default for kvsim's own rules with the same policies"
     )
 
 
@@ -100,9 +100,9 @@ def test_answers_are_not_cached() -> None:
     [
         (
             "placement=by_length",
-            "rules: SGLang's rules copy node by node, but ByLength decides for whole prompts: choose write_through",
+            "rules: SGLang's rules copy node by node, but ByLength decides about whole prompts: choose write_through",
         ),
-        ("placement=write_back", "rules: SGLang's rules write nothing back before it is evicted: set the watermark to 0"),
+        ("placement=write_back", "rules: SGLang's rules never write pages back before they are evicted: set the watermark to 0"),
     ],
 )
 def test_placements_that_sglang_has_not_are_refused(placement: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

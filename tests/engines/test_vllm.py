@@ -239,7 +239,7 @@ def test_the_tree_of_both_tiers_can_be_drawn() -> None:
     [
         ("simulate", "seed=1", "vLLM's rules have no clock"),
         ("replay", "tiers.disk.capacity=10GiB", "vLLM's rules have no disk tier"),
-        ("replay", "+rules.cache_output=true", "cache_output is not for vLLM's rules"),
+        ("replay", "+rules.cache_output=true", "cache_output is not supported by vLLM's rules"),
     ],
 )
 def test_what_the_rules_do_not_know_ends_before_any_work(
@@ -249,5 +249,5 @@ def test_what_the_rules_do_not_know_ends_before_any_work(
     overrides = ["preset=vllm_offload", override]
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides)
-    with pytest.raises(UsageError, match=f"^rules(: |\\.){message}.*, or say rules=default"):
+    with pytest.raises(UsageError, match=f"^rules(: |\\.){message}.*, or set rules=default"):
         build_run(cfg, command=command)
