@@ -32,6 +32,7 @@ def load(name: str) -> ModuleType:
 
 
 examples = load("examples")
+offline = load("offline")
 reference = load("reference")
 PAGES = examples.pages()
 CONSOLE = [
@@ -166,6 +167,16 @@ def test_an_unknown_part_is_an_error() -> None:
         reference.fill("<!-- generated: nothing -->")
     with pytest.raises(ValueError, match="no section 'Pages'"):
         reference.generate("section", "experiments/speed/results.md Pages")
+
+
+def test_what_a_page_would_fetch_is_found() -> None:
+    script = '<script async src="https://elsewhere.example/x.js">'
+    assert offline.fetched(f"<p>{script}</script></p>") == script
+    assert offline.fetched('<link rel="stylesheet" href=//elsewhere.example/x.css>')
+    assert offline.fetched("<img alt='' src='http://elsewhere.example/x.png'>")
+    own = '<script src="assets/x.js"></script><link rel="stylesheet" href="x.css"><img src="../x.png">'
+    followed_by_a_reader = '<link rel="canonical" href="https://elsewhere.example/"><a href="https://elsewhere.example">x</a>'
+    assert offline.fetched(own + followed_by_a_reader) is None
 
 
 def table_names(page: Path, heading: str) -> list[str]:
