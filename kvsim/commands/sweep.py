@@ -428,7 +428,7 @@ def add_bounds(runs: list[Run]) -> None:
 
 def plan_of(result: RunRecord) -> Plan:
     """The plan of a run that was recorded. Raises UsageError if its configuration is not one any more."""
-    config = result["config"] | {"output": ".", "sweep": {}}
+    config = result["config"] | {"output": ".", "sweep": {}, "validate": {}}
     return build_run(OmegaConf.create(config), command=result["command"])
 
 
