@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 import kvsim
+from kvsim.cli import COMMANDS
 from kvsim.commands.policies import FAMILIES
+from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.report.folder import HEADER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,11 +142,20 @@ def _at(settings: Any, key: str) -> Any:
 
 def test_the_reference_shows_defaults_and_comments() -> None:
     rows = reference.run_settings()
-    assert '<tr id="page_tokens"><td><code>page_<wbr>tokens</code></td><td><code>16</code></td><td><p>Tokens of one page' in rows
+    comment = (ROOT / "conf" / "config.yaml").read_text().partition("\npage_tokens:")[0].splitlines()[-1]
+    described = reference.paragraphs(comment.removeprefix("# "))
+    assert f'<tr id="page_tokens"><td><code>page_<wbr>tokens</code></td><td><code>16</code></td><td>{described}</td></tr>' in rows
     assert "hydra.<wbr>" not in rows and "_target_" not in filled_pages()
     section = reference.policies("eviction").partition("### slru")[2].partition("### tail_latency")[0]
-    assert "LRU in two classes" in section and "<code>eviction.<wbr>protected_<wbr>hits</code>" in section
+    purpose = (SegmentedLRU.__doc__ or "").splitlines()[0]
+    assert f"<p>{purpose}</p>" in section and "<code>eviction.<wbr>protected_<wbr>hits</code>" in section
     assert "<code>2</code>" in section
+
+
+def test_every_command_is_described() -> None:
+    text = (DOCS / "reference" / "commands.md").read_text()
+    for name in COMMANDS:
+        assert re.search(rf"^\| `kvsim {name}\b", text, re.MULTILINE), name
 
 
 def test_every_policy_has_a_purpose() -> None:
