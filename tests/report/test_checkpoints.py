@@ -84,7 +84,7 @@ def test_the_page_draws_what_kv_alone_would_have_hit(command: Any) -> None:
     hits = result.record["timeline"]["hits"]
     assert hits["known_rate"] == pytest.approx([0, 64 / 129, 0, 64 / 129], abs=1e-6)
     assert hits["hit_rate"]["gpu"] == pytest.approx([0, 64 / 129, 0, 0], abs=1e-6)
-    assert "KV was there, with or without a state" in render(result.record)
+    assert "KV in memory, with or without a state" in render(result.record)
 
 
 def test_other_models_have_no_such_line() -> None:
