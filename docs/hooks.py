@@ -10,14 +10,11 @@ from typing import Any
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from offline import fetched
 from reference import ROOT, fill
 
 DRAWING = re.compile(r"^<!-- drawing: (\w+) -->$", re.MULTILINE)
 NOTE = re.compile(r"^<!-- example: .*? -->\n", re.MULTILINE)
-FETCHED = re.compile(
-    r"<(?:script|img|iframe|source)\b[^>]*?\bsrc=[\"']?(?:https?:)?//"
-    r"|<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|preconnect|icon))[^>]*?\bhref=[\"']?(?:https?:)?//"
-)
 PARTS_OF_OTHERS = ("validation_findings.md",)
 """Documents in ``experiments`` that are also part of another one."""
 DRAWINGS = Path(__file__).parent / "drawings"
@@ -59,8 +56,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def on_post_page(output: str, page: Any, **_: Any) -> None:
     """Refuse a page that fetches something from another server."""
-    if found := FETCHED.search(output):
-        raise PluginError(f"{page.file.src_uri} fetches from another server: {output[found.start() : found.start() + 200]}")
+    if found := fetched(output):
+        raise PluginError(f"{page.file.src_uri} fetches from another server: {found}")
 
 
 def _drawing(name: str) -> str:

@@ -1,6 +1,6 @@
-"""The workloads that tests share: prompts as words, requests drawn from a seed, conversations, and files of them.
+"""The workloads that tests share: prompts as words, requests drawn from a seed, conversations, and trace files of them.
 
-Equal seeds give equal workloads, and none of them needs a recorded trace.
+The same seed gives the same workload. None needs a recorded trace.
 """
 
 import gzip
@@ -98,10 +98,10 @@ def random_word(random: Random, letters: str = "ab", longest: int = 6) -> str:
 
 
 def random_requests(seed: int, *, requests: int = 60, page_tokens: int = 4, max_pages: int = 12) -> list[Request]:
-    """Short prompts over two letters: of those before, 40% come again, 30% continue, and 30% part somewhere from one.
+    """Short prompts over two letters: 40% repeat an earlier one, 30% continue one, and 30% branch off somewhere within one.
 
-    Half of the prompts fill their last page, some are shorter than a page, and half of the answers are empty. Three requests
-    arrive at a time.
+    Most prompts fill their last page, a few are shorter than a page, and half of the answers are empty. Three requests
+    arrive every second.
     """
     random = Random(seed)
     ids, words, made = Words(), [""] if page_tokens > 1 else ["a"], list[Request]()
@@ -127,8 +127,8 @@ def conversations(seed: int = 0, *, requests: int = 40, page_tokens: int = 16, g
         agents      many short turns in quick succession, after one system prompt
         documents   several questions about one document
 
-    Answers and arrivals are part of it; an answer may be longer than any prompt. Even seeds keep full pages only, odd ones
-    the partial page at a prompt's end, too.
+    Some answers are longer than any prompt. With an even seed, only full pages of a prompt have ids; with an odd one, so does
+    the partial page at its end.
     """
     scale = page_tokens / 16
     chat = {"systems": 3, "system_tokens": 60 * scale, "turns": 4, "message_tokens": 40 * scale, "answer_tokens": 60 * scale}
@@ -144,25 +144,28 @@ def conversations(seed: int = 0, *, requests: int = 40, page_tokens: int = 16, g
             "document": Kind(weight=1, pause_s=5 * gap_s, **document),
         },
     )  # fmt: skip
-    return in_order_of_sight(source.load(page_tokens).requests)
+    return as_recorded(source.load(page_tokens).requests)
 
 
 def long_conversations(seed: int = 0, *, requests: int = 1_000, page_tokens: int = 512) -> list[Request]:
-    """As many tokens, turns and shared pages as in recorded traces: thousands of tokens a prompt, with the partial last page."""
+    """Sessions with as many tokens, turns and shared pages as recorded traces: 10,000 tokens a prompt on average.
+
+    The partial page at the end of a prompt has an id.
+    """
     source = Synthetic(seed=seed, limit=requests, sessions=requests, arrivals="open_loop", tail="all")
-    return in_order_of_sight(source.load(page_tokens).requests)
+    return as_recorded(source.load(page_tokens).requests)
 
 
-def in_order_of_sight(requests: list[Request]) -> list[Request]:
-    """Number pages anew in the order in which requests show them, as a recorded trace does; a prompt has several runs then.
-
-    A third of the sessions each has priority 0, 1 and 2.
+def as_recorded(requests: list[Request]) -> list[Request]:
+    """Number pages in the order in which prompts show them, as a recorded trace does: prompts of sessions that take turns then
+    have several runs. Pages of answers that no prompt shows come last. Sessions get priority 0, 1 or 2 in turn.
     """
     ids: dict[int, int] = {}
     for request in requests:
         request.runs = runs_of(ids.setdefault(page, len(ids)) for page in pages_of(request.runs))
-        request.output_runs = runs_of(ids.setdefault(page, len(ids)) for page in pages_of(request.output_runs or ()))
         request.priority = request.session % 3
+    for request in requests:
+        request.output_runs = runs_of(ids.setdefault(page, len(ids)) for page in pages_of(request.output_runs or ()))
     return requests
 
 

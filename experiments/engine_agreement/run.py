@@ -1,6 +1,6 @@
 """Do the presets hit, request by request, exactly what the engines' own code hits?
 
-Hits were recorded from the engines' own code over the Mooncake conversation trace, in pages of 512 tokens. Each recorded
+Hits were recorded from the code of SGLang and vLLM over the Mooncake conversation trace, in pages of 512 tokens. Each recorded
 sequence is replayed with the matching preset. It has a row per request: the request's number, its full pages, and the pages that
 it hit (SGLang: GPU; HiCache: GPU and host; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
 
@@ -63,13 +63,14 @@ class Agreement:
     """The first difference."""
 
 
-def overrides_of(name: str) -> list[str]:
-    """The overrides that replay the sequence of this name. Raises UsageError if the name has no known form."""
+def overrides_of(path: Path) -> list[str]:
+    """The overrides that replay a sequence, by its name; empty for a sequence of another engine."""
+    name = path.name.removesuffix(".txt.gz").partition(".")[2]
     for pattern, preset in PRESETS.items():
         if found := re.fullmatch(pattern, name):
             *settings, in_flight = found.groups()
             return [*preset(*settings), f"replay.in_flight={in_flight or 1}"]
-    raise UsageError(f"{name}: no preset matches the name of this sequence")
+    return []
 
 
 def recorded(path: Path) -> list[Row]:
@@ -89,7 +90,7 @@ def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
 
 def compare(trace: Trace, path: Path) -> Agreement:
     name = path.name.removesuffix(".txt.gz")
-    overrides = overrides_of(name.partition(".")[2])
+    overrides = overrides_of(path)
     theirs = recorded(path)
     try:
         ours = replayed(trace, overrides, len(theirs[0]))
@@ -121,9 +122,9 @@ def read_options() -> tuple[Namespace, list[Path]]:
     parser.add_argument("--golden", type=Path, default=golden, help="folder of recorded sequences")
     parser.add_argument("--only", default="", help="replay only sequences whose name contains this, and write no table")
     options = parser.parse_args()
-    paths = [path for path in sorted(options.golden.glob("*.txt.gz")) if options.only in path.name]
+    paths = [path for path in sorted(options.golden.glob("*.txt.gz")) if options.only in path.name and overrides_of(path)]
     if not paths:
-        parser.error(f"no recorded sequence in {options.golden}; set --golden to their folder")
+        parser.error(f"no recorded sequence of SGLang or vLLM in {options.golden}; set --golden to their folder")
     return options, paths
 
 

@@ -8,10 +8,10 @@ host: it reads 3.2 and writes 3.0 GB/s, and is read at admission.
 
 Claims:
 
-1. in TTFT a GiB on the GPU is worth most from every base;
+1. in TTFT a GiB of GPU memory is worth most from every base;
 2. with write_back a GiB is worth the same hit rate in every tier, within .05 points, since each page is in one tier;
-3. with write_through a GiB on the GPU adds less hit rate than one in the CPU from every base, since the CPU has all GPU pages;
-4. the TTFT saved by a GiB in the CPU falls from each base to the next larger one.
+3. with write_through a GiB of GPU memory adds less hit rate than one of CPU memory, which has all GPU pages, from every base;
+4. the TTFT saved by a GiB of CPU memory falls from each base to the next larger one.
 
 Exits with 1 if a claim fails.
 """
@@ -134,7 +134,7 @@ def claims(rows: Rows) -> list[Claim]:
     falls = {policy: [found[Base(sizes, policy)]["cpu"].saved_ms for sizes in SIZES] for policy in POLICIES}
     return [
         Claim(
-            "in TTFT a GiB on the GPU is worth most from every base", f"by at least {ahead:+.2f} ms/GiB ({closest})", ahead > 0
+            "in TTFT a GiB of GPU memory is worth most from every base", f"by at least {ahead:+.2f} ms/GiB ({closest})", ahead > 0
         ),
         Claim(
             "with write_back a GiB is worth the same hit rate in every tier",
@@ -142,12 +142,12 @@ def claims(rows: Rows) -> list[Claim]:
             gap <= EQUAL_POINTS,
         ),
         Claim(
-            "with write_through a GiB on the GPU adds less hit rate than one in the CPU",
+            "with write_through a GiB of GPU memory adds less hit rate than one of CPU memory",
             f"by at least {short:+.3f} points/GiB ({least})",
             short > 0,
         ),
         Claim(
-            "the TTFT saved by a GiB in the CPU falls as the base grows",
+            "the TTFT saved by a GiB of CPU memory falls as the base grows",
             "; ".join(f"{policy}: " + ", ".join(f"{ms:.2f}" for ms in saved) + " ms" for policy, saved in falls.items()),
             all(saved == sorted(saved, reverse=True) for saved in falls.values()),
         ),
@@ -169,11 +169,11 @@ def finding(rows: Rows) -> str:
     slower = [ttft(sizes, "write_back") / ttft(sizes, "write_through") for sizes in SIZES]
     disk, cpu = points("disk", "write_through"), points("cpu", "write_back")
     return (
-        f"From {first}, one more GiB on the GPU, in the CPU and on disk saves {saved(first)} of mean TTFT; from {last}, "
+        f"From {first}, one more GiB of GPU memory, CPU memory and disk saves {saved(first)} of mean TTFT; from {last}, "
         f"{saved(last)}: on the GPU it lets more requests run at a time, whatever they reuse. "
         f"In hit rate, with write_through only the disk counts, {min(disk):.3f} to {max(disk):.3f} points, as each tier has all "
-        f"pages of the tiers above it; with write_back all three count alike, {min(cpu):.3f} to {max(cpu):.3f} points for the "
-        "CPU. "
+        f"pages of the tiers above it; with write_back all three count alike, {min(cpu):.3f} to {max(cpu):.3f} points for CPU "
+        "memory. "
         f"Yet from the same base write_back takes {min(slower):.1f} to {max(slower):.1f} times as long to the first token as "
         "write_through, although it hits more: pages evicted from the GPU wait for room in the CPU tier, which waits for a disk "
         "of 3 GB/s."

@@ -1,4 +1,4 @@
-"""Serves requests from one tier whose policy may keep nothing of a request: an upper bound, not a tier that could be built."""
+"""Serves requests from one tier whose policy may bypass it, keeping nothing of a request: an upper bound, not a real tier."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def with_answer(request: Request) -> Request:
-    """The request as if the pages of its answer, if they are known, belonged to its prompt."""
+    """Return the request with the pages of its answer, if known, appended to its prompt."""
     if not request.output_runs:
         return request
     runs = join_runs(request.runs, request.output_runs) if request.runs else request.output_runs
@@ -25,7 +25,7 @@ def with_answer(request: Request) -> Request:
 
 
 class BypassLease:
-    """What a request hit. It holds nothing."""
+    """The hits of a request. Holds no pages."""
 
     __slots__ = ("hits",)
 
@@ -34,10 +34,10 @@ class BypassLease:
 
 
 class BypassTier:
-    """A cache for replay: each request is inserted first, and then the policy shrinks the tier to its capacity.
+    """A cache for replay: each request is inserted first, then the policy shrinks the tier to its capacity.
 
-    So all computed pages count as inserted, and those that do not stay, at once or later, as evicted. With ``cache_output`` the
-    pages of the answer are computed, too, and hit by later prompts only.
+    All computed pages therefore count as inserted, and pages dropped immediately or later as evicted. With ``cache_output``,
+    the pages of the answer are also computed; only later prompts hit them.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BypassTier:
         taken: Sequence[int],
         largest_pages: int,
     ) -> None:
-        """``taken`` are the pages that each request takes in all; with more than ``largest_pages`` it is rejected."""
+        """``taken`` is the total number of pages each request needs; one that needs more than ``largest_pages`` is rejected."""
         self.tiers = [tier]
         self.counts = Counts()
         self.page_tokens = page_tokens
@@ -63,7 +63,7 @@ class BypassTier:
         policy.prepare([with_answer(request) for request in served] if rules.cache_output else served, usable)
 
     def serve(self, request: Request, pages: int, now: float) -> BypassLease | None:
-        """Hit what is kept of the request, and let the policy say what stays. None if it takes too many pages."""
+        """Serve a request that needs ``pages`` pages, and let the policy decide what stays. None if it needs too many."""
         if pages > self._largest_pages:
             return None
         tier = self.tiers[0]
@@ -92,4 +92,4 @@ class BypassTier:
         return answer
 
     def finish_request(self, lease: BypassLease) -> None:
-        """Nothing is held."""
+        """Do nothing: the lease holds no pages."""

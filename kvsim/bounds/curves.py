@@ -1,4 +1,4 @@
-"""Hit rate against the capacity of one tier: LRU at every capacity from one pass, other policies by replays."""
+"""Hit rate against the capacity of one tier: LRU at every capacity in one pass, other policies by replay."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,14 +26,14 @@ from kvsim.suggest import closest
 from kvsim.trace.statistics import Stretches, uses_by_page
 
 LINE_POINTS = 200
-"""Capacities at which the picture shows LRU."""
+"""Number of capacities at which the picture shows LRU."""
 COMMON_SHARE = 0.01
-"""A page that more requests use belongs to all of them: a sample is chosen by what follows it."""
+"""Pages used by more than this share of the requests are common; a sample is chosen by the pages that follow them."""
 
 
 @dataclass(kw_only=True)
 class CurveSettings:
-    """What ``kvsim curve`` draws."""
+    """The settings of ``kvsim curve``."""
 
     capacities: list[Any] | None = None
     policies: list[str] = field(default_factory=list)
@@ -41,30 +41,30 @@ class CurveSettings:
 
     def __post_init__(self) -> None:
         if self.capacities is not None and not self.capacities:
-            raise ValueError("capacities is empty: name some, as [1000pages,40GiB], or leave it out")
+            raise ValueError("capacities is empty: give some, for example [1000pages,40GiB], or leave it out")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}: it is the share to sample")
 
 
 def curve_settings(node: Any) -> CurveSettings:
-    """The settings of the configuration's ``curve``; a single capacity or policy is a list of one. Raises UsageError."""
+    """Read the settings from the configuration's ``curve``; a single capacity or policy counts as a list. Raises UsageError."""
     lists = {name: [node[name]] for name in ("capacities", "policies") if isinstance(node.get(name), (str, int, float))}
     return construct(CurveSettings, node | lists, "curve")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What one policy hits at one capacity; of a sample, at the capacity scaled down to it."""
+    """The hits of one policy at one capacity; of a sample, at the capacity scaled down accordingly."""
 
     policy: str
     capacity_pages: int
     hit_tokens: int
     hit_pages: int
     prompt_tokens: int
-    """Of the requests that were counted and served."""
+    """Prompt tokens of the requests counted and served."""
     prompt_pages: int
     rejected: int
-    """Requests counted that need more pages than the tier has."""
+    """Counted requests that need more pages than the tier has."""
     sampled: bool
 
     @property
@@ -80,39 +80,39 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """All that was asked for."""
+    """The result of ``kvsim curve``."""
 
     points: list[Point]
-    """Policies in the order of the table, capacities rising; LRU first."""
+    """Points by policy in table order, LRU first, then by ascending capacity."""
     line: list[Point]
-    """LRU, exact, at as many capacities as a picture needs."""
+    """Exact LRU at as many capacities as a picture needs."""
     unlimited: Point
     capacities: list[int]
     requests: int
-    """Counted: those after the warm-up."""
+    """Number of requests counted: those after the warm-up."""
     warmup_requests: int
     largest_pages: int
     unique_pages: int
     sampled_requests: int | None
-    """None if every policy has played the whole trace."""
+    """Number of requests in the sample; None if every policy replayed the whole trace."""
     sampled_share: float
-    """Unique pages of the sample over all unique pages: the factor by which capacities are scaled."""
+    """Unique pages of the sample divided by all unique pages: the factor by which capacities are scaled."""
 
 
 class Curves:
-    """Plays one trace at many capacities. Each request ends before the next begins, and answers take no room."""
+    """Replays one trace at many capacities. Each request ends before the next begins, and answers occupy no pages."""
 
     def __init__(self, plan: Plan, settings: CurveSettings) -> None:
-        """Raises UsageError for what does not fit; ``plan`` is that of the command, its tiers are of no account."""
+        """``plan`` is that of the command; its tiers are ignored. Raises UsageError for settings that cannot be used."""
         if type(plan.rules) is not Rules:
-            raise UsageError("rules: a curve is drawn by kvsim's own rules only: leave the others to kvsim replay")
+            raise UsageError("rules: kvsim curve supports only kvsim's own rules: use kvsim replay for an engine's rules")
         self.plan = plan
         self.settings = settings
         self.capacities = _capacities(plan, settings.capacities)
         self.policies = {name: policy_maker(name) for name in (*settings.policies, "belady") if name != "lru"}
 
     def load(self, requests: list[Request]) -> None:
-        """Take the trace, and LRU's curve over it. Raises UsageError for a capacity that fits no request."""
+        """Set the trace and compute LRU's curve of it. Raises UsageError for a capacity that fits no request."""
         self.requests = requests
         self.first = warmup_requests(self.plan.warmup, len(requests))
         self.whole = self._lru(requests)
@@ -120,7 +120,7 @@ class Curves:
         smallest = min(request.prompt_pages for request in requests)
         if self.capacities[0] < smallest:
             raise UsageError(
-                f"curve.capacities: {self.capacities[0]} pages of {self.plan.page_tokens} tokens fit no request: "
+                f"curve.capacities: no request fits into {self.capacities[0]} pages of {self.plan.page_tokens} tokens: "
                 f"the smallest prompt has {smallest} pages"
             )
         self.played, self.share = requests, 1.0
@@ -131,15 +131,15 @@ class Curves:
 
     @property
     def replayed_requests(self) -> int:
-        """How many requests the replays of ``draw`` have, all together."""
+        """Total number of requests in the replays of ``draw``."""
         return len(self.played) * len(self.policies) * len(self.capacities)
 
     def draw(self, advance: Callable[[int], None] | None = None) -> Curve:
-        """All points. ``advance`` is told now and then how many requests have been replayed."""
+        """Compute all points. ``advance`` is called now and then with the number of requests replayed."""
         points = [self._lru_point(capacity) for capacity in self.capacities]
         scaled = {capacity: max(1, round(capacity * self.share)) for capacity in self.capacities}
         if sampled := self.settings.fraction < 1:
-            # Scaled down, a small capacity rejects prompts that it would serve: it is left out.
+            # A small capacity, scaled down, would reject prompts that it can serve, so it is left out.
             scaled = {capacity: size for capacity, size in scaled.items() if size >= self.part.largest_pages}
             points += [self._point_of(self.part, size, "lru", capacity, sampled=True) for capacity, size in scaled.items()]
         for number, (name, make) in enumerate(self.policies.items()):
@@ -168,7 +168,7 @@ class Curves:
         return LruCurve(requests, self.plan.page_tokens, recompute_last_token=rules.recompute_last_token, counted_from=self.first)
 
     def _lru_point(self, capacity: int) -> Point:
-        """The exact point: of a capacity below the largest prompt, from the requests that fit, as the others are rejected."""
+        """Return the exact point. Below the size of the largest prompt it covers the requests that fit; others are rejected."""
         if capacity >= self.whole.largest_pages:
             return self._point_of(self.whole, capacity, "lru", capacity)
         fitting = [request for request in self.requests if request.prompt_pages <= capacity]
@@ -189,7 +189,7 @@ class Curves:
         )
 
     def _replays(self, name: str, make: Callable[[], EvictionPolicy], scaled: dict[int, int]) -> Iterator[Point]:
-        """A policy at all capacities, rising. A bound that has reached what an unlimited tier hits stays there."""
+        """Yield a policy's points by ascending capacity. A bound that reaches an unlimited tier's hits is not replayed again."""
         most_pages = int((self.part if self.settings.fraction < 1 else self.whole).hit_pages(self.whole.unique_pages))
         policy, point = make(), None
         for capacity, size in scaled.items():
@@ -201,7 +201,7 @@ class Curves:
             yield point
 
     def _replay(self, name: str, policy: EvictionPolicy, capacity: int, size: int) -> Point:
-        """A policy on one tier of ``size`` pages, which stands for ``capacity``."""
+        """Replay a policy on one tier of ``size`` pages, the scaled ``capacity``."""
         requests = self.played
         tier = TierPlan(name="gpu", capacity_pages=size, eviction=policy, placement=None)
         settings = ReplaySettings(in_flight=1, hold_output=False)
@@ -221,9 +221,9 @@ class Curves:
 
 
 def policy_maker(text: str) -> Callable[[], EvictionPolicy]:
-    """What makes policies of a name of ``conf/eviction``, with settings behind it: ``slru protected_hits=3``.
+    """Return a factory for a policy of ``conf/eviction``, given as its name and settings: ``slru protected_hits=3``.
 
-    Raises UsageError for a name or setting that there is not.
+    Raises UsageError for an unknown name or setting.
     """
     folder = files("kvsim.conf") / "eviction"
     names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
@@ -233,7 +233,7 @@ def policy_maker(text: str) -> Callable[[], EvictionPolicy]:
         raise UsageError(f"curve.policies: there is no eviction policy {name!r}{hint}")
     unreadable = next((word for word in overrides if "=" not in word), None)
     if unreadable is not None:
-        raise UsageError(f"curve.policies: cannot read {unreadable!r} in {text!r}: say {name!r} or '{name} KEY=VALUE'")
+        raise UsageError(f"curve.policies: cannot parse {unreadable!r} in {text!r}: use {name!r} or '{name} KEY=VALUE'")
     node = OmegaConf.merge(OmegaConf.create((folder / f"{name}.yaml").read_text()), OmegaConf.from_dotlist(overrides))
     settings = OmegaConf.to_container(node, resolve=True)
     construct(EvictionPolicy, settings, f"curve.policies: {name}")
@@ -241,19 +241,19 @@ def policy_maker(text: str) -> Callable[[], EvictionPolicy]:
 
 
 def default_capacities(largest_pages: int, unique_pages: int) -> list[int]:
-    """1, 2, 5, 10, ... pages, from the largest prompt to what an unlimited tier holds; those two if none lies between."""
+    """Return 1, 2, 5, 10, ... from the largest prompt to the number of unique pages; these two limits if none is between."""
     series = [digit * 10**power for power in range(len(str(unique_pages))) for digit in (1, 2, 5)]
     between = [pages for pages in series if largest_pages <= pages <= unique_pages]
     return between or sorted({max(1, largest_pages), max(1, unique_pages)})
 
 
 def sample(requests: Sequence[Request], fraction: float, *, seed: int) -> list[Request]:
-    """About this share of the requests, chosen by prefix: those that share a page are all in or all out.
+    """Return about this share of the requests, sampled by prefix: requests that share a page are all in the sample or all out.
 
-    Spatial sampling (Waldspurger et al.: Efficient MRC construction with SHARDS, FAST 2015) by the hash of one page of each
-    prompt: the first one that at most ``COMMON_SHARE`` of all requests use, or the last page if there is none. The pages
-    before it, such as a system prompt, are shared by nearly everything and would put all requests on one side. Raises
-    UsageError if nothing is left.
+    This is spatial sampling (Waldspurger et al.: Efficient MRC construction with SHARDS, FAST 2015) by the hash of one page of
+    each prompt: the first page used by at most ``COMMON_SHARE`` of all requests, or the last page if there is none. Pages before
+    it, such as a system prompt, are shared by many requests and would put all of them on one side. Raises UsageError if the
+    sample is empty.
     """
     starts, stops, uses = uses_by_page(requests)
     common = Stretches()
@@ -262,7 +262,7 @@ def sample(requests: Sequence[Request], fraction: float, *, seed: int) -> list[R
     limit = int(fraction * 2**64)
     chosen = [r for r in requests if xxhash.xxh3_64_intdigest(_deciding_page(r, common).to_bytes(8, "little"), seed=seed) < limit]
     if not chosen:
-        raise UsageError(f"curve.fraction={fraction} leaves none of {len(requests)} requests: sample more")
+        raise UsageError(f"curve.fraction={fraction} leaves none of {len(requests)} requests: increase it")
     return chosen
 
 
@@ -277,7 +277,7 @@ def _deciding_page(request: Request, common: Stretches) -> int:
 
 
 def _capacities(plan: Plan, given: Sequence[Any] | None) -> list[int]:
-    """The capacities in pages, rising, each once; empty if none is given."""
+    """Return the capacities in pages, ascending, without duplicates; empty if none is given."""
     sizes = set()
     for capacity in given or ():
         if str(capacity) in ("0", "unlimited"):

@@ -1,5 +1,5 @@
-"""The hits of LRU at every capacity, from one pass over a trace (Mattson et al.: Evaluation techniques for storage hierarchies,
-IBM Systems Journal 9(2), 1970)."""
+"""The hits of LRU at every capacity, computed in one pass over a trace (Mattson et al.: Evaluation techniques for storage
+hierarchies, IBM Systems Journal 9(2), 1970)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,23 +11,23 @@ from kvsim.core.request import Request
 
 
 def usable_pages(requests: Sequence[Request], page_tokens: int, recompute_last_token: bool) -> list[int]:
-    """Leading pages of each prompt that may be hits: all, or those that the last token is not part of."""
+    """Return the leading pages of each prompt that may be hits: all pages, or those that do not contain the last token."""
     if not recompute_last_token:
         return [request.prompt_pages for request in requests]
     return [min(request.prompt_pages, (request.prompt_tokens - 1) // page_tokens) for request in requests]
 
 
 class LruCurve:
-    """What LRU hits in one tier of any capacity, if each request ends before the next begins and answers take no room.
+    """The hits of LRU in one tier of any capacity, if each request ends before the next begins and answers occupy no pages.
 
-    LRU with capacity C holds the C pages on top of one stack for all C: a request moves its pages to the top, the deepest
-    lowest. A page is hit from the capacity on that is its place in the stack. The stretch of a prompt that request t used
-    last lies in one piece: below all pages that were used after t.
+    One stack serves all capacities: LRU with capacity C holds the top C pages. A request moves its pages to the top, the
+    deepest page lowest. A page is hit by every capacity that is at least its position in the stack. A stretch of a prompt whose
+    last user is request t is contiguous in the stack, below all pages used after t.
 
-    A tier that is smaller than a request rejects it, and then holds other pages than the stack says. So the curve holds from
-    ``largest_pages`` on; for a smaller tier, make one of the requests that fit.
+    A tier smaller than a request rejects it, so its content differs from the stack. The curve therefore holds from
+    ``largest_pages`` on; for a smaller tier, build a curve from only the requests that fit.
 
-    Counted are the requests with an ``index`` of ``counted_from`` or more.
+    Only requests whose ``index`` is at least ``counted_from`` are counted.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class LruCurve:
         self.largest_pages = int(pages.max(initial=0))
         """Pages of the largest prompt."""
         self.unique_pages = int(first.pages.sum())
-        """Pages that an unlimited tier holds in the end."""
+        """Pages that an unlimited tier holds at the end."""
         self.prompt_tokens = int(tokens[counted].sum())
         self.prompt_pages = int(pages[counted].sum())
         above = pages_above(uses, first, pages)
         usable = np.array(usable_pages(requests, page_tokens, recompute_last_token), dtype=np.int64)
-        self._short = page_tokens * pages - tokens  # what the last page lacks in tokens, if it is partial
+        self._short = page_tokens * pages - tokens  # tokens missing in the last page, if it is partial
         self._usable = usable
         self._pages = pages
         stretches = np.stack((uses.request, above, uses.begin, uses.end), axis=1)
@@ -57,7 +57,7 @@ class LruCurve:
         self._sum(stretches[counted[stretches[:, 0]]])
 
     def _sum(self, stretches: np.ndarray) -> None:
-        """Keep where hits begin to grow with capacity, where they stop, and where a partial page is hit."""
+        """Store the capacities at which hits start and stop growing, and those from which a partial page is hit."""
         request, above, begin, end = stretches.T
         end = np.minimum(end, self._usable[request])
         some = begin < end
@@ -75,18 +75,18 @@ class LruCurve:
         self._missing_tokens = np.concatenate(([0], np.cumsum(self._short[request[partial]][order])))
 
     def hit_pages(self, capacities: npt.ArrayLike) -> np.ndarray:
-        """Hit pages of the counted requests at each capacity in pages."""
+        """Return the hit pages of the counted requests at each capacity, in pages."""
         sizes = np.asarray(capacities, dtype=np.int64)
         passed = np.searchsorted(self._edges, sizes)
         return np.asarray(self._slopes[passed] * sizes - self._moments[passed])
 
     def hit_tokens(self, capacities: npt.ArrayLike) -> np.ndarray:
-        """Hit tokens of the counted requests at each capacity; a partial page weighs its own."""
+        """Return the hit tokens of the counted requests at each capacity; a partial page counts only its own tokens."""
         missing = self._missing_tokens[np.searchsorted(self._partial_places, np.asarray(capacities), side="right")]
         return np.asarray(self.hit_pages(capacities) * self.page_tokens - missing)
 
     def capacity_for(self, share: float) -> int:
-        """The smallest capacity, in pages, that hits this share of the tokens that an unlimited tier hits."""
+        """Return the smallest capacity, in pages, that reaches this share of the hit tokens of an unlimited tier."""
         low, high = 0, self.unique_pages
         wanted = share * int(self.hit_tokens(high))
         while low < high:
@@ -95,7 +95,7 @@ class LruCurve:
         return low
 
     def reuse_distance(self, share: float) -> int:
-        """The stack distance, in pages, that this share of the reused pages does not exceed."""
+        """Return the stack distance, in pages, that this share of the reused pages does not exceed."""
         low, high = 0, self.unique_pages
         wanted = share * int(self.hit_pages(high))
         while low < high:
@@ -105,10 +105,10 @@ class LruCurve:
 
 
 def pages_above(uses: Uses, first: FirstUses, pages: np.ndarray) -> np.ndarray:
-    """For each stretch of ``previous_uses``, the pages that were used after its last use and before the request.
+    """Return, for each stretch of ``previous_uses``, the number of pages used after its last use and before the request.
 
-    ``pages`` has the pages of each prompt. Those that request t or an earlier one used last are all that they touched, less
-    all that later requests have taken over from them; the rest of the pages seen so far were used after t.
+    ``pages`` are the pages of each prompt. The pages whose last user is request t or an earlier one are all pages that those
+    requests touched, minus those that later requests used again; all other pages seen so far were used after t.
     """
     new = np.bincount(first.request, weights=first.pages, minlength=len(pages)).astype(np.int64)
     seen_before = np.cumsum(new) - new
@@ -118,10 +118,10 @@ def pages_above(uses: Uses, first: FirstUses, pages: np.ndarray) -> np.ndarray:
 
 
 def sums_of_smaller(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """For each entry, the weights of the entries before it whose value is not larger, summed. O(n log n).
+    """Return, for each entry, the sum of the weights of earlier entries whose value is not larger. O(n log n).
 
-    Entries stand in the order of their values. In each round the first half of every block of positions adds its weights to
-    the second half; then the halves are the blocks.
+    Within each block of positions, entries are sorted by value. In each round, entries in the first half of a block add their
+    weights to entries in its second half; then each half becomes a block.
     """
     count = len(values)
     size = 1 << max(count - 1, 0).bit_length()
@@ -140,17 +140,17 @@ def sums_of_smaller(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 Part = tuple[int, int, int, int]
-"""Request, pages above in the stack, depths from and to."""
+"""Request, pages above in the stack, begin and end depth."""
 
 
 def _with_one_slot_free(
     stretches: np.ndarray, first: FirstUses, pages: np.ndarray, usable: np.ndarray
 ) -> Iterator[tuple[int, list[Part]]]:
-    """The stretches that are hit differently because a tier has a free slot; each with the parts that replace it.
+    """Yield the stretches whose hits differ because a tier has a free slot, each with the parts that replace it.
 
-    A page that is cached but must not be a hit is computed again in a slot of its own, for which a page at the lower end is
-    evicted. The slot is free afterwards, until a request comes that is not cached as a whole. So while the capacities from
-    ``low`` to ``high`` have a slot free, a page at such a place in the stack is there only from the next capacity on.
+    A page that is cached but must not be hit is recomputed in a slot of its own, which evicts a page at the bottom of the tier.
+    Afterwards that slot stays free until a request comes that is not fully cached. While tiers with capacities from ``low`` to
+    ``high`` have a free slot, a page at one of these positions in the stack is present only from the next larger capacity on.
     """
     has_new = np.bincount(first.request, minlength=len(pages)) > 0
     repeats = np.flatnonzero((usable < pages) & ~has_new)
@@ -181,7 +181,7 @@ def _with_one_slot_free(
 
 
 def _pushed_down(stretch: Sequence[int], low: int, high: int) -> list[Part]:
-    """The stretch in parts, those at the places ``low ... high`` one place lower; nothing if none is there."""
+    """Return the stretch in parts, with the part at positions ``low ... high`` moved one down; empty if it has no such part."""
     request, above, begin, end = stretch
     from_depth = max(begin, begin + low - above - 1)
     to_depth = min(end, begin + high - above)

@@ -1,4 +1,4 @@
-"""Who used each page before, and who uses it next: a whole trace in one pass, at a cost per run."""
+"""The previous and the next user of each page, for a whole trace in one pass, at a cost that grows with runs, not pages."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,13 +8,13 @@ import numpy as np
 from kvsim.core.runs import Run
 
 Paths = Sequence[tuple[Run, ...]]
-"""The runs of each request, in the order of the trace."""
+"""The runs of each request, in trace order."""
 
 
 class Uses(NamedTuple):
-    """Stretches of prompts, one entry each: arrays of int64, sorted by request, then by depth.
+    """Stretches of prompts, one entry per stretch: int64 arrays, sorted by request, then by depth.
 
-    The pages at depths ``begin ... end - 1`` of ``request`` are used by ``other``, and by no request between the two.
+    The pages at depths ``begin ... end - 1`` of ``request`` are also used by ``other``, and by no request between the two.
     """
 
     request: np.ndarray
@@ -24,7 +24,7 @@ class Uses(NamedTuple):
 
 
 class FirstUses(NamedTuple):
-    """Runs of pages that no earlier request has, one entry each: arrays of int64, sorted by request, then by depth."""
+    """Runs of pages that no earlier request uses, one entry per run: int64 arrays, sorted by request, then by depth."""
 
     request: np.ndarray
     depth: np.ndarray
@@ -33,13 +33,13 @@ class FirstUses(NamedTuple):
 
 
 def previous_uses(paths: Paths) -> tuple[Uses, FirstUses]:
-    """Which request used the pages of each prompt last before it, and which pages nobody had used before."""
+    """Return the previous user of the pages of each prompt, and the pages that no earlier request uses."""
     uses, first = _walk(paths)
     return Uses(*_columns(uses)), FirstUses(*_columns(first))
 
 
 def next_uses(paths: Paths) -> Uses:
-    """Which request uses the pages of each prompt next; ``other`` does not fall with depth. Pages never used again are none."""
+    """Return the next user of the pages of each prompt; ``other`` never decreases with depth. Leaves out pages not used again."""
     request, other, begin, end = _columns(_walk(paths[::-1])[0])
     last = len(paths) - 1
     order = np.argsort(last - request, kind="stable")
@@ -51,14 +51,14 @@ def _columns(flat: list[int]) -> np.ndarray:
 
 
 def _walk(paths: Paths) -> tuple[list[int], list[int]]:
-    """The entries of ``Uses`` and ``FirstUses``, flat.
+    """Return the entries of ``Uses`` and ``FirstUses``, as flat lists.
 
-    What a request has used and no later one yet is the end of its path: a stretch that is found by its first page. A request
-    takes over the beginnings of the stretches along its path, from the root down, and its whole path becomes its stretch.
-    Every take-over shortens one stretch, so that there are O(log n) a request, amortised.
+    The pages whose last user is a given request form the end of its path: its stretch, indexed by its first page. A new request
+    takes over the beginnings of the stretches along its path, from the root down; its whole path then becomes its stretch. Each
+    takeover shortens one stretch, so a request makes O(log n) of them, amortized.
     """
     owner: dict[int, int] = {}
-    place = [0] * len(paths)  # the run of the owner's path in which its stretch begins
+    place = [0] * len(paths)  # index of the run of the owner's path in which its stretch begins
     uses: list[int] = []
     first: list[int] = []
     for number, runs in enumerate(paths):

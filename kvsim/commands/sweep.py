@@ -217,7 +217,7 @@ def add_bounds(runs: list[Run]) -> None:
 
 def plan_of(result: RunRecord) -> Plan:
     """The plan of a recorded run. Raises UsageError if its configuration is no longer valid."""
-    config = result["config"] | {"output": ".", "sweep": {}}
+    config = result["config"] | {"output": ".", "sweep": {}, "validate": {}}
     return build_run(OmegaConf.create(config), command=result["command"])
 
 

@@ -1,4 +1,4 @@
-"""Many runs beside each other: what sets them apart, a table framed by bounds, CSV, and the text on a terminal."""
+"""Compares many runs: their differing settings, a table with bounds, CSV, and the text on a terminal."""
 
 import csv
 import io
@@ -16,15 +16,15 @@ from kvsim.report.runs import Run
 from kvsim.report.summary import UNKNOWN, count, digits, percent
 
 MOST_ROWS = 40
-"""Rows on a terminal."""
+"""Most runs shown on a terminal."""
 ON_TERMINAL = ("hit_rate", "hit_rate_gpu", "hit_rate_cpu", "hit_rate_disk", "ttft_s_mean", "ttft_s_p99", "rejected")
-"""Measures on a terminal; the page and the CSV have all."""
+"""Measures shown on a terminal; the page shows all that have values, the CSV all."""
 Value = float | int | None
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run: its name in tables, how it is written, and which end is better (1: high, -1: low, 0: neither)."""
+    """A number of a run: its title in tables, its format, and which values are better (1: high, -1: low, 0: neither)."""
 
     key: str
     title: str
@@ -35,7 +35,7 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the comparison: what it is, the settings that set it apart, and a text for each measure."""
+    """A row of the comparison: its name, its values of the differing settings, and a text for each measure."""
 
     name: str
     settings: list[str]
@@ -64,13 +64,13 @@ def _tier_rate(tier: str) -> Callable[[RunRecord], Value]:
 
 
 def memory_bytes(result: RunRecord) -> int | None:
-    """Bytes of KV in all tiers together; None if one is unlimited or the bytes of a page were not recorded."""
+    """Return the bytes of KV that all tiers hold together; None if one is unlimited or the page size was not recorded."""
     pages = [tier["capacity_pages"] for tier in result["tiers"].values()]
     return None if None in pages or "page_bytes" not in result else sum(pages) * int(result["page_bytes"])
 
 
 def moved_bytes(result: RunRecord) -> int | None:
-    """Bytes that all links together have moved; None without a clock."""
+    """Return the bytes moved over all links; None for a run without links."""
     return sum(link["bytes"] for link in result["links"].values()) if result["links"] else None
 
 
@@ -83,10 +83,10 @@ def _bytes(n_bytes: int | None) -> str:
 
 
 MEASURES = (
-    Measure("capacity_bytes", "all tiers", memory_bytes, _bytes),
+    Measure("capacity_bytes", "total capacity", memory_bytes, _bytes),
     Measure("hit_rate", "hit rate", _at("hit_rate"), percent, 1),
     *(Measure(f"hit_rate_{tier}", f"from {tier}", _tier_rate(tier), percent) for tier in TIERS),
-    Measure("page_hit_rate", "of pages", _at("page_hit_rate"), percent, 1),
+    Measure("page_hit_rate", "page hit rate", _at("page_hit_rate"), percent, 1),
     Measure("ttft_s_mean", "TTFT mean (s)", _at("ttft_s", "mean"), digits, -1),
     Measure("ttft_s_p99", "TTFT p99 (s)", _at("ttft_s", "p99"), digits, -1),
     Measure("tpot_s_mean", "TPOT mean (s)", _at("tpot_s", "mean"), digits, -1),
@@ -98,7 +98,7 @@ BOUND_MEASURES = ("hit_rate", "page_hit_rate", "rejected")
 
 
 class Comparison:
-    """Runs, the settings in which they differ, and the measures of which something is known."""
+    """Runs, the settings in which they differ, and the measures worth showing."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = [run for run in runs if run.result is not None]
@@ -115,11 +115,11 @@ class Comparison:
         return any(values) or measure.key == "hit_rate"
 
     def apart(self, place: int) -> list[str]:
-        """The differing settings of a run."""
+        """Return a run's values of the differing settings."""
         return [self.settings[place].get(key, "") for key in self.keys]
 
     def series(self, place: int) -> str:
-        """What a run is called in pictures over capacities: its differing settings, but for the capacities."""
+        """Return the name of a run's line in pictures over capacities: its differing settings except capacities."""
         keys = [key for key in self.keys if not key.endswith(".capacity")]
         values = [self.settings[place].get(key, "") for key in keys]
         return " ".join(said(key, value) for key, value in zip(keys, values, strict=True) if value) or self._policy(place)
@@ -128,12 +128,12 @@ class Comparison:
         return self.settings[place].get("eviction", "run")
 
     def label(self, place: int) -> str:
-        """A run in a legend."""
+        """Return the name of a run in legends."""
         told = " ".join(said(key, value) for key, value in zip(self.keys, self.apart(place), strict=True) if value)
         return f"{self.runs[place].name}: {told}" if told else self.runs[place].name
 
     def rows(self) -> list[Row]:
-        """No cache; the runs; Belady's bounds and unlimited caches, each with the settings of the runs that it frames."""
+        """Return the rows: no cache, the runs, then Belady's bounds and unlimited caches with the settings of their runs."""
         rows = [self._row(run.name, self.apart(place), result) for place, (run, result) in enumerate(self._pairs())]
         nothing: dict[str, Any] = {"hit_rate": 0.0, "page_hit_rate": 0.0}
         return [self._bound_row("no cache", [""] * len(self.keys), nothing), *rows, *self._bounds()]
@@ -162,7 +162,7 @@ class Comparison:
         return rows
 
     def framed(self, kind: str) -> dict[str, list[int]]:
-        """The runs that each bound of a kind is a bound of, by its name."""
+        """Return the runs that share each bound of a kind, by the bound's name."""
         groups: dict[str, list[int]] = {}
         for place, (run, result) in enumerate(self._pairs()):
             if kind in run.bounds:
@@ -175,9 +175,9 @@ class Comparison:
         return values.pop() if len(values) == 1 and is_of_the_bound else ""
 
     def best(self) -> set[tuple[int, int]]:
-        """Where the best value of each column stands, as (run, column); nowhere if all are alike.
+        """Return the cells (run, column) with the best value of each column; none where all values are equal.
 
-        Only runs that reject fewest are compared: rates of others leave out what is hard to serve.
+        Only the runs with the fewest rejected requests compete: the rates of others exclude requests that are hard to serve.
         """
         found = set()
         fewest = min(result["rejected"] for result in self.results)
@@ -190,22 +190,22 @@ class Comparison:
         return found
 
     def notes(self) -> list[str]:
-        """What a reader of the table should know."""
+        """Return the notes below the table."""
         lines = list(dict.fromkeys(hit_definition(result["config"]) for result in self.results))
         if self.framed("belady"):
             lines.append(
-                "belady: no policies can hit more pages on this trace with one tier as large as all tiers together; moves cost "
-                "nothing, running requests take no room, requests come in the order of the trace. unlimited: nothing is ever "
-                "evicted. Both reject what is larger than the GPU tier; rates are those of the requests served."
+                "belady: the most page hits that any policies can get on this trace with one tier as large as all tiers, free "
+                "moves, no pages occupied by running requests, and requests in trace order. unlimited: nothing is ever "
+                "evicted. Both reject requests larger than the GPU tier; rates cover the requests served."
             )
         lost = [run.name for run, result in self._pairs() if result.get("bounds") and not run.bounds]
         if lost:
-            lines.append(f"Without bounds, as their trace cannot be read any more: {', '.join(lost[:8])}.")
+            lines.append(f"No bounds for these runs, because their traces can no longer be read: {', '.join(lost[:8])}.")
         return lines
 
 
 def labels(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A configuration as short texts by key; a policy is the name of its file, its settings stand beside it."""
+    """Flatten a configuration to short texts by key; a policy becomes the name of its file, next to its settings."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         if key == "_target_":
@@ -222,7 +222,7 @@ def labels(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys in which settings differ: those that all have, or that stand for the absence of something."""
+    """Return the keys whose values differ, and those of choices and tier settings that only some runs have."""
     keys = dict.fromkeys(key for each in settings for key in each)
     of_choices = {key for key in keys if any(other.startswith(f"{key}.") for other in keys)}
     found = []
@@ -236,7 +236,7 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def said(key: str, value: str) -> str:
-    """A setting in a legend: a choice by its name alone, another one with its key's end."""
+    """Format a setting for a legend: a choice by its name alone, other settings with the last part of the key."""
     if "." not in key and not key.startswith(("page", "seed", "warmup")):
         return value
     start, _, end = key.rpartition(".")
@@ -244,12 +244,12 @@ def said(key: str, value: str) -> str:
 
 
 def heading(key: str) -> str:
-    """A setting as the heading of a column: ``gpu capacity`` for ``tiers.gpu.capacity``."""
+    """Return the column heading of a setting: ``gpu capacity`` for ``tiers.gpu.capacity``."""
     return key.removeprefix("tiers.").replace(".", " ").replace("_", " ")
 
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
-    """Print the table, at most so many runs of it: those that hit most."""
+    """Print the table; of more than ``MOST_ROWS`` runs, those with the highest hit rates."""
     told = Comparison(runs)
     rows, best = told.rows(), told.best()
     order = sorted(range(len(told.runs)), key=lambda place: -(told.results[place]["hit_rate"] or 0.0))
@@ -271,13 +271,13 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
             drawn.add_row(Text(row.name, "dim" if row.is_bound else ""), *map(Text, row.settings), *cells)
     console.print(drawn, width=width, crop=False, soft_wrap=False)
     if len(order) > MOST_ROWS:
-        console.print(f"{len(order) - MOST_ROWS} runs that hit less are not shown", style="dim", highlight=False)
+        console.print(f"{len(order) - MOST_ROWS} runs with lower hit rates are not shown", style="dim", highlight=False)
     for line in told.notes():
         console.print(Text(line, "dim"), width=min(width, 100))
 
 
 def comparison_csv(runs: Sequence[Run]) -> str:
-    """One row a run in plain numbers: job, status, what sets it apart, every measure, its bounds, what failed."""
+    """Return CSV with one row per run, in plain numbers: job, status, differing settings, all measures, bounds, error."""
     told = Comparison(runs)
     extra = ("requests", "prompt_tokens", "wall_s", "load_s")
     bounds = [f"{kind}_hit_rate" for kind in ("belady", "unlimited")]

@@ -1,4 +1,4 @@
-"""Any number of runs on one HTML page that needs nothing else."""
+"""Draws any number of runs on one self-contained HTML page."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -20,14 +20,14 @@ COLOURS = {
     "lru": "#3d8fd1", "lfu": "#e69f00", "fifo": "#8c7ae6", "arc": "#0a9e74", "slru": "#d55e00", "s3_fifo": "#cc79a7",
     "sieve": "#7f8c3b", "random": "#a0785a", "gdsf": "#2bb5c0", "w_tinylfu": "#c94f6d", "two_q": "#5f9e3f", "mru": "#b59d2a",
 }  # fmt: skip
-"""Of the policies met most often. Every other name has the colour of its hash: the same on every page."""
+"""Colours of the most common policies. Every other name gets a colour from its hash, the same on every page."""
 MOST_LINES = 24
-"""Runs in one picture of lines; beyond, the ones that hit most."""
+"""Most runs in one line chart; of more runs, those with the highest hit rates are drawn."""
 GIB = 2**30
 
 
 def render_comparison(runs: Sequence[Run], command_line: str) -> str:
-    """The page as text. The same runs give the same page."""
+    """Return the page as text. The same runs give the same page."""
     told = Comparison(runs)
     parts = [
         f'<p class="soft">{escape(_heading(told))}</p>',
@@ -42,7 +42,7 @@ def render_comparison(runs: Sequence[Run], command_line: str) -> str:
 
 
 def colour_of(name: str) -> str:
-    """The colour of a policy, or of a combination of policies."""
+    """Return the colour of a policy or a combination of policies."""
     if name in COLOURS:
         return COLOURS[name]
     number = xxhash.xxh3_64_intdigest(name.encode())
@@ -80,11 +80,11 @@ def _main_table(told: Comparison) -> str:
 
 def _failures(told: Comparison) -> Table:
     rows: list[tuple[str, ...]] = [(run.name, " ".join(run.overrides), run.error or "") for run in told.failed]
-    return Table("Failed jobs", ("job", "overrides", "why"), rows)
+    return Table("Failed jobs", ("job", "overrides", "error"), rows)
 
 
 def _outcomes(told: Comparison) -> Table:
-    """What became of pages that were prefetched and of states that were saved."""
+    """Return the table of what happened to prefetched pages and saved states."""
     columns: dict[tuple[str, str], str] = {}
     for result in told.results:
         for kind, title in (("prefetch", "prefetch"), ("checkpoints", "checkpoints")):
@@ -98,7 +98,7 @@ def _outcomes(told: Comparison) -> Table:
 
 
 def _measured(told: Comparison) -> Table:
-    """Runs of one configuration, simulated and on hardware, side by side."""
+    """Return the table that compares simulated and hardware runs of the same configuration."""
     pairs: dict[str, dict[str, int]] = {}
     for place, result in enumerate(told.results):
         rest = [line for line in settings(result["config"]) if not line.startswith(("substrate=", "logger.", "timeline="))]
@@ -120,16 +120,16 @@ def _measured(told: Comparison) -> Table:
             error = "-" if not other or one is None else f"{(one - other) / other:+.1%}"
             both = f"{told.runs[pair['simulated']].name}, {told.runs[pair['hardware']].name}"
             rows.append((f"{both}: {name}", digits(one), digits(other), error))
-    return Table("Simulated against measured", ("runs", "simulated", "measured", "error of the simulation"), rows)
+    return Table("Simulated and measured", ("runs", "simulated", "measured", "simulation error"), rows)
 
 
 def _pictures(told: Comparison) -> list[str]:
-    """The pictures for which there is something to draw."""
+    """Return the pictures that have data."""
     drawings: tuple[tuple[str, Callable[[Comparison], go.Figure | dict[str, Any] | None]], ...] = (
         ("Miss ratio by capacity", _miss_figure),
         ("Hit rate by tier over the run", _time_figure),
         ("Time to first token", _ttft_figure),
-        ("Time to first token against memory", _pareto_figure),
+        ("Time to first token by total capacity", _pareto_figure),
         ("Tier occupancy", _occupancy_figure),
         ("Link use", _link_figure),
     )
@@ -144,7 +144,7 @@ def _pictures(told: Comparison) -> list[str]:
 
 
 def _miss_figure(told: Comparison) -> "go.Figure | None":
-    """A line for each combination of policies over the bytes of all tiers, and the bounds."""
+    """Draw miss ratio against total capacity: a line for each combination of policies, and the bounds."""
     import plotly.graph_objects as go
 
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -170,7 +170,7 @@ def _miss_figure(told: Comparison) -> "go.Figure | None":
         if rate is not None:
             figure.add_hline(1 - rate, line={"color": "#888", "dash": "dot"}, annotation_text=f"unlimited {percent(1 - rate)}")
     figure.update_xaxes(type="log")
-    return laid_out(figure, "capacity of all tiers (GiB)", "prompt tokens computed")
+    return laid_out(figure, "total capacity of all tiers (GiB)", "computed tokens / prompt tokens")
 
 
 def _add_line(figure: "go.Figure", name: str, points: list[tuple[float, float]], colour: str, dash: str) -> None:
@@ -181,7 +181,10 @@ def _add_line(figure: "go.Figure", name: str, points: list[tuple[float, float]],
 
 
 def _time_figure(told: Comparison) -> dict[str, Any] | None:
-    """Hits by tier, stacked, of the run that is chosen from a list; JSON, as plotly's own figures copy the list four times."""
+    """Draw stacked hits by tier of the run selected from a list.
+
+    Returns JSON, because plotly's own figures copy the list four times.
+    """
     import plotly.graph_objects as go
 
     places = [place for place, result in enumerate(told.results) if result["timeline"]["hits"]["edges"]]
@@ -246,7 +249,7 @@ def _ttft_figure(told: Comparison) -> "go.Figure | None":
 
 
 def _pareto_figure(told: Comparison) -> "go.Figure | None":
-    """TTFT p99 against the bytes of all tiers; the line joins the runs that no other beats in both."""
+    """Draw TTFT p99 against total capacity; a line joins the Pareto-optimal runs."""
     import plotly.graph_objects as go
 
     points = []
@@ -265,16 +268,16 @@ def _pareto_figure(told: Comparison) -> "go.Figure | None":
         )  # fmt: skip
     front = pareto([(x, y) for x, y, _ in points])
     figure.add_scatter(
-        x=[x for x, _ in front], y=[y for _, y in front], name="not beaten in both", mode="lines",
+        x=[x for x, _ in front], y=[y for _, y in front], name="Pareto front", mode="lines",
         line={"color": "#888", "dash": "dot", "shape": "hv"}, hoverinfo="skip",
     )  # fmt: skip
-    laid_out(figure, "capacity of all tiers (GiB)", "time to first token, p99 (s)")
+    laid_out(figure, "total capacity of all tiers (GiB)", "time to first token, p99 (s)")
     figure.update_layout(hovermode="closest")
     return figure.update_yaxes(tickformat=".3g")
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other is at or below in both coordinates, from left to right."""
+    """Return the Pareto front from left to right: points that no other point matches or undercuts in both coordinates."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if not front or y < front[-1][1]:
@@ -283,11 +286,11 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _occupancy_figure(told: Comparison) -> "go.Figure | None":
-    """The most of each tier's capacity that was in use; an unlimited tier has none."""
+    """Draw the peak use of each tier as a share of its capacity; unlimited tiers are left out."""
     shares = {
         tier: [_peak_share(result, tier) for result in told.results] for tier in TIER_COLOURS
     }  # fmt: skip
-    return _bars(told, {tier: values for tier, values in shares.items() if any(values)}, TIER_COLOURS, "peak share of the tier")
+    return _bars(told, {tier: values for tier, values in shares.items() if any(values)}, TIER_COLOURS, "peak use / capacity")
 
 
 def _peak_share(result: RunRecord, tier: str) -> float | None:
@@ -298,7 +301,7 @@ def _peak_share(result: RunRecord, tier: str) -> float | None:
 def _link_figure(told: Comparison) -> "go.Figure | None":
     names = dict.fromkeys(name for result in told.results for name in result["links"])
     use = {name: [(result["links"].get(name) or {}).get("utilization") for result in told.results] for name in names}
-    return _bars(told, use, dict(zip(names, LINK_COLOURS * len(names), strict=False)), "busy share of the time")
+    return _bars(told, use, dict(zip(names, LINK_COLOURS * len(names), strict=False)), "busy time / total time")
 
 
 def _bars(told: Comparison, shares: dict[str, list[float | None]], colours: dict[str, str], y_title: str) -> "go.Figure | None":
@@ -318,14 +321,14 @@ def _bars(told: Comparison, shares: dict[str, list[float | None]], colours: dict
 
 
 def _foot(told: Comparison, command_line: str) -> str:
-    """What reproduces the runs: the command, what all of them share, and the command of each."""
+    """Return the part that tells how to reproduce the runs: this command, each run's command, and the shared settings."""
     flat = [settings(result["config"]) for result in told.results]
     shared = [line for line in flat[0] if all(line in lines for lines in map(set, flat))]
     each = [f"{run.name}: {result.get('command_line', '')}" for run, result in zip(told.runs, told.results, strict=True)]
     versions = ", ".join(f"{name} {version}" for name, version in told.results[0]["versions"].items())
     return (
         f"<h2>Reproduce</h2><pre>{escape(command_line)}</pre>"
-        f"<details><summary>The command of each run</summary><pre>{escape(chr(10).join(each))}</pre></details>"
-        f"<details><summary>Settings that all share</summary><pre>{escape(chr(10).join(shared))}</pre></details>"
+        f"<details><summary>Command of each run</summary><pre>{escape(chr(10).join(each))}</pre></details>"
+        f"<details><summary>Settings shared by all runs</summary><pre>{escape(chr(10).join(shared))}</pre></details>"
         f'<p class="soft">{escape(versions)}.</p>'
     )

@@ -1,4 +1,4 @@
-"""Hit rate against capacity, for people: tables, a picture, and the files of a curve's folder."""
+"""Presents hit rate against capacity: tables, a picture, and the files of a curve's folder."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ def write_curve(folder: Path, record: RunRecord) -> None:
 
 
 def print_curve(record: RunRecord, console: Console) -> None:
-    """Print what was played and the tables."""
+    """Print the facts and the tables."""
     width = min(console.width, 100)
     console.print(Text("kvsim curve", "bold"))
     for line in (*facts(record), hit_definition(record["config"])):
@@ -47,28 +47,28 @@ def print_curve(record: RunRecord, console: Console) -> None:
 
 
 def facts(record: RunRecord) -> list[str]:
-    """What was played, in sentences."""
+    """Return what was replayed, in sentences."""
     lines = [
         f"{count(record['requests'])} requests counted, {count(record['prompt_tokens'])} prompt tokens; largest prompt "
-        f"{count(record['largest_prompt_pages'])} pages, {count(record['unique_pages'])} different pages of "
+        f"{count(record['largest_prompt_pages'])} pages, {count(record['unique_pages'])} unique pages of "
         f"{record['page_tokens']} tokens ({size(record['page_bytes'])} each).",
-        "One tier. Each request ends before the next begins; answers take no room. LRU is exact, from one pass over the trace.",
+        "One tier. Each request ends before the next begins; answers take no pages. LRU is exact, from one pass over the trace.",
     ]
     if record["warmup_requests"]:
-        lines.append(f"{count(record['warmup_requests'])} requests before them fill the tier and are not counted.")
+        lines.append(f"The {count(record['warmup_requests'])} requests before them warm up the tier and are not counted.")
     if any(point["rejected"] for point in record["points"]):
-        lines.append("A tier smaller than a prompt rejects it; rates are those of the requests served.")
+        lines.append("A prompt larger than the tier is rejected; rates cover the requests served.")
     if sampling := record["sampling"]:
         lines.append(
-            f"Sampled: {count(sampling['requests'])} requests with {sampling['share_of_unique_pages']:.2%} of the pages, at "
-            "capacities scaled down by that. The error is measured: LRU of the sample less LRU of the whole trace. Where a "
-            "scaled capacity is smaller than a prompt there is no value."
+            f"Sampled: {count(sampling['requests'])} requests with {sampling['share_of_unique_pages']:.2%} of the unique pages, "
+            "at capacities scaled down by the same factor. The sampling error is measured: LRU of the sample minus LRU of the "
+            "whole trace. A scaled capacity smaller than the largest prompt has no value."
         )
     return lines
 
 
 def tables(record: RunRecord) -> list[Table]:
-    """Hit rates by policy and capacity; a table for so many capacities as fit the width of a page."""
+    """Return hit rates by policy and capacity, in as many tables as the number of capacities requires."""
     capacities = record["capacities"]
     return [_table(record, capacities[start : start + COLUMNS_A_TABLE]) for start in range(0, len(capacities), COLUMNS_A_TABLE)]
 
@@ -95,7 +95,7 @@ def _points(difference: float | None) -> str:
 
 
 def size(n_bytes: int) -> str:
-    """Bytes to three digits in the largest unit of 1024 that they fill."""
+    """Format bytes with three digits in the largest binary unit that they reach."""
     value, unit = float(n_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
@@ -105,7 +105,7 @@ def size(n_bytes: int) -> str:
 
 
 def render_curve(record: RunRecord) -> str:
-    """One self-contained HTML page."""
+    """Return the curve as a self-contained HTML page."""
     parts = [f'<p class="soft">{escape(line)}</p>' for line in (*facts(record), hit_definition(record["config"]))]
     parts.append(picture(curve_figure(record), 0, with_script=True, height="460px"))
     parts += [draw_table(table) for table in tables(record)]
@@ -113,7 +113,7 @@ def render_curve(record: RunRecord) -> str:
 
 
 def curve_figure(record: RunRecord) -> "go.Figure":
-    """LRU as a line over all capacities, the others at those of the table, and what an unlimited cache hits."""
+    """Draw LRU as a line over all capacities, other policies at the table's capacities, and an unlimited cache's hit rate."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -156,7 +156,7 @@ def _csv(record: RunRecord) -> str:
 
 
 def _rows(record: RunRecord) -> list[dict[str, Any]]:
-    """The points of the table and of LRU's line, by policy and capacity; first no cache, last an unlimited one."""
+    """Return the points of the table and of LRU's line, by policy and capacity; no cache first, an unlimited cache last."""
     line = [dict(zip(record["line"], values, strict=True)) for values in zip(*record["line"].values(), strict=True)]
     whole = {"policy": "lru", "sampled": False, "rejected": 0} | {
         name: record[name] for name in ("prompt_tokens", "prompt_pages")

@@ -1,4 +1,4 @@
-"""The folder of a run: ``requests.csv.gz``, ``report.html``, perhaps ``timeline.json.gz`` and, last, ``result.json``."""
+"""The folder of a run: ``requests.csv.gz``, ``report.html``, optionally ``timeline.json.gz`` and, last, ``result.json``."""
 
 import gzip
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 4096
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make ``folder`` and see that files can be written there; UsageError if not. Nothing is left behind or replaced."""
+    """Create ``folder`` and check that files can be written there, without leaving or replacing any. Raises UsageError."""
     trial = folder / ".kvsim.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,11 +35,10 @@ def prepare_folder(folder: Path) -> None:
 
 
 def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: bool = True) -> list[str]:
-    """Write the files of a run, each as a whole or not at all; the same run gives the same bytes. Returns their names.
+    """Write the files of a run, each completely or not at all, and return their names. The same run gives the same bytes.
 
-    A job of a sweep needs no page of its own, as the sweep has one. ``result.json`` comes last and the one of an earlier run goes
-    first, so where there is one the others belong to it.
-    Raises UsageError if the folder cannot be written.
+    ``with_page=False`` leaves out ``report.html``, for jobs of a sweep, which has its own page. ``result.json`` is deleted first
+    and written last, so if it exists, the other files belong to it. Raises UsageError if the folder cannot be written.
     """
     prepare_folder(folder)
     stale = [name for name, is_wanted in (("report.html", with_page), ("timeline.json.gz", outcome.timeline)) if not is_wanted]
@@ -65,7 +64,7 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: b
 
 
 def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
-    """One row a request, those of the warm-up too; a rejected one has -1 as ``hit_pages_gpu``, an unknown time is empty."""
+    """Write one row per request, including the warm-up. Rejected requests have ``hit_pages_gpu=-1``; unknown times are empty."""
     columns = _columns(outcome)
     template = ",".join(column if isinstance(column, str) else "%s" for column in columns) + "\n"
     lines = map(template.__mod__, zip(*(column for column in columns if not isinstance(column, str)), strict=True))
@@ -76,7 +75,7 @@ def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
 
 
 def _columns(outcome: Outcome) -> list[str | list[Any]]:
-    """The cells of each column, or of several that always go together; text where all rows have the same."""
+    """Return the cells of each column or group of columns; a single text where all rows are equal."""
     requests = outcome.requests
     rejected = outcome.status == REJECTED
     pages = outcome.hit_pages.astype(np.int64)
@@ -99,7 +98,7 @@ def _columns(outcome: Outcome) -> list[str | list[Any]]:
 
 @lru_cache(maxsize=1)
 def _sizes(pages: bytes, prompts: bytes, outputs: bytes) -> tuple[list[Any], list[Any]]:
-    """``request,prompt_pages`` and ``prompt_tokens,output_tokens``: alike in all runs of a trace, as the jobs of a sweep are."""
+    """Return ``request,prompt_pages`` and ``prompt_tokens,output_tokens``; cached, as all runs of a trace share them."""
     of_pages, of_prompts, of_outputs = (np.frombuffer(column, np.int64).tolist() for column in (pages, prompts, outputs))
     lengths = [f"{prompt},{output}" for prompt, output in zip(of_prompts, of_outputs, strict=True)]
     return [f"{row},{number}" for row, number in enumerate(of_pages)], lengths
@@ -107,7 +106,7 @@ def _sizes(pages: bytes, prompts: bytes, outputs: bytes) -> tuple[list[Any], lis
 
 @lru_cache(maxsize=1)
 def _arrivals(times: bytes) -> str | list[Any]:
-    """Alike in all replays of a trace."""
+    """Return the arrival times; cached, as all replays of a trace share them."""
     cells = _cells(np.frombuffer(times))
     return cells if isinstance(cells, str) else list(map(str, cells))
 
@@ -118,7 +117,7 @@ def _cells(times: np.ndarray) -> str | list[Any]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends well, and vanishes when it does not."""
+    """Open a file that replaces ``path`` if the block succeeds, and is deleted if it fails."""
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:

@@ -1,4 +1,4 @@
-"""One result as one HTML page that needs nothing else: no network, and no JavaScript except for the pictures."""
+"""Draws one result as a self-contained HTML page: no network access, and JavaScript only for the pictures."""
 
 from collections.abc import Iterator
 from html import escape
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 TIER_COLOURS = {"gpu": "#3d8fd1", "cpu": "#e69f00", "disk": "#0a9e74"}
 LINK_COLOURS = ("#cc79a7", "#56b4e9", "#d55e00", "#8c7ae6", "#7f8c3b", "#a0785a")
-"""Okabe and Ito's colours, which colour-blind readers tell apart, and three more; all show on white and on black."""
+"""The colours of Okabe and Ito, which colour-blind readers can tell apart, and three more; all are visible on white and black."""
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-"""What the page lets the browser do: nothing leaves it."""
+"""Content security policy of the page: the browser makes no requests."""
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1c2126; --soft: #5c6670; --line: #d9dee3; --paper: #fff; }
@@ -46,7 +46,7 @@ pre, code { font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; over
 
 
 def render(result: RunRecord) -> str:
-    """The page as text. The same result gives the same page."""
+    """Return the page as text. The same result gives the same page."""
     parts = [
         f'<p class="soft">{escape(_heading(result))}</p>',
         _facts(result),
@@ -61,7 +61,7 @@ def render(result: RunRecord) -> str:
 
 
 def document(title: str, parts: list[str], *, width: str = "1100px") -> str:
-    """A page of its own with these parts below its title, at most so wide."""
+    """Return a complete page of at most ``width`` with these parts below its title."""
     head = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -74,7 +74,7 @@ def document(title: str, parts: list[str], *, width: str = "1100px") -> str:
 
 
 def _heading(result: RunRecord) -> str:
-    """What was run, from the settings that say most."""
+    """Return the most informative settings of the run in one line."""
     wanted = ("preset", "trace.path", "trace.name", "page_tokens", "eviction.name", "seed")
     lines = dict(line.split("=", 1) for line in settings(result["config"]))
     said = [f"{key}={lines[key]}" for key in wanted if lines.get(key) not in (None, "null", "")]
@@ -87,7 +87,7 @@ def _facts(result: RunRecord) -> str:
 
 
 def _bar(result: RunRecord) -> str:
-    """Prompt tokens by where they came from, drawn to scale, and its legend."""
+    """Draw a bar of prompt tokens by where they came from, to scale, with a legend."""
     bar, legend = [], []
     for name, share in shares(result):
         colour = f";background:{TIER_COLOURS[name]}" if name in TIER_COLOURS else ""
@@ -97,14 +97,14 @@ def _bar(result: RunRecord) -> str:
 
 
 def draw_table(table: Table) -> str:
-    """A table with its title as a heading."""
+    """Return a table as HTML, with its title as a heading."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return f'<h2>{escape(table.title)}</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 
 def foot(result: RunRecord) -> str:
-    """What reproduces the run: its command, settings and versions."""
+    """Return the part that tells how to reproduce the run: its command, settings and versions."""
     lines = "\n".join(settings(result["config"]))
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     command = result.get("command_line") or f"kvsim {result['command']}"
@@ -116,11 +116,11 @@ def foot(result: RunRecord) -> str:
 
 
 def _pictures(result: RunRecord) -> list[str]:
-    """The three pictures, or a sentence where there is nothing to draw; plotly.js goes with the first that is drawn."""
+    """Return the three pictures, or a sentence for those without data; the first picture drawn includes plotly.js."""
     pictures = (
         ("Hit rate by tier", _hit_figure(result), "No request was served."),
-        ("Time to first token", _ttft_figure(result), "Left out: no request has a time. A replay has no clock."),
-        ("Link use", _link_figure(result), "Left out: nothing was moved in simulated time. A replay has no clock."),
+        ("Time to first token", _ttft_figure(result), "No data: no request has a time. A replay has no clock."),
+        ("Link use", _link_figure(result), "No data: no transfer took any time. A replay has no clock."),
     )
     parts, drawn = [], 0
     for number, (title, figure, otherwise) in enumerate(pictures):
@@ -134,7 +134,7 @@ def _pictures(result: RunRecord) -> list[str]:
 
 
 def figures(result: RunRecord) -> "Iterator[tuple[str, go.Figure]]":
-    """The pictures of a run for which there is something to draw, with their titles."""
+    """Return the pictures of a run that have data, with their titles."""
     drawn = {
         "Hit rate by tier": _hit_figure(result),
         "Time to first token": _ttft_figure(result),
@@ -144,7 +144,7 @@ def figures(result: RunRecord) -> "Iterator[tuple[str, go.Figure]]":
 
 
 def picture(figure: "go.Figure | dict[str, Any]", number: int, *, with_script: bool, height: str = "340px") -> str:
-    """A figure, or what it is in JSON, as part of a page; ``with_script`` puts plotly.js before it, once a page."""
+    """Return a figure, given as an object or as JSON, as HTML; ``with_script`` includes plotly.js, needed once per page."""
     import plotly.io as pio
 
     config = {"displaylogo": False, "responsive": True, "displayModeBar": False}
@@ -170,7 +170,7 @@ def _hit_figure(result: RunRecord) -> "go.Figure | None":
         )  # fmt: skip
     if "known_rate" in hits:
         figure.add_scatter(
-            x=middles(hits["edges"]), y=hits["known_rate"], name="KV was there, with or without a state", mode="lines",
+            x=middles(hits["edges"]), y=hits["known_rate"], name="KV in memory, with or without a state", mode="lines",
             line={"color": "#d55e00", "width": 1.5, "dash": "dot"},
         )  # fmt: skip
     if hits["counted_from"] is not None:
@@ -202,11 +202,11 @@ def _link_figure(result: RunRecord) -> "go.Figure | None":
     for number, (name, use) in enumerate(links["utilization"].items()):
         colour = LINK_COLOURS[number % len(LINK_COLOURS)]
         figure.add_scatter(x=middles(links["edges_s"]), y=use, name=name, mode="lines", line={"color": colour, "width": 1.5})
-    return laid_out(figure, f"{clock(result)} (s)", "busy share of the time")
+    return laid_out(figure, f"{clock(result)} (s)", "busy time / total time")
 
 
 def laid_out(figure: "go.Figure", x_title: str, y_title: str) -> "go.Figure":
-    """The figure in the looks of all pictures: for light and dark paper, shares as percentages from 0 on."""
+    """Apply the common style to a figure: readable on light and dark backgrounds, with the y-axis in percent from 0."""
     figure.update_layout(
         template="none",
         paper_bgcolor="rgba(0,0,0,0)",

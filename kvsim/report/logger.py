@@ -1,4 +1,4 @@
-"""The contract of loggers: where results go besides the run's folder."""
+"""The contract of loggers, which send results to places other than the run's folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +9,13 @@ from kvsim.report.result import RunRecord
 
 @dataclass(kw_only=True)
 class Logger:
-    """Keeps results in the run's folder, and nowhere else. Others send them somewhere, and never lose a run by it."""
+    """Keeps results in the run's folder only. Subclasses also send them elsewhere; if that fails, the run must not."""
 
     wants_page: ClassVar[bool] = False
-    """Whether a job of a sweep, which needs no page of its own, is to have one to log."""
+    """Whether each job of a sweep needs its own page, to be logged."""
 
     def log(self, folder: Path, result: RunRecord, group: str | None) -> None:
-        """A run is complete in ``folder``; ``group`` names the sweep that it belongs to."""
+        """Log a run whose files are complete in ``folder``; ``group`` names its sweep, if any."""
 
     def log_failure(self, folder: Path, config: dict[str, Any], error: str, group: str | None) -> None:
-        """The run of a configuration has failed."""
+        """Log a failed run."""

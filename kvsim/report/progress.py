@@ -1,4 +1,4 @@
-"""How far a run is, on a terminal."""
+"""Shows the progress of a run on a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from rich.text import Text
 class _Done(ProgressColumn):
     def render(self, task: Task) -> Text:
         per_s = task.completed / task.elapsed if task.elapsed else 0.0
-        return Text(f"{task.completed:,.0f} of {task.total or 0:,.0f} requests, {per_s:,.0f} a second")
+        return Text(f"{task.completed:,.0f} of {task.total or 0:,.0f} requests, {per_s:,.0f}/s")
 
 
 @contextmanager
 def progress(total: int, label: str, console: Console | None = None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a bar with requests a second while the block runs; nothing unless it is to be ``shown`` and ``console`` (standard
-    error) is a terminal. Gives what is to be told how many requests are done so far."""
+    """Show a progress bar with requests per second while the block runs, if ``shown`` and if ``console`` (by default standard
+    error) is a terminal. Yields a callback that takes the number of requests done so far."""
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), _Done(), TimeElapsedColumn())
     off = not (shown and console.is_terminal)
@@ -26,7 +26,7 @@ def progress(total: int, label: str, console: Console | None = None, *, shown: b
         task = bar.tasks[0]
 
         def advance(done: int) -> None:
-            """Costs one assignment: the bar is redrawn by its own thread, 5 times a second."""
+            """Record progress; costs one assignment, because the bar's own thread redraws it 5 times per second."""
             task.completed = done
 
         yield advance

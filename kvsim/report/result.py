@@ -1,12 +1,12 @@
-"""The record of a run: ``result.json``, from which tables, pictures and logs are drawn.
+"""The record of a run: ``result.json``, the source of all tables, pictures and logs.
 
-Statistics over requests (``requests`` to ``throughput``) leave out the leading ``warmup`` fraction of the trace. What tiers,
-links, policies and the engine counted (``tiers``, ``links``, ``prefetch``, ``placement``, ``checkpoints``, ``retractions``,
-``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak and a link's use have no
-owner among the requests.
+Statistics over requests (``requests`` to ``throughput``) exclude the leading ``warmup`` fraction of the trace. The counters of
+tiers, links, policies and the engine (``tiers``, ``links``, ``prefetch``, ``placement``, ``checkpoints``, ``retractions``,
+``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak or a link's use cannot
+be attributed to single requests.
 
-A rejected request counts in ``requests`` and ``rejected`` and in nothing else: it was not served, so it weighs neither in
-``prompt_tokens`` nor in any rate.
+A rejected request counts in ``requests`` and ``rejected`` only: it was not served, so it is excluded from ``prompt_tokens``
+and from every rate.
 """
 
 import json
@@ -44,11 +44,11 @@ def summarize(
     bounds: Mapping[str, str] | None = None,
     page_bytes: int | None = None,
 ) -> RunRecord:
-    """The record of one run, in the order in which ``result.json`` shows it; made of what JSON can hold.
+    """Return the record of one run, in the order of ``result.json``, in types that JSON can represent.
 
-    Rates are fractions, times seconds. A value that cannot be known (a time without a clock, a rate of nothing) is None.
-    ``versions`` is ``installed_versions()`` unless given; ``command_line`` is what reproduces the run, ``config_hash``
-    names what decides its result, ``bounds`` the bounds to compare it with; what is not given is left out.
+    Rates are fractions, times seconds. A value that does not exist (a time without a clock, a rate of nothing) is None.
+    ``versions`` defaults to ``installed_versions()``. ``command_line`` reproduces the run, ``config_hash`` identifies
+    everything that determines its result, and ``bounds`` names its bounds; fields for arguments not given are left out.
     """
     total = len(outcome.requests)
     skipped = warmup_requests(warmup, total)
@@ -94,25 +94,25 @@ def summarize(
 
 
 def warmup_requests(warmup: float, requests: int) -> int:
-    """How many leading requests ``warmup`` leaves out: the whole part of ``warmup * requests``, in decimal arithmetic.
+    """Return how many leading requests ``warmup`` leaves out: ``warmup * requests``, rounded down, in decimal arithmetic.
 
     Raises UsageError unless 0 <= ``warmup`` < 1.
     """
     if not 0 <= warmup < 1:
-        raise UsageError(f"warmup must be at least 0 and below 1, not {warmup}: it is the fraction of requests to leave out")
+        raise UsageError(f"warmup must be at least 0 and below 1, not {warmup}: it is the fraction of requests left out")
     return int(Fraction(str(warmup)) * requests)
 
 
 def prompt_tokens(outcome: Outcome) -> np.ndarray:
-    """Prompt tokens of each request."""
+    """Return the prompt tokens of each request."""
     return np.array([request.prompt_tokens for request in outcome.requests], dtype=np.int64)
 
 
 def hit_tokens(outcome: Outcome, prompts: np.ndarray | None = None) -> np.ndarray:
-    """Prompt tokens each request reused; one row a request, columns gpu, cpu, disk. ``prompts`` are ``prompt_tokens(outcome)``.
+    """Return the prompt tokens each request reused: one row per request, columns gpu, cpu, disk.
 
-    A full page weighs ``page_tokens`` and a trailing partial page its own tokens, so the pages hit so far weigh at most the
-    prompt; the tiers follow one another from the start of the prompt.
+    ``prompts`` is ``prompt_tokens(outcome)``, if already computed. A full page counts ``page_tokens``, a trailing partial page
+    only its own tokens, so hits never exceed the prompt; hits in gpu, cpu and disk follow one another along the prompt.
     """
     prompts = prompt_tokens(outcome) if prompts is None else prompts
     so_far = np.cumsum(outcome.hit_pages, axis=1, dtype=np.int64) * outcome.page_tokens
@@ -120,19 +120,19 @@ def hit_tokens(outcome: Outcome, prompts: np.ndarray | None = None) -> np.ndarra
 
 
 def hit_definition(config: Mapping[str, Any]) -> str:
-    """What a hit is under ``config``, in one sentence; it stands wherever a rate is shown."""
+    """Return the definition of a hit under ``config`` in one sentence, to be shown with every rate."""
     full = _setting(config, "trace", "tail") != "all"
     last = _setting(config, "rules", "recompute_last_token") is not False
     return (
         "A hit is a prompt token reused at admission: contiguous from the start, counted once, "
         + ("full pages only" if full else "full pages and the trailing partial one")
         + (", never the whole prompt" if last else "")
-        + "; rejected requests do not weigh in."
+        + "; rejected requests are excluded."
     )
 
 
 def spread(values: np.ndarray) -> dict[str, float | None]:
-    """Mean and percentiles of the values that are known; None where none is."""
+    """Return mean and percentiles of the values, ignoring NaN; None if there are none."""
     known = values[~np.isnan(values)]
     if not known.size:
         return dict.fromkeys(("mean", "p50", "p90", "p99"))
@@ -141,13 +141,13 @@ def spread(values: np.ndarray) -> dict[str, float | None]:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """``part / whole``; None of nothing."""
+    """Return ``part / whole``, or None if ``whole`` is 0."""
     return float(part / whole) if whole > 0 else None
 
 
 @cache
 def installed_versions() -> dict[str, str]:
-    """Versions of Python, kvsim (and whether it is compiled) and the packages that results depend on."""
+    """Return the versions of Python, kvsim (and whether it is compiled) and the packages that results depend on."""
     from importlib import metadata
 
     versions = {"python": platform.python_version()}
@@ -161,7 +161,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` in the types of JSON: NumPy numbers as Python's, what is not finite as None, what is unknown as text."""
+    """Convert ``value`` to JSON types: NumPy values to Python's, non-finite numbers to None, unknown types to text."""
     if isinstance(value, float):
         return float(value) if isfinite(value) else None
     if isinstance(value, Mapping):
@@ -174,7 +174,7 @@ def plain(value: Any) -> Any:
 
 
 def to_json(result: RunRecord) -> str:
-    """``result`` as text, its fields in order; those for people are indented, arrays for pictures are one line each."""
+    """Return ``result`` as JSON text, fields in order: indented for readers, arrays for pictures on one line each."""
     fields = []
     for name, value in result.items():
         indent = None if name in ("timeline", "ttft_quantiles_s") else 2
@@ -199,7 +199,7 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.nd
 
 
 def _throughput(outcome: Outcome, prompts: np.ndarray, served: np.ndarray) -> dict[str, float | None]:
-    """Requests and tokens finished per second, from the first arrival counted to the last finish."""
+    """Return requests and tokens finished per second, from the first counted arrival to the last finish."""
     timed = served & ~np.isnan(outcome.e2e_s)
     arrivals = outcome.arrival_s[timed]
     span_s = float((arrivals + outcome.e2e_s[timed]).max() - arrivals.min()) if arrivals.size else 0.0
@@ -236,7 +236,7 @@ def _tiers(outcome: Outcome) -> RunRecord:
 
 
 def _quantiles(values: np.ndarray) -> list[float]:
-    """The values below which 0, 1, ..., 100 % lie; empty if none is known."""
+    """Return the percentiles 0, 1, ..., 100 of the values, ignoring NaN; empty if there are none."""
     known = values[~np.isnan(values)]
     return np.percentile(known, np.arange(101)).round(9).tolist() if known.size else []
 

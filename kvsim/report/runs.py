@@ -1,4 +1,4 @@
-"""Runs of any number of folders, as the reports over them need them."""
+"""Reads runs from any number of folders, for reports about them."""
 
 import json
 import re
@@ -13,28 +13,28 @@ from kvsim.report.result import SCHEMA, RunRecord
 
 @dataclass(kw_only=True)
 class Run:
-    """A run that was recorded, or a job of a sweep that failed."""
+    """A recorded run, or a failed job of a sweep."""
 
     name: str
-    """The folder's, shortened to what tells it from the others."""
+    """Name of the folder; its path if runs of several folders are read."""
     folder: Path
     result: RunRecord | None = None
     error: str | None = None
-    """Why it failed; None if it did not."""
+    """Error of a failed job; None for a recorded run."""
     is_crash: bool = False
     overrides: list[str] = field(default_factory=list)
-    """Of a failed job, as no result has its configuration."""
+    """Overrides of a failed job, which has no result to hold its configuration."""
     bounds: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Hit rates of ``belady`` and ``unlimited`` on the same trace, as far as they are known."""
+    """Known hit rates of ``belady`` and ``unlimited`` on the same trace."""
 
     @property
     def bounds_folder(self) -> Path:
-        """Where a sweep keeps the bounds of its jobs."""
+        """The folder in which a sweep stores the bounds of its jobs."""
         return self.folder.parent / "bounds"
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs of folders, those of a sweep in the order of their numbers. Raises UsageError for a folder without any."""
+    """Read the runs in folders, those of a sweep in order of job number. Raises UsageError for a file that is not a result."""
     folders = list(folders)
     runs: list[Run] = []
     for folder in folders:
@@ -61,7 +61,7 @@ def _runs_in(folder: Path) -> Iterator[Run]:
 
 
 def _place(job: Path) -> tuple[bool, int, str]:
-    """Numbered jobs first, in the order of their numbers."""
+    """Sort key: numbered jobs first, in order of their numbers."""
     number = re.match(r"\d+", job.name)
     return not number, int(number[0]) if number else 0, job.name
 
@@ -71,9 +71,9 @@ def _read(folder: Path) -> Run:
     try:
         result = json.loads(path.read_text())
         if not isinstance(result, dict) or result["schema"] != SCHEMA:
-            raise UsageError(f"{path}: not a result of schema {SCHEMA}: run it again with this version of kvsim")
+            raise UsageError(f"{path}: not a result of schema {SCHEMA}: repeat the run with this version of kvsim")
     except (ValueError, KeyError) as error:
-        raise UsageError(f"{path}: not a result: {error}") from error
+        raise UsageError(f"{path}: not a valid result: {error}") from error
     run = Run(name=folder.name, folder=folder, result=result)
     for kind, name in (result.get("bounds") or {}).items():
         bound = run.bounds_folder / f"{name}.json"

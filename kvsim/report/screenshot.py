@@ -1,4 +1,4 @@
-"""Pictures of pages, for studies: what a reader sees without opening the page."""
+"""Takes screenshots of HTML pages, so that readers of a study see them without opening the page."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def take_screenshot(page: Path, picture: Path, *, width: int, height: int) -> bool:
-    """Write ``picture`` (PNG, ``width`` x ``height`` pixels) of an HTML page. False, and nothing written, without a Chromium."""
+    """Write a PNG screenshot (``width`` x ``height`` pixels) of an HTML page. Returns False, writing none, without Chromium."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         return False

@@ -1,4 +1,4 @@
-"""What a person should read of a result: facts and tables as text, for the terminal and the HTML page alike."""
+"""Summarizes a result as text, in facts and tables, for both the terminal and the HTML page."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ UNKNOWN = "-"
 
 
 class Table(NamedTuple):
-    """A title, the columns' headings with their units, and rows that begin with a name."""
+    """A title, column headings with units, and rows that begin with a name."""
 
     title: str
     columns: tuple[str, ...]
@@ -18,7 +18,7 @@ class Table(NamedTuple):
 
 
 def facts(result: RunRecord) -> list[tuple[str, str]]:
-    """Pairs of a name and what is known under it; names without anything to say are left out."""
+    """Return pairs of a name and a text; names without data are left out."""
     pairs = [
         ("requests", _requests(result)),
         ("hit rate", _hit_rate(result)),
@@ -34,26 +34,26 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
 
 
 def tables(result: RunRecord) -> list[Table]:
-    """The tables that have rows: tiers, links, times."""
+    """Return the tables that have rows, out of tiers, links and times."""
     return [table for table in (_tiers(result), _links(result), _times(result)) if table.rows]
 
 
 def shares(result: RunRecord) -> list[tuple[str, float]]:
-    """How the prompt tokens were come by: the share hit in each tier of the run, then the share computed."""
+    """Return where the prompt tokens came from: the share hit in each tier of the run, then the share computed."""
     prompt = result["prompt_tokens"]
     hits = [(tier, result["hit_tokens"][tier] / prompt if prompt else 0.0) for tier in TIERS if tier in result["tiers"]]
     return [*hits, ("computed", 1.0 - sum(share for _, share in hits) if prompt else 0.0)]
 
 
 def scope(result: RunRecord) -> str:
-    """What the warm-up is left out of; empty without one."""
+    """Say which values exclude the warm-up; empty without a warm-up."""
     if not result["warmup_requests"]:
         return ""
-    return "Hits, times and throughput leave the warm-up out; everything else covers the whole run."
+    return "Hits, times and throughput exclude the warm-up; everything else covers the whole run."
 
 
 def settings(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """``config`` as lines of ``group.key=value``."""
+    """Return ``config`` as lines of ``group.key=value``."""
     lines: list[str] = []
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -64,29 +64,29 @@ def settings(config: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def counters(counts: Mapping[str, int]) -> str:
-    """``{"pages_read": 1200}`` as ``pages read 1,200``; nothing if nothing was counted."""
+    """Format ``{"pages_read": 1200}`` as ``pages read 1,200``; empty if all counts are 0."""
     if not any(counts.values()):
         return ""
     return ", ".join(f"{name.replace('_', ' ')} {count(value)}" for name, value in counts.items())
 
 
 def count(number: float | None) -> str:
-    """A number of things, with thousands apart."""
+    """Format a count with thousands separators."""
     return UNKNOWN if number is None else f"{number:,}" if isinstance(number, int) else f"{number:,.1f}"
 
 
 def capacity(tier: Mapping[str, int | None]) -> str:
-    """The pages of a tier of a result."""
+    """Format the capacity of a tier of a result, in pages."""
     return "unlimited" if tier["capacity_pages"] is None else count(tier["capacity_pages"])
 
 
 def percent(share: float | None) -> str:
-    """A fraction as a percentage."""
+    """Format a fraction as a percentage."""
     return UNKNOWN if share is None else f"{share:.2%}"
 
 
 def digits(number: float | None) -> str:
-    """A measured number to three significant digits, whole from 100 on; the unit is left to the heading."""
+    """Format a measured number with three significant digits, or without decimals from 100 on; the heading has the unit."""
     if number is None:
         return UNKNOWN
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}" if number >= 1e-4 else f"{number:.2g}"
@@ -95,7 +95,7 @@ def digits(number: float | None) -> str:
 def _requests(result: RunRecord) -> str:
     text = f"{count(result['requests'])} counted"
     if result["warmup_requests"]:
-        text += f", {count(result['warmup_requests'])} before them left out as warm-up"
+        text += f" after a warm-up of {count(result['warmup_requests'])}"
     return text + (f", {count(result['rejected'])} rejected" if result["rejected"] else "")
 
 
@@ -113,12 +113,12 @@ def _throughput(result: RunRecord) -> str:
 
 
 def clock(result: RunRecord) -> str:
-    """Which time the run's times are in."""
+    """Return the kind of time that the run's times are measured in."""
     return "real time" if result.get("hardware") else "simulated time"
 
 
 def _hardware(found: Mapping[str, Any]) -> str:
-    """What the run on real memory has found out."""
+    """Return the device, the verification result and the disk faults of a run on hardware."""
     if not found:
         return ""
     faults = counters({f"disk {name}": number for name, number in found["disk_faults"].items()})
@@ -144,7 +144,7 @@ def _tiers(result: RunRecord) -> Table:
         share = percent(hits / result["prompt_tokens"] if result["prompt_tokens"] else None)
         rows.append((name, capacity(tier), *moved, count(hits), share))
     pages = (f"{what} (pages)" for what in ("capacity", "peak", "inserted", "evicted"))
-    return Table("Tiers", ("tier", *pages, "hits (tokens)", "of prompts"), rows)
+    return Table("Tiers", ("tier", *pages, "hits (tokens)", "hit rate"), rows)
 
 
 def _links(result: RunRecord) -> Table:
@@ -152,7 +152,7 @@ def _links(result: RunRecord) -> Table:
         (name, f"{link['bytes'] / 1e9:,.2f}", count(link["transfers"]), digits(link["busy_s"]), percent(link["utilization"]))
         for name, link in result["links"].items()
     ]
-    return Table("Links", ("link", "moved (GB)", "transfers", "busy (s)", "of the time"), rows)
+    return Table("Links", ("link", "moved (GB)", "transfers", "busy (s)", "utilization"), rows)
 
 
 def _times(result: RunRecord) -> Table:

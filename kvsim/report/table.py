@@ -1,4 +1,4 @@
-"""One result on the terminal."""
+"""Prints one result on the terminal."""
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -9,11 +9,11 @@ from kvsim.report.summary import Table, facts, percent, scope, shares, tables
 
 BAR_WIDTH = 72
 MARKS = {"gpu": ("█", "#", "blue"), "cpu": ("▓", "=", "yellow"), "disk": ("▒", "-", "green"), "computed": ("·", ".", "dim")}
-"""The mark of each part of the bar, the same where the terminal knows ASCII only, and its colour."""
+"""Mark of each part of the bar, its ASCII replacement, and its colour."""
 
 
 def print_result(result: RunRecord, console: Console) -> None:
-    """Print the facts, where the prompt tokens came from, and the tables; at most 100 columns wide."""
+    """Print the facts, a bar that shows where the prompt tokens came from, and the tables; at most 100 columns wide."""
     width = min(console.width, 100)
     console.print(Text(f"kvsim {result['command']}", "bold"))
     console.print(_facts(result), width=width)
@@ -32,7 +32,7 @@ def _facts(result: RunRecord) -> RichTable:
 
 
 def _bar(result: RunRecord, console: Console) -> Text:
-    """Prompt tokens by where they came from, drawn to scale, and its legend."""
+    """Draw a bar of prompt tokens by where they came from, to scale, with a legend."""
     plain = not console.encoding.startswith("utf")
     bar, legend, share_so_far = Text(), Text(), 0.0
     for name, share in shares(result):
@@ -45,7 +45,7 @@ def _bar(result: RunRecord, console: Console) -> Text:
 
 
 def as_rich(table: Table) -> RichTable:
-    """A table for the terminal, without its title."""
+    """Return a table for the terminal, without its title."""
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column, heading in enumerate(table.columns):
         drawn.add_column(heading, justify="right" if column else "left", header_style="bold")

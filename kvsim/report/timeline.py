@@ -1,4 +1,4 @@
-"""How hits and link use went over the run, in at most 200 bins: what the pictures show."""
+"""Hits and link use over the course of a run, in at most 200 bins: the data of the pictures."""
 
 from itertools import pairwise
 from typing import Any
@@ -9,11 +9,11 @@ from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
 
 BINS = 200
 DIGITS = 6
-"""Decimals kept: a microsecond, a millionth of a rate."""
+"""Decimals kept: microseconds, and millionths of a rate."""
 
 
 def timeline(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
-    """Hit rate by tier over the requests, utilization by link over simulated time; the warm-up is part of both.
+    """Return hit rate by tier over the requests, and utilization by link over the run's time; both include the warm-up.
 
     ``prompts`` and ``hits`` are the prompt and hit tokens of each request, ``skipped`` the number of warm-up requests.
     """
@@ -21,10 +21,10 @@ def timeline(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: i
 
 
 def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
-    """Bins of equally many served requests, in order of arrival, or of the trace if the run has no clock.
+    """Return hit rates in bins of equally many served requests, in order of arrival, or in trace order for runs without a clock.
 
     Bin i reaches from ``edges[i]`` to ``edges[i + 1]``, positions on ``axis``; ``counted_from`` is where the warm-up ends.
-    Hybrid models: ``known_rate`` is what would have been hit if a state had been saved after every page whose KV was there.
+    For hybrid models, ``known_rate`` is the hit rate if every page with KV in some tier also had a saved state.
     """
     axis, position = _positions(outcome)
     order = np.flatnonzero(outcome.status != REJECTED)
@@ -51,14 +51,14 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int)
 
 
 def _positions(outcome: Outcome) -> tuple[str, np.ndarray]:
-    """The axis of the picture and where each request lies on it."""
+    """Return the axis of the picture and the position of each request on it."""
     if np.isnan(outcome.e2e_s).all():
         return "request", np.arange(len(outcome.requests))
     return "arrival_s", outcome.arrival_s
 
 
 def _links(outcome: Outcome) -> dict[str, Any]:
-    """The share of each bin of simulated time in which a link had a transfer under way."""
+    """Return, for each bin of the run's time, the share in which a link had a transfer under way."""
     if outcome.simulated_s <= 0:
         return {"edges_s": [], "utilization": {}}
     edges = np.linspace(0.0, outcome.simulated_s, BINS + 1)
@@ -68,7 +68,7 @@ def _links(outcome: Outcome) -> dict[str, Any]:
 
 
 def _busy_s(link: LinkUse, at: np.ndarray) -> np.ndarray:
-    """Seconds during which at least one transfer was under way before each time in ``at``."""
+    """Return, for each time in ``at``, the seconds before it with at least one transfer under way."""
     if not len(link.intervals):
         return np.zeros(len(at))
     start, end = link.intervals[:, 0], np.maximum.accumulate(link.intervals[:, 1])
@@ -80,5 +80,5 @@ def _busy_s(link: LinkUse, at: np.ndarray) -> np.ndarray:
 
 
 def middles(edges: list[float]) -> list[float]:
-    """The middle of each bin."""
+    """Return the middle of each bin."""
     return [(left + right) / 2 for left, right in pairwise(edges)]

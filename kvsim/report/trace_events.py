@@ -1,4 +1,4 @@
-"""The timeline of a simulated run in the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open."""
+"""Writes the timeline of a run in the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open."""
 
 import gzip
 import json
@@ -10,13 +10,13 @@ import numpy as np
 from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
 
 REQUESTS, ENGINE, LINKS, TIERS = 1, 2, 3, 4
-"""The processes of the timeline: one lane each, or a group of lanes."""
+"""The processes of the timeline; each is one lane or a group of lanes."""
 NAMES = {REQUESTS: "requests", ENGINE: "engine", LINKS: "links", TIERS: "tiers"}
 Event = dict[str, Any]
 
 
 def write_timeline(file: BinaryIO, outcome: Outcome) -> None:
-    """Write the events of a run that was recorded, gzipped; the same run gives the same bytes. Times are microseconds."""
+    """Write the events of a recorded run, gzipped; the same run gives the same bytes. Times are in microseconds."""
     with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0) as packed:
         packed.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, event in enumerate(events(outcome)):
@@ -25,7 +25,7 @@ def write_timeline(file: BinaryIO, outcome: Outcome) -> None:
 
 
 def events(outcome: Outcome) -> Iterator[Event]:
-    """Names of the lanes, then requests, batches, transfers by link, evictions and pages in use by tier."""
+    """Yield lane names, then requests, batches, transfers by link, and evictions and pages in use by tier."""
     for pid, name in NAMES.items():
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
@@ -38,7 +38,7 @@ def events(outcome: Outcome) -> Iterator[Event]:
 
 
 def _requests(outcome: Outcome) -> Iterator[Event]:
-    """A request from its arrival to its end, in it what came before its first token and after it; hits as arguments."""
+    """Yield a span for each request, with its hits as arguments, split into the time to first token and decode."""
     for request in outcome.requests:
         index = request.index
         if outcome.status[index] == REJECTED:
@@ -73,7 +73,7 @@ def _batches(outcome: Outcome) -> Iterator[Event]:
 
 
 def _transfers(lane: int, name: str, link: LinkUse) -> Iterator[Event]:
-    """Slices in the link's lane; where transfers of a link share it, spans that may overlap."""
+    """Yield slices in the link's lane, or spans, which may overlap, if transfers share the link."""
     rows = link.intervals
     overlap = len(rows) > 1 and bool(np.any(rows[1:, 0] < rows[:-1, 1]))
     for number, (start_s, end_s, n_bytes) in enumerate(rows.tolist()):
@@ -104,7 +104,7 @@ def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float, argument
 def _span(
     pid: int, tid: int, category: str, number: int, name: str, start_s: float, end_s: float, arguments: Event
 ) -> Iterator[Event]:
-    """Begin and end of something that others may overlap."""
+    """Yield the begin and end events of a span that may overlap others."""
     shared = {"pid": pid, "tid": tid, "cat": category, "id": number, "name": name}
     yield {"ph": "b", "ts": _us(start_s), **shared, "args": arguments}
     yield {"ph": "e", "ts": _us(end_s), **shared}

@@ -1,4 +1,4 @@
-"""The radix tree of a small run on the terminal: what each node holds, where, and who uses it."""
+"""Draws the radix tree of a small run on the terminal: each node's content, its copies by tier, and its pins."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,17 +10,17 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import Node
 
 MOST_NODES = 200
-"""So many nodes are drawn."""
+"""Most nodes drawn."""
 MOST_CHARACTERS = 72
-"""What a node holds is shortened to this."""
+"""Length to which a node's content is shortened."""
 MOST_STRETCHES = 6
-"""So many stretches of numbers are shown."""
+"""Most stretches of numbers shown in one list."""
 
 
 def draw_tree(cache: Any, names: Mapping[int, str]) -> Tree:
-    """The nodes of a cache whose slots are numbered, parents above children, siblings in the order of their page ids.
+    """Draw the nodes of a cache with numbered slots, parents above children, siblings in order of page id.
 
-    ``names`` has the tokens of each page; without them a node is drawn as its runs of page ids.
+    ``names`` maps page ids to their tokens; nodes without names are shown as runs of page ids.
     """
     root = cache.tree.root
     nodes = list(root.descendants())
@@ -33,14 +33,12 @@ def draw_tree(cache: Any, names: Mapping[int, str]) -> Tree:
         branch = place.add(_line(node, cache.tiers, names))
         stack += [(child, branch) for child in _children(node)]
     if len(nodes) > MOST_NODES:
-        drawn.add(
-            Text(f"{len(nodes) - MOST_NODES:,} more nodes are not shown; a smaller trace.limit gives a smaller tree", "dim")
-        )
+        drawn.add(Text(f"{len(nodes) - MOST_NODES:,} more nodes not shown; set a smaller trace.limit for a smaller tree", "dim"))
     return drawn
 
 
 def _children(node: Node) -> list[Node]:
-    """Last child first: they are taken from the end."""
+    """Return the children in reverse order, because they are popped from the end."""
     return sorted(node.children.values(), key=lambda child: -child.runs[0][0])
 
 
@@ -62,7 +60,7 @@ def _line(node: Node, tiers: list[Tier], names: Mapping[int, str]) -> Text:
 
 
 def _content(node: Node, names: Mapping[int, str]) -> str:
-    """Its tokens or, where they are not known, its page ids."""
+    """Return a node's tokens or, if unknown, its page ids."""
     if node.runs[0][0] not in names:
         text = "pages " + _listed([f"{start}-{start + length - 1}" if length > 1 else str(start) for start, length in node.runs])
     else:
@@ -71,7 +69,7 @@ def _content(node: Node, names: Mapping[int, str]) -> str:
 
 
 def _slots(slots: Any) -> str:
-    """Slot numbers, stretches that count up or down shortened."""
+    """Format slot numbers, with consecutive ascending or descending ones as ranges."""
     stretches: list[list[int]] = []
     for slot in slots.tolist():
         last = stretches[-1] if stretches else []

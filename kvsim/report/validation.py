@@ -1,4 +1,4 @@
-"""A run in simulated time beside the same run on real hardware: what differs, and whether that is within tolerances."""
+"""Compares a run in simulated time with the same run on real hardware, and checks the differences against tolerances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 QUANTILES = ("p50", "p90", "p99")
 MAY_DIFFER = ("substrate", "disk")
-"""Settings in which the two runs differ."""
+"""Settings in which the two runs may differ."""
 MOST_LISTED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """By how much a simulation may be off. Rates differ in absolute terms, all else relative to what was measured."""
+    """Largest allowed errors of a simulation: absolute for hit rates, relative to the measured value for everything else."""
 
     hit_rate: float = 0.005
-    """Of every tier."""
+    """Absolute error of each tier's hit rate."""
     identical: float = 0.99
-    """Share of the requests whose hit pages must be the same in every tier."""
+    """Smallest share of requests with the same number of hit pages in every tier."""
     link_bytes: float = 0.01
-    """Of every link."""
+    """Relative error of each link's bytes."""
     ttft_p50: float = 0.05
     ttft_p99: float = 0.10
 
@@ -45,15 +45,15 @@ class Tolerances:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if self.identical > 1:
-            raise ValueError(f"identical is a share: it must be at most 1, not {self.identical}")
+            raise ValueError(f"identical must be at most 1, not {self.identical}: it is a share of the requests")
 
 
 def compare(
     runs: tuple[RunRecord, RunRecord], outcomes: tuple[Outcome, Outcome], tolerances: Tolerances, command_line: str
 ) -> RunRecord:
-    """The record of a validation: the content of ``validate.json``. Each pair is simulated, then measured.
+    """Return the record of a validation: the content of ``validate.json``. Each pair is (simulated, measured).
 
-    Raises UsageError if the two are not runs of one configuration over the same requests, of which the same were served.
+    Raises UsageError unless both runs have the same configuration, the same requests, and the same rejected requests.
     """
     _check_same(runs, outcomes)
     simulated, measured = runs
@@ -111,9 +111,9 @@ def print_validation(record: RunRecord, console: Console) -> None:
 
 
 def failures(record: RunRecord) -> str:
-    """The checks that fail, in words; empty if all hold."""
+    """Describe the checks that fail; empty if all hold."""
     return ", ".join(
-        f"{check['name']} is {_number(check['measured'])} ({check['relation']} {_number(check['tolerance'])} wanted)"
+        f"{check['name']} is {_number(check['measured'])} (must be {check['relation']} {_number(check['tolerance'])})"
         for check in record["checks"]
         if not check["holds"]
     )
@@ -125,19 +125,19 @@ def _check_same(runs: tuple[RunRecord, RunRecord], outcomes: tuple[Outcome, Outc
         raise UsageError(f"the two runs differ in {', '.join(differing)}: only runs of one configuration can be compared")
     prompts = [[(request.runs, request.prompt_tokens, request.output_tokens) for request in out.requests] for out in outcomes]
     if prompts[0] != prompts[1]:
-        raise UsageError(f"the two runs are of {len(prompts[0])} and {len(prompts[1])} requests that do not match")
+        raise UsageError(f"the two runs have different requests ({len(prompts[0])} and {len(prompts[1])})")
     if unmatched := np.flatnonzero(outcomes[0].status != outcomes[1].status).tolist():
-        raise UsageError(f"request {unmatched[0]} was rejected in one of the runs only, as were {len(unmatched) - 1} others")
+        raise UsageError(f"request {unmatched[0]} and {len(unmatched) - 1} others were rejected in only one of the two runs")
 
 
 def _tier_rate(run: RunRecord, tier: str) -> float:
-    """Hit tokens per prompt token."""
+    """Return hit tokens per prompt token."""
     tokens = sum(run["hit_tokens"].values()) if tier == "all" else run["hit_tokens"][tier]
     return tokens / run["prompt_tokens"] if run["prompt_tokens"] else 0.0
 
 
 def _pair(simulated: float | None, measured: float | None) -> dict[str, float | None]:
-    """Two values, their difference and how large that is relative to what was measured."""
+    """Return two values, their difference, and the difference relative to the measured value."""
     if simulated is None or measured is None:
         return {"simulated": simulated, "hardware": measured, "difference": None, "error": None}
     difference = simulated - measured
@@ -146,9 +146,9 @@ def _pair(simulated: float | None, measured: float | None) -> dict[str, float | 
 
 
 def _checks(record: Mapping[str, Any], tolerances: Tolerances) -> list[dict[str, Any]]:
-    """Each: name, what was measured, the tolerance, whether it must be at most or at least that, and whether it holds.
+    """Return the checks, each with its name, value, tolerance, relation ("at most" or "at least"), and whether it holds.
 
-    What is known of one run only cannot hold; a time that neither run has is not checked.
+    A value that only one run has fails its check; a time that neither run has is not checked.
     """
     checks = [_at_most(f"hit_rate {tier}", pair["difference"], tolerances.hit_rate) for tier, pair in record["hit_rate"].items()]
     identical = record["identical"]
@@ -182,7 +182,7 @@ def _scope(record: RunRecord) -> str:
 
 
 def tables(record: RunRecord) -> list[Table]:
-    """Hit rates, times, links, and what was to hold."""
+    """Return the tables: hit rates, times, links, and the checks."""
     rates: list[tuple[str, ...]] = [
         (tier, percent(pair["simulated"]), percent(pair["hardware"]), f"{100 * pair['difference']:+.2f}")
         for tier, pair in record["hit_rate"].items()
@@ -199,10 +199,10 @@ def tables(record: RunRecord) -> list[Table]:
     ]
     both = ("simulated", "hardware")
     drawn = [
-        Table(f"Hit rate ({count(record['different_requests'])} requests hit otherwise)", ("tier", *both, "points"), rates),
+        Table(f"Hit rate ({count(record['different_requests'])} requests differ)", ("tier", *both, "points"), rates),
         Table("Times in seconds", ("", *both, "error"), times),
         Table("Links", ("", *both, "error"), moved),
-        Table("Tolerances", ("", "measured", "wanted", ""), [_verdict(check) for check in record["checks"]]),
+        Table("Tolerances", ("", "measured", "required", ""), [_verdict(check) for check in record["checks"]]),
     ]
     return [table for table in drawn if table.rows]
 
@@ -226,10 +226,10 @@ def _signed(error: float | None) -> str:
 
 
 def render_validation(record: RunRecord) -> str:
-    """One self-contained HTML page."""
+    """Return the validation as a self-contained HTML page."""
     parts = [f'<p class="soft">{escape(line)}</p>' for line in (_scope(record), hit_definition(record["config"]))]
     parts += [draw_table(table) for table in tables(record)]
-    titles = {"requests_ttft_s": "Time to first token of each request", "requests_tpot_s": "Time per output token"}
+    titles = {"requests_ttft_s": "Time to first token by request", "requests_tpot_s": "Time per output token by request"}
     for number, (key, title) in enumerate(titles.items()):
         parts.append(f"<h2>{title}</h2>")
         figure = scatter(*record[key])
@@ -238,7 +238,7 @@ def render_validation(record: RunRecord) -> str:
 
 
 def scatter(simulated: list[float | None], measured: list[float | None]) -> "go.Figure":
-    """Each request's time on hardware (across) and simulated (up), in seconds, and the line on which both are equal."""
+    """Draw each request's time on hardware (x) and simulated (y), in seconds, and the line where both are equal."""
     import plotly.graph_objects as go
 
     pairs = [(real, said) for real, said in zip(measured, simulated, strict=True) if real and said]
@@ -249,7 +249,7 @@ def scatter(simulated: list[float | None], measured: list[float | None]) -> "go.
     figure.add_scatter(
         x=[real for real, _ in pairs],
         y=[said for _, said in pairs],
-        name="a request",
+        name="request",
         mode="markers",
         marker={"color": LINK_COLOURS[1], "size": 5, "opacity": 0.6},
     )

@@ -1,4 +1,4 @@
-"""Weights & Biases: configuration, numbers, table, pictures, and the files of a run. Offline unless told otherwise."""
+"""Logs the configuration, numbers, table, pictures and files of a run to Weights & Biases, offline by default."""
 
 import os
 import sys
@@ -14,13 +14,13 @@ from kvsim.report.timeline import middles
 
 MODES = ("offline", "online")
 MOST_POINTS = 1000
-"""Points of a timeline that are logged."""
+"""Most points of a timeline that are logged."""
 NOT_NUMBERS = ("config", "versions", "timeline", "ttft_quantiles_s", "bounds", "schema", "command_line", "config_hash", "command")
 
 
 @dataclass(kw_only=True)
 class WandbLogger(Logger):
-    """Logs each run to W&B. If that is missing or fails, one line says so, and the run's folder is complete all the same."""
+    """Logs each run to W&B. If W&B is not installed or fails, one line says so; the run's folder is complete anyway."""
 
     wants_page: ClassVar[bool] = True
 
@@ -33,7 +33,7 @@ class WandbLogger(Logger):
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode}")
         if not self.project:
-            raise ValueError("project must have a name")
+            raise ValueError("project must not be empty")
 
     def log(self, folder: Path, result: RunRecord, group: str | None) -> None:
         self._send(folder, folder.name, result["config"], group, lambda wandb, run: _log_result(wandb, run, folder, result), 0)
@@ -70,7 +70,7 @@ class WandbLogger(Logger):
                     run.finish(exit_code=1)
                     raise
                 run.finish(exit_code=exit_code)
-        except Exception as error:  # whatever is wrong with W&B, the run is done
+        except Exception as error:  # a problem with W&B must not fail a finished run
             message = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"kvsim: warning: not logged to Weights & Biases: {message}; {folder} is complete", file=sys.stderr)
 
@@ -99,7 +99,7 @@ def _pictures(wandb: Any, result: RunRecord) -> dict[str, Any]:
 
 
 def timeline_points(result: RunRecord) -> Iterator[dict[str, float]]:
-    """Hit rates by tier over the run, at most ``MOST_POINTS`` of them, in order."""
+    """Yield hit rates by tier over the course of the run, at most ``MOST_POINTS``, in order."""
     hits = result["timeline"]["hits"]
     places = middles(hits["edges"])
     step = -(-len(places) // MOST_POINTS) if places else 1
@@ -110,7 +110,7 @@ def timeline_points(result: RunRecord) -> Iterator[dict[str, float]]:
 
 @contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """Let W&B write below ``folder`` only: nothing in the home folder or the working one."""
+    """Make W&B write below ``folder`` only, not to the home or working directory."""
     inside = folder.resolve() / "wandb"
     names = {
         "WANDB_DIR": folder.resolve(), "WANDB_CACHE_DIR": inside / "cache", "WANDB_CONFIG_DIR": inside / "config",

@@ -321,3 +321,12 @@ def test_an_optimizer_is_told_the_objectives(direction: str, objective: str, fol
     best = max(record["hit_rate"] for record in results(folder / "sweep").values())
     assert f"{best}" in found
     assert len(results(folder / "sweep")) == 2
+
+
+def test_a_report_over_a_single_run_has_its_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    """No job has computed them: the configuration that was recorded says how."""
+    assert main(["replay", "trace.sessions=20", "output=one"]) == 0
+    capsys.readouterr()
+    assert main(["report", "one"]) == 0
+    shown = capsys.readouterr().out
+    assert "belady" in shown and "unlimited" in shown and "Without bounds" not in shown

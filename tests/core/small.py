@@ -237,9 +237,11 @@ def small_cache(
 
 
 def now(cache: SmallCache) -> float:
+    """The next moment of its clock."""
     return next(cache.clock)
 
 
 def only(transfers: list[Transfer]) -> Transfer:
+    """The transfer, of which there is one."""
     (transfer,) = transfers
     return transfer

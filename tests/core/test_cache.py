@@ -69,6 +69,28 @@ def test_pages_to_be_reused_are_no_room_for_the_rest() -> None:
     assert cache.use("abcd") == (3, 0, 0)
 
 
+def test_whether_a_request_fits_is_said_without_admitting_it() -> None:
+    cache = small_cache(gpu=4)
+    cache.run("ab")
+    cache.use("xy")
+    before = cache.snapshot()
+    assert cache.can_admit(cache.look("pq"), 2) and not cache.can_admit(cache.look("pqr"), 3)
+    assert cache.can_admit(cache.look("abp"), 4), "two of its pages are there"
+    assert cache.snapshot() == before
+
+
+def test_persistent_pages_stay_until_a_reset() -> None:
+    cache = small_cache(gpu=4)
+    cache.use("ab", persistent=True)
+    cache.use("abxy")
+    cache.use("pq")
+    assert cache.on("gpu") == "abpq" and cache.gpu.evictable_pages == 2
+    assert cache.fails("rstu")
+    cache.reset()
+    cache.check()
+    assert cache.gpu.pool.free == 4
+
+
 def test_pages_beyond_the_prompt_are_free_again_at_the_end() -> None:
     cache = small_cache(gpu=6)
     lease = cache.run("ab", pages=6)

@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 import kvsim
+from kvsim.cli import COMMANDS
 from kvsim.commands.policies import FAMILIES
+from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.report.folder import HEADER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +34,7 @@ def load(name: str) -> ModuleType:
 
 
 examples = load("examples")
+offline = load("offline")
 reference = load("reference")
 PAGES = examples.pages()
 CONSOLE = [
@@ -139,11 +142,20 @@ def _at(settings: Any, key: str) -> Any:
 
 def test_the_reference_shows_defaults_and_comments() -> None:
     rows = reference.run_settings()
-    assert '<tr id="page_tokens"><td><code>page_<wbr>tokens</code></td><td><code>16</code></td><td><p>Tokens of one page' in rows
+    comment = (ROOT / "conf" / "config.yaml").read_text().partition("\npage_tokens:")[0].splitlines()[-1]
+    described = reference.paragraphs(comment.removeprefix("# "))
+    assert f'<tr id="page_tokens"><td><code>page_<wbr>tokens</code></td><td><code>16</code></td><td>{described}</td></tr>' in rows
     assert "hydra.<wbr>" not in rows and "_target_" not in filled_pages()
     section = reference.policies("eviction").partition("### slru")[2].partition("### tail_latency")[0]
-    assert "LRU in two classes" in section and "<code>eviction.<wbr>protected_<wbr>hits</code>" in section
+    purpose = (SegmentedLRU.__doc__ or "").splitlines()[0]
+    assert f"<p>{purpose}</p>" in section and "<code>eviction.<wbr>protected_<wbr>hits</code>" in section
     assert "<code>2</code>" in section
+
+
+def test_every_command_is_described() -> None:
+    text = (DOCS / "reference" / "commands.md").read_text()
+    for name in COMMANDS:
+        assert re.search(rf"^\| `kvsim {name}\b", text, re.MULTILINE), name
 
 
 def test_every_policy_has_a_purpose() -> None:
@@ -166,6 +178,16 @@ def test_an_unknown_part_is_an_error() -> None:
         reference.fill("<!-- generated: nothing -->")
     with pytest.raises(ValueError, match="no section 'Pages'"):
         reference.generate("section", "experiments/speed/results.md Pages")
+
+
+def test_what_a_page_would_fetch_is_found() -> None:
+    script = '<script async src="https://elsewhere.example/x.js">'
+    assert offline.fetched(f"<p>{script}</script></p>") == script
+    assert offline.fetched('<link rel="stylesheet" href=//elsewhere.example/x.css>')
+    assert offline.fetched("<img alt='' src='http://elsewhere.example/x.png'>")
+    own = '<script src="assets/x.js"></script><link rel="stylesheet" href="x.css"><img src="../x.png">'
+    followed_by_a_reader = '<link rel="canonical" href="https://elsewhere.example/"><a href="https://elsewhere.example">x</a>'
+    assert offline.fetched(own + followed_by_a_reader) is None
 
 
 def table_names(page: Path, heading: str) -> list[str]:

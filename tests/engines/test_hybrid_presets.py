@@ -4,18 +4,17 @@ A block is one page of 64 tokens unless said otherwise. The prompts of ``CHAT`` 
 blocks, and the first user again with the answer that the second turn's prompt holds.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvsim.api import Result, load_trace, replay
 from kvsim.build import build_run
 from kvsim.configuration import compose
+from kvsim.core.request import Request
 from kvsim.run import replay as replay_plan
 from tests.core.slow_hybrid import SlowHybrid
-from tests.workloads import conversations, pages_of
+from tests.workloads import conversations, make_request, pages_of, write_trace
 
 BLOCK = 64
 
@@ -25,16 +24,16 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def line(blocks: list[int], output: int = 65, block: int = BLOCK, tail: int = 1) -> dict[str, Any]:
+def line(blocks: list[int], output: int = 65, block: int = BLOCK, tail: int = 1) -> Request:
     """A prompt of these blocks and ``tail`` tokens more."""
-    return {"timestamp": 0, "input_length": block * len(blocks) + tail, "output_length": output, "hash_ids": blocks}
+    return make_request(blocks, prompt_tokens=block * len(blocks) + tail, output_tokens=output)
 
 
 CHAT = [line([1, 2, 3]), line([1, 2, 4]), line([1, 2, 5]), line([1, 2, 3, 6, 7])]
 
 
-def played(preset: str, lines: list[dict[str, Any]], *overrides: str, block: int = BLOCK, answers: str = "inferred") -> Result:
-    Path("trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+def played(preset: str, lines: list[Request], *overrides: str, block: int = BLOCK, answers: str = "inferred") -> Result:
+    write_trace(Path("trace.jsonl"), lines)
     trace = load_trace("mooncake", path="trace.jsonl", block_tokens=block, page_tokens=block, answers=answers)
     return replay(trace, f"preset={preset}", *overrides)
 

@@ -80,6 +80,24 @@ def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "results.html").exists()
 
 
+def test_engine_agreement(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty requests, recorded from the replay itself; then one of them hits a page more. Other engines are left out."""
+    golden = tmp_path / "golden"
+    golden.mkdir()
+    module = study("engine_agreement", monkeypatch, "--trace", str(trace), "--golden", str(golden), "--output", str(tmp_path))
+    played = kvsim.load_trace("mooncake", path=str(trace), page_tokens=512)
+    rows = module.replayed(played, ["preset=sglang", "tiers.gpu.capacity=6pages"], 3)
+    for name in ("conv.sglang_lru_6", "conv.another_6"):
+        with gzip.open(golden / f"{name}.txt.gz", "wt") as file:
+            file.writelines(f"{number} {pages} {hit}\n" for number, pages, hit in rows)
+    assert module.main() == 0
+    table = (tmp_path / "results.md").read_text()
+    assert "| conv.sglang_lru_6 |" in table and "| 30 | 0 |" in table and "another" not in table
+    with gzip.open(golden / "conv.sglang_lru_6.txt.gz", "wt") as file:
+        file.writelines(f"{number} {pages} {hit + (number == 7)}\n" for number, pages, hit in rows)
+    assert module.main() == 1 and "| 30 | 1 |" in (tmp_path / "results.md").read_text()
+
+
 @pytest.fixture
 def sessions(tmp_path: Path) -> Path:
     """Three agent sessions in WEKA's format, of three requests each."""

@@ -168,7 +168,7 @@ def test_report_reads_runs_and_sweeps(tmp_path: Path, monkeypatch: pytest.Monkey
         (["empty"], "empty: no result.json there"),
         (["output=x.html"], "name the folders to report on"),
         (["old"], "old/result.json: not a result of schema 1"),
-        (["broken"], "broken/result.json: not a result"),
+        (["broken"], "broken/result.json: not a valid result"),
     ],
 )
 def test_report_says_in_one_line_what_is_wrong(

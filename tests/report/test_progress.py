@@ -13,7 +13,7 @@ def test_the_bar_shows_requests_done_and_requests_a_second():
     text = console.file.getvalue()
     assert "replay" in text
     assert "300 of 1,200 requests" in text
-    assert "a second" in text
+    assert "/s" in text
 
 
 def test_nothing_is_written_where_there_is_no_terminal():

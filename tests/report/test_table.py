@@ -26,8 +26,8 @@ def test_rates_come_with_what_they_are_rates_of(replayed: Outcome):
 
 def test_the_warmup_is_told(replayed: Outcome):
     text = printed(replayed, warmup=0.5)
-    assert "2 counted, 2 before them left out as warm-up, 1 rejected" in text
-    assert "leave the warm-up out" in " ".join(text.split())
+    assert "2 counted after a warm-up of 2, 1 rejected" in text
+    assert "exclude the warm-up" in " ".join(text.split())
 
 
 def test_tiers_links_and_times_have_a_table_each(simulated: Outcome):

@@ -63,7 +63,7 @@ def test_large_trees_and_long_nodes_are_cut_short() -> None:
         cache.finish_request(held)
     drawn = lines(cache, dict.fromkeys(range(900), "word" * 20))
     assert len(drawn) == tree.MOST_NODES + 2
-    assert drawn[-1] == "└── 50 more nodes are not shown; a smaller trace.limit gives a smaller tree"
+    assert drawn[-1] == "└── 50 more nodes not shown; set a smaller trace.limit for a smaller tree"
     assert drawn[1].startswith("├── " + "word" * 17 + " ...  3 pages")
 
 

@@ -61,7 +61,7 @@ def test_every_difference_is_reported_with_its_size() -> None:
     assert record["ttft_s"]["p50"] == {"simulated": 2.5, "hardware": 2.0, "difference": 0.5, "error": 0.25}
     assert not record["holds"]
     assert {check["name"] for check in record["checks"] if check["holds"]} == {"hit_rate all"}
-    assert "identical is 0.75 (at least 0.99 wanted)" in failures(record)
+    assert "identical is 0.75 (must be at least 0.99)" in failures(record)
     wide = {"hit_rate": 0.026, "identical": 0.75, "link_bytes": 0.25, "ttft_p50": 0.25, "ttft_p99": 0.5}
     assert compared(SIMULATED, measured, **wide)["holds"]
 
@@ -92,8 +92,8 @@ def test_every_link_of_either_run_is_compared() -> None:
     ("change", "problem"),
     [
         ({"config": {"page_tokens": 20}}, "the two runs differ in page_tokens"),
-        ({"requests": 3}, "of 4 and 3 requests that do not match"),
-        ({"rejected": [1]}, "request 1 was rejected in one of the runs only"),
+        ({"requests": 3}, r"different requests \(4 and 3\)"),
+        ({"rejected": [1]}, "request 1 and 0 others were rejected in only one of the two runs"),
     ],
 )
 def test_what_cannot_be_compared_is_an_error(change: dict[str, Any], problem: str) -> None:
@@ -119,7 +119,7 @@ def test_the_folder_has_the_record_and_a_page_of_its_own(tmp_path: Path) -> None
     write_validation(tmp_path, record)
     assert json.loads((tmp_path / "validate.json").read_text()) == record
     page = (tmp_path / "validate.html").read_text()
-    assert "Time to first token of each request" in page and "NVIDIA H200" in page
+    assert "Time to first token by request" in page and "NVIDIA H200" in page
     assert not {name for name, _ in Page(page).attributes} & {"src", "href", "srcset", "action"}
     assert render_validation(record) == page
 

@@ -1,4 +1,4 @@
-"""What a step costs: a roofline over FLOPs and bytes of memory read, or the sum of its measured parts."""
+"""The duration of a step: a roofline over FLOPs and memory traffic, or the sum of its measured parts."""
 
 from abc import ABCMeta, abstractmethod
 from bisect import bisect_right
@@ -11,14 +11,14 @@ from kvsim.model import ModelSpec
 
 
 class Steps(metaclass=ABCMeta):
-    """The time that steps take."""
+    """Computes the duration of steps."""
 
     @abstractmethod
     def leap_s(self, work: Work, steps: int) -> float:
-        """Seconds of the first ``steps`` steps, at a cost that does not grow with their number."""
+        """Return the seconds of the first ``steps`` steps, at a cost that does not grow with their number."""
 
     def steps_by(self, work: Work, elapsed_s: float, steps: int) -> int:
-        """The number of steps, of at most ``steps``, after which ``elapsed_s`` have passed: the next boundary."""
+        """Return the number of steps, at most ``steps``, that reach the first step boundary at or after ``elapsed_s``."""
         low, high = 1, steps
         while low < high:
             middle = (low + high) // 2
@@ -30,16 +30,16 @@ class Steps(metaclass=ABCMeta):
 
 
 def step_times(model: ModelSpec, hardware: HardwareSpec) -> Steps:
-    """By the machine's curves where it has some, else by its peaks."""
+    """Choose the model of step times: measured parts if the machine has compute curves, otherwise the roofline."""
     return Roofline(model, hardware) if hardware.compute_curves is None else MeasuredParts(model, hardware)
 
 
 class Roofline(Steps):
-    """Each step takes as long as its FLOPs, its memory traffic or the launch of its prefill, whichever is longest, plus a fixed
-    overhead.
+    """A step takes as long as its FLOPs, its memory traffic or the launch of its prefill, whichever is longest, plus a fixed
+    overhead (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009).
 
-    Weights are read once a step, the KV of a chunk's prefix and of every decoding request once; a recurrent state is read and
-    written once for each chunk and decoding request (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009).
+    Per step, weights are read once, the KV of each chunk's prefix and of each decoding request is read once, and a recurrent
+    state is read and written once for each chunk and decoding request.
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
@@ -53,7 +53,7 @@ class Roofline(Steps):
         self._state_bytes = 2 * model.state_bytes
 
     def first_step(self, work: Work) -> tuple[float, float]:
-        """FLOPs and bytes of a leap's first step."""
+        """Return FLOPs and bytes of a leap's first step."""
         model, decoding = self.model, work.decode_requests
         tokens, flops, prefix = decoding, decoding * model.linear_flops_per_token, 0
         for count, start in work.chunks:
@@ -66,7 +66,7 @@ class Roofline(Steps):
         return flops, model.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
 
     def leap_s(self, work: Work, steps: int) -> float:
-        """As in the contract. Both sides of the roofline grow by the same amount from step to step."""
+        """Implement the contract. Each side of the roofline grows by a constant amount from step to step."""
         flops, n_bytes = self.first_step(work)
         compute_s, memory_s = flops / self._flops_per_s, n_bytes / self._bytes_per_s
         if steps == 1:
@@ -80,14 +80,15 @@ class Roofline(Steps):
 
 
 class MeasuredParts(Steps):
-    """Each step takes the sum of its parts, by the machine's ``compute_curves``, or the launch of its prefill, plus an overhead.
+    """A step takes the sum of its parts, by the machine's ``compute_curves``, or at least the launch of its prefill, plus an
+    overhead.
 
-    products           FLOPs of all weight matrices, at the rate for so many FLOPs a byte of weights
-    prefill attention  FLOPs of each chunk, at the rate for its rows and its context
-                       (both of the next multiple of ``prefill_tile_tokens``, if a step has prefill)
-    decode attention   seconds a layer by bytes of keys and values, straight between the measured points, for all attention
-                       layers; at least what the fewest measured bytes take, and at least the time of its FLOPs
-    recurrent states   read and written once for each chunk and decoding request, at the memory's rate
+    matrix products    FLOPs of all weight matrices, at the rate for the step's FLOPs per byte of weights
+    prefill attention  FLOPs of each chunk, at the rate for its query rows and context
+                       (if a step has prefill, both count tokens rounded up to multiples of ``prefill_tile_tokens``)
+    decode attention   seconds per layer by bytes of keys and values, linear between the measured points, times the attention
+                       layers; at least the time of the smallest measured point, and at least the time of the FLOPs
+    recurrent states   read and written once for each chunk and decoding request, at the rate of GPU memory
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
@@ -110,7 +111,7 @@ class MeasuredParts(Steps):
         return seconds + steps * self.hardware.step_overhead_s
 
     def _constant_s(self, work: Work) -> float:
-        """Seconds of the parts that are the same in every step of a leap."""
+        """Return the seconds of the parts that are equal in every step of a leap."""
         sequences = work.decode_requests + len(work.chunks)
         attention_s = sum(self._attention_s(tokens, start) for tokens, start in work.chunks)
         return self._products_s(work) + attention_s + sequences * self._state_s
@@ -135,7 +136,7 @@ class MeasuredParts(Steps):
 
 
 class Ramps:
-    """A function that is straight between points (x, y), constant before the first and, after the last, on a line through 0."""
+    """A piecewise linear function: constant before the first point (x, y), proportional to x after the last."""
 
     def __init__(self, points: list[tuple[float, float]]) -> None:
         self._starts = [0.0, *(x for x, _ in points)]
@@ -144,7 +145,7 @@ class Ramps:
         self._slopes = [0.0, *between, points[-1][1] / points[-1][0]]
 
     def total(self, first: float, step: float, count: int) -> float:
-        """The sum over x = first, first + step, ...: ``count`` values. It costs as much as the points that are passed."""
+        """Return the sum over x = first, first + step, ... (``count`` values). The cost grows with the points passed."""
         total, done = 0.0, 0
         while done < count:
             x = first + done * step
@@ -159,7 +160,7 @@ class Ramps:
 
 
 def _sum_of_larger(a: float, a_more: float, b: float, b_more: float, count: int) -> float:
-    """Sum over j = 0 ... count - 1 of max(a + j * a_more, b + j * b_more)."""
+    """Return the sum over j = 0 ... count - 1 of max(a + j * a_more, b + j * b_more)."""
     if a < b or a == b and a_more < b_more:
         a, a_more, b, b_more = b, b_more, a, a_more
     ahead = count

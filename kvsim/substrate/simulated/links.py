@@ -1,4 +1,4 @@
-"""Links and disks as arithmetic on a virtual clock."""
+"""Simulates links and disks by arithmetic on a virtual clock."""
 
 from collections import deque
 from heapq import heappop, heappush
@@ -10,7 +10,7 @@ from kvsim.engine.outcome import LinkUse
 
 
 class Flow:
-    """Bytes on their way through a channel. ``event`` happens when they have arrived; its value is how many did."""
+    """Bytes on their way through a channel. ``event`` triggers when they have arrived; its value is the number that did."""
 
     __slots__ = ("bytes", "event", "unit_bytes", "started_s", "ended_s", "joined_at", "is_cancelled")
 
@@ -19,17 +19,17 @@ class Flow:
         self.unit_bytes = unit_bytes
         self.event = event
         self.started_s = self.ended_s = float("nan")
-        """When the first byte left and the last one arrived, in seconds."""
+        """Times at which the first byte leaves and the last one arrives."""
         self.joined_at = 0.0
         self.is_cancelled = False
 
 
 class Channel:
-    """One direction of a link, or of a disk.
+    """One direction of a link or a disk.
 
-    fifo     flows are served one after another, at full speed
-    shared   all flows are served at once, in equal shares (processor sharing, in virtual time: an event per flow, whatever
-             their number)
+    fifo     flows are served one after another, each at full speed
+    shared   all flows are served at once, in equal shares (processor sharing in virtual time: one event per flow,
+             whatever their number)
 
     Channels that share a total (``Total``) slow each other down while several of them are busy.
     """
@@ -42,23 +42,23 @@ class Channel:
         self.use = LinkUse()
         self.totals: list[Total] = []
         self.others: list[Channel] = []
-        """Channels that share a total with this one."""
+        """Other channels that share a total with this one."""
         self._queue: deque[Flow] = deque()
         self._active: list[tuple[float, int, Flow]] = []
         self._served = 0.0
-        """Bytes that a flow which was there all the time has got so far."""
+        """Bytes that a flow active since the beginning would have been served so far."""
         self._rate = 0.0
         self._at = 0.0
         self._flows = 0
         self._targets = 0.0
-        """Sum over the active flows of what ``_served`` will be at their end."""
+        """Sum over the active flows of the value of ``_served`` at which each ends."""
         self._queued_bytes = 0.0
         self._timers = 0
         self._busy_since = 0.0
         self._intervals: list[tuple[float, float, float]] = []
 
     def send(self, n_bytes: float, unit_bytes: int | None = None) -> Flow:
-        """Queue bytes; the flow's event happens ``latency_s`` after the last one has left.
+        """Queue bytes; the flow's event triggers ``latency_s`` after the last byte has left.
 
         Its value is the number of bytes that arrived or, with ``unit_bytes``, of whole units.
         """
@@ -72,7 +72,7 @@ class Channel:
         return flow
 
     def cancel(self, flow: Flow) -> None:
-        """Stop a flow: its event happens now, with the bytes that have left so far."""
+        """Stop a flow: its event triggers now, with the bytes that have left so far."""
         if flow.event.processed or flow.is_cancelled:
             return
         flow.is_cancelled = True
@@ -93,14 +93,14 @@ class Channel:
         _end(flow, n_bytes)
 
     def queued_s(self) -> float:
-        """Seconds until everything that was sent so far is out, at the present rate."""
+        """Return the seconds until everything sent so far has left, at the current rate."""
         if not self._active:
             return 0.0
         self._advance()
         return (self._targets - len(self._active) * self._served + self._queued_bytes) / self._rate
 
     def _advance(self) -> None:
-        """Bring ``_served`` up to now."""
+        """Update ``_served`` to the current time."""
         now = self.env.now
         if self._active:
             self._served += (now - self._at) * self._rate / len(self._active)
@@ -118,21 +118,21 @@ class Channel:
         self._set_timer()
 
     def _tell_others(self) -> None:
-        """The channel has become busy, or idle: those that share a total with it go on at another rate."""
+        """Adjust the rates of channels that share a total, after this one has become busy or idle."""
         for channel in self.others:
             if channel._active and channel._rate != channel._current_rate():
                 channel._advance()
                 channel._set_timer()
 
     def _current_rate(self) -> float:
-        """Bytes a second, as long as the same channels are busy."""
+        """Return the rate in bytes per second while the same channels are busy."""
         part = 1.0
         for total in self.totals:
             part = min(part, total.share())
         return self.bytes_per_s * part
 
     def _set_timer(self) -> None:
-        """Set the clock for the flow that ends first; earlier timers are void."""
+        """Set a timer for the flow that ends first; earlier timers become void."""
         self._timers += 1
         self._rate = self._current_rate()
         left = max(0.0, self._active[0][0] - self._served) * len(self._active) / self._rate
@@ -148,7 +148,7 @@ class Channel:
         _end(flow, flow.bytes, self.latency_s)
 
     def _leave(self, flow: Flow, n_bytes: float) -> None:
-        """A flow is out: book it, and serve the next one."""
+        """Record a flow that has left, and serve the next one."""
         now, use = self.env.now, self.use
         self._targets = self._targets - flow.joined_at - flow.bytes if self._active else 0.0
         use.bytes += round(n_bytes)
@@ -167,15 +167,15 @@ class Channel:
             self._tell_others()
 
     def used(self) -> LinkUse:
-        """What has been carried so far."""
+        """Return what the channel has carried so far."""
         self.use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 3)
         return self.use
 
 
 class Total:
-    """What several channels carry together at most, like the two directions of PCIe.
+    """A limit on the total rate of several channels, such as the two directions of PCIe.
 
-    While more than one of them is busy, each gets its part of the total, in proportion to its own speed.
+    While more than one of them is busy, each gets a part of the total in proportion to its own rate.
     """
 
     def __init__(self, bytes_per_s: float, *channels: Channel) -> None:
@@ -186,7 +186,7 @@ class Total:
             channel.others += [other for other in channels if other is not channel and other not in channel.others]
 
     def share(self) -> float:
-        """The part of its own speed that each busy channel has now."""
+        """Return the fraction of its own rate that each busy channel gets now."""
         busy, bytes_per_s = 0, 0.0
         for channel in self.channels:
             if channel._active:
@@ -196,7 +196,7 @@ class Total:
 
 
 def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:
-    """Let the flow's event happen after some seconds, with the bytes or whole units that have arrived."""
+    """Trigger the flow's event after ``delay_s``, with the bytes or whole units that have arrived."""
     event = flow.event
     flow.ended_s = event.env.now + delay_s
     event._ok, event._value = True, n_bytes if flow.unit_bytes is None else int((n_bytes + 0.5) // flow.unit_bytes)
@@ -204,7 +204,7 @@ def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:
 
 
 def _end_now(flow: Flow) -> None:
-    """What is to happen when the flow's last byte lands happens at once."""
+    """Trigger the callbacks of a flow's event now, instead of when its last byte arrives."""
     late, env = flow.event, flow.event.env
     if flow.ended_s <= env.now:
         return

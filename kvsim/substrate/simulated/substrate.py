@@ -17,10 +17,10 @@ from kvsim.substrate.simulated.warmth import Warmth
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedSubstrate:
-    """A channel for each direction between two tiers, and the time of steps on the GPU.
+    """Simulates a channel for each direction between two tiers, and the duration of steps on the GPU.
 
-    Rates are the machine's, or what its curves say of the run's pages. Between disk and GPU, bytes pass the disk and the host
-    link at once: at the rate of the slower of the two, after the latencies of both.
+    Rates are the machine's, or those of its curves at the run's page size. Between disk and GPU, bytes pass the disk and the
+    host link at the same time: at the rate of the slower one, after both latencies.
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, *, links: str) -> None:
@@ -60,7 +60,7 @@ class SimulatedSubstrate:
 
     @staticmethod
     def _host_link(hardware: HardwareSpec, fragment_bytes: float) -> tuple[tuple[float, float], tuple[float, float], float]:
-        """Bytes a second and latency to the GPU and to the host, and the total while both directions are busy."""
+        """Return rate and latency to the GPU, rate and latency to the host, and the total rate while both directions are busy."""
         if (links := hardware.link_curves) is None:
             to_device = hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s
             to_host = hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s
@@ -70,7 +70,7 @@ class SimulatedSubstrate:
         return (down * gpus, down_s), (up * gpus, up_s), links.total_bytes_per_s(fragment_bytes) * gpus
 
     def copy(self, transfer: Transfer) -> Event:
-        """As in the contract. The pages arrive in order, so a copy that is cut short has brought the first ones whole."""
+        """Implement the contract. Pages arrive in order, so a cancelled copy has brought the first pages completely."""
         slot_bytes = transfer.target.slot_bytes or self.page_bytes
         flow = self.channels[transfer.name].send(transfer.pages * slot_bytes, slot_bytes)
         self.flows[transfer] = flow
@@ -100,12 +100,12 @@ class SimulatedSubstrate:
         return done
 
     def _step_s(self, work: Work) -> float:
-        """Of one step that begins now."""
+        """Return the seconds of one step that begins now."""
         seconds = self.steps.leap_s(work, 1)
         return self.warmth.prefill_s(self.env.now, seconds) if work.chunks else seconds
 
     def _leap(self, work: Work, done: Event) -> None:
-        """Several steps in one event, unless ``work.stop`` happens: then the leap ends at the next boundary."""
+        """Take several steps in one event, unless ``work.stop`` triggers: then the leap ends at the next step boundary."""
         began = self.env.now
 
         def stop(_: Event) -> None:
@@ -121,7 +121,7 @@ class SimulatedSubstrate:
                 work.stop.callbacks.append(stop)
 
     def _end_after(self, seconds: float, done: Event, steps: int) -> None:
-        """Let ``done`` happen with ``steps`` after some seconds, unless it has happened before."""
+        """Trigger ``done`` with ``steps`` after some seconds, unless it has triggered before."""
 
         def end(_: Event) -> None:
             if not done.triggered:
@@ -130,9 +130,9 @@ class SimulatedSubstrate:
         self.env.timeout(max(0.0, seconds)).callbacks.append(end)
 
     def _compute_behind(self, work: Work, flows: list[Flow], done: Event) -> None:
-        """One step while its loads land. Layers land evenly, so the step ends at the latest of three moments.
+        """Take one step while its loads land. Layers land evenly, so the step ends at the latest of three times.
 
-        started + all compute; first layer landed + all compute; last layer landed + one layer's compute
+        start + all compute; first layer landed + all compute; last layer landed + one layer's compute
         """
         compute_s, began, waiting = self._step_s(work), self.env.now, len(flows)
 
@@ -157,4 +157,4 @@ class SimulatedSubstrate:
         return {}
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there are no resources to release."""

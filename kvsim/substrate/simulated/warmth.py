@@ -1,4 +1,4 @@
-"""A GPU that has rested is faster than one that is busy: it lowers its clock under load."""
+"""Models that a rested GPU is faster than a busy one, because a GPU lowers its clock under load."""
 
 from math import exp
 
@@ -6,10 +6,11 @@ from kvsim.hardware import HardwareSpec
 
 
 class Warmth:
-    """How warm prefill has made the GPU: 0 after a rest, 1 when it is busy all the time.
+    """How warm prefill has made the GPU: 0 after a rest, 1 when it is always busy.
 
-    Prefill warms it, anything else lets it cool, both exponentially with ``compute_curves.warming_s``. At each moment of a step,
-    what it takes on a warm GPU is shortened by ``1 - compute_curves.rested_prefill_share``, times how cold the GPU is.
+    Prefill warms the GPU and everything else lets it cool, both exponentially with time constant ``compute_curves.warming_s``.
+    At each moment of a step, the time it takes on a warm GPU is reduced by ``1 - compute_curves.rested_prefill_share`` times the
+    coldness (1 minus the warmth).
     """
 
     def __init__(self, hardware: HardwareSpec) -> None:
@@ -20,9 +21,9 @@ class Warmth:
         self._cold, self._at_s = 1.0, 0.0
 
     def prefill_s(self, begin_s: float, warm_s: float) -> float:
-        """What a step with prefill takes that begins now and takes ``warm_s`` on a warm GPU; its launch at least.
+        """Return the seconds of a step with prefill that begins at ``begin_s`` and takes ``warm_s`` on a warm GPU.
 
-        Steps come in the order of their beginning.
+        The step takes at least its launch and overheads, or ``warm_s`` if that is less. Call in order of ``begin_s``.
         """
         if not self.gain:
             return warm_s
