@@ -104,24 +104,24 @@ def forgot_a_victim(cache: SmallCache) -> None:
 
 
 DAMAGES: list[tuple[Callable[[SmallCache], None], str]] = [
-    (looked_for_elsewhere, "not where its parent looks for it"),
+    (looked_for_elsewhere, "not found under its parent"),
     (counts_a_page_more, "page count"),
     (deeper_than_its_parent_ends, "depth"),
-    (on_no_tier, "on no tier, but in the tree"),
-    (given_up, "doomed, but in the tree"),
+    (on_no_tier, "in the tree, but in no tier"),
+    (given_up, "in the tree, but doomed"),
     (counts_a_child_more, "children in cpu"),
     (on_the_gpu_without_its_parent, "on gpu without its parent"),
     (pinned_for_nobody, "pins in cpu"),
     (lost_a_slot, "gpu: slots leaked"),
     (has_a_slot_of_another, "gpu: a slot has two owners"),
     (has_more_slots_than_pages, "slots in gpu"),
-    (usable_without_slots, "usable in gpu without slots"),
-    (waits_for_nothing, "incoming in gpu, but nothing waits for it"),
-    (believes_that_more_can_leave, "gpu: believes .*'evictable': 5.*, has .*'evictable': 4"),
-    (believes_that_more_is_leaving, "gpu: believes .*'leaving': 1.*, has .*'leaving': 0"),
-    (believes_that_more_is_promised, "cpu: believes .*'promised': 1.*, has .*'promised': 0"),
-    (believes_that_more_is_there, "cpu: believes .*'held': 5.*, has .*'held': 4"),
-    (forgot_a_victim, "a pass left something behind"),
+    (usable_without_slots, "has no slots in gpu, but is not incoming"),
+    (waits_for_nothing, "incoming in gpu, but not pinned"),
+    (believes_that_more_can_leave, "gpu: running sums .*'evictable': 5.*, recounted .*'evictable': 4"),
+    (believes_that_more_is_leaving, "gpu: running sums .*'leaving': 1.*, recounted .*'leaving': 0"),
+    (believes_that_more_is_promised, "cpu: running sums .*'promised': 1.*, recounted .*'promised': 0"),
+    (believes_that_more_is_there, "cpu: running sums .*'held': 5.*, recounted .*'held': 4"),
+    (forgot_a_victim, "victims of an eviction pass were left behind"),
 ]
 
 
@@ -166,9 +166,9 @@ def without_a_source(cache: SmallCache, transfer: Transfer) -> None:
 
 TRANSFERS: list[tuple[Callable[[SmallCache, Transfer], None], str]] = [
     (ended, "an ended transfer is still listed"),
-    (unknown_to_its_node, "does not know its transfer"),
-    (copied_to_no_slots, "is copied to cpu without slots"),
-    (usable_before_it_arrived, "usable in cpu before it arrived"),
+    (unknown_to_its_node, "does not list its transfer"),
+    (copied_to_no_slots, "wrong slot count in cpu"),
+    (usable_before_it_arrived, "not incoming in cpu while its transfer is under way"),
     (without_a_source, "its source in gpu is gone"),
 ]
 
@@ -209,7 +209,7 @@ def test_a_promise_to_a_request_is_part_of_the_sums() -> None:
     lease = cache.look("wxyz")
     assert cache.admit(lease, 4, now(cache))
     lease.promised_pages += 1
-    with pytest.raises(AssertionError, match=r"gpu: believes .*'promised': \d+.*, has"):
+    with pytest.raises(AssertionError, match=r"gpu: running sums .*'promised': \d+.*, recounted"):
         cache.check()
 
 

@@ -65,7 +65,7 @@ def test_the_detached_state_used_longest_ago_makes_room() -> None:
 
 
 def test_a_cache_of_no_detached_states_is_refused() -> None:
-    with pytest.raises(ValueError, match="capacity must be 1 or more, not 0"):
+    with pytest.raises(ValueError, match="capacity must be at least 1, not 0"):
         DetachedStates(0)
 
 
