@@ -60,7 +60,7 @@ class Block:
 
     @property
     def name(self) -> str:
-        return f"{self.page.relative_to(DOCS).with_suffix('')}:{self.line}"
+        return f"{self.page.relative_to(ROOT).with_suffix('')}:{self.line}"
 
     @property
     def is_long(self) -> bool:
@@ -85,8 +85,8 @@ class Step:
 
 
 def pages() -> list[Path]:
-    """All pages that are stored in the repository."""
-    return sorted(DOCS.rglob("*.md"))
+    """README.md and the pages of the site that are stored in the repository."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:
