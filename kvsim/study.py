@@ -10,11 +10,12 @@ results.html    the figure, with results.png as its screenshot where a Chromium 
 
 import csv
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from kvsim.report.screenshot import take_screenshot
 
 Cell = TypeVar("Cell")
 Row = TypeVar("Row")
+Place = TypeVar("Place")
 
 
 class Recording(NamedTuple):
@@ -136,6 +138,16 @@ def write_figure(folder: Path, figure: Any) -> None:
     figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
     width, height = figure.layout.width + margin, figure.layout.height + margin
     take_screenshot(page, folder / "results.png", width=width, height=height)
+
+
+def lowest(values: Mapping[Place, float]) -> tuple[Place, float]:
+    """Return the place with the lowest value, and the value."""
+    return min(values.items(), key=itemgetter(1))
+
+
+def highest(values: Mapping[Place, float]) -> tuple[Place, float]:
+    """Return the place with the highest value, and the value."""
+    return max(values.items(), key=itemgetter(1))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
