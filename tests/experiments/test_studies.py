@@ -197,6 +197,17 @@ def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkey
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3
 
 
+@pytest.mark.long
+def test_policy_speed(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--conversation", str(trace), "--weka", str(sessions), "--output", str(tmp_path))
+    module = study("policy_speed", monkeypatch, *files, "--only", "belady", "--limit", "9")
+    monkeypatch.setattr(module, "CONVERSATION_PAGES", (10, 20))
+    monkeypatch.setattr(module, "WEKA_PAGES", (50,))
+    assert module.main() == 0
+    (page,) = tmp_path.glob("results_belady*.md")
+    assert page.read_text().count("| holds |") == 3 and "--only belady --limit 9`" in page.read_text()
+
+
 def hardware_study(name: str) -> ModuleType:
     """The module of a study on hardware, which is a file of its own."""
     spec = importlib.util.spec_from_file_location(f"study_{name}", EXPERIMENTS / "hardware" / f"{name}.py")
