@@ -9,7 +9,7 @@ host: it reads 3.2 and writes 3.0 GB/s, and is read at admission.
 Claims:
 
 1. in TTFT a GiB of GPU memory is worth most from every base;
-2. with write_back a GiB is worth the same hit rate in every tier, within .05 points, since each page is in one tier;
+2. with write_back a GiB is worth the same hit rate in every tier, within .05 points, since the tiers hold different pages;
 3. with write_through a GiB of GPU memory adds less hit rate than one of CPU memory, which has all GPU pages, from every base;
 4. the TTFT saved by a GiB of CPU memory falls from each base to the next larger one.
 
