@@ -209,7 +209,7 @@ def cut_contexts(
     if room is not None:
         parts, columns = room.parts.parts.shape[1], room.requests
         if requests > columns:
-            raise ValueError(f"the context room holds {columns} requests, not {requests}")
+            raise ValueError(f"there is room for {columns} requests, not {requests}")
     host = torch.zeros(table_length(parts, columns), dtype=torch.int64, pin_memory=device.type == "cuda")
     table = host.numpy()
     by_part, by_request = table[: 3 * parts].reshape(3, parts), table[3 * parts :].reshape(3, columns)
