@@ -105,6 +105,7 @@ def test_all_pages_are_in_the_navigation() -> None:
 
 
 def filled_pages() -> str:
+    """The pages of the reference, as they are built."""
     return "\n".join(reference.fill(page.read_text()) for page in PAGES if page.parent.name == "reference")
 
 

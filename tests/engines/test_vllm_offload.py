@@ -518,8 +518,8 @@ def test_the_preset_s_choices_make_the_tier() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("eviction@tiers.cpu.eviction=fifo", "FIFO does not order .*: choose lru or arc"),
-        ("placement=write_through", "WriteThrough does not say .*: choose placement=store_threshold"),
+        ("eviction@tiers.cpu.eviction=fifo", "FIFO cannot order .*: choose lru or arc"),
+        ("placement=write_through", "WriteThrough cannot decide .*: choose placement=store_threshold"),
     ],
 )
 def test_policies_that_the_tier_cannot_follow_are_refused(
