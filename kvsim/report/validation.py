@@ -34,7 +34,7 @@ class Tolerances:
     hit_rate: float = 0.005
     """Absolute error of each tier's hit rate."""
     identical: float = 0.99
-    """Smallest share of requests with the same number of hit pages in every tier."""
+    """Smallest allowed share of requests with the same number of hit pages in every tier."""
     link_bytes: float = 0.01
     """Relative error of each link's bytes."""
     ttft_p50: float = 0.05
