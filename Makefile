@@ -1,9 +1,9 @@
-# `make demo` shows a first run, `make test` checks every rule, `make test-long` plays more of them. All start from nothing but
-# CPython 3.11 or newer.
+# `make demo` shows a first run, `make test` checks every rule, `make test-long` plays more of them, `make docs` builds the site.
+# All start from nothing but CPython 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long format compiled pure clean
+.PHONY: demo test test-long format docs docs-serve compiled pure clean
 
 demo: .venv/installed
 	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=40GiB tiers.cpu.capacity=64GiB \
@@ -28,6 +28,14 @@ format: .venv/installed-test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# Any warning fails the build, as does a page that would fetch something from another server.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: .venv/installed-docs
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: .venv/installed-docs
+	$(BIN)/mkdocs serve
+
 # Compiled modules lie beside the sources and are used until `make pure` removes them; needs a C compiler.
 compiled: .venv/installed-test
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -39,12 +47,16 @@ clean: pure
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvsim needs CPython 3.11 or newer: say make PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvsim needs CPython 3.11 or newer: set make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
 # The stamps say what is installed; a changed pyproject.toml installs again.
 .venv/installed: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet -e .
+	touch $@
+
+.venv/installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e ".[docs]"
 	touch $@
 
 # torch first and alone: its pinned version may come as a CPU build, and nothing may replace it afterwards.

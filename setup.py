@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from kvsim.compiled import checksum, remove, write_record  # noqa: E402
+from kvsim.links import BrokenCheckout, check_links  # noqa: E402
 
 MYPY = ["--config-file=", "--cache-dir=build/mypy", "--namespace-packages", "--explicit-package-bases", "--follow-imports=silent"]
 """Other packages are of type Any, installed or not: the same sources give the same code everywhere."""
@@ -114,4 +115,8 @@ class Build(build_ext):
 
 
 if __name__ == "__main__":
+    try:
+        check_links()
+    except BrokenCheckout as error:
+        sys.exit(f"kvsim: {error}")
     setup(ext_modules=extensions(), cmdclass={"build_ext": Build})

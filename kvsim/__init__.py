@@ -13,8 +13,15 @@ __all__ = ["Result", "curve", "load_trace", "replay", "simulate"]
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so the command line starts without them."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("kvsim")
     if name not in __all__:
         raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
+    from kvsim.links import check_links
+
+    check_links()
     from kvsim import api
 
     return getattr(api, name)

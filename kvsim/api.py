@@ -8,10 +8,12 @@ from typing import Any
 
 from kvsim import run
 from kvsim.bounds.curves import Curve, CurveSettings
-from kvsim.build import Plan, TierPlan, build_run, build_trace, construct
+from kvsim.build import build_run, build_trace
 from kvsim.configuration import compose
+from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.execute import Result, draw, execute
+from kvsim.plan import Plan, TierPlan
 from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from kvsim.errors import UsageError
+from kvsim.links import check_links
 
 COMMANDS = {
     "simulate": "serve a trace in simulated time: hit rates, latencies, link use",
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> None:
+    check_links()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return

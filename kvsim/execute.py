@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim import run
-from kvsim.build import Plan
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import Outcome
 from kvsim.fingerprint import bound_names, configuration_hash
+from kvsim.plan import Plan
 from kvsim.report.result import RunRecord, summarize, warmup_requests
 from kvsim.trace.base import Trace
 

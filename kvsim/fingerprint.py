@@ -10,8 +10,8 @@ from typing import Any
 
 import xxhash
 
-from kvsim.build import Plan
 from kvsim.core.request import Request
+from kvsim.plan import Plan
 from kvsim.trace.base import update_with_file
 
 PACKAGE = Path(__file__).resolve().parent

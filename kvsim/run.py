@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.bounds.bypass import BypassTier
-from kvsim.build import Plan, TierPlan, check_bypass
+from kvsim.build import check_bypass
 from kvsim.core.cache import Cache
 from kvsim.core.edge import Edge, chain
 from kvsim.core.hybrid import HybridCache
@@ -22,6 +22,7 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Recorder
 from kvsim.engine.replay import Replay
 from kvsim.errors import UsageError, WrongResult
+from kvsim.plan import Plan, TierPlan
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy

@@ -1,40 +1,37 @@
-"""The choices of ``substrate``: what makes time pass and bytes move in ``kvsim simulate``."""
+"""The choices for ``substrate``: a model of time and bandwidth, or real hardware."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.engine.substrate import Substrate
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
-
-if TYPE_CHECKING:
-    from kvsim.build import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubstrateChoice:
-    """What a run with this substrate is made of."""
+    """How a run uses one substrate."""
 
     pool: type[Pool]
-    """Of every tier."""
-    open: "Callable[[Plan, Sequence[Request], ServedCache], Substrate]"
-    """Makes the substrate of a run, whose cache is empty. Raises UsageError for what it has not."""
-    check: "Callable[[Plan], None]"
-    """Raises UsageError for a plan that this substrate cannot carry out, as far as is known without opening it."""
+    """Class of every tier's page pool."""
+    open: Callable[[Plan, Sequence[Request], ServedCache], Substrate]
+    """Opens the substrate for a run with an empty cache. Raises UsageError if the machine lacks something it needs."""
+    check: Callable[[Plan], None]
+    """Raises UsageError for a plan that this substrate cannot run, as far as can be told without opening it."""
     without_effect: tuple[str, ...]
-    """Settings that mean nothing to it."""
+    """Settings without effect on this substrate."""
 
 
-def open_simulated(plan: "Plan", requests: Sequence[Request], cache: ServedCache) -> Substrate:
+def open_simulated(plan: Plan, requests: Sequence[Request], cache: ServedCache) -> Substrate:
     return SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
 
 
-def open_hardware(plan: "Plan", requests: Sequence[Request], cache: ServedCache) -> Substrate:
+def open_hardware(plan: Plan, requests: Sequence[Request], cache: ServedCache) -> Substrate:
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
@@ -76,24 +73,24 @@ def last_page(request: Request) -> int:
     return max((start + pages - 1 for start, pages in (*request.runs, *(request.output_runs or ()))), default=-1)
 
 
-def check_simulated(plan: "Plan") -> None:
-    """Everything can be simulated."""
+def check_simulated(plan: Plan) -> None:
+    """Accept every plan: everything can be simulated."""
 
 
-def check_hardware(plan: "Plan") -> None:
-    """Raise UsageError for what has no kernels, or not as much memory as it would need."""
+def check_hardware(plan: Plan) -> None:
+    """Raise UsageError for a plan that has no kernels or needs more memory than this machine has."""
     if plan.model.is_hybrid:
-        raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose a model that has attention only")
+        raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose one with attention only")
     if plan.hardware.gpus > 1:
         raise UsageError(f"hardware.gpus is {plan.hardware.gpus}: substrate=hardware runs on one GPU")
     if plan.tiers[-1].name == "disk" and plan.tiers[-1].above != "cpu":
         raise UsageError(
-            f"tiers.disk.below={plan.tiers[-1].above}: substrate=hardware reads and writes the disk through pinned memory: "
+            f"tiers.disk.below={plan.tiers[-1].above}: substrate=hardware accesses the disk through pinned memory: "
             "set tiers.disk.below=cpu"
         )
     for tier in plan.tiers:
         if tier.capacity_pages is None:
-            raise UsageError(f"tiers.{tier.name}.capacity is unlimited, and real memory is not: say how much, as 40GiB")
+            raise UsageError(f"tiers.{tier.name}.capacity is unlimited: substrate=hardware needs a size, such as 40GiB")
     from kvsim.substrate.hardware.memory import available_bytes, free_disk_bytes, gib
 
     folder, page_bytes = disk_folder(plan), plan.model.page_bytes(plan.page_tokens)
@@ -105,11 +102,11 @@ def check_hardware(plan: "Plan") -> None:
     for tier in plan.tiers:
         n_bytes, (there, where) = (tier.capacity_pages or 0) * page_bytes, room[tier.name]
         if n_bytes > there:
-            raise UsageError(f"tiers.{tier.name}.capacity: {gib(n_bytes)}, but there are {gib(there)} {where}: give it less")
+            raise UsageError(f"tiers.{tier.name}.capacity: {gib(n_bytes)}, more than the {gib(there)} {where}: set it lower")
 
 
-def disk_folder(plan: "Plan") -> Path:
-    """Where the disk file is: in the user's folder, or in the run's."""
+def disk_folder(plan: Plan) -> Path:
+    """Folder of the disk tier's file: the user's choice, or inside the run's folder."""
     return plan.disk.path or plan.output / "disk"
 
 

@@ -1,4 +1,4 @@
-"""What a policy may know of the run it serves."""
+"""What a policy may know about its run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyContext:
-    """Handed to ``bind`` before a run."""
+    """Passed to ``bind`` before a run."""
 
     tier: int = 0
     """Position of the policy's tier, from the top: index into a node's ``state``, ``pins`` and ``children_in``."""
     level: int = -1
-    """What the tier is (GPU, CPU, DISK in ``core/tier.py``); -1: its position says it."""
+    """The tier's kind of memory (GPU, CPU or DISK of ``core/tier.py``); -1: equal to its position."""
     upper_level: int = -1
-    """The same of the tier above it; -1: the level above."""
+    """The same for the tier above; -1: one level above this tier."""
     tier_name: str = "gpu"
     lower_tier_name: str | None = None
-    """The tier below, from which what is evicted may be loaded again; None if there is none."""
+    """The tier below, from which evicted pages may be loaded again; None if there is none."""
     capacity_pages: int | None = None
-    """Of the policy's tier; None if unlimited."""
+    """Capacity of the policy's tier; None if unlimited."""
     capacities: "Sequence[int | None]" = ()
-    """Of all tiers of the run, from the top, in pages."""
+    """Capacities of all tiers of the run, top to bottom, in pages; None if unlimited."""
     page_tokens: int = 16
     states_apart: bool = False
-    """Whether recurrent states have room of their own, apart from the pages'."""
+    """Whether recurrent states have their own memory, separate from the pages'."""
     model: "ModelSpec | None" = None
     hardware: "HardwareSpec | None" = None
     requests: "Sequence[Request]" = ()
-    """All requests of the run. A deployable policy looks at them only to see that the trace has what it needs (``require``)."""
+    """All requests of the run. A deployable policy uses them only to check that the trace has what it needs (``require``)."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    """Seeded; the only source of chance."""
+    """Seeded; the policy's only source of randomness."""
 
     def __post_init__(self) -> None:
         if self.level < 0:
@@ -48,21 +48,21 @@ class PolicyContext:
             object.__setattr__(self, "upper_level", self.level - 1)
 
     def saved_flops(self, start_tokens: int, tokens: int) -> float:
-        """FLOPs that a prompt saves whose tokens ``start_tokens ... tokens - 1`` are cached as well as those before them."""
+        """Return the FLOPs saved if tokens ``start_tokens ... tokens - 1`` of a prompt are cached, besides all tokens before."""
         if self.model is None:
             raise ValueError("needs a model")
         return self.model.prefill_flops(tokens, 0) - self.model.prefill_flops(start_tokens, 0)
 
     def recompute_s(self, start_tokens: int, tokens: int) -> float:
-        """Seconds to compute tokens ``start_tokens ... tokens - 1`` of a prompt again, those before them being cached."""
+        """Return the seconds to recompute tokens ``start_tokens ... tokens - 1`` of a prompt, with all tokens before cached."""
         if self.hardware is None:
             raise ValueError("needs a machine")
         return self.saved_flops(start_tokens, tokens) / self.hardware.effective_flops_per_s
 
     def reload_s(self, tokens: int) -> float:
-        """Seconds to get so many tokens back that this tier has lost: from the tier below, or computed if there is none.
+        """Return the seconds to get ``tokens`` evicted tokens back: from the tier below or, if there is none, by computing.
 
-        From a disk straight to the GPU, the slower of disk and host link counts.
+        From a disk directly below the GPU, the slower of disk and host link sets the rate.
         """
         if self.lower_tier_name is None:
             return self.recompute_s(0, tokens)
@@ -75,19 +75,19 @@ class PolicyContext:
         return tokens * self.model.kv_bytes_per_token / rate
 
     def require(self, attribute: str, meaning: str) -> None:
-        """Raise ValueError if no request of the trace says anything of its ``attribute``."""
+        """Raise ValueError if ``attribute`` has its default value in every request of the trace."""
         unsaid = type(self.requests[0]).__dataclass_fields__[attribute].default if self.requests else None
         if self.requests and all(getattr(request, attribute) == unsaid for request in self.requests):
             raise ValueError(f"needs {meaning}, which this trace does not have: choose another trace or policy")
 
     def host_load_s(self, pages: int) -> float:
-        """Seconds to bring pages from host memory to the GPU over an idle link."""
+        """Return the seconds to load ``pages`` pages from host memory to the GPU over an idle link."""
         assert self.model is not None and self.hardware is not None
         n_bytes = pages * self.model.page_bytes(self.page_tokens)
         return self.hardware.host_latency_s + n_bytes / self.hardware.total_host_to_device_bytes_per_s
 
     def disk_read_s(self, pages: int) -> float:
-        """Seconds to bring pages from an idle disk to host memory."""
+        """Return the seconds to read ``pages`` pages from an idle disk to host memory."""
         assert self.model is not None and self.hardware is not None
         n_bytes = pages * self.model.page_bytes(self.page_tokens)
         return self.hardware.disk_latency_s + n_bytes / self.hardware.disk_read_bytes_per_s

@@ -1,4 +1,4 @@
-"""A further policy like one that there is, for another tier or run."""
+"""Copies of policies, for further tiers or runs."""
 
 from copy import deepcopy
 from typing import Any, TypeVar
@@ -7,10 +7,11 @@ Policy = TypeVar("Policy")
 
 
 def copied(policy: Policy) -> Policy:
-    """A policy with the same settings and a state of its own.
+    """Return a policy with the same settings and its own state.
 
-    The policy is not bound yet: what it remembers is made in ``bind``, and compiled objects of other classes cannot be copied.
-    Of an ordinary class that derives from a compiled one, ``deepcopy`` alone takes only what the compiled class has declared.
+    The policy must not be bound yet: ``bind`` creates its state, which may hold compiled objects that cannot be copied. For
+    an ordinary class derived from a compiled one, ``deepcopy`` alone copies only the attributes that the compiled class
+    declares.
     """
     copy: Any = deepcopy(policy)
     if hasattr(policy, "__dict__"):

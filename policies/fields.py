@@ -1,11 +1,8 @@
-"""Types of settings."""
+"""Types of settings fields."""
 
 from typing import Any
 
 
 def keep_types(cls: type[Any], **types: Any) -> None:
-    """Say of which types the fields of a settings class are that may hold several: once compiled, the class does not know itself.
-
-    OmegaConf reads them.
-    """
+    """Set the annotations of fields with a union type, which OmegaConf reads: a compiled settings class does not keep them."""
     cls.__annotations__.update(types)

@@ -86,18 +86,6 @@ def test_a_curve_is_drawn_from_python(trace: Trace) -> None:
         kvsim.curve(trace, "tiers.gpu.capacity=3000pages")
 
 
-def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
-    """Its block of Python, on a smaller trace and with fewer sizes."""
-    text = (Path(__file__).resolve().parent.parent / "README.md").read_text()
-    section = text.partition("## From Python")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
-    assert code.count("sessions=1700") == 1
-    code = code.replace("sessions=1700", "sessions=60")
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.splitlines()) == len(section.partition("```text\n")[2].partition("```")[0].splitlines())
-
-
 def test_mistakes_are_usage_errors(trace: Trace) -> None:
     with pytest.raises(UsageError, match="the trace is already loaded"):
         kvsim.replay(trace, "trace.limit=3")

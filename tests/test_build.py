@@ -6,8 +6,9 @@ from pathlib import Path
 import hydra
 import pytest
 
-from kvsim.build import Plan, build_run, check_output
+from kvsim.build import build_run, check_output
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.slru import SegmentedLRU
@@ -99,10 +100,10 @@ def test_real_hardware_has_settings_of_its_own() -> None:
         ([*HARDWARE, "disk.folder=pages"], "disk.folder has no effect without a disk tier"),
         ([*HARDWARE, *THREE_TIERS, "disk.threads=0"], "disk.threads must be at least 1, not 0"),
         ([*HARDWARE, "engine.links=shared"], "engine.links has no effect on substrate=hardware"),
-        ([*HARDWARE, "tiers.cpu.capacity=unlimited"], "tiers.cpu.capacity is unlimited, and real memory is not"),
+        ([*HARDWARE, "tiers.cpu.capacity=unlimited"], "tiers.cpu.capacity is unlimited: substrate=hardware needs a size"),
         ([*HARDWARE, "hardware.gpus=2"], "hardware.gpus is 2: substrate=hardware runs on one GPU"),
-        ([*HARDWARE, *STRAIGHT], "tiers.disk.below=gpu: substrate=hardware reads and writes the disk through pinned memory"),
-        ([*HARDWARE, *STRAIGHT, "tiers.cpu.capacity=10pages"], "tiers.disk.below=gpu: substrate=hardware reads and writes"),
+        ([*HARDWARE, *STRAIGHT], "tiers.disk.below=gpu: substrate=hardware accesses the disk through pinned memory"),
+        ([*HARDWARE, *STRAIGHT, "tiers.cpu.capacity=10pages"], "tiers.disk.below=gpu: substrate=hardware accesses"),
         ([*HARDWARE, "model=jamba_1_5_mini"], "model: substrate=hardware has no kernels for recurrent layers"),
     ],
 )
@@ -124,7 +125,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
     [
         (
             ["tiers.disk.capacity=10pages"],
-            "tiers.disk is below the CPU tier, through which its pages pass",
+            "tiers.disk needs a CPU tier above it",
         ),
         (["tiers.gpu.capacity=0"], "tiers.gpu.capacity is 0"),
         (["tiers.gpu.capacity=lots"], "tiers.gpu.capacity: 'lots' is not a capacity"),
@@ -132,7 +133,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["placement=write_back"], "placement has no effect without a lower tier"),
         (["placement@tiers.cpu.placement=write_back"], "placement@tiers.cpu.placement has no effect without that tier"),
         (["eviction@tiers.disk.eviction=lru"], "eviction@tiers.disk.eviction has no effect without that tier"),
-        (["eviction=fifo", "eviction@tiers.gpu.eviction=lru"], "eviction has no effect, as every tier has its own"),
+        (["eviction=fifo", "eviction@tiers.gpu.eviction=lru"], "eviction has no effect because every tier has its own"),
         (["engine.max_batch_tokens=1"], "engine.max_batch_tokens has no effect on kvsim replay"),
         (["hardware=h100"], "hardware has no effect on kvsim replay"),
         (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
@@ -140,8 +141,8 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["+eviction.colour=red"], "eviction.colour: there is no such setting"),
         (["+colour=red"], "colour: there is no such setting"),
         (["+tiers.tape.capacity=1"], "tiers.tape: there is no such setting"),
-        (["tiers.gpu=40GiB"], "tiers.gpu must hold settings"),
-        (["~eviction"], "eviction is missing: say eviction=NAME"),
+        (["tiers.gpu=40GiB"], "tiers.gpu must be a mapping of settings"),
+        (["~eviction"], "eviction is missing: set eviction=NAME"),
         (["eviction._target_=kvsim.policies.placement.write_back.WriteBack"], "eviction._target_: "),
         (["trace=mooncake"], "trace.path is missing"),
         (["trace.rate=0"], "trace.rate must be positive"),
@@ -151,7 +152,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["warmup=1"], "warmup must be at least 0 and below 1"),
         (["seed=-1"], "seed must be 0 or more, not -1"),
         (["rules.cache_output=true", "replay.hold_output=false"], "rules.cache_output needs replay.hold_output=true"),
-        (["rules=sglang", "+rules.cache_output=true"], "rules.cache_output is not replayed by SGLang's rules"),
+        (["rules=sglang", "+rules.cache_output=true"], "rules.cache_output is not supported by SGLang's rules"),
         (["output=${nowhere}"], "output: Interpolation key 'nowhere' not found"),
     ],
 )

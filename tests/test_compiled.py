@@ -16,8 +16,8 @@ from kvsim.report.result import installed_versions
 
 PACKAGE = Path(kvsim.__file__).resolve().parent
 SOURCES = ("core/tree.py", "policies/eviction/lru.py")
-NOT_SOURCES = shutil.ignore_patterns("*.so", RECORD, "conf", "__pycache__")
-"""What a copy of the package leaves behind, so that only what a test says is compiled."""
+NOT_SOURCES = shutil.ignore_patterns("*.so", RECORD, "__pycache__")
+"""Files that a copy of the package leaves out, so that only what a test says is compiled."""
 
 
 @pytest.fixture

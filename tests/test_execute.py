@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from kvsim.bounds.curves import CurveSettings
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.configuration import compose
 from kvsim.errors import UsageError
 from kvsim.execute import KEPT, draw, execute, load_trace
+from kvsim.plan import Plan
 
 OVERRIDES = ("trace=synthetic", "trace.sessions=30")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvsim.build import construct
+from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves

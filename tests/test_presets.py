@@ -7,7 +7,8 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
+from kvsim.plan import Plan
 from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack

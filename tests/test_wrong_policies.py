@@ -32,9 +32,9 @@ WRONG = [
     (
         "eviction",
         "def victims(self, now): pass",
-        f"{OF_GPU}returned None from victims(), not nodes, one after another: is a return",
+        f"{OF_GPU}returned None from victims(), not an iterable of nodes: is a return",
     ),
-    ("eviction", "def victims(self, now): return 7", f"{OF_GPU}returned 7 from victims(), not nodes, one after another"),
+    ("eviction", "def victims(self, now): return 7", f"{OF_GPU}returned 7 from victims(), not an iterable of nodes"),
     ("eviction", "def victims(self, now): return []", f"{OF_GPU}offered too few victims: "),
     ("eviction", "def victims(self, now): return [None]", f"{OF_GPU}offered None, which is not a node"),
     ("eviction", "def victims(self, now): return 'ab'", f"{OF_GPU}offered 'a', which is not a node"),

@@ -1,138 +1,123 @@
 """How often should a hybrid model's recurrent state be saved along a prompt?
 
-Qwen3-Next 80B on two H200, whose 282 GB hold 160 GB of weights. A state is 77 MB, as much as the KV of 3,144 tokens, and lies
-among the KV: short intervals lose few tokens at a miss and fill the memory with states, long ones the other way round. States are
-saved every ``tokens`` and at the end of each prompt (checkpoint=interval), evicted by LRU like the KV. The first 2,500 requests
-of WEKA's agent sessions, 24 at a time in a closed loop, and of the Mooncake conversation trace at twice its rate, 6.8 a second,
-both with answers inferred; two GPUs serve either. Saving a state takes no time here, only room.
+Qwen3-Next 80B on two H200, whose 282 GB hold 160 GB of weights. A state takes 77 MB, as much as the KV of 3,144 tokens, and
+shares the memory of the KV: short intervals lose few tokens at a miss but fill the memory with states, long intervals do the
+opposite. States are saved every ``tokens`` tokens and at the end of each prompt (checkpoint=interval); LRU evicts them like KV.
+The first 2,500 requests of WEKA's agent sessions, 24 sessions at a time in a closed loop, and of the Mooncake conversation trace
+at twice its rate, 6.8 requests per second, both with inferred answers; two GPUs can serve either. Saving a state takes memory
+here, but no time.
 
 Claims:
 
 1. everywhere some interval between the shortest and the longest hits more than both (by more than .001);
-2. the interval with the most hits has the least mean TTFT everywhere, within 2%;
-3. on WEKA's sessions 512 tokens hit less than 65,536 do everywhere: room for KV is worth more than states in between;
-4. the best interval falls, or stays, as memory grows.
+2. everywhere the interval with the most hits has the lowest mean TTFT, within 2%;
+3. on WEKA's sessions an interval of 512 tokens hits less than one of 65,536 everywhere: KV makes better use of the memory than
+   states in the middle of prompts;
+4. the best interval shrinks or stays the same as memory grows.
 
 Exits with 1 if a claim fails.
 """
 
-import argparse
-import csv
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
-from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.report.screenshot import take_screenshot
+from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, claim_table, highest, markdown
 from kvsim.trace.base import Trace
 
-HERE = Path(__file__).resolve().parent
-TRACES = HERE.parents[2] / "shared" / "traces"
-COMMAND = "python experiments/checkpoint_interval/run.py"
-
-REQUESTS = 2_500
+AGENTS, CHATS = "agents (WEKA)", "conversation"
 INTERVALS = (512, 1024, 2048, 4096, 8192, 16384, 65536)
 GIB = (20, 40, 80, 110)
 COLOURS = ("#d55e00", "#e69f00", "#0a9e74", "#3d8fd1")
-ROOM = ("model=qwen3_next_80b", "hardware.gpus=2", "rules.cache_output=true", "checkpoint=interval")
+MODEL = ("model=qwen3_next_80b", "hardware.gpus=2", "rules.cache_output=true", "checkpoint=interval")
 EQUAL = 1.02
-"""Means of TTFT that differ by less count as equal."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A trace, how it is read and how much of it is played."""
-
-    name: str
-    reader: str
-    path: str
-    limit: int
-
-    @property
-    def settings(self) -> dict[str, object]:
-        return {"weka": {"arrivals": "closed_loop", "concurrent_sessions": 24}, "mooncake": {"rate": 2.0}}[self.reader]
+"""Mean TTFTs whose ratio is smaller count as equal."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run."""
 
-    source: Source
+    trace: str
     gib: int
     tokens: int
-
-    def overrides(self) -> tuple[str, ...]:
-        return *ROOM, f"tiers.gpu.capacity={self.gib}GiB", f"checkpoint.tokens={self.tokens}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a run gave."""
+    """Results of a run."""
 
     hit_rate: float
     ttft_s: float
     p99_s: float
     state_share: float
-    """Of the bytes that entered the cache, what states were."""
+    """Share of states in the bytes inserted into the cache."""
     states: int
     lost_share: float
-    """Of the prompt tokens, those whose KV was there, but after the last state."""
+    """Share of prompt tokens whose KV was cached, but after the last state."""
 
 
 Rows = dict[Cell, Row]
 
 
+def cells() -> list[Cell]:
+    return [Cell(trace, gib, tokens) for trace in (AGENTS, CHATS) for gib in GIB for tokens in INTERVALS]
+
+
 @cache
-def load(source: Source) -> Trace:
-    return kvsim.load_trace(
-        source.reader, path=source.path, page_tokens=64, limit=source.limit, answers="inferred", **source.settings
-    )
+def load_agents(path: str, limit: int) -> Trace:
+    sessions = {"arrivals": "closed_loop", "concurrent_sessions": 24}
+    return kvsim.load_trace("weka", path=path, page_tokens=64, limit=limit, answers="inferred", **sessions)
 
 
-def run(cell: Cell) -> Row:
-    result = kvsim.simulate(load(cell.source), *cell.overrides())
+@cache
+def load_chats(path: str, limit: int) -> Trace:
+    return kvsim.load_trace("mooncake", path=path, page_tokens=64, limit=limit, answers="inferred", rate=2.0)
+
+
+def run(options: Namespace, cell: Cell) -> Row:
+    limit = options.limit
+    trace = load_agents(options.weka, limit) if cell.trace == AGENTS else load_chats(options.conversation, limit)
+    result = kvsim.simulate(trace, *MODEL, f"tiers.gpu.capacity={cell.gib}GiB", f"checkpoint.tokens={cell.tokens}")
     record, states = result.record, result.record["checkpoints"]
-    entered = record["tiers"]["gpu"]["inserted_pages"] * record["page_bytes"]
+    inserted_bytes = record["tiers"]["gpu"]["inserted_pages"] * record["page_bytes"]
     return Row(
         result.hit_rate,
         record["ttft_s"]["mean"],
         record["ttft_s"]["p99"],
-        states["bytes"] / entered if entered else 0.0,
+        states["bytes"] / inserted_bytes if inserted_bytes else 0.0,
         states["saved"],
         states["tokens_lost_to_missing_state"] / record["prompt_tokens"],
     )
 
 
-def measure(sources: list[Source]) -> Rows:
-    """All runs, two processes at a time."""
-    every = [Cell(source, gib, tokens) for source in sources for gib in GIB for tokens in INTERVALS]
-    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
-        return dict(zip(every, pool.map(run, every), strict=True))
-
-
 @dataclass(frozen=True)
 class Series:
-    """All intervals at one place."""
+    """All intervals on one trace with one memory size."""
 
-    source: Source
+    trace: str
     gib: int
     rows: dict[int, Row]
 
     @property
     def best(self) -> int:
-        """The interval that hits most; of equal ones the longest."""
+        """The interval with the most hits; of equal ones the longest."""
         return max(self.rows, key=lambda tokens: (self.rows[tokens].hit_rate, tokens))
 
     @property
     def soonest(self) -> int:
+        """The interval with the lowest mean TTFT."""
         return min(self.rows, key=lambda tokens: self.rows[tokens].ttft_s)
 
     @property
     def inner_gain(self) -> float:
-        """What the best hits more than the shortest and the longest interval."""
+        """Hit rate of the best interval minus that of the better of the shortest and the longest."""
         ends = max(self.rows[INTERVALS[0]].hit_rate, self.rows[INTERVALS[-1]].hit_rate)
         return self.rows[self.best].hit_rate - ends
 
@@ -142,168 +127,129 @@ class Series:
         return self.rows[self.best].ttft_s / self.rows[self.soonest].ttft_s - 1
 
     def __str__(self) -> str:
-        return f"{self.source.name}, {self.gib} GiB"
+        return f"{self.trace}, {self.gib} GiB"
 
 
-def series(rows: Rows) -> list[Series]:
-    found: dict[tuple[Source, int], dict[int, Row]] = {}
-    for cell, row in rows.items():
-        found.setdefault((cell.source, cell.gib), {})[cell.tokens] = row
-    return [Series(source, gib, each) for (source, gib), each in found.items()]
+def series(rows: Rows, trace: str) -> list[Series]:
+    return [Series(trace, gib, {tokens: rows[Cell(trace, gib, tokens)] for tokens in INTERVALS}) for gib in GIB]
 
 
-def claims(rows: Rows) -> list[tuple[str, str, bool]]:
-    """(claim, what was measured, whether it holds)."""
-    every = series(rows)
-    flattest = min(every, key=lambda one: one.inner_gain)
-    slowest = max(every, key=lambda one: one.delay)
-    weka = [one for one in every if one.source.reader == "weka"]
-    short = {str(one): one.rows[INTERVALS[0]].hit_rate - one.rows[INTERVALS[-1]].hit_rate for one in weka}
-    closest = max(short, key=lambda place: short[place])
-    names = {one.source.name for one in every}
-    bests = {name: [one.best for one in every if one.source.name == name] for name in sorted(names)}
+def claims(rows: Rows) -> list[Claim]:
+    agents, chats = series(rows, AGENTS), series(rows, CHATS)
+    flattest = min(agents + chats, key=lambda one: one.inner_gain)
+    slowest = max(agents + chats, key=lambda one: one.delay)
+    shortest, longest = INTERVALS[0], INTERVALS[-1]
+    closest, lead = highest({one.gib: one.rows[shortest].hit_rate - one.rows[longest].hit_rate for one in agents})
+    bests = {trace: [one.best for one in each] for trace, each in ((AGENTS, agents), (CHATS, chats))}
     return [
-        (
-            "some interval in between hits more than the shortest and the longest, everywhere",
-            f"{100 * flattest.inner_gain:+.2f} points at least, {flattest}",
+        Claim(
+            "everywhere some interval in between hits more than the shortest and the longest",
+            f"at least {100 * flattest.inner_gain:+.2f} points ({flattest})",
             flattest.inner_gain > 0.001,
         ),
-        (
-            "the interval with the most hits has the least mean TTFT",
-            f"{slowest.delay:.1%} slower at most, {slowest}: {slowest.best:,} after {slowest.soonest:,}",
+        Claim(
+            "the interval with the most hits has the lowest mean TTFT",
+            f"at most {slowest.delay:.1%} slower ({slowest}: {slowest.best:,} against {slowest.soonest:,})",
             1 + slowest.delay <= EQUAL,
         ),
-        (
-            f"on WEKA's sessions {INTERVALS[0]} tokens hit less than {INTERVALS[-1]:,}",
-            f"{100 * short[closest]:+.2f} points at most, {closest}",
-            short[closest] < 0,
+        Claim(
+            f"on WEKA's sessions an interval of {shortest} tokens hits less than one of {longest:,}",
+            f"at most {100 * lead:+.2f} points ({AGENTS}, {closest} GiB)",
+            lead < 0,
         ),
-        (
-            "the best interval falls, or stays, as memory grows",
-            "; ".join(f"{name}: " + ", ".join(f"{tokens:,}" for tokens in each) for name, each in bests.items()),
+        Claim(
+            "the best interval shrinks or stays the same as memory grows",
+            "; ".join(f"{trace}: " + ", ".join(f"{tokens:,}" for tokens in each) for trace, each in bests.items()),
             all(each == sorted(each, reverse=True) for each in bests.values()),
         ),
     ]
 
 
 def finding(rows: Rows) -> str:
-    """Three sentences, their figures from the runs."""
-    every = series(rows)
-    agents = [one for one in every if one.source.reader == "weka"]
-    chats = [one for one in every if one.source.reader == "mooncake"]
+    agents, chats = series(rows, AGENTS), series(rows, CHATS)
     shortest, longest = INTERVALS[0], INTERVALS[-1]
 
-    def told(one: Series, tokens: int) -> str:
+    def result(one: Series, tokens: int) -> str:
         return f"{one.rows[tokens].hit_rate:.1%} and {one.rows[tokens].ttft_s:.2f} s with {tokens:,}"
 
     def best(one: Series) -> str:
-        return f"{told(one, one.best)} tokens against {told(one, shortest)} at {one.gib} GiB"
+        return f"{result(one, one.best)} tokens against {result(one, shortest)} at {one.gib} GiB"
 
-    shares = [one.rows[shortest].state_share for one in every], [one.rows[longest].state_share for one in every]
-    lost = [one.rows[longest].lost_share for one in every]
+    shares = [[one.rows[tokens].state_share for one in agents + chats] for tokens in (shortest, longest)]
+    lost = [one.rows[longest].lost_share for one in agents + chats]
     return (
-        "Agents go on from the ends of prompts, where every interval has a state, so the less memory, the fewer states in "
-        f"between pay: most is hit, {best(agents[0])}, and {best(agents[-1])}. "
-        f"Conversations short of memory reuse little but the {shortest} tokens that all prompts of the trace begin with, after "
-        f"which only an interval of {shortest} has a state: at {chats[0].gib} GiB {told(chats[0], shortest)}, whose states leave "
-        f"no room for requests, and {told(chats[0], longest)}; at {chats[-1].gib} GiB {told(chats[-1], chats[-1].best)}. "
-        f"States are {min(shares[0]):.0%} to {max(shares[0]):.0%} of the bytes that enter with {shortest} tokens and "
+        "Agents continue from the ends of prompts, where every interval has a state, so the less memory there is, the fewer "
+        f"states in between pay off. The best intervals give {best(agents[0])}, and {best(agents[-1])}. "
+        f"Conversations short of memory reuse little but the {shortest} tokens that all prompts of the trace begin with, and "
+        f"only an interval of {shortest} has a state after them: at {chats[0].gib} GiB {result(chats[0], shortest)}, whose "
+        f"states leave no room for requests, and {result(chats[0], longest)}; at {chats[-1].gib} GiB "
+        f"{result(chats[-1], chats[-1].best)}. "
+        f"States are {min(shares[0]):.0%} to {max(shares[0]):.0%} of the inserted bytes with {shortest} tokens and "
         f"{min(shares[1]):.0%} to {max(shares[1]):.0%} with {longest:,}, where {min(lost):.1%} to {max(lost):.1%} of the prompt "
-        "tokens had their KV in memory and no state to go on from."
+        "tokens had their KV in memory but no state to continue from."
     )
 
 
-def write_markdown(path: Path, rows: Rows, sources: list[Source]) -> None:
-    lines = [
+def page(options: Namespace, rows: Rows) -> Iterator[str]:
+    yield from [
         "# Checkpoint interval of a hybrid model",
         "",
-        f"Qwen3-Next 80B on two H200, pages of 64 tokens; made by `{COMMAND}`. Hit tokens per prompt token; all figures",
-        "are in [results.csv](results.csv).",
+        "Qwen3-Next 80B on two H200, pages of 64 tokens; hit tokens per prompt token. Made by",
+        "`python experiments/checkpoint_interval/run.py`; all numbers are in [results.csv](results.csv).",
         "",
-        *(f"- {source.name}: {source.limit:,} requests" for source in sources),
+        *(f"- {trace}: {options.limit:,} requests" for trace in (AGENTS, CHATS)),
         "",
         "![Hit rate, mean TTFT and the share of states by interval and memory](results.png)",
         "",
-        "| claim | measured | |",
-        "|---|---|---|",
-        *(f"| {claim} | {measured} | {'holds' if holds else 'FAILS'} |" for claim, measured, holds in claims(rows)),
+        *claim_table(claims(rows)),
         "",
         finding(rows),
     ]
-    for source in sources:
-        for title, value, best in (
-            ("hit rate", lambda row: row.hit_rate, max),
-            ("mean TTFT (s)", lambda row: row.ttft_s, min),
-            ("share of states in the bytes that enter", lambda row: row.state_share, None),
+    for trace in (AGENTS, CHATS):
+        for title, name, best in (
+            ("hit rate", "hit_rate", max),
+            ("mean TTFT (s)", "ttft_s", min),
+            ("share of states in the inserted bytes", "state_share", None),
         ):
-            lines += ["", f"## {source.name}: {title}", ""]
-            lines += [f"| GiB | {' | '.join(f'{tokens:,}' for tokens in INTERVALS)} |", "|---" * (len(INTERVALS) + 1) + "|"]
+            yield from ["", f"## {trace}: {title}", ""]
+            body = []
             for gib in GIB:
-                values = [value(rows[Cell(source, gib, tokens)]) for tokens in INTERVALS]
-                texts = [f"**{one:.4f}**" if best and one == best(values) else f"{one:.4f}" for one in values]
-                lines.append(f"| {gib} | {' | '.join(texts)} |")
-    path.write_text("\n".join(lines) + "\n")
+                values = [getattr(rows[Cell(trace, gib, tokens)], name) for tokens in INTERVALS]
+                body.append([str(gib), *bold(values, best(values) if best else None)])
+            yield from markdown(("GiB", *(f"{tokens:,}" for tokens in INTERVALS)), body)
 
 
-def write_csv(path: Path, rows: Rows) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ("trace", "gib", "interval_tokens", "hit_rate", "ttft_mean_s", "ttft_p99_s", "state_share", "states", "lost_share")
-        )
-        for cell, row in rows.items():
-            numbers = (row.hit_rate, row.ttft_s, row.p99_s, row.state_share, row.states, row.lost_share)
-            writer.writerow((cell.source.name, cell.gib, cell.tokens, *(f"{number:.6g}" for number in numbers)))
+def table(rows: Rows) -> Iterator[tuple[object, ...]]:
+    yield "trace", "gib", "interval_tokens", "hit_rate", "ttft_mean_s", "ttft_p99_s", "state_share", "states", "lost_share"
+    for cell, row in rows.items():
+        numbers = (row.hit_rate, row.ttft_s, row.p99_s, row.state_share, row.states, row.lost_share)
+        yield cell.trace, cell.gib, cell.tokens, *(f"{number:.6g}" for number in numbers)
 
 
-def draw(folder: Path, rows: Rows, sources: list[Source]) -> None:
-    """``results.html``, and ``results.png`` from it where there is a Chromium."""
-    from plotly.subplots import make_subplots
-
-    measures = (("hit_rate", "hit rate"), ("ttft_s", "mean TTFT (s)"), ("state_share", "states in what enters"))
-    titles = [f"{source.name}: {name}" for source in sources for _, name in measures]
-    figure = make_subplots(rows=len(sources), cols=len(measures), subplot_titles=titles, vertical_spacing=0.14)
-    for row, source in enumerate(sources, 1):
+def figure(rows: Rows) -> go.Figure:
+    measures = (("hit_rate", "hit rate"), ("ttft_s", "mean TTFT (s)"), ("state_share", "share of states"))
+    titles = [f"{trace}: {name}" for trace in (AGENTS, CHATS) for _, name in measures]
+    figure = make_subplots(rows=2, cols=len(measures), subplot_titles=titles, vertical_spacing=0.14)
+    for row, trace in enumerate((AGENTS, CHATS), 1):
         for column, (name, _) in enumerate(measures, 1):
             for gib, colour in zip(GIB, COLOURS, strict=False):
                 figure.add_scatter(
-                    x=list(INTERVALS), y=[getattr(rows[Cell(source, gib, tokens)], name) for tokens in INTERVALS],
+                    x=list(INTERVALS), y=[getattr(rows[Cell(trace, gib, tokens)], name) for tokens in INTERVALS],
                     name=f"{gib} GiB", legendgroup=str(gib), mode="lines+markers", showlegend=row == column == 1,
                     line={"color": colour, "width": 2}, row=row, col=column,
                 )  # fmt: skip
     figure.update_xaxes(type="log", tickvals=[512, 2048, 8192, 65536], ticktext=["512", "2,048", "8,192", "65,536"])
-    figure.update_xaxes(title="tokens between two states", row=len(sources))
+    figure.update_xaxes(title="tokens between two states", row=2)
     figure.update_yaxes(rangemode="tozero")
     for column in (1, 3):
         figure.update_yaxes(tickformat=".0%", col=column)
-    figure.update_layout(template="plotly_white", width=1150, height=760, legend={"orientation": "h", "y": 1.12})
-    page = folder / "results.html"
-    figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
-    take_screenshot(page, folder / "results.png", width=1166, height=776)
+    return figure.update_layout(template="plotly_white", width=1150, height=760, legend={"orientation": "h", "y": 1.12})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--conversation", type=Path, default=TRACES / "mooncake_conversation_trace.jsonl.gz")
-    parser.add_argument("--weka", type=Path, default=TRACES / "weka_claude_code_traces_rle.jsonl.gz")
-    parser.add_argument("--limit", type=int, default=REQUESTS, help="requests of each trace; the claims are about the default")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
-    arguments = parser.parse_args()
-    for path in (arguments.conversation, arguments.weka):
-        if not path.exists():
-            parser.error(f"no trace at {path}: name it with --conversation or --weka")
-    sources = [
-        Source("agents (WEKA)", "weka", str(arguments.weka.resolve()), arguments.limit),
-        Source("conversation", "mooncake", str(arguments.conversation.resolve()), arguments.limit),
-    ]
-    rows = measure(sources)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    write_csv(arguments.output / "results.csv", rows)
-    write_markdown(arguments.output / "results.md", rows, sources)
-    draw(arguments.output, rows, sources)
-    print((arguments.output / "results.md").read_text())
-    return 0 if arguments.limit != REQUESTS or all(holds for _, _, holds in claims(rows)) else 1
-
+STUDY = Study(
+    file=__file__, question=__doc__, traces={"conversation": CONVERSATION, "weka": WEKA}, limit=2_500,
+    cells=cells, run=run, claims=claims, table=table, page=page, figure=figure,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(STUDY.main())

@@ -1,28 +1,26 @@
 """Do the presets hit, request by request, exactly what the engines' own code hits?
 
-Plays the preset that matches each recorded sequence of hits over the Mooncake conversation trace, in pages of 512 tokens. A
-sequence has one row a request: its number, its full pages, and the pages that it hit (SGLang: GPU; HiCache: GPU and host;
-vLLM: GPU, CPU and their sum); -1 stands for a request that was rejected.
+Hits were recorded from the code of SGLang and vLLM over the Mooncake conversation trace, in pages of 512 tokens. Each recorded
+sequence is replayed with the matching preset. It has a row per request: the request's number, its full pages, and the pages that
+it hit (SGLang: GPU; HiCache: GPU and host; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
 
 Claim: no request differs, in any sequence. Exits with 1 if one does.
 """
 
-import argparse
 import gzip
 import re
 import sys
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import kvsim
 from kvsim.engine.outcome import REJECTED
 from kvsim.errors import UsageError
+from kvsim.study import CONVERSATION, markdown, option_parser, write_page
 from kvsim.trace.base import Trace
 
-HERE = Path(__file__).resolve().parent
-SHARED = HERE.parents[2] / "shared"
-TRACE = "mooncake_conversation_trace.jsonl.gz"
 Row = tuple[int, ...]
 
 IN_FLIGHT = r"(?:_inflight(\d+))?"
@@ -50,28 +48,29 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
         f"tiers.cpu.capacity={cpu}pages",
     ],
 }
-"""From the name of a sequence to its command."""
+"""Overrides by the form of a sequence's name."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One recorded sequence beside the replay."""
+    """A recorded sequence compared with its replay."""
 
     name: str
     overrides: list[str]
     requests: int
     mismatches: int
     first: str = ""
-    """Where they first differ."""
+    """The first difference."""
 
 
-def overrides_of(name: str) -> list[str]:
-    """What a replay must be told to play a sequence of this name. Raises UsageError for a name of no known form."""
+def overrides_of(path: Path) -> list[str]:
+    """The overrides that replay a sequence, by its name; empty for a sequence of another engine."""
+    name = path.name.removesuffix(".txt.gz").partition(".")[2]
     for pattern, preset in PRESETS.items():
         if found := re.fullmatch(pattern, name):
             *settings, in_flight = found.groups()
             return [*preset(*settings), f"replay.in_flight={in_flight or 1}"]
-    raise UsageError(f"{name}: no preset is known for a sequence of this name")
+    return []
 
 
 def recorded(path: Path) -> list[Row]:
@@ -80,7 +79,7 @@ def recorded(path: Path) -> list[Row]:
 
 
 def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
-    """Rows as they are recorded, of so many columns."""
+    """Rows in the recorded form, cut to ``columns`` columns."""
     outcome = kvsim.replay(trace, *overrides).outcome
     rows = []
     for request, status, (gpu, cpu, _) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
@@ -91,7 +90,7 @@ def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
 
 def compare(trace: Trace, path: Path) -> Agreement:
     name = path.name.removesuffix(".txt.gz")
-    overrides = overrides_of(name.partition(".")[2])
+    overrides = overrides_of(path)
     theirs = recorded(path)
     try:
         ours = replayed(trace, overrides, len(theirs[0]))
@@ -102,40 +101,42 @@ def compare(trace: Trace, path: Path) -> Agreement:
     return Agreement(name, overrides, len(theirs), len(differing) + abs(len(theirs) - len(ours)), first)
 
 
-def markdown(agreements: list[Agreement]) -> str:
-    """The table, one row a sequence."""
-    lines = [
+def page(agreements: list[Agreement]) -> Iterator[str]:
+    lines = [(one.name, f"`{' '.join(one.overrides)}`", f"{one.requests:,}", f"{one.mismatches:,}") for one in agreements]
+    yield from [
         "# Agreement with the engines' own code",
         "",
         "Requests of the Mooncake conversation trace, in pages of 512 tokens, whose hits differ from those recorded with SGLang",
         "0.5.23 (radix cache), SGLang 0.5.15 (hierarchical cache) and vLLM 0.33.0. Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
-        f"`kvsim replay trace=mooncake trace.path={TRACE} page_tokens=512` with the overrides shown.",
+        f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
         "",
-        "| sequence | overrides | requests | mismatches |",
-        "|---|---|---|---|",
+        *markdown(("sequence", "overrides", "requests", "mismatches"), lines),
     ]
-    for one in agreements:
-        lines.append(f"| {one.name} | `{' '.join(one.overrides)}` | {one.requests:,} | {one.mismatches:,} |")
-    return "\n".join(lines) + "\n"
+
+
+def read_options() -> tuple[Namespace, list[Path]]:
+    """The options, and the recorded sequences to replay."""
+    parser = option_parser(__file__, __doc__, {"trace": CONVERSATION})
+    golden = Path(__file__).resolve().parents[3] / "shared" / "golden"
+    parser.add_argument("--golden", type=Path, default=golden, help="folder of recorded sequences")
+    parser.add_argument("--only", default="", help="replay only sequences whose name contains this, and write no table")
+    options = parser.parse_args()
+    paths = [path for path in sorted(options.golden.glob("*.txt.gz")) if options.only in path.name and overrides_of(path)]
+    if not paths:
+        parser.error(f"no recorded sequence of SGLang or vLLM in {options.golden}; set --golden to their folder")
+    return options, paths
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--golden", type=Path, default=SHARED / "golden", help="folder of recorded sequences")
-    parser.add_argument("--trace", type=Path, default=SHARED / "traces" / TRACE, help="the trace that they were recorded over")
-    parser.add_argument("--only", default="", help="only sequences whose name contains this")
-    arguments = parser.parse_args()
-    paths = [path for path in sorted(arguments.golden.glob("*.txt.gz")) if arguments.only in path.name]
-    if not paths:
-        parser.error(f"there is no recorded sequence in {arguments.golden}: say --golden=FOLDER")
-    trace = kvsim.load_trace("mooncake", path=str(arguments.trace), page_tokens=512)
+    options, paths = read_options()
+    trace = kvsim.load_trace("mooncake", path=options.trace, page_tokens=512)
     agreements = []
     for path in paths:
         agreements.append(one := compare(trace, path))
         print(f"{one.name:<52}{one.requests:>8,} requests {one.mismatches:>8,} mismatches   {one.first}".rstrip(), flush=True)
-    if not arguments.only:
-        (HERE / "results.md").write_text(markdown(agreements))
+    if not options.only:
+        write_page(options.output, page(agreements))
     return int(any(one.mismatches for one in agreements))
 
 

@@ -1,18 +1,18 @@
-"""Which method copies pages between GPU and host fastest, and what does it cost the computation beside it?
+"""Which method copies pages between GPU and host fastest, and how much does it slow down concurrent computation?
 
-Everything is timed from the call to the end of the last byte: checks and upload of the page lists, launches, gathering and
-scattering. Lists are in random order on both sides. Rates are shares of one memcpy of 1 GiB of pinned memory, measured in the
-same run. First of all, every method is checked on awkward sizes and lists: all bytes of both pools must be as they should.
+Everything is timed from the call to the arrival of the last byte: checking and uploading the page lists, launches, gathering and
+scattering. Page lists are in random order on both sides. Rates are shares of one memcpy of 1 GiB of pinned memory, measured in
+the same run. Before any timing, every method is checked on awkward sizes and lists: all bytes of both pools must be right.
 
 Claims, each a row of the last table:
 
-kernel       from fragments of 2 KiB on: 0.92 to the GPU, 0.945 back, with 16 programs or fewer
-copy engine  from host pages of 1 MiB on: 0.96 each way, by the better of staged and memcpy
-both ways    0.88 of what two memcpys reach at the same time, by the best pair, from fragments of 2 KiB on
-GEMM         a loop of bf16 products beside the copies takes at most 1.05 times as long
+kernel       fragments of 2 KiB or more: 0.92 to the GPU, 0.945 back, with 16 programs or fewer
+copy engine  host pages of 1 MiB or more: 0.96 each way, with the better of staged and memcpy
+both ways    fragments of 2 KiB or more: 0.88 of two concurrent memcpys, with the best pair of methods
+GEMM         a loop of bf16 matrix products takes at most 1.05 times as long next to the copies
 
     python experiments/hardware/copies.py [--output DIR]      on a machine with a GPU: four to five minutes
-    TRITON_INTERPRET=1 python experiments/hardware/copies.py --tiny      checks, and times a few small cases on the CPU
+    TRITON_INTERPRET=1 python experiments/hardware/copies.py --tiny      checks and a few small timings on the CPU
 
 Writes copies.csv and copies.md, and exits with 1 if a check or, on a GPU, a claim fails.
 """
@@ -65,7 +65,7 @@ class Cell:
 
 
 class Machine:
-    """Two buffers, one on each side, of which pools are views."""
+    """Two buffers, one on each side; pools are views of them."""
 
     def __init__(self, pool_bytes: int) -> None:
         self.has_gpu = torch.cuda.is_available()
@@ -79,7 +79,7 @@ class Machine:
         self.streams = [torch.cuda.Stream() for _ in range(2)] if self.has_gpu else []
 
     def pools(self, fragment_bytes: int, layers: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All of both buffers, as pools of pages of this shape."""
+        """View both buffers as pools of pages of this shape."""
         pages = self.pool_bytes // (fragment_bytes * layers)
         end = pages * layers * fragment_bytes
         return self.gpu[:end].view(layers, pages, fragment_bytes), self.host[:end].view(pages, layers, fragment_bytes)
@@ -92,7 +92,7 @@ class Machine:
             torch.cuda.synchronize()
 
     def seconds(self, action: Callable[[], None], repeats: int = 5) -> float:
-        """Median time from the call to the end of what it started."""
+        """Median time from the call to the end of the work that it started."""
         action()
         times = []
         for _ in range(repeats):
@@ -104,7 +104,7 @@ class Machine:
         return statistics.median(times)
 
     def beside(self, *actions: Callable[[], None]) -> None:
-        """Start each from a thread and in a stream of its own; the current stream goes on when all have ended."""
+        """Start each action from its own thread in its own stream; the current stream waits for all of them."""
         if not self.has_gpu:
             for action in actions:
                 action()
@@ -122,7 +122,7 @@ class Machine:
 
 
 def check(machine: Machine, fragment_sizes: list[int]) -> int:
-    """Compare all bytes of both pools after copies by every method; returns how many cases were compared."""
+    """Compare all bytes of both pools after copies by every method; return the number of cases."""
     cases = 0
     for fragment_bytes in fragment_sizes:
         for layers, pages in ((1, 1), (3, 7), (2, 33)):
@@ -139,7 +139,7 @@ def check(machine: Machine, fragment_sizes: list[int]) -> int:
 
 
 def page_lists(rng: np.random.Generator, pages: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Lists of GPU and host pages: random, against the order, in one piece, with gaps."""
+    """Lists of GPU and host pages: random, descending, contiguous, with gaps."""
     yield rng.permutation(40)[:pages], rng.permutation(50)[:pages]
     yield np.arange(pages)[::-1], np.arange(50 - pages, 50)
     yield np.arange(3, 3 + pages), np.arange(7, 7 + pages)
@@ -147,7 +147,7 @@ def page_lists(rng: np.random.Generator, pages: int) -> Iterator[tuple[np.ndarra
 
 
 def compare(machine: Machine, tiers: TierCopy, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method) -> None:
-    """Store, then load other pages; what was not named must stay as it was."""
+    """Store, then load into other pages; all other bytes must stay unchanged."""
     expected = tiers.host.clone()
     expected[host_pages] = tiers.gpu[gpu_pages.tolist()].cpu()
     tiers.store(gpu_pages, host_pages, method)
@@ -164,7 +164,7 @@ def compare(machine: Machine, tiers: TierCopy, gpu_pages: np.ndarray, host_pages
 
 
 def memcpy_rates(machine: Machine) -> dict[str, float]:
-    """Bytes a second of one large memcpy each way, and of both at once."""
+    """Bytes per second of one large memcpy each way, and of both at once."""
     half = min(MEMCPY_BYTES, machine.pool_bytes // 2)
 
     def load() -> None:
@@ -181,7 +181,7 @@ def memcpy_rates(machine: Machine) -> dict[str, float]:
 
 
 def measure(machine: Machine, rates: dict[str, float], fragment_sizes: list[int], counts: list[int]) -> Iterator[Cell]:
-    """The matrix: every size, number of fragments, method and direction that fits into half a pool."""
+    """Time every size, number of fragments, method and direction that fits into half a pool."""
     for fragment_bytes in fragment_sizes:
         for layers in sorted({min(LAYERS, count) for count in counts}):
             tiers = TierCopy(*machine.pools(fragment_bytes, layers), calibration(rates))
@@ -198,7 +198,7 @@ def measure(machine: Machine, rates: dict[str, float], fragment_sizes: list[int]
 
 
 def measure_reach(machine: Machine, rates: dict[str, float], fragment_sizes: list[int], total_bytes: int) -> Iterator[Cell]:
-    """As many bytes as the memcpy, in pages of every size."""
+    """Time copies of ``total_bytes`` in pages of every size."""
     for fragment_bytes in fragment_sizes:
         tiers = TierCopy(*machine.pools(fragment_bytes, LAYERS), calibration(rates))
         pages = total_bytes // tiers.page_bytes
@@ -217,13 +217,13 @@ def copying(tiers: TierCopy, way: str, gpu_pages: np.ndarray, host_pages: np.nda
 
 
 def calibration(rates: dict[str, float]) -> CopyRule:
-    """The default methods, with paces that fit this link."""
+    """The default methods, with store rates that fit this link."""
     return replace(CopyRule(), store_bytes_per_s=STORE_PACE * rates["store"], store_beside_load_bytes_per_s=0.45 * rates["both"])
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Both directions at once; the share is of two memcpys at once."""
+    """Copies in both directions at once; the share is relative to two concurrent memcpys."""
 
     fragment_bytes: int
     load: Method
@@ -233,7 +233,7 @@ class Pair:
 
 
 def measure_pairs(machine: Machine, rates: dict[str, float], fragment_sizes: list[int], total_bytes: int) -> Iterator[Pair]:
-    """All pairs of methods; where a kernel stores, at several paces, given as shares of half of ``both``."""
+    """Time all pairs of methods; a storing kernel runs at several paces, given as shares of half of ``both``."""
     for fragment_bytes in fragment_sizes:
         pools = machine.pools(fragment_bytes, LAYERS)
         count = total_bytes // (fragment_bytes * LAYERS)
@@ -254,7 +254,7 @@ def measure_pairs(machine: Machine, rates: dict[str, float], fragment_sizes: lis
 
 @dataclass(frozen=True)
 class Beside:
-    """How much longer a loop of products takes beside copies."""
+    """Slowdown of a loop of matrix products next to copies."""
 
     product: str
     way: str
@@ -264,15 +264,15 @@ class Beside:
 
 
 def leave_multiprocessors(count: int) -> None:
-    """Let matrix products leave some multiprocessors to others, as far as torch and cuBLASLt can."""
+    """Make matrix products leave ``count`` multiprocessors free, as far as torch and cuBLASLt can."""
     torch.backends.cuda.preferred_blas_library("cublaslt" if count else "default")
     torch._C._set_sm_carveout_experimental(count or None)
 
 
 SHAPES = {"8192^3": (8192, 8192, 8192), "2048x8192x8192": (2048, 8192, 8192)}
-"""Of products: rows, columns and inner size."""
+"""Rows, columns and inner size of the products."""
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Both factors of a product, and where it goes."""
+"""Both factors of a product, and its result."""
 
 
 def factors(rows: int, columns: int, inner: int) -> Factors:
@@ -302,12 +302,12 @@ def measure_products(machine: Machine, rates: dict[str, float], fragment_sizes: 
         leave_multiprocessors(8)
         for way in WAYS:
             action = copying(tiers, way, gpu_pages, host_pages, "kernel")
-            yield Beside(f"{product}, 8 multiprocessors left", way, "kernel", 2 * KIB, loop.slowdown(machine, action))
+            yield Beside(f"{product}, 8 multiprocessors free", way, "kernel", 2 * KIB, loop.slowdown(machine, action))
         leave_multiprocessors(0)
 
 
 class Loop:
-    """Products one after another: 20 ms with copies beside them between 20 ms without, so that clocks drift alike."""
+    """A loop of products: segments of 20 ms with copies alternate with segments without, so clock drift affects both."""
 
     def __init__(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         self.product = lambda: torch.mm(left, right, out=out)
@@ -316,7 +316,7 @@ class Loop:
         self.repeats = max(1, round(0.02 / (self._segments([None])[0] / 10)))
 
     def _segments(self, beside: list[Callable[[], None] | None]) -> list[float]:
-        """Seconds of segments of the loop, each beside what is named, all queued ahead of the GPU."""
+        """Seconds of each segment of the loop next to an action or None, all queued before the GPU starts."""
         copies, marks = self.copies, []
         with torch.cuda.stream(self.stream):
             for _ in range(self.repeats):
@@ -337,7 +337,7 @@ class Loop:
         return [start.elapsed_time(end) / 1e3 for start, end in marks]
 
     def slowdown(self, machine: Machine, action: Callable[[], None]) -> float:
-        """Median over five segments beside ``action``, each over the mean of its neighbours without."""
+        """Median over five segments next to ``action``, each relative to the mean of its two neighbours without."""
         action()
         machine.wait()
         times = self._segments([None, action] * 5 + [None])
@@ -345,7 +345,7 @@ class Loop:
 
 
 def derive(reach: list[Cell], pairs: list[Pair], rates: dict[str, float]) -> CopyRule:
-    """The launcher's rule: a copy engine is used from the size on from which it is within 2% of the fastest."""
+    """The launcher's rule: use a copy engine from the smallest size at which it is within 2% of the fastest method."""
     return derived_rule(
         {(cell.way, cell.method, cell.fragment_bytes): cell.share for cell in reach},
         [
@@ -371,7 +371,7 @@ def size(n_bytes: int) -> str:
 
 
 def matrix_tables(cells: list[Cell], reach: list[Cell]) -> str:
-    """For each direction: the winner of each cell and its share, then the shares of every method for the same bytes."""
+    """For each direction: the fastest method of each cell with its share, then the shares of every method for equal bytes."""
     parts = []
     counts = sorted({cell.fragments for cell in cells})
     sizes = sorted({cell.fragment_bytes for cell in cells})
@@ -395,7 +395,7 @@ def matrix_tables(cells: list[Cell], reach: list[Cell]) -> str:
 
 
 def claims(reach: list[Cell], pairs: list[Pair], besides: list[Beside]) -> list[tuple[str, float, float, bool]]:
-    """(claim, measured, goal, holds); the worst over all sizes that a claim is about."""
+    """(claim, measured, goal, holds), with the worst result over all sizes of a claim."""
     rows = []
     for way, goal in (("load", 0.92), ("store", 0.945)):
         worst = min(c.share for c in reach if (c.way, c.method) == (way, "kernel") and c.fragment_bytes >= 2 * KIB)
@@ -413,12 +413,12 @@ def claims(reach: list[Cell], pairs: list[Pair], besides: list[Beside]) -> list[
             if not slowdowns:
                 continue
             worst = max(slowdowns)
-            rows.append((f"GEMM {product} beside {method}", worst, 1.05, worst <= 1.05))
+            rows.append((f"GEMM {product} next to {method}", worst, 1.05, worst <= 1.05))
     return rows
 
 
 def claims_table(rows: list[tuple[str, float, float, bool]]) -> str:
-    """Of (claim, measured, goal, holds)."""
+    """The table of (claim, measured, goal, holds)."""
     return table(
         ["claim", "measured", "goal", ""],
         [[claim, f"{value:.3f}", f"{goal:g}", "holds" if holds else "**fails**"] for claim, value, goal, holds in rows],
@@ -439,8 +439,8 @@ def report(
     text = [
         "# Copies between GPU and host\n",
         f"{name}, torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}. Made by "
-        "`python experiments/hardware/copies.py`, which says how it measures; all cells are in copies.csv. "
-        f"{compared} copies were compared byte by byte first.\n",
+        "`python experiments/hardware/copies.py`, which explains the measurement; all cells are in copies.csv. "
+        f"Before that, {compared} copies were compared byte by byte.\n",
         table(["memcpy of 1 GiB", "GB/s"], [[way, f"{rate / 1e9:.1f}"] for way, rate in rates.items()]),
         f"## Methods\n\nShares of memcpy, {LAYERS} layers, by fragment size and number of fragments.\n",
         matrix_tables(cells, reach),
@@ -456,7 +456,7 @@ def report(
     if not besides:
         return "\n".join(text), True
     rows = [[b.product, b.way, b.method, size(b.fragment_bytes), f"{b.slowdown:.3f}"] for b in besides]
-    text.append("## A loop of products beside the copies\n\n" + table(["product", "way", "method", "fragment", "time"], rows))
+    text.append("## A loop of products next to the copies\n\n" + table(["product", "way", "method", "fragment", "time"], rows))
     verdicts = claims(reach, pairs, besides)
     text.append("## Claims\n\n" + claims_table(verdicts))
     return "\n".join(text), all(holds for *_, holds in verdicts)
@@ -469,7 +469,7 @@ def main() -> int:
     chosen = parser.parse_args()
     machine = Machine(4 * MIB if chosen.tiny else 4 * GIB)
     if not chosen.tiny and not machine.has_gpu:
-        parser.error("there is no GPU: use --tiny with TRITON_INTERPRET=1")
+        parser.error("no GPU found; use --tiny with TRITON_INTERPRET=1")
     start = time.perf_counter()
 
     def say(what: str) -> None:

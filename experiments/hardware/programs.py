@@ -1,16 +1,16 @@
-"""How fast is the copying kernel, and what does it cost matrix products beside it, by its number of programs?
+"""How fast is the copying kernel, and how much does it slow down concurrent matrix products, by its number of programs?
 
-Alone: 1 GiB of pages of 32 fragments, in random order on both sides, as a share of one memcpy of 1 GiB. Once from the call to the
-last byte, and once in a row of copies, where the host prepares one while the GPU still copies another: what the second has more
-than the first is the host's part. A kernel that stores is held back to a rate just below the link's; also without that.
+Alone: 1 GiB of pages of 32 fragments, in random order on both sides, as a share of one memcpy of 1 GiB. Measured from the call
+to the last byte, and in a row of copies, where the host prepares one while the GPU still copies another; the difference is the
+host's part. A storing kernel is limited to a rate just below the link's; it is also measured without the limit.
 
-Beside products: fragments of 2 KiB; how much longer loops of bf16 products take. The products' own kernels are listed: one that
-has a program on every multiprocessor ends late whatever the copy takes from it.
+Next to products: fragments of 2 KiB, and the slowdown of loops of bf16 products. The products' own kernels are listed: a kernel
+with a program on every multiprocessor finishes late however little the copy takes from it.
 
 Claims, each a row of the last table:
 
-kernel       in a row, from fragments of 2 KiB on: 0.92 to the GPU, 0.945 back when it is not held back
-products     beside one program they take at most 1.05 times as long
+kernel       in a row, fragments of 2 KiB or more: 0.92 to the GPU, 0.945 back without the limit
+products     next to one program they take at most 1.05 times as long
 
     python experiments/hardware/programs.py [--output DIR]      on a machine with a GPU: a minute
 
@@ -57,15 +57,15 @@ FRAGMENT_BYTES = 2 * KIB
 SIZES = tuple(KIB << k for k in range(1, 11))
 """Fragments of the copies alone."""
 ROW = 8
-"""Copies one after another."""
+"""Copies in a row."""
 GOALS = {"load": 0.92, "store": 0.945, "products": 1.05}
-"""The least share of memcpy's rate, and how many times as long products may take."""
+"""Lowest shares of memcpy's rate, and the largest slowdown of products."""
 UNHELD_BYTES_PER_S = 1e15
 
 
 @dataclass(frozen=True)
 class Alone:
-    """Shares of memcpy's rate: of one copy from the call to its end, and of copies in a row."""
+    """Shares of memcpy's rate: one copy from the call to its end, and copies in a row."""
 
     fragment_bytes: int
     way: Way
@@ -91,7 +91,7 @@ def alone(machine: Machine, rates: dict[str, float]) -> Iterator[Alone]:
 
 
 def seconds_in_row(machine: Machine, action: Callable[[], None]) -> float:
-    """Of each of a row of copies on the GPU, which one before the row keeps busy until the host is ahead."""
+    """Seconds per copy in a row; a copy before the row keeps the GPU busy until the host is ahead."""
     times = []
     for _ in range(3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -107,7 +107,7 @@ def seconds_in_row(machine: Machine, action: Callable[[], None]) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """So many programs in one direction: their share of memcpy's rate, and how many times as long each product takes."""
+    """A number of programs in one direction: its share of memcpy's rate, and the slowdown of each product."""
 
     programs: int
     way: Way
@@ -128,7 +128,7 @@ def costs(machine: Machine, rates: dict[str, float], loops: list[Loop]) -> Itera
 
 
 def kernels(products: list[Factors]) -> list[list[object]]:
-    """Of each product: its kernel's name, programs, threads and registers of each, and bytes of shared memory."""
+    """For each product: its kernel's name, programs, threads per program, registers per thread, and bytes of shared memory."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for left, right, out in products:
             torch.mm(left, right, out=out)
@@ -147,18 +147,18 @@ def kernels(products: list[Factors]) -> list[list[object]]:
 
 
 def claims(by_size: list[Alone], measured: list[Cost]) -> list[tuple[str, float, float, bool]]:
-    """(claim, the worst that was measured, goal, holds)."""
+    """(claim, worst measurement, goal, holds)."""
     rows = []
     for way, is_held in (("load", True), ("store", False)):
         worst = min(row.share_in_row for row in by_size if (row.way, row.is_held) == (way, is_held))
         rows.append((f"kernel in a row, {way}", worst, GOALS[way], worst >= GOALS[way]))
     longest = max(time for cost in measured if cost.programs == 1 for time in cost.times)
-    return [*rows, ("products beside one program", longest, GOALS["products"], longest <= GOALS["products"])]
+    return [*rows, ("products next to one program", longest, GOALS["products"], longest <= GOALS["products"])]
 
 
 def alone_table(by_size: list[Alone]) -> str:
     header = ["fragment"]
-    for kind in ("load", "store", "store, not held back"):
+    for kind in ("load", "store", "store, no limit"):
         header += [kind, f"{kind}, in a row"]
     rows: list[list[object]] = []
     for fragment_bytes in SIZES:
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=HERE, help="folder for programs.md")
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("there is no GPU")
+        parser.error("no GPU found")
     machine = Machine(4 * GIB)
     rates = memcpy_rates(machine)
     by_size = list(alone(machine, rates))
@@ -187,16 +187,16 @@ def main() -> int:
         "# Programs of the copying kernel\n",
         f"{torch.cuda.get_device_name()}, {multiprocessors} multiprocessors, torch {torch.__version__}, "
         f"triton {triton.__version__}, Python {platform.python_version()}. Made by `python experiments/hardware/programs.py`, "
-        "which says how it measures. "
+        "which explains the measurement. "
         f"memcpy of 1 GiB: {rates['load'] / 1e9:.1f} GB/s to the GPU, {rates['store'] / 1e9:.1f} back.\n",
         f"## Alone, {CopyRule().programs} programs\n",
         alone_table(by_size),
-        "## Beside products\n",
+        "## Next to products\n",
         table(
             ["programs", "way", "share of memcpy alone", *(f"time of {name}" for name in PRODUCTS)],
             [[cost.programs, cost.way, f"{cost.share:.3f}", *(f"{time:.3f}" for time in cost.times)] for cost in measured],
         ),
-        table(["product", "its kernel", "programs", "threads", "registers of a thread", "shared memory"], kernels(products)),
+        table(["product", "its kernel", "programs", "threads", "registers per thread", "shared memory"], kernels(products)),
         "## Claims\n",
         claims_table(verdicts),
     ]

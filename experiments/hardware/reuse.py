@@ -1,13 +1,13 @@
-"""Is every page that is used again the page that it should be, wherever it was meanwhile?
+"""Does every reused page hold the right data, whichever tiers it has passed through?
 
-A hundred sessions ask about documents, or are agents, in tiers that hold a part of what they read: pages go down to pinned memory
-and to disk, and come back, while others take their place. Each page that a request uses again is verified on the GPU, by words.
+A hundred sessions of document questions and agents share tiers that hold only part of their KV: pages are written to pinned
+memory and to disk and loaded back, while others take their slots. Each reused page is verified word by word on the GPU.
 
 Claims, each a row of the table:
 
 moves        at least 200,000 page movements in one run, at least 10,000 of them on each link
-verified     as many pages as were hit
-wrong words  none, and the disk found no fault
+verified     every page that was hit
+wrong words  none, and no disk faults
 
     python experiments/hardware/reuse.py [--output DIR] [OVERRIDE ...]      on a machine with a GPU: five minutes
     TRITON_INTERPRET=1 python experiments/hardware/reuse.py --tiny          a few hundred movements on the CPU
@@ -42,7 +42,7 @@ TINY = [
     "prefetch.in_flight_fraction=1", "tiers.gpu.capacity=12pages", "tiers.cpu.capacity=12pages",
     "tiers.disk.capacity=200pages",
 ]  # fmt: skip
-"""Instead of the same settings of RUN, for Triton's interpreter."""
+"""Replaces settings of RUN, for Triton's interpreter."""
 MOVES, LINK_MOVES = 200_000, 10_000
 TINY_MOVES, TINY_LINK_MOVES = 100, 3
 
@@ -54,26 +54,26 @@ def claims(result: dict[str, Any], least: int, link_least: int) -> list[tuple[st
     faults = sum(found["disk_faults"].values())
     return [
         ("page movements", f"{total:,}", f">= {least:,}", total >= least),
-        ("on the link with the fewest", f"{fewest:,}", f">= {link_least:,}", fewest >= link_least),
+        ("movements on the link with the fewest", f"{fewest:,}", f">= {link_least:,}", fewest >= link_least),
         (
             "pages verified",
             f"{found['verified_pages']:,}",
-            f">= {hits:,}, as many as were hit",
+            f">= {hits:,}, all that were hit",
             found["verified_pages"] >= hits > 0,
         ),
         ("wrong words", f"{found['wrong_words']:,}", "0", found["wrong_words"] == 0),
-        ("faults of the disk", f"{faults:,}", "0", faults == 0),
+        ("disk faults", f"{faults:,}", "0", faults == 0),
     ]
 
 
 def page(result: dict[str, Any], rows: list[tuple[str, str, str, bool]]) -> str:
-    """All of reuse.md."""
+    """The text of reuse.md."""
     found, tiers = result["hardware"], result["tiers"]
     lines = [
-        "# Pages that are used again", "",
+        "# Reused pages", "",
         f"{found['device']}, {result['requests']:,} requests in {result['simulated_s']:.0f} s, pages of "
-        f"{result['page_bytes'] / 2**20:.3g} MiB. Made by `python experiments/hardware/reuse.py`, which says what was run.", "",
-        "| tier | pages | hit, of prompts' pages |", "|---|---|---|",
+        f"{result['page_bytes'] / 2**20:.3g} MiB. Made by `python experiments/hardware/reuse.py`, which lists the settings.", "",
+        "| tier | pages | pages hit, share of prompt pages |", "|---|---|---|",
     ]  # fmt: skip
     for name, tier in tiers.items():
         share = result["hit_pages"][name] / result["prompt_pages"]
@@ -86,11 +86,11 @@ def page(result: dict[str, Any], rows: list[tuple[str, str, str, bool]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run and write the table. Returns the exit code."""
+    """Run and write the table. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a small run, for the CPU")
-    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="where reuse.md goes")
-    parser.add_argument("overrides", nargs="*", help="settings of the run, as for kvsim simulate")
+    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for reuse.md")
+    parser.add_argument("overrides", nargs="*", help="overrides of the run, as for kvsim simulate")
     chosen = parser.parse_args(arguments)
     changes = [*(TINY if chosen.tiny else []), *chosen.overrides]
     names = {change.split("=")[0] for change in changes}

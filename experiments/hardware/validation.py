@@ -1,19 +1,18 @@
-"""How close the simulation is to a GPU: the same runs on both, per tier, with errors.
+"""How close is the simulation to a GPU? The same runs on both, per tier, with errors.
 
 Claims, each a row of the last table:
 
 hits        at least 99 % of the requests hit the same pages in every tier, and each tier's hit rate is within 0.5 points
 links       the bytes of every link are within 1 %
 times       time to first token: p50 within 5 %, p99 within 10 %
-ranking     the four configurations for agents have the same order by p50 of the time to first token
-bytes       not one word of a reused page is wrong
+ranking     p50 of the time to first token orders the four agent configurations in the same way
+bytes       no word of a reused page is wrong
 
-Two configurations are served twice. How far the GPU's two runs are from each other is a table of its own: no simulation can be
-nearer.
+Two configurations run twice. A table of its own shows how far the GPU's two runs are apart: no simulation can be closer.
 
     kvsim calibrate name=h200_measured                       on the machine with the GPU, once
-    python experiments/hardware/validation.py TRACE          15 minutes; TRACE is Mooncake's conversation trace
-    python experiments/hardware/validation.py --read DIR     draws the tables of the runs in DIR; a claim about others fails
+    python experiments/hardware/validation.py TRACE          15 minutes; TRACE is the Mooncake conversation trace
+    python experiments/hardware/validation.py --read DIR     writes the tables of the runs in DIR; claims about missing runs fail
 
 Writes validation.md and validation.csv, and exits with 1 if a claim fails.
 """
@@ -48,7 +47,7 @@ TWICE = ("agents write_back arc", "agents write_through lru")
 
 
 def configurations(trace: str) -> dict[str, list[str]]:
-    """Overrides of each run, by its name."""
+    """Overrides of each run, by name."""
     runs = {
         f"agents {placement} {eviction}": [*AGENTS, *SHAPES, f"placement={placement}", f"eviction={eviction}"]
         for placement in PLACEMENTS
@@ -75,7 +74,7 @@ def rows(name: str, record: dict[str, Any]) -> Iterator[tuple[str, str, str, flo
 
 
 def claims(records: dict[str, dict[str, Any]]) -> list[tuple[str, str, bool]]:
-    """(claim, what was found, whether it holds)"""
+    """(claim, finding, whether it holds)"""
     found = []
     for name, record in records.items():
         rates = max(abs(pair["difference"]) for pair in record["hit_rate"].values())
@@ -103,14 +102,14 @@ def claims(records: dict[str, dict[str, Any]]) -> list[tuple[str, str, bool]]:
 
 
 def hits(file: Path) -> list[tuple[str, ...]]:
-    """Pages that each request of a run hit, by tier."""
+    """Pages hit by each request of a run, by tier."""
     with gzip.open(file, "rt", newline="") as text:
         return [tuple(value for key, value in row.items() if key.startswith("hit_pages")) for row in csv.DictReader(text)]
 
 
 def repeats(records: dict[str, dict[str, Any]], runs: Path) -> list[str]:
-    """The table of what was measured twice: how far the second is from the first."""
-    lines = ["## The GPU against itself", "", "| run, again | requests with the same hits | p50 | p99 |", "|---|---|---|---|"]
+    """The table of the configurations that ran twice: the second run relative to the first."""
+    lines = ["## The GPU against itself", "", "| repeated run | requests with the same hits | p50 | p99 |", "|---|---|---|---|"]
     for name in TWICE:
         if not {name, again(name)} <= set(records):
             continue
@@ -122,7 +121,7 @@ def repeats(records: dict[str, dict[str, Any]], runs: Path) -> list[str]:
 
 
 def write(records: dict[str, dict[str, Any]], runs: Path, folder: Path) -> bool:
-    """Write both files into a folder; returns whether all claims hold."""
+    """Write both files into a folder; return whether all claims hold."""
     table = [row for name, record in records.items() for row in rows(name, record)]
     with (folder / "validation.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -131,7 +130,7 @@ def write(records: dict[str, dict[str, Any]], runs: Path, folder: Path) -> bool:
     device = next(iter(records.values()))["device"]
     lines = [
         "# Simulated against measured", "",
-        f"{device}. Made by `python experiments/hardware/validation.py TRACE`, which says what was run; all rows are in "
+        f"{device}. Made by `python experiments/hardware/validation.py TRACE`, which lists the settings; all rows are in "
         "validation.csv.", "",
     ]  # fmt: skip
     for name in records:
@@ -157,14 +156,14 @@ def percent(simulated: float, measured: float) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, or read what was run, and write the tables. Returns the exit code."""
+    """Run, or read earlier runs, and write the tables. Return the exit code."""
     parser = argparse.ArgumentParser(description="Compare simulated with measured runs.")
-    parser.add_argument("trace", nargs="?", help="Mooncake's conversation trace")
-    parser.add_argument("--read", type=Path, metavar="DIR", help="draw the tables again from the runs in this folder")
-    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="where the tables go")
+    parser.add_argument("trace", nargs="?", help="the Mooncake conversation trace")
+    parser.add_argument("--read", type=Path, metavar="DIR", help="write the tables again from the runs in this folder")
+    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for the tables")
     options = parser.parse_args(arguments)
     if (options.trace is None) == (options.read is None):
-        parser.error("say the trace to run, or --read DIR with what was run")
+        parser.error("name the trace to run, or set --read to a folder of runs")
     folder = options.read or Path("outputs") / "validation"
     for name, overrides in configurations(options.trace or "").items():
         if options.read is None and kvsim(["validate", *overrides, f"output={folder / name}"]) == 2:
@@ -172,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     files = {name: folder / name / "validate.json" for name in configurations("")}
     records = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     if not records:
-        parser.error(f"--read: there is no run in {folder}")
+        parser.error(f"--read: no runs in {folder}")
     return 0 if write(records, folder, options.output) else 1
 
 

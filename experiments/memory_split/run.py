@@ -1,41 +1,35 @@
 """One more GiB of memory: for the GPU, the CPU or the disk?
 
-Llama 3 8B on one H200, the first 6,000 requests of the Mooncake conversation trace at half its rate, 1.7 a second, which the GPU
-can serve at every base. From each base, three sizes and a write policy, each tier in turn gets 8, 16 and 32 GiB more. The worth
-of a GiB is the slope of a line through these four runs (least squares), in points of hit rate and in milliseconds of mean time to
-first token (TTFT) saved; the error is the slope's standard error. The disk is the H200 host's: it reads 3.2 and writes 3.0 GB/s,
-and is read at admission.
+Llama 3 8B on one H200, the first 6,000 requests of the Mooncake conversation trace at half its rate, 1.7 per second, which the
+GPU can serve from every base. A base is three tier sizes and a write policy; each tier in turn gets 8, 16 and 32 GiB more. The
+worth of a GiB is the slope of a least-squares line through these three runs and the base, in points of hit rate and in
+milliseconds of mean time to first token (TTFT) saved; its error is the slope's standard error. The disk is that of the H200's
+host: it reads 3.2 and writes 3.0 GB/s, and is read at admission.
 
 Claims:
 
-1. in TTFT a GiB of the GPU is worth most at every base;
-2. under write_back a GiB is worth the same hit rate in each tier, within .05 points, since tiers hold different pages;
-3. under write_through a GiB of the GPU adds less hit rate than one of the CPU at every base, since the CPU has all that it has;
-4. what a GiB of the CPU saves in TTFT falls from each base to the next larger one.
+1. in TTFT a GiB of GPU memory is worth most from every base;
+2. with write_back a GiB is worth the same hit rate in every tier, within .05 points, since the tiers hold different pages;
+3. with write_through a GiB of GPU memory adds less hit rate than one of CPU memory, which has all GPU pages, from every base;
+4. the TTFT saved by a GiB of CPU memory falls from each base to the next larger one.
 
 Exits with 1 if a claim fails.
 """
 
-import argparse
-import csv
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.report.screenshot import take_screenshot
+from kvsim.study import CONVERSATION, Claim, Study, claim_table, highest, lowest, markdown
 from kvsim.trace.base import Trace
 
-HERE = Path(__file__).resolve().parent
-TRACE = HERE.parents[2] / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
-COMMAND = "python experiments/memory_split/run.py"
-
-REQUESTS = 6_000
 RATE = 0.5
 TIERS = ("gpu", "cpu", "disk")
 COLOURS = ("#d55e00", "#3d8fd1", "#0a9e74")
@@ -48,7 +42,7 @@ EQUAL_POINTS = 0.05
 
 @dataclass(frozen=True)
 class Base:
-    """From where memory is added."""
+    """The sizes and the write policy from which memory is added."""
 
     sizes: tuple[int, int, int]
     policy: str
@@ -59,7 +53,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Cell:
-    """A base with so much more in one tier; 0 more stands for the base itself."""
+    """A base with more memory in one tier; the base itself has 0 more on the GPU."""
 
     base: Base
     tier: str
@@ -72,7 +66,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """What a run gave."""
+    """Results of a run."""
 
     hit_rate: float
     ttft_s: float
@@ -80,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Worth:
-    """What a GiB adds, with its standard error."""
+    """What one GiB adds, with its standard error."""
 
     points: float
     points_error: float
@@ -107,23 +101,14 @@ def load(path: str, limit: int) -> Trace:
     return kvsim.load_trace("mooncake", path=path, page_tokens=512, limit=limit, rate=RATE)
 
 
-def run(path: str, limit: int, cell: Cell) -> Row:
-    result = kvsim.simulate(load(path, limit), *cell.overrides())
+def run(options: Namespace, cell: Cell) -> Row:
+    result = kvsim.simulate(load(options.trace, options.limit), *cell.overrides())
     return Row(result.hit_rate, result.record["ttft_s"]["mean"])
-
-
-def measure(path: str, limit: int) -> Rows:
-    """All runs, two processes at a time."""
-    every = cells()
-    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
-        return dict(zip(every, pool.map(run, [path] * len(every), [limit] * len(every), every), strict=True))
 
 
 def worth(rows: Rows, base: Base, tier: str) -> Worth:
     here = [rows[Cell(base, TIERS[0], 0)], *(rows[Cell(base, tier, more)] for more in MORE_GIB)]
-    points, points_error = slope([100 * row.hit_rate for row in here])
-    ms, ms_error = slope([-1000 * row.ttft_s for row in here])
-    return Worth(points, points_error, ms, ms_error)
+    return Worth(*slope([100 * row.hit_rate for row in here]), *slope([-1000 * row.ttft_s for row in here]))
 
 
 def slope(values: list[float]) -> tuple[float, float]:
@@ -136,111 +121,97 @@ def slope(values: list[float]) -> tuple[float, float]:
     return steepness, float(np.sqrt(left @ left / (len(x) - 2) / (x @ x)))
 
 
-def claims(rows: Rows) -> list[tuple[str, str, bool]]:
-    """(claim, what was measured, whether it holds)."""
+def claims(rows: Rows) -> list[Claim]:
     found = {base: {tier: worth(rows, base, tier) for tier in TIERS} for base in bases()}
-    ahead = {base: each["gpu"].saved_ms - max(each["cpu"].saved_ms, each["disk"].saved_ms) for base, each in found.items()}
-    closest = min(ahead, key=lambda base: ahead[base])
-    back = {base: _spread([one.points for one in each.values()]) for base, each in found.items() if base.policy == "write_back"}
-    widest = max(back, key=lambda base: back[base])
-    through = {base: each["cpu"].points - each["gpu"].points for base, each in found.items() if base.policy == "write_through"}
-    least = min(through, key=lambda base: through[base])
+    through, back = ([(base, found[base]) for base in bases() if base.policy == policy] for policy in POLICIES)
+    lead = {base: each["gpu"].saved_ms - max(each["cpu"].saved_ms, each["disk"].saved_ms) for base, each in found.items()}
+    less = {base: each["cpu"].points - each["gpu"].points for base, each in through}
+    points = {base: [one.points for one in each.values()] for base, each in back}
+    apart = {base: max(values) - min(values) for base, values in points.items()}
+    (closest, ahead), (least, short), (widest, gap) = lowest(lead), lowest(less), highest(apart)
     falls = {policy: [found[Base(sizes, policy)]["cpu"].saved_ms for sizes in SIZES] for policy in POLICIES}
     return [
-        (
-            "in TTFT a GiB of the GPU is worth most at every base",
-            f"ahead by {ahead[closest]:+.2f} ms/GiB at least, {closest}",
-            ahead[closest] > 0,
+        Claim(
+            "in TTFT a GiB of GPU memory is worth most from every base", f"by at least {ahead:+.2f} ms/GiB ({closest})", ahead > 0
         ),
-        (
-            "under write_back a GiB is worth the same hit rate in each tier",
-            f"{back[widest]:.3f} points/GiB apart at most, {widest}",
-            back[widest] <= EQUAL_POINTS,
+        Claim(
+            "with write_back a GiB is worth the same hit rate in every tier",
+            f"at most {gap:.3f} points/GiB apart ({widest})",
+            gap <= EQUAL_POINTS,
         ),
-        (
-            "under write_through a GiB of the GPU adds less hit rate than one of the CPU",
-            f"{through[least]:+.3f} points/GiB less at least, {least}",
-            through[least] > 0,
+        Claim(
+            "with write_through a GiB of GPU memory adds less hit rate than one of CPU memory",
+            f"by at least {short:+.3f} points/GiB ({least})",
+            short > 0,
         ),
-        (
-            "what a GiB of the CPU saves in TTFT falls with the base",
+        Claim(
+            "the TTFT saved by a GiB of CPU memory falls as the base grows",
             "; ".join(f"{policy}: " + ", ".join(f"{ms:.2f}" for ms in saved) + " ms" for policy, saved in falls.items()),
             all(saved == sorted(saved, reverse=True) for saved in falls.values()),
         ),
     ]
 
 
-def _spread(values: list[float]) -> float:
-    return max(values) - min(values)
-
-
 def finding(rows: Rows) -> str:
-    """Three sentences, their figures from the runs."""
-    found = {base: {tier: worth(rows, base, tier) for tier in TIERS} for base in bases()}
-    first, last = Base(SIZES[0], POLICIES[0]), Base(SIZES[-1], POLICIES[0])
+    def points(tier: str, policy: str) -> list[float]:
+        return [worth(rows, Base(sizes, policy), tier).points for sizes in SIZES]
 
     def ttft(sizes: tuple[int, int, int], policy: str) -> float:
         return rows[Cell(Base(sizes, policy), TIERS[0], 0)].ttft_s
 
     def saved(base: Base) -> str:
-        return f"{found[base]['gpu'].saved_ms:.1f}, {found[base]['cpu'].saved_ms:.1f} and {found[base]['disk'].saved_ms:.1f} ms"
+        gpu, cpu, disk = (worth(rows, base, tier).saved_ms for tier in TIERS)
+        return f"{gpu:.1f}, {cpu:.1f} and {disk:.1f} ms"
 
-    through = [found[Base(sizes, "write_through")] for sizes in SIZES]
-    back = [found[Base(sizes, "write_back")] for sizes in SIZES]
+    first, last = Base(SIZES[0], "write_through"), Base(SIZES[-1], "write_through")
     slower = [ttft(sizes, "write_back") / ttft(sizes, "write_through") for sizes in SIZES]
-    disk, cpu = [one["disk"].points for one in through], [one["cpu"].points for one in back]
+    disk, cpu = points("disk", "write_through"), points("cpu", "write_back")
     return (
-        f"From {first} a GiB more on the GPU, in the CPU and on disk saves {saved(first)} of mean TTFT, from {last} "
-        f"{saved(last)}: on the GPU it lets more requests run at a time, whatever is reused. "
-        f"In hit rate, under write_through only the disk's counts, {min(disk):.3f} to {max(disk):.3f} points, as each tier has "
-        f"all that those above it have; under write_back the three are alike, {min(cpu):.3f} to {max(cpu):.3f} points for the "
-        "CPU's. "
-        f"Yet write_back takes {min(slower):.1f} to {max(slower):.1f} times as long to the first token as write_through from the "
-        "same base, though it hits more: what the GPU evicts waits for room in the CPU tier, and that for a disk of 3 GB/s."
+        f"From {first}, one more GiB of GPU memory, CPU memory and disk saves {saved(first)} of mean TTFT; from {last}, "
+        f"{saved(last)}: on the GPU it lets more requests run at a time, whatever they reuse. "
+        f"In hit rate, with write_through only the disk counts, {min(disk):.3f} to {max(disk):.3f} points, as each tier has all "
+        f"pages of the tiers above it; with write_back all three count alike, {min(cpu):.3f} to {max(cpu):.3f} points for CPU "
+        "memory. "
+        f"Yet from the same base write_back takes {min(slower):.1f} to {max(slower):.1f} times as long to the first token as "
+        "write_through, although it hits more: pages evicted from the GPU wait for room in the CPU tier, which waits for a disk "
+        "of 3 GB/s."
     )
 
 
-def write_markdown(path: Path, rows: Rows, limit: int) -> None:
-    lines = [
+def page(options: Namespace, rows: Rows) -> Iterator[str]:
+    yield from [
         "# One more GiB: GPU, CPU or disk?",
         "",
-        f"Llama 3 8B on one H200, {limit:,} requests of the Mooncake conversation trace at half its rate; made by",
-        f"`{COMMAND}`. What a GiB more is worth, ± its standard error; all runs are in [results.csv](results.csv).",
+        f"Llama 3 8B on one H200, {options.limit:,} requests of the Mooncake conversation trace at half its rate; the worth of",
+        "one more GiB, ± its standard error. Made by `python experiments/memory_split/run.py`; all runs are in",
+        "[results.csv](results.csv).",
         "",
-        "![What a GiB more in each tier adds to the hit rate and saves of TTFT](results.png)",
+        "![Points of hit rate that one more GiB in each tier adds, and the TTFT that it saves](results.png)",
         "",
-        "| claim | measured | |",
-        "|---|---|---|",
-        *(f"| {claim} | {measured} | {'holds' if holds else 'FAILS'} |" for claim, measured, holds in claims(rows)),
+        *claim_table(claims(rows)),
         "",
         finding(rows),
         "",
-        "| base | hit rate | mean TTFT (s) | points/GiB: GPU | CPU | disk | ms/GiB: GPU | CPU | disk |",
-        "|---" * 9 + "|",
     ]
+    lines = []
     for base in bases():
         row = rows[Cell(base, TIERS[0], 0)]
         each = [worth(rows, base, tier) for tier in TIERS]
         points = [f"{one.points:.3f} ± {one.points_error:.3f}" for one in each]
         saved = [f"{one.saved_ms:.2f} ± {one.saved_ms_error:.2f}" for one in each]
-        lines.append(f"| {base} | {row.hit_rate:.4f} | {row.ttft_s:.3f} | {' | '.join(points)} | {' | '.join(saved)} |")
-    path.write_text("\n".join(lines) + "\n")
+        lines.append([str(base), f"{row.hit_rate:.4f}", f"{row.ttft_s:.3f}", *points, *saved])
+    head = ("base", "hit rate", "mean TTFT (s)", "points/GiB: GPU", "CPU", "disk", "ms/GiB: GPU", "CPU", "disk")
+    yield from markdown(head, lines)
 
 
-def write_csv(path: Path, rows: Rows) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("gpu_gib", "cpu_gib", "disk_gib", "policy", "tier", "more_gib", "hit_rate", "ttft_mean_s"))
-        for cell, row in rows.items():
-            tier = cell.tier if cell.more_gib else ""
-            results = f"{row.hit_rate:.6f}", f"{row.ttft_s:.4f}"
-            writer.writerow((*cell.base.sizes, cell.base.policy, tier, cell.more_gib, *results))
+def table(rows: Rows) -> Iterator[tuple[object, ...]]:
+    yield "gpu_gib", "cpu_gib", "disk_gib", "policy", "tier", "more_gib", "hit_rate", "ttft_mean_s"
+    for cell, row in rows.items():
+        tier = cell.tier if cell.more_gib else ""
+        yield *cell.base.sizes, cell.base.policy, tier, cell.more_gib, f"{row.hit_rate:.6f}", f"{row.ttft_s:.4f}"
 
 
-def draw(folder: Path, rows: Rows) -> None:
-    """``results.html``, and ``results.png`` from it where there is a Chromium."""
-    from plotly.subplots import make_subplots
-
+def figure(rows: Rows) -> go.Figure:
     measures = (("points", "points of hit rate per GiB"), ("saved_ms", "ms of mean TTFT saved per GiB"))
     titles = [f"{name}, {policy}" for _, name in measures for policy in POLICIES]
     figure = make_subplots(rows=2, cols=2, subplot_titles=titles, shared_yaxes="rows", vertical_spacing=0.14)
@@ -255,28 +226,13 @@ def draw(folder: Path, rows: Rows) -> None:
                     showlegend=at == column == 1, row=at, col=column,
                 )  # fmt: skip
     figure.update_xaxes(title="GPU + CPU + disk (GiB)", row=2)
-    figure.update_layout(template="plotly_white", width=1100, height=760, legend={"orientation": "h", "y": 1.12})
-    page = folder / "results.html"
-    figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
-    take_screenshot(page, folder / "results.png", width=1116, height=776)
+    return figure.update_layout(template="plotly_white", width=1100, height=760, legend={"orientation": "h", "y": 1.12})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, default=TRACE, help="the Mooncake conversation trace")
-    parser.add_argument("--limit", type=int, default=REQUESTS, help="requests to play; the claims are about the default")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
-    arguments = parser.parse_args()
-    if not arguments.trace.exists():
-        parser.error(f"no trace at {arguments.trace}: name it with --trace")
-    rows = measure(str(arguments.trace.resolve()), arguments.limit)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    write_csv(arguments.output / "results.csv", rows)
-    write_markdown(arguments.output / "results.md", rows, arguments.limit)
-    draw(arguments.output, rows)
-    print((arguments.output / "results.md").read_text())
-    return 0 if arguments.limit != REQUESTS or all(holds for _, _, holds in claims(rows)) else 1
-
+STUDY = Study(
+    file=__file__, question=__doc__, traces={"trace": CONVERSATION}, limit=6_000,
+    cells=cells, run=run, claims=claims, table=table, page=page, figure=figure,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(STUDY.main())

@@ -1,4 +1,4 @@
-"""Runs of the public command line in processes of their own: what a user would see, and the memory it took."""
+"""Runs of the command line in processes of their own, with the time and memory that a user would see."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from time import perf_counter
 from typing import Any
 
 REPEATS = 5
-"""Times each speed is measured; the fastest run counts, and the largest memory."""
+"""Runs of each command; the fastest counts, and the largest memory."""
 
 
 class RunFailed(Exception):
-    """A command did not end well; the message is the last line that it printed."""
+    """A command failed; the message ends with its last line of output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Run:
 
     @property
     def requests_per_s(self) -> float:
-        """Requests a second, reading the trace excluded."""
+        """Requests per second, without reading the trace."""
         return float(self.result["requests_per_s"])
 
     @property
@@ -46,7 +46,7 @@ class Run:
 
 
 def run_kvsim(command: str, *overrides: str) -> Run:
-    """Run ``kvsim COMMAND OVERRIDES`` once and read its record; raise RunFailed if there is none."""
+    """Run ``kvsim COMMAND OVERRIDES`` once and read its result.json; raise RunFailed if there is none."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "run"
         printed, peak_bytes = run_process([_kvsim(), command, *overrides, f"output={output}"])
@@ -59,17 +59,17 @@ def run_kvsim(command: str, *overrides: str) -> Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Yardstick:
-    """A plain LRU replay of the conversation trace in pure Python: what this machine does at this moment."""
+    """A plain LRU replay of the conversation trace in pure Python, which shows how fast the machine is at the moment."""
 
     program: Path
     trace: Path
     rates: list[float] = field(default_factory=list)
-    """Requests a second of every run so far."""
+    """Requests per second of every run so far."""
 
     def measure(self) -> float:
-        """Run it once, in a process of its own; raise RunFailed if it is not there."""
+        """Run it once in a process of its own; raise RunFailed if the program does not exist."""
         if not self.program.exists():
-            raise RunFailed(f"there is no yardstick at {self.program}: name one with --yardstick")
+            raise RunFailed(f"no yardstick at {self.program}; set --yardstick to its path")
         printed, _ = run_process([sys.executable, str(self.program), str(self.trace), "1"])
         self.rates.append(float(printed))
         return self.rates[-1]
@@ -84,17 +84,17 @@ class Beside:
 
     @property
     def best(self) -> Run:
-        """The run with most requests a second."""
+        """The run with the most requests per second."""
         return max(self.runs, key=lambda run: run.requests_per_s)
 
     @property
     def times(self) -> float:
-        """Requests a second as a multiple of the yardstick's, the best of each."""
+        """Best requests per second as a multiple of the yardstick's best."""
         return self.best.requests_per_s / max(self.yardsticks)
 
 
 def run_beside(yardstick: Yardstick, repeats: int, command: str, settings: Mapping[int, Sequence[str]]) -> dict[int, Beside]:
-    """Run, in so many rounds, the yardstick and then the command with each of several settings."""
+    """Run the yardstick and then the command with each of several settings, ``repeats`` times."""
     rates: list[float] = []
     found: dict[int, list[Run]] = {key: [] for key in settings}
     for _ in range(repeats):
@@ -111,11 +111,11 @@ class Sweep:
     wall_s: float
     """Seconds from the start of the command to its end."""
     replays_s: list[float]
-    """Seconds that each job's replay took, as its result.json says: without reading the trace, configuration and files."""
+    """Seconds of each job's replay from its result.json: without reading the trace, configuration and files."""
 
 
 def run_sweep(*overrides: str) -> Sweep:
-    """Run ``kvsim replay -m OVERRIDES`` once and read the records of its jobs; raise RunFailed unless all end well."""
+    """Run ``kvsim replay -m OVERRIDES`` once and read the results of its jobs; raise RunFailed if one fails."""
     with tempfile.TemporaryDirectory() as folder:
         began = perf_counter()
         run_process([_kvsim(), "replay", "-m", *overrides, f"output={folder}"])
@@ -125,10 +125,10 @@ def run_sweep(*overrides: str) -> Sweep:
 
 
 def run_process(command: list[str]) -> tuple[str, int]:
-    """Return what a command prints and its peak memory in bytes; raise RunFailed unless it exits with 0.
+    """Return the output of a command and its peak memory in bytes; raise RunFailed unless it exits with 0.
 
-    ``wait4`` reports the resources of this child alone. Linux counts into them the memory of the process that started it,
-    so whoever calls this stays small.
+    ``wait4`` reports the resources of this child alone. Linux includes the memory that the parent process had when it
+    started the child, so the calling program must stay small.
     """
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
@@ -142,11 +142,11 @@ def run_process(command: list[str]) -> tuple[str, int]:
 
 
 def _kvsim() -> str:
-    """The command of the environment this program runs in, or else the one on the path."""
+    """The command of this Python's environment, or else the one on the path."""
     beside_python = Path(sys.executable).with_name("kvsim")
     found = str(beside_python) if beside_python.exists() else shutil.which("kvsim")
     if found is None:
-        raise RunFailed("there is no command kvsim: install the project into this environment (pip install -e .)")
+        raise RunFailed("no command kvsim; install the project into this environment: pip install -e .")
     return found
 
 

@@ -1,12 +1,12 @@
-"""Requests a second of two published cache simulators on a Mooncake trace, each driven in its fastest way.
+"""Requests per second of two published cache simulators on a Mooncake trace, each driven in its fastest way.
 
-Neither is handed requests one by one from Python: the trace is written in the binary format that their own C++ code
-reads, before any clock starts, and their own C++ loop replays it.
+Neither receives requests one by one from Python: before the clock starts, the trace is written in the binary format of
+its own C++ code, and its own C++ loop replays it.
 
-libcachesim        flat LRU over page ids: a page hits wherever in a prompt it stands; it does not know prefixes
+libcachesim        flat LRU over page ids: a page hits wherever it is in a prompt; prefixes do not matter
 kvcache-simulator  LRU over the leaves of a prefix trie: a page hits if every page before it hits
 
-Run as a program, this file measures one of them in a process of its own and prints one line of JSON.
+Run as a program, this file measures one of them and prints one line of JSON.
 """
 
 import argparse
@@ -31,11 +31,11 @@ BLOCK_TOKENS = 512
 """Tokens in one block of a Mooncake trace."""
 
 EXTRA_POINTS = 4
-"""Capacities added to a batch of kvcache-simulator to learn what one more replay costs."""
+"""Capacities added to a batch of kvcache-simulator to measure the cost of one more replay."""
 
 
 class PeerUnavailable(Exception):
-    """A peer cannot be measured here; the message says why and what to do."""
+    """A peer cannot be measured here; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,9 @@ class PeerTiming:
     peer: str
     """Package name and version."""
     setting: str
-    """What is tuned and what the clock covers."""
+    """What is tuned, and what the clock covers."""
     as_shipped: bool
-    """Whether these are the package's own defaults, rather than settings fitted to this trace."""
+    """Whether the settings are the package's defaults rather than fitted to this trace."""
     page_tokens: int
     requests: int
     seconds: float
@@ -73,7 +73,7 @@ class PagedTrace:
 
 
 def read_paged_trace(path: Path, page_tokens: int) -> PagedTrace:
-    """Read a Mooncake trace, each block cut into ``512 / page_tokens`` pages with ids of their own."""
+    """Read a Mooncake trace, with each block cut into ``512 / page_tokens`` pages with their own ids."""
     if not 0 < page_tokens <= BLOCK_TOKENS or BLOCK_TOKENS % page_tokens:
         raise ValueError(f"page_tokens must divide {BLOCK_TOKENS}, not {page_tokens}")
     pages_per_block = BLOCK_TOKENS // page_tokens
@@ -102,11 +102,12 @@ def _page_weights(prompt_tokens: int, page_tokens: int, count: int) -> NDArray[n
 
 
 def measure_libcachesim(trace: PagedTrace, *, capacity_pages: int) -> list[PeerTiming]:
-    """Time LRU of libcachesim with the hash table it makes by itself, and with one fitted to the capacity.
+    """Time LRU of libcachesim with its default hash table, and with one fitted to the capacity.
 
     The clock covers ``process_trace`` alone: its C++ loop over a memory-mapped file of 4-byte ids. Opening the file and
-    making the cache are excluded. The default table has 2^24 buckets, whose first touches dominate a short trace; the fitted
-    one has 4 to 8 buckets a page, the fastest found. Raises PeerUnavailable if the package is not installed.
+    creating the cache are excluded. The default table has 2^24 buckets, and touching them for the first time dominates a
+    short trace; the fitted one has 4 to 8 buckets per page, the fastest found. Raises PeerUnavailable if the package is not
+    installed.
     """
     lcs = _import("libcachesim")
     fitted = capacity_pages.bit_length() + 2
@@ -145,11 +146,11 @@ def _time_libcachesim(
 
 
 def measure_kvcache_simulator(trace: PagedTrace, *, capacity_pages: int) -> list[PeerTiming]:
-    """Time LRU of kvcache-simulator as one run of its C++ program, and as one more capacity in a run that has others.
+    """Time LRU of kvcache-simulator as one run of its C++ program, and as one more capacity in a run with several.
 
-    The first includes starting the program, reading the binary trace and building the prefix trie. The second is what is
-    left when all of that is excluded: the difference between runs with ``1 + EXTRA_POINTS`` capacities and with one.
-    Hits are those of the requests after the first half, the only ones it reports. Raises PeerUnavailable if the package
+    The first includes starting the program, reading the binary trace and building the prefix trie. The second excludes all
+    of that: it is taken from the difference between runs with ``1 + EXTRA_POINTS`` capacities and with one. Hits are
+    those of the second half of the requests, the only ones it reports. Raises PeerUnavailable if the package
     is not installed or its core does not compile.
     """
     program = _compiled_core()
@@ -185,7 +186,7 @@ def _compiled_core() -> Path:
 
 
 def _write_trace(trace: PagedTrace, folder: Path) -> list[str]:
-    """Write the three arrays the C++ program reads; return its arguments that name them."""
+    """Write the three arrays that the C++ program reads; return its arguments."""
     arrays: dict[str, NDArray[Any]] = {"--ids": trace.ids, "--tokens": trace.tokens, "--request-ends": trace.request_ends}
     arguments = ["--request-count", str(len(trace.request_ends)), "--total-blocks", str(len(trace.ids))]
     for option, array in arrays.items():

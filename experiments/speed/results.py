@@ -1,4 +1,4 @@
-"""The table and the picture of the speed experiment."""
+"""The table and the chart of the speed study."""
 
 import json
 import os
@@ -19,15 +19,15 @@ VERDICTS = {True: "holds", False: "FAILS", None: ""}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure and, if there is one, the claim about it."""
+    """One number and, if there is one, the claim about it."""
 
     what: str
     measured: str
     claim: str = ""
     holds: bool | None = None
-    """None if nothing is claimed."""
+    """None without a claim."""
     bar: tuple[str, int, float] | None = None
-    """Name, page size in tokens and multiple of the yardstick, for the picture."""
+    """Name, page size in tokens and multiple of the yardstick, for the chart."""
 
 
 def print_rows(console: Console, title: str, rows: list[Row]) -> None:
@@ -42,17 +42,17 @@ def print_rows(console: Console, title: str, rows: list[Row]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What was measured for one kind of claims, by one build of kvsim, on one occasion."""
+    """One section of claims, measured with one build of kvsim on one occasion."""
 
     when: str
     machine: str
     yardstick: list[float]
-    """Requests a second of the yardstick's runs meanwhile; empty if nothing is compared with it."""
+    """Requests per second of the yardstick's runs; empty if nothing is compared with it."""
     rows: list[Row]
 
     @property
     def noise(self) -> str:
-        """How far the yardstick's runs lie apart, in words; nothing if it did not run."""
+        """The spread of the yardstick's runs in words; empty if it did not run."""
         if not self.yardstick:
             return ""
         low, high = min(self.yardstick), max(self.yardstick)
@@ -64,7 +64,7 @@ Results = dict[str, dict[str, Section]]
 
 
 def read_results(path: Path) -> Results:
-    """What earlier runs have measured."""
+    """Return the measurements of earlier runs."""
     kept = json.loads(path.read_text()) if path.exists() else {}
     return {
         build: {
@@ -85,14 +85,14 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def write_table(path: Path, results: Results, titles: Iterable[str]) -> None:
-    """Write all rows as Markdown, the builds side by side, with when and where each section was measured."""
+    """Write all rows as Markdown, the builds side by side, with date and machine of each section."""
     lines = [
         "# Speed",
         "",
-        "Measured by `python experiments/speed/run.py`, once with kvsim in pure Python and once compiled. A rate is given as a",
-        "multiple of the yardstick's, with requests a second in brackets: the best of five runs of either, in turn, each in a",
-        "process of its own and without reading the trace; of fewer where fewer are counted below (`--repeats`). The sweep is",
-        "its best run as well, memory the worst. A hit is a prompt page whose predecessors hit too, counted once.",
+        "Measured by `python experiments/speed/run.py`, once with kvsim in pure Python and once compiled. A rate is a multiple",
+        "of the yardstick's, with requests per second in brackets: the best of five runs of each (fewer where the counts below",
+        "say so), taken in turn, each in a process of its own and without reading the trace. For the sweep too the best run",
+        "counts, for memory the worst. A hit is a prompt page whose predecessors hit as well, counted once.",
     ]
     for title in titles:
         measured = {build: sections[title] for build, sections in results.items() if title in sections}
@@ -114,7 +114,7 @@ def _side_by_side(measured: Mapping[str, Section]) -> Iterator[str]:
 
 
 def draw_bars(path: Path, results: Results) -> None:
-    """Write one page with rates by page size, a group of bars for each simulator."""
+    """Write a page with a bar chart of rates by page size and simulator."""
     import plotly.graph_objects as go
 
     bars = [row.bar for sections in results.values() for section in sections.values() for row in section.rows if row.bar]
@@ -123,7 +123,7 @@ def draw_bars(path: Path, results: Results) -> None:
         rates = {f"{size} tokens": times for other, size, times in bars if other == name}
         figure.add_bar(name=name, x=list(rates), y=list(rates.values()), text=[f"{y:.2f}" for y in rates.values()])
     figure.update_yaxes(type="log", title="multiples of the yardstick (log scale)")
-    figure.update_xaxes(title="tokens in a page")
+    figure.update_xaxes(title="tokens per page")
     figure.update_layout(title="Replay of the Mooncake conversation trace, 5.12 million tokens of cache", barmode="group")
     figure.write_html(path, include_plotlyjs=True)
 

@@ -1,33 +1,33 @@
-"""Is kvsim exact, as fast at any page size, and how fast beside a plain LRU replay and the simulators people use today?
+"""Is kvsim exact, equally fast at any page size, and how fast next to a plain LRU replay and the simulators people use today?
 
-A rate is a multiple of a yardstick's, measured in the same run: sixty lines of pure Python that replay runs of pages through
-LRU on one tier of 10,000 pages. Claims, each a row of the table this prints, on the Mooncake conversation trace unless another
-is named; where there are two figures, the first is for kvsim in pure Python and the second for kvsim compiled:
+A rate is a multiple of the rate of a yardstick measured in the same run: sixty lines of pure Python that replay runs of pages
+through LRU on one tier of 10,000 pages. Claims, each a row of the printed tables, on the Mooncake conversation trace unless
+another is named; of two numbers the first is for kvsim in pure Python, the second for kvsim compiled:
 
 exact hits   LRU page hit rates at six capacities to six digits, and hit tokens of the second half as integers
-page sizes   one tier, LRU, replays at .18 or .5 of the yardstick's rate at pages of 512, 64, 16 and 1 tokens, all within 1.3x
-three tiers  with write_back, at .03 or .12 of it
-simulation   three tiers on a virtual clock: at .010 or .03 at pages of 512 tokens, .007 or .02 at 16, in less than 300 MB
-agents       WEKA, 710 sessions: read and replayed in less than 5 s and 500 MB; ten times the requests, at most 11x the time
-peers        as they are shipped, slower than kvsim at 512-token pages and more than 5x slower at 16. What libcachesim does
-             with a hash table fitted to the capacity stands beside it, with no claim: at 512 tokens it may be the faster.
-             Where one cannot be measured, its rate of another day stands in the table, with no claim
-sweep        200 replays by two workers of joblib's: at most 1.3x half the sum of the replays' times, and 90 ms for each job of
-             a worker; reading the trace, starting, composing, writing, bounds, table and page are in it
+page sizes   one tier, LRU: replays at .18 or .5 of the yardstick's rate with pages of 512, 64, 16 and 1 tokens, all within 1.3x
+three tiers  with write_back: at .03 or .12
+simulation   three tiers on a virtual clock: at .010 or .03 with pages of 512 tokens, .007 or .02 with 16, in less than 300 MB
+agents       WEKA, 710 sessions: read and replayed in less than 5 s and 500 MB; ten times the requests take at most 11x the time
+peers        as shipped, slower than kvsim with 512-token pages and more than 5x slower with 16. libcachesim with a hash table
+             fitted to the capacity is listed without a claim; with 512 tokens it may be faster. A peer that cannot be measured
+             is listed with its latest recorded rate, without a claim
+sweep        200 replays by two joblib workers: at most 1.3x half the sum of the replays' times plus 90 ms for each job of a
+             worker; this includes reading the trace, start-up, composing, writing, bounds, table and page
 
-The aims beside the floors of compiled kvsim are not claims. Every figure of kvsim is one that its command line reports, from
-a process of its own. Rates leave out the reading of the trace and are the best of five rounds, in each of which the yardstick
-runs too; its best counts likewise, and how far its runs lie apart is printed, since it says how steady the machine was. The
-sweep is the best of its runs, memory the worst. Exits with 1 if a claim fails or could not be measured. What is measured
-replaces what results.json keeps of the same build of kvsim; results.md shows both builds.
+The aims shown next to the floors of compiled kvsim are not claims. Every number of kvsim comes from its command line, run in a
+process of its own. Rates exclude reading the trace and are the best of five rounds; the yardstick runs in each round, and its
+best counts too. The spread of its runs is printed, since it shows how steady the machine was. The best run counts for the sweep,
+the worst for memory. Exits with 1 if a claim fails or cannot be measured. New measurements replace those of the same build in
+results.json; results.md shows both builds.
 """
 
-import argparse
 import gzip
 import json
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -39,11 +39,10 @@ from results import Row, Section, draw_bars, machine, print_rows, read_results, 
 from rich.console import Console
 
 from kvsim.compiled import build_name
+from kvsim.study import CONVERSATION, WEKA, option_parser
 
 HERE = Path(__file__).resolve().parent
-SHARED = HERE.parents[2] / "shared"
-TRACES = SHARED / "traces"
-YARDSTICK = SHARED / "tools" / "yardstick.py"
+YARDSTICK = HERE.parents[2] / "shared" / "tools" / "yardstick.py"
 
 PAGE_SIZES = (512, 64, 16, 1)
 TIER_PAGE_SIZES = (512, 16)
@@ -57,7 +56,7 @@ PAGE_HIT_RATES = {
     "50000pages": ".354558",
     "unlimited": ".366412",
 }
-"""Prefix-LRU hit rate by capacity, in pages of 512 tokens with the partial last one."""
+"""Prefix-LRU hit rate by capacity, in pages of 512 tokens including the partial last one."""
 
 SECOND_HALF_HIT_TOKENS = {
     "1000pages": 3_173_822,
@@ -66,10 +65,10 @@ SECOND_HALF_HIT_TOKENS = {
     "30000pages": 23_347_784,
     "50000pages": 25_582_964,
 }
-"""Hit tokens of all but the first 6,015 requests, as kvcache-simulator counts them."""
+"""Hit tokens of all but the first 6,015 requests, as counted by kvcache-simulator."""
 
 FLAT_LRU_HITS = {512: 60_921}
-"""Page hits of LRU that ignores prefixes (.211165 of 288,500), which is what libcachesim must count."""
+"""Page hits of an LRU that ignores prefixes (.211165 of 288,500), which libcachesim must count."""
 
 SIMULATION_MB = 300
 """Peak memory of a simulation of three tiers."""
@@ -79,19 +78,19 @@ SWEEP_POLICIES = ("lru", "fifo", "lfu", "slru")
 WORKERS = 2
 
 PAGE_BY_PAGE = ("eviction=lru", "rules.recompute_last_token=false", "replay.in_flight=1", "replay.hold_output=false")
-"""One request after another, prompt pages only: what the peers do."""
+"""One request after another, prompt pages only, as the peers do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The least multiple of the yardstick's rate that is claimed, and the one aimed at."""
+    """The lowest claimed multiple of the yardstick's rate in each build, and the multiple aimed at."""
 
     pure: float
     compiled: float
     aim: float
 
     def judge(self, what: str, beside: Beside, *, bar: tuple[str, int] | None = None) -> Row:
-        """The row of a rate; the floor is that of the build that runs."""
+        """The row of a rate, judged by the floor of the running build."""
         compiled = build_name() == "compiled"
         least = self.compiled if compiled else self.pure
         return Row(
@@ -110,7 +109,7 @@ SIMULATION = {512: Floor(pure=0.010, compiled=0.03, aim=0.05), 16: Floor(pure=0.
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The two traces measured, what is measured beside them, and how often."""
+    """The traces, the yardstick and the number of rounds."""
 
     conversation: Path
     agents: Path
@@ -118,7 +117,7 @@ class Setup:
     repeats: int
 
     def measure(self, command: str, settings: dict[int, tuple[str, ...]]) -> dict[int, Beside]:
-        """Run the yardstick and a command at several page sizes in turn."""
+        """Run the yardstick and a command with several page sizes in turn."""
         return run_beside(self.yardstick, self.repeats, command, settings)
 
 
@@ -137,7 +136,7 @@ def conversation(setup: Setup, page_tokens: int) -> tuple[str, ...]:
 
 
 def one_tier_replay(setup: Setup, page_tokens: int) -> tuple[str, ...]:
-    """One tier of the same capacity in tokens at any page size."""
+    """One tier of the same capacity in tokens with any page size."""
     return *conversation(setup, page_tokens), *one_tier(f"{CAPACITY_TOKENS}tokens"), *PAGE_BY_PAGE
 
 
@@ -146,7 +145,7 @@ def agents(path: Path, capacity_pages: int) -> tuple[str, ...]:
 
 
 def exact_hits(setup: Setup) -> Iterator[Row]:
-    """LRU on one tier against rates and counts that do not come from kvsim."""
+    """LRU on one tier against rates and counts from other programs."""
     for capacity, expected in PAGE_HIT_RATES.items():
         run = run_kvsim("replay", *conversation(setup, 512), *one_tier(capacity), *PAGE_BY_PAGE)
         rate = f"{run.result['page_hit_rate']:.6f}".lstrip("0")
@@ -163,7 +162,7 @@ def second_half_hit_tokens(setup: Setup, page_tokens: int, capacity: str) -> int
 
 
 def page_sizes(setup: Setup) -> Iterator[Row]:
-    """One tier of the same capacity in tokens at every page size: the same hits, as fast."""
+    """One tier of the same capacity in tokens with every page size: the same hits at the same speed."""
     found = setup.measure("replay", {size: one_tier_replay(setup, size) for size in PAGE_SIZES})
     for size, beside in found.items():
         yield ONE_TIER.judge(f"one tier, {size}-token pages", beside, bar=("kvsim, one tier", size))
@@ -174,13 +173,13 @@ def page_sizes(setup: Setup) -> Iterator[Row]:
 
 
 def same_hit_tokens(best: dict[int, Run]) -> Row:
-    """Page sizes may differ by the tokens that rounding a prompt up to whole pages of the largest size adds."""
+    """Hit tokens may differ by what rounding prompts up to whole pages of the largest size adds."""
     largest = best[max(best)].result
     rounding = largest["prompt_pages"] * max(best) / largest["prompt_tokens"] - 1
     tokens = [run.hit_tokens for run in best.values()]
     difference = max(tokens) / min(tokens) - 1
     return Row(
-        what="largest over smallest number of hit tokens, less one",
+        what="spread of hit tokens, largest over smallest minus 1",
         measured=f"{difference:.2%} ({min(tokens):,} to {max(tokens):,})",
         claim=f"<= {rounding:.2%}, the share that rounding to pages adds",
         holds=difference <= rounding,
@@ -204,7 +203,7 @@ def simulation(setup: Setup) -> Iterator[Row]:
 
 
 def agent_sessions(setup: Setup) -> Iterator[Row]:
-    """All WEKA sessions on one tier, and in turn ten copies of each on a tier ten times as large, so that hits stay alike."""
+    """All WEKA sessions on one tier; then ten copies of each on a tier ten times as large, which keeps the hit rate."""
     runs, many, rates = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         repeated = Path(folder) / "sessions.jsonl.gz"
@@ -219,12 +218,12 @@ def agent_sessions(setup: Setup) -> Iterator[Row]:
     yield Row(what=what, measured=f"{once:.2f} s; replay alone {alone:.3f}x", claim="< 5 s", holds=once < 5)
     yield less_memory("its peak memory", runs, 500)
     growth = longer / once
-    what = f"the same for {many[0].result['requests']:,} requests, and how much longer"
+    what = f"the same for {many[0].result['requests']:,} requests, and the ratio of the times"
     yield Row(what=what, measured=f"{longer:.2f} s, {growth:.2f}x", claim="<= 11x", holds=growth <= 11)
 
 
 def repeat_sessions(source: Path, target: Path, *, copies: int) -> None:
-    """Write every session ``copies`` times under names of their own, compressed like the source."""
+    """Write every session ``copies`` times with distinct ids, compressed like the source."""
     with gzip.open(source, "rt") as sessions, gzip.open(target, "wt", compresslevel=6) as repeated:
         for line in sessions:
             session = json.loads(line)
@@ -233,7 +232,7 @@ def repeat_sessions(source: Path, target: Path, *, copies: int) -> None:
 
 
 def peers(setup: Setup) -> Iterator[Row]:
-    """The published simulators at the same capacity in tokens, and kvsim's rate over theirs."""
+    """The published simulators with the same capacity in tokens, and kvsim's rate relative to theirs."""
     replays = {size: one_tier_replay(setup, size) for size in TIER_PAGE_SIZES}
     for size, ours in setup.measure("replay", replays).items():
         counted = second_half_hit_tokens(setup, size, f"{CAPACITY_TOKENS}tokens")
@@ -243,7 +242,7 @@ def peers(setup: Setup) -> Iterator[Row]:
 
 
 def compare(setup: Setup, peer: str, page_tokens: int, ours: Beside, counted: int) -> Iterator[Row]:
-    """One peer's rows; the yardstick is measured before and after it."""
+    """The rows of one peer; the yardstick runs before and after it."""
     try:
         before = setup.yardstick.measure()
         timings = time_peer(peer, setup.conversation, page_tokens)
@@ -257,7 +256,7 @@ def compare(setup: Setup, peer: str, page_tokens: int, ours: Beside, counted: in
 
 
 def recorded(peer: str, page_tokens: int) -> Iterator[Row]:
-    """The rates of a peer that results.json keeps, with their date and without a claim."""
+    """The latest rates of a peer in results.json, with their date and without a claim."""
     sections = [section for titled in read_results(HERE / "results.json").values() if (section := titled.get("Peers"))]
     for section in sorted(sections, key=lambda section: section.when, reverse=True)[:1]:
         for row in section.rows:
@@ -267,7 +266,7 @@ def recorded(peer: str, page_tokens: int) -> Iterator[Row]:
 
 
 def time_peer(peer: str, trace: Path, page_tokens: int) -> list[PeerTiming]:
-    """Measure one peer in a process of its own; raise RunFailed with the reason if it cannot be."""
+    """Measure one peer in a process of its own; raise RunFailed with the reason if that is impossible."""
     options = ["--page-tokens", str(page_tokens), "--capacity-tokens", str(CAPACITY_TOKENS)]
     printed, _ = run_process([sys.executable, str(HERE / "peers.py"), peer, str(trace), *options])
     answer = json.loads(printed.strip().splitlines()[-1])
@@ -277,7 +276,7 @@ def time_peer(peer: str, trace: Path, page_tokens: int) -> list[PeerTiming]:
 
 
 def ratio(ours: Beside, timing: PeerTiming, yardstick: float) -> Row:
-    """Kvsim against one peer, both in multiples; settings fitted to this very trace are shown without a claim."""
+    """Compare kvsim with one peer; settings fitted to this trace are shown without a claim."""
     multiple = timing.requests_per_s / yardstick
     times = ours.times / multiple
     least = 1 if timing.page_tokens == 512 else 5
@@ -291,7 +290,7 @@ def ratio(ours: Beside, timing: PeerTiming, yardstick: float) -> Row:
 
 
 def same_hits(counted: int, timing: PeerTiming) -> Iterator[Row]:
-    """A peer's hits against kvsim's if both know prefixes, or else against the known count of flat LRU."""
+    """Compare a peer's hits with kvsim's if it knows prefixes, otherwise with the known count of flat LRU."""
     expected = counted if timing.hit_unit == "tokens" else FLAT_LRU_HITS.get(timing.page_tokens)
     if expected is not None:
         whose = "as kvsim counts" if timing.hit_unit == "tokens" else "as flat LRU must"
@@ -300,11 +299,11 @@ def same_hits(counted: int, timing: PeerTiming) -> Iterator[Row]:
 
 
 def sweep(setup: Setup) -> Iterator[Row]:
-    """Policies by capacities, by as many workers as the claim has cores."""
+    """Replays of every policy at every capacity, by two workers."""
     try:
         version("hydra-joblib-launcher")
     except PackageNotFoundError:
-        raise RunFailed("joblib's launcher is not installed: pip install kvsim[joblib]") from None
+        raise RunFailed("Hydra's joblib launcher is not installed: pip install kvsim[joblib]") from None
     sizes = ",".join(f"{pages}pages" for pages in SWEEP_CAPACITIES)
     launcher = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={WORKERS}")
     settings = ("trace=mooncake", f"trace.path={setup.conversation}", "page_tokens=512", f"eviction={','.join(SWEEP_POLICIES)}")
@@ -313,23 +312,23 @@ def sweep(setup: Setup) -> Iterator[Row]:
 
 
 def allowed_s(run: Sweep, *, shared_by: int = WORKERS) -> float:
-    """Seconds: 1.3x a worker's share of the replays, and 90 ms for each job, by so many workers at a time."""
+    """Seconds: 1.3x a worker's share of the replays, plus 90 ms per job, divided by ``shared_by`` workers."""
     return 1.3 * sum(run.replays_s) / WORKERS + 0.09 * len(run.replays_s) / shared_by
 
 
 def sweep_rows(run: Sweep) -> Iterator[Row]:
-    """The claim: 90 ms for each job of a worker. And with the looser one, 90 ms for each job of the sweep."""
+    """The claim with 90 ms for each job of a worker, and the looser one with 90 ms for each job of the sweep."""
     strict, loose = allowed_s(run), allowed_s(run, shared_by=1)
     jobs, wall = len(run.replays_s), run.wall_s
     yield Row(
         what=f"a sweep of {jobs} replays by {WORKERS} workers",
-        measured=f"{wall:.1f} s, {wall / strict:.2f} of it; its replays {sum(run.replays_s):.1f} s in sum",
-        claim=f"<= {strict:.1f} s: 1.3x half the sum, and 90 ms for each job of a worker",
+        measured=f"{wall:.1f} s, {wall / strict:.2f} of the limit; its replays take {sum(run.replays_s):.1f} s in total",
+        claim=f"<= {strict:.1f} s: 1.3x half the total, plus 90 ms for each job of a worker",
         holds=wall <= strict,
     )
     yield Row(
-        what="the same, against 90 ms for each job of the sweep",
-        measured=f"{wall:.1f} s, {wall / loose:.2f} of it",
+        what="the same, allowing 90 ms for each job of the sweep",
+        measured=f"{wall:.1f} s, {wall / loose:.2f} of the limit",
         claim=f"<= {loose:.1f} s",
         holds=wall <= loose,
     )
@@ -352,7 +351,7 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
 
 
 def or_why_not(rows: Iterator[Row]) -> Iterator[Row]:
-    """The same rows; one that says why takes the place of those that could not be measured."""
+    """The rows; if measuring fails, a last row with the reason, as a failed claim."""
     try:
         yield from rows
     except RunFailed as reason:
@@ -360,7 +359,7 @@ def or_why_not(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def measure_section(name: str, setup: Setup, console: Console) -> Section:
-    """Measure one section and print its rows, and how far the yardstick's runs lie apart."""
+    """Measure one section, and print its rows and the spread of the yardstick's runs."""
     before = len(setup.yardstick.rates)
     rows = list(or_why_not(SECTIONS[name](setup)))
     print_rows(console, name, rows)
@@ -371,7 +370,7 @@ def measure_section(name: str, setup: Setup, console: Console) -> Section:
 
 
 def write(folder: Path, sections: dict[str, Section]) -> None:
-    """Put sections in the place of the same build's older ones."""
+    """Replace the same build's older sections in the results."""
     kept = read_results(folder / "results.json")
     kept[build_name()] = kept.get(build_name(), {}) | sections
     kept = {build: kept[build] for build in sorted(kept, reverse=True)}
@@ -380,32 +379,25 @@ def write(folder: Path, sections: dict[str, Section]) -> None:
     draw_bars(folder / "results.html", kept)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, default=TRACES / "mooncake_conversation_trace.jsonl.gz", help="Mooncake trace")
-    parser.add_argument("--weka", type=Path, default=TRACES / "weka_claude_code_traces_rle.jsonl.gz", help="WEKA trace")
-    parser.add_argument("--yardstick", type=Path, default=YARDSTICK, help="program that prints its requests a second")
+def read_options() -> Namespace:
+    parser = option_parser(__file__, __doc__, {"trace": CONVERSATION, "weka": WEKA})
+    parser.add_argument("--yardstick", type=Path, default=YARDSTICK, help="program that prints its requests per second")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each command")
     names = [section.__name__ for section in SECTIONS.values()]
-    parser.add_argument("--only", choices=names, nargs="+", default=names, help="measure these alone")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of results.json, results.md and results.html")
-    arguments = parser.parse_args()
-    for path in (arguments.trace, arguments.weka):
-        if not path.exists():
-            parser.error(f"no trace at {path}: name one with --trace or --weka")
-    return arguments
+    parser.add_argument("--only", choices=names, nargs="+", default=names, help="measure these sections only")
+    return parser.parse_args()
 
 
 def main() -> int:
-    arguments = parse_arguments()
-    conversation = arguments.trace.resolve()
-    yardstick = Yardstick(program=arguments.yardstick, trace=conversation)
-    setup = Setup(conversation=conversation, agents=arguments.weka.resolve(), yardstick=yardstick, repeats=arguments.repeats)
+    options = read_options()
+    conversation = Path(options.trace)
+    yardstick = Yardstick(program=options.yardstick, trace=conversation)
+    setup = Setup(conversation=conversation, agents=Path(options.weka), yardstick=yardstick, repeats=options.repeats)
     console = Console()
     console.print(f"kvsim is {build_name()}.")
-    titles = [title for title, section in SECTIONS.items() if section.__name__ in arguments.only]
+    titles = [title for title, section in SECTIONS.items() if section.__name__ in options.only]
     sections = {title: measure_section(title, setup, console) for title in titles}
-    write(arguments.output, sections)
+    write(options.output, sections)
     failed = [row.what for section in sections.values() for row in section.rows if row.holds is False]
     console.print(f"Failed: {'; '.join(failed)}" if failed else "Every claim holds.")
     return 1 if failed else 0

@@ -1,47 +1,42 @@
 """Which write policy is best over GPU and CPU memory, and where does the clock overturn the hit rate?
 
-Llama 3 8B on one H200, the Mooncake conversation trace at half its rate: 1.7 requests a second, which the GPU can serve at every
-place here. The hit rate is that of a replay, one request at a time; the time to first token (TTFT) that of a simulation, with the
-host link of the H200, 55.4 GB/s each way, and with one of 8 GB/s. Timestamps of the trace go in steps of 3 s, 6 s at this rate,
-and ten requests share one: half of a mean TTFT is the wait for others of the same burst.
+Llama 3 8B on one H200, the Mooncake conversation trace at half its rate: 1.7 requests per second, which the GPU can serve with
+all sizes here. The hit rate is that of a replay, one request at a time; the time to first token (TTFT) that of a simulation,
+once with the H200's host link, 55.4 GB/s each way, and once with a link of 8 GB/s. The trace's timestamps advance in steps of
+3 s, 6 s at this rate, and ten requests share one: half of the mean TTFT is spent waiting for other requests of the same burst.
 
 Claims:
 
 1. in the replay write_back hits most at every place;
-2. with the fast link the policy that hits most is the soonest at every place, within 2% of the least mean TTFT;
-3. with the slow link it is not: somewhere the policy that hits most is more than 2% slower than another;
-4. the simulated hit rates are within a point of the replay's everywhere.
+2. with the fast link the policy that hits most also has the lowest mean TTFT at every place, within 2%;
+3. with the slow link it does not: somewhere its mean TTFT is more than 2% above that of another policy;
+4. simulated hit rates are within one point of the replay's everywhere.
 
 Exits with 1 if a claim fails.
 """
 
-import argparse
-import csv
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
-from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.report.screenshot import take_screenshot
+from kvsim.study import CONVERSATION, Claim, Study, bold, claim_table, highest, lowest, markdown
 from kvsim.trace.base import Trace
-
-HERE = Path(__file__).resolve().parent
-TRACE = HERE.parents[2] / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
-COMMAND = "python experiments/write_policy/run.py"
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
 COLOURS = ("#3d8fd1", "#0a9e74", "#d55e00")
 GPU_GIB = (40, 60, 100)
 CPU_GIB = (100, 400, 1600)
 LINKS = {"fast": 55.4, "slow": 8.0}
-"""GB/s of the host link, each way. Both ways together carry 1.82 times as much, as was measured of the H200's."""
+"""GB/s of the host link, each way; both ways together carry 1.82 times as much, as measured on the H200."""
 RATE = 0.5
 MARGIN = 1.02
-"""Means of TTFT that differ by less count as equal."""
+"""Mean TTFTs whose ratio is smaller count as equal."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """What the runs of a cell gave; by link where there is a clock."""
+    """Results of a cell: the replayed hit rate, and by link those of the simulations."""
 
     replayed: float
     hit_rate: dict[str, float]
@@ -77,13 +72,21 @@ class Row:
     p99_s: dict[str, float]
     written_gb: dict[str, float]
 
+    @property
+    def apart(self) -> float:
+        """Largest difference between a simulated hit rate and the replayed one."""
+        return max(abs(rate - self.replayed) for rate in self.hit_rate.values())
+
+
+Rows = dict[Cell, Row]
+
 
 def places() -> list[Place]:
     return [Place(gpu, cpu) for gpu in GPU_GIB for cpu in CPU_GIB]
 
 
-def cells() -> Iterator[Cell]:
-    yield from (Cell(place, policy) for place in places() for policy in POLICIES)
+def cells() -> list[Cell]:
+    return [Cell(place, policy) for place in places() for policy in POLICIES]
 
 
 @cache
@@ -91,8 +94,8 @@ def load(path: str, limit: int | None) -> Trace:
     return kvsim.load_trace("mooncake", path=path, page_tokens=512, limit=limit, rate=RATE)
 
 
-def run(path: str, limit: int | None, cell: Cell) -> Row:
-    trace = load(path, limit)
+def run(options: Namespace, cell: Cell) -> Row:
+    trace = load(options.trace, options.limit)
     row = Row(kvsim.replay(trace, *cell.overrides()).hit_rate, {}, {}, {}, {})
     for link, gb_per_s in LINKS.items():
         speed = [f"hardware.{way}_bytes_per_s={gb_per_s}e9" for way in ("host_to_device", "device_to_host")]
@@ -105,16 +108,9 @@ def run(path: str, limit: int | None, cell: Cell) -> Row:
     return row
 
 
-def measure(path: str, limit: int | None) -> dict[Cell, Row]:
-    """All runs, two processes at a time."""
-    every = list(cells())
-    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
-        return dict(zip(every, pool.map(run, [path] * len(every), [limit] * len(every), every), strict=True))
-
-
 @dataclass(frozen=True)
-class Verdict:
-    """At one place and link, the policy that hits most in the replay and the one with the least mean TTFT."""
+class Contest:
+    """At one place and link, the policy that hits most in the replay and the one with the lowest mean TTFT."""
 
     place: Place
     most_hits: str
@@ -127,145 +123,118 @@ class Verdict:
         return 1 + self.loss > MARGIN
 
 
-def verdicts(rows: dict[Cell, Row], link: str) -> list[Verdict]:
+def contests(rows: Rows, link: str) -> list[Contest]:
     found = []
     for place in places():
         here = {policy: rows[Cell(place, policy)] for policy in POLICIES}
         most = max(POLICIES, key=lambda policy: here[policy].replayed)
         soonest = min(POLICIES, key=lambda policy: here[policy].ttft_s[link])
-        found.append(Verdict(place, most, soonest, here[most].ttft_s[link] / here[soonest].ttft_s[link] - 1))
+        found.append(Contest(place, most, soonest, here[most].ttft_s[link] / here[soonest].ttft_s[link] - 1))
     return found
 
 
-def claims(rows: dict[Cell, Row]) -> list[tuple[str, str, bool]]:
-    """(claim, what was measured, whether it holds)."""
-    fast, slow = verdicts(rows, "fast"), verdicts(rows, "slow")
-    lead = min(fast, key=lambda verdict: _lead(rows, verdict.place))
-    apart = max(rows, key=lambda cell: _apart(rows[cell]))
+def claims(rows: Rows) -> list[Claim]:
+    fast, slow = contests(rows, "fast"), contests(rows, "slow")
+    place, lead = lowest({place: write_back_lead(rows, place) for place in places()})
+    furthest, apart = highest({cell: row.apart for cell, row in rows.items()})
     return [
-        (
+        Claim(
             "in the replay write_back hits most at every place",
-            f"it leads the next one by {100 * _lead(rows, lead.place):+.2f} points at least, {lead.place}",
-            all(verdict.most_hits == "write_back" for verdict in fast),
+            f"it leads by at least {100 * lead:+.2f} points ({place})",
+            all(contest.most_hits == "write_back" for contest in fast),
         ),
-        (
-            f"over {LINKS['fast']:g} GB/s the policy that hits most is the soonest at every place",
-            _overturned(fast),
-            not any(verdict.is_overturned for verdict in fast),
+        Claim(
+            f"at {LINKS['fast']:g} GB/s the policy that hits most has the lowest mean TTFT at every place",
+            overturned(fast),
+            not any(contest.is_overturned for contest in fast),
         ),
-        (
-            f"over {LINKS['slow']:g} GB/s it is not, somewhere",
-            _overturned(slow),
-            any(verdict.is_overturned for verdict in slow),
+        Claim(
+            f"at {LINKS['slow']:g} GB/s it does not at every place",
+            overturned(slow),
+            any(contest.is_overturned for contest in slow),
         ),
-        (
-            "simulated hit rates are within a point of the replay's",
-            f"{100 * _apart(rows[apart]):.2f} points apart at most, {apart.policy}, {apart.place}",
-            _apart(rows[apart]) <= 0.01,
+        Claim(
+            "simulated hit rates are within one point of the replay's",
+            f"at most {100 * apart:.2f} points apart ({furthest.policy}, {furthest.place})",
+            apart <= 0.01,
         ),
     ]
 
 
-def _lead(rows: dict[Cell, Row], place: Place) -> float:
+def write_back_lead(rows: Rows, place: Place) -> float:
     others = max(rows[Cell(place, policy)].replayed for policy in POLICIES if policy != "write_back")
     return rows[Cell(place, "write_back")].replayed - others
 
 
-def _apart(row: Row) -> float:
-    return max(abs(rate - row.replayed) for rate in row.hit_rate.values())
-
-
-def _overturned(found: list[Verdict]) -> str:
-    count = sum(verdict.is_overturned for verdict in found)
-    worst = max(found, key=lambda verdict: verdict.loss)
+def overturned(found: list[Contest]) -> str:
+    count = sum(contest.is_overturned for contest in found)
+    worst = max(found, key=lambda contest: contest.loss)
     return (
-        f"overturned at {count} of {len(found)} places, at most by {worst.loss:.2%}: "
-        f"{worst.most_hits} after {worst.soonest}, {worst.place}"
+        f"overturned at {count} of {len(found)} places; it is at most {worst.loss:.2%} slower "
+        f"({worst.most_hits} against {worst.soonest}, {worst.place})"
     )
 
 
-def finding(rows: dict[Cell, Row]) -> str:
-    """Three sentences, their figures from the runs."""
-    fast, slow = verdicts(rows, "fast"), verdicts(rows, "slow")
-    slowest = max(slow, key=lambda verdict: verdict.loss)
+def finding(rows: Rows) -> str:
+    fast, slow = contests(rows, "fast"), contests(rows, "slow")
+    slowest = max(slow, key=lambda contest: contest.loss)
     behind = rows[Cell(slowest.place, slowest.most_hits)]
     ahead = rows[Cell(slowest.place, slowest.soonest)]
-    wins = {policy: sum(verdict.soonest == policy for verdict in slow) for policy in POLICIES}
-    named = ", ".join(f"{policy} at {count}" for policy, count in wins.items() if count)
+    wins = {policy: sum(contest.soonest == policy for contest in slow) for policy in POLICIES}
+    named = ", ".join(f"{policy} at {count} places" for policy, count in wins.items() if count)
     return (
-        f"Over {LINKS['fast']:g} GB/s the policy that hits most in the replay is the soonest, or within {MARGIN - 1:.0%} of it, "
-        f"at {sum(not verdict.is_overturned for verdict in fast)} of {len(fast)} places. "
-        f"Over {LINKS['slow']:g} GB/s that is so at {sum(not verdict.is_overturned for verdict in slow)} places, and the soonest "
-        f"of the {len(slow)} is {named}. "
+        f"At {LINKS['fast']:g} GB/s the policy that hits most in the replay has the lowest mean TTFT, within {MARGIN - 1:.0%}, "
+        f"at {sum(not contest.is_overturned for contest in fast)} of {len(fast)} places. "
+        f"At {LINKS['slow']:g} GB/s it does at {sum(not contest.is_overturned for contest in slow)} places; the lowest is that "
+        f"of {named}. "
         f"The clock overturns most at {slowest.place}: {slowest.most_hits} hits {behind.replayed:.2%} against "
-        f"{ahead.replayed:.2%} of {slowest.soonest} and answers after {behind.ttft_s['slow']:.2f} s against "
-        f"{ahead.ttft_s['slow']:.2f} s, since a page that has to be written out when room is needed makes its request wait."
+        f"{ahead.replayed:.2%} of {slowest.soonest}, but answers after {behind.ttft_s['slow']:.2f} s against "
+        f"{ahead.ttft_s['slow']:.2f} s, since a request waits until the pages evicted for it are written out."
     )
 
 
-def write_markdown(path: Path, rows: dict[Cell, Row]) -> None:
-    lines = [
+def page(_: Namespace, rows: Rows) -> Iterator[str]:
+    yield from [
         "# Write policies: hit rate and time to first token",
         "",
-        "Llama 3 8B on one H200, the Mooncake conversation trace at half its rate, pages of 512 tokens; made by",
-        f"`{COMMAND}`. Hit tokens per prompt token; mean TTFT. All figures are in [results.csv](results.csv).",
+        "Llama 3 8B on one H200, the Mooncake conversation trace at half its rate, pages of 512 tokens; hit tokens per prompt",
+        "token. Made by `python experiments/write_policy/run.py`; all numbers are in [results.csv](results.csv).",
         "",
         "![Hit rate and mean TTFT by policy, GPU and CPU memory, and link](results.png)",
         "",
-        "| claim | measured | |",
-        "|---|---|---|",
-        *(f"| {claim} | {measured} | {'holds' if holds else 'FAILS'} |" for claim, measured, holds in claims(rows)),
+        *claim_table(claims(rows)),
         "",
         finding(rows),
         "",
         "## Hit rate, replayed",
         "",
-        *table(rows, lambda row: row.replayed, "{:.4f}", max),
+        *by_policy(rows, lambda row: row.replayed, max, ".4f"),
     ]
     for link, gb_per_s in LINKS.items():
-        lines += ["", f"## Mean TTFT (s), {gb_per_s:g} GB/s", "", *table(rows, lambda row: row.ttft_s[link], "{:.3f}", min)]  # noqa: B023
-    path.write_text("\n".join(lines) + "\n")
+        yield from ["", f"## Mean TTFT (s), {gb_per_s:g} GB/s", ""]
+        yield from by_policy(rows, lambda row: row.ttft_s[link], min, ".3f")  # noqa: B023
 
 
-def table(rows: dict[Cell, Row], value: Callable[[Row], float], text: str, best: Callable[[Iterable[float]], float]) -> list[str]:
-    """One row a place, the best value in bold."""
-    lines = [f"| GPU + CPU | {' | '.join(POLICIES)} |", "|---" * (len(POLICIES) + 1) + "|"]
+def by_policy(rows: Rows, value: Callable[[Row], float], best: Callable[[Iterable[float]], float], form: str) -> list[str]:
+    """A table with a line per place, the best value in bold."""
+    lines = []
     for place in places():
         values = [value(rows[Cell(place, policy)]) for policy in POLICIES]
-        texts = [f"**{text.format(one)}**" if one == best(values) else text.format(one) for one in values]
-        lines.append(f"| {place} | {' | '.join(texts)} |")
-    return lines
+        lines.append([str(place), *bold(values, best(values), form)])
+    return markdown(("GPU + CPU", *POLICIES), lines)
 
 
-def write_csv(path: Path, rows: dict[Cell, Row]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            (
-                "gpu_gib",
-                "cpu_gib",
-                "policy",
-                "link_gb_per_s",
-                "replayed_hit_rate",
-                "hit_rate",
-                "ttft_mean_s",
-                "ttft_p99_s",
-                "written_gb",
-            )
-        )
-        for cell, row in rows.items():
-            for link, gb_per_s in LINKS.items():
-                rates = f"{row.replayed:.6f}", f"{row.hit_rate[link]:.6f}"
-                times = f"{row.ttft_s[link]:.4f}", f"{row.p99_s[link]:.4f}"
-                writer.writerow(
-                    (cell.place.gpu, cell.place.cpu, cell.policy, gb_per_s, *rates, *times, f"{row.written_gb[link]:.1f}")
-                )
+def table(rows: Rows) -> Iterator[tuple[object, ...]]:
+    rates, times = ("replayed_hit_rate", "hit_rate"), ("ttft_mean_s", "ttft_p99_s")
+    yield "gpu_gib", "cpu_gib", "policy", "link_gb_per_s", *rates, *times, "written_gb"
+    for cell, row in rows.items():
+        for link, gb_per_s in LINKS.items():
+            rates = f"{row.replayed:.6f}", f"{row.hit_rate[link]:.6f}"
+            times = f"{row.ttft_s[link]:.4f}", f"{row.p99_s[link]:.4f}"
+            yield cell.place.gpu, cell.place.cpu, cell.policy, gb_per_s, *rates, *times, f"{row.written_gb[link]:.1f}"
 
 
-def draw(folder: Path, rows: dict[Cell, Row]) -> None:
-    """``results.html``, and ``results.png`` from it where there is a Chromium."""
-    from plotly.subplots import make_subplots
-
+def figure(rows: Rows) -> go.Figure:
     names = ["hit rate, replayed", *(f"mean TTFT (s), {gb_per_s:g} GB/s" for gb_per_s in LINKS.values())]
     titles = [f"{name}, GPU {gpu} GiB" for name in names for gpu in GPU_GIB]
     figure = make_subplots(rows=len(names), cols=len(GPU_GIB), subplot_titles=titles, shared_yaxes="rows", vertical_spacing=0.1)
@@ -283,31 +252,16 @@ def draw(folder: Path, rows: dict[Cell, Row]) -> None:
     figure.update_xaxes(title="CPU memory (GiB)", row=len(names))
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(tickformat=".0%", row=1)
-    figure.update_layout(
+    return figure.update_layout(
         template="plotly_white", width=1100, height=900, legend={"orientation": "h", "y": 1.08}, margin={"t": 120},
         title="Write policies: the policy that hits most, and the one that answers first",
     )  # fmt: skip
-    page = folder / "results.html"
-    figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
-    take_screenshot(page, folder / "results.png", width=1116, height=916)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, default=TRACE, help="the Mooncake conversation trace")
-    parser.add_argument("--limit", type=int, help="play this many requests only; the claims are about all of them")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
-    arguments = parser.parse_args()
-    if not arguments.trace.exists():
-        parser.error(f"no trace at {arguments.trace}: name it with --trace")
-    rows = measure(str(arguments.trace.resolve()), arguments.limit)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    write_csv(arguments.output / "results.csv", rows)
-    write_markdown(arguments.output / "results.md", rows)
-    draw(arguments.output, rows)
-    print((arguments.output / "results.md").read_text())
-    return 0 if arguments.limit or all(holds for _, _, holds in claims(rows)) else 1
-
+STUDY = Study(
+    file=__file__, question=__doc__, traces={"trace": CONVERSATION},
+    cells=cells, run=run, claims=claims, table=table, page=page, figure=figure,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(STUDY.main())

@@ -11,13 +11,14 @@ from omegaconf import OmegaConf
 
 from kvsim import run
 from kvsim.bounds.lru_curve import LruCurve
-from kvsim.build import Plan, TierPlan, construct
 from kvsim.capacity import capacity_pages
+from kvsim.construct import construct
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.replay import ReplaySettings
 from kvsim.errors import UsageError
+from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.report.result import hit_tokens, ratio, warmup_requests

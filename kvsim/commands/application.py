@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
+from kvsim.commands.hydra_internals import arguments_parser
 from kvsim.commands.mistake import Mistake
-from kvsim.commands.sweep import Listed, Objective, end_sweep, forget_sweep, run_sweep_job
+from kvsim.commands.objective import Objective
+from kvsim.commands.sweep import Listed, end_sweep, forget_sweep
+from kvsim.commands.sweep_job import run_sweep_job
 from kvsim.configuration import explain
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.report.result import RunRecord
 
 MISTAKES = ("Config group override must be", "Only one of --run", "The --resolve flag")
@@ -91,7 +94,7 @@ def run_job(command: str, run: Callable[[Plan, str], RunRecord], cfg: DictConfig
 
 def _in_order(arguments: Sequence[str]) -> list[str]:
     """Move overrides before flags, because Hydra's parser rejects them between flags. Raises UsageError for an unknown flag."""
-    parser = get_args_parser()
+    parser = arguments_parser()
     parser.exit_on_error = False
     overrides = [word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))]
     ordered = [*overrides, *(word for word in arguments if word not in overrides)]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import run
-from kvsim.build import Plan
 from kvsim.core.request import Request
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.execute import load_trace
 from kvsim.fingerprint import bound_names
+from kvsim.plan import Plan
 from kvsim.policies.eviction.belady import Belady
 from kvsim.report.folder import replacing
 from kvsim.report.result import summarize

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 import kvsim.conf
-from kvsim.build import check_output, construct
+from kvsim.build import check_output
 from kvsim.commands.application import run_application
 from kvsim.commands.mistake import Mistake
+from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec

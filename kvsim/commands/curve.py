@@ -10,10 +10,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from kvsim.bounds.curves import Curve, Point, curve_settings
-from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
-from kvsim.commands.sweep import Objective, SweepJob
+from kvsim.commands.objective import Objective
+from kvsim.commands.sweep_job import SweepJob
 from kvsim.execute import draw
+from kvsim.plan import Plan
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.report.progress import progress
 from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain

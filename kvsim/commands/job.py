@@ -5,9 +5,9 @@ from functools import partial
 from rich.console import Console
 from rich.tree import Tree
 
-from kvsim.build import Plan
-from kvsim.commands.sweep import SweepJob
+from kvsim.commands.sweep_job import SweepJob
 from kvsim.execute import execute
+from kvsim.plan import Plan
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
 from kvsim.report.result import RunRecord

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from kvsim.commands.application import run_application, run_job
 from kvsim.commands.job import run_command
-from kvsim.commands.sweep import Objective
+from kvsim.commands.objective import Objective
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")

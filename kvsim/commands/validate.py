@@ -8,11 +8,12 @@ import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
-from kvsim.build import Plan
 from kvsim.commands.application import run_application, run_job
-from kvsim.commands.sweep import Objective, SweepJob
+from kvsim.commands.objective import Objective
+from kvsim.commands.sweep_job import SweepJob
 from kvsim.errors import UsageError, WrongResult
 from kvsim.execute import Result, execute
+from kvsim.plan import Plan
 from kvsim.policies.copies import copied
 from kvsim.report.folder import write_run
 from kvsim.report.progress import progress

@@ -1,4 +1,4 @@
-"""The cache. Whatever computes a result imports it, so compiled modules that are out of date end the run here."""
+"""The cache core. Every run imports it, so stale compiled modules stop the run here."""
 
 from kvsim.compiled import build_name
 

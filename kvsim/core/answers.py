@@ -1,7 +1,7 @@
-"""Checks what policies answer: a policy can be wrong, a result cannot. What cannot be used is a PolicyError.
+"""Checks of what policies return, so that a wrong policy cannot give a wrong result. An unusable answer raises PolicyError.
 
-Answers are taken as objects. Compiled code that took them as what they should be would raise a TypeError of its own, which does
-not name the policy.
+Answers are typed as plain objects. With the expected types, compiled code would raise its own TypeError, which does not name
+the policy.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,18 +16,18 @@ from kvsim.core.tree import NO_LIMIT, READY, Node, RadixTree
 
 
 def refused(policy: str, call: str, answer: object, expected: str) -> PolicyError:
-    """The error of an answer that is not what was expected."""
+    """Return the error for an answer that is not what was expected."""
     hint = ": is a return missing?" if answer is None else ""
     return PolicyError(f"{policy} returned {answer!r} from {call}, not {expected}{hint}")
 
 
 def is_typed(policy: object, *calls: str) -> bool:
-    """Whether these methods of a policy are compiled: their answers are of the right type then, and need no look."""
+    """Whether these methods of a policy are compiled. Their answers then have the right type and need no check."""
     return all(isinstance(getattr(type(policy), call), MethodDescriptorType) for call in calls)
 
 
 def truth(policy: str, call: str, answer: object) -> bool:
-    """An answer that is True or False. ``policy`` names who gave it, ``call`` what was asked."""
+    """Return an answer that must be True or False. ``policy`` and ``call`` name the policy and its method in the error."""
     if answer is True:
         return True
     if answer is False:
@@ -38,7 +38,7 @@ def truth(policy: str, call: str, answer: object) -> bool:
 
 
 def whole_number(policy: str, call: str, answer: object, most: int, least: int = 0) -> int:
-    """An answer that is a whole number from ``least``, 0 or more, to ``most``."""
+    """Return an answer that must be a whole number from ``least`` (0 or more) to ``most``."""
     found = -1
     if isinstance(answer, int):
         if not isinstance(answer, bool):
@@ -53,14 +53,14 @@ def whole_number(policy: str, call: str, answer: object, most: int, least: int =
 
 
 def whole_numbers(policy: str, call: str, answer: object, most: int) -> list[int]:
-    """An answer that lists whole numbers from 0 to ``most``, in any order."""
+    """Return an answer that must list whole numbers from 0 to ``most``, in any order."""
     if not isinstance(answer, Iterable):
         raise refused(policy, call, answer, "a list of whole numbers")
     return [whole_number(policy, call, one, most) for one in answer]
 
 
 def number(policy: str, call: str, answer: object, most: float = inf) -> float:
-    """An answer that is a number from 0 to ``most``."""
+    """Return an answer that must be a number from 0 to ``most``."""
     found = nan
     if isinstance(answer, (int, float, np.integer, np.floating)) and not isinstance(answer, bool):
         found = float(answer)
@@ -73,21 +73,21 @@ def number(policy: str, call: str, answer: object, most: float = inf) -> float:
 
 
 def eviction_policy(tier: Tier) -> str:
-    """Names the policy in a message."""
+    """Return the policy's name for an error message."""
     return f"the eviction policy of the {tier.name} tier, {type(tier.eviction).__name__},"
 
 
 def victims(tier: Tier, now: float) -> Iterator[object]:
-    """What the tier's eviction policy offers; ``victim`` checks each."""
+    """Iterate over what the tier's eviction policy offers; ``victim`` checks each item."""
     offered: Any = tier.eviction.victims(now)
     try:
         return iter(offered)
     except TypeError:
-        raise refused(eviction_policy(tier), "victims()", offered, "nodes, one after another") from None
+        raise refused(eviction_policy(tier), "victims()", offered, "an iterable of nodes") from None
 
 
 def victim(offered: object, tree: RadixTree, tier: Tier) -> Node:
-    """What is offered, if it is a node that can leave the tier."""
+    """Return ``offered`` as a node; raise PolicyError unless it is a node that can leave the tier."""
     if not isinstance(offered, Node):
         raise PolicyError(f"{eviction_policy(tier)} offered {offered!r}, which is not a node")
     index = tier.index
@@ -105,7 +105,7 @@ def victim(offered: object, tree: RadixTree, tier: Tier) -> Node:
 
 
 def most_pages(tier: Tier) -> int:
-    """How many pages of the node that the policy has just offered are to leave, at most."""
+    """Return how many pages of the node just offered may leave."""
     most = tier.eviction.most_pages
     if most >= 1:
         return int(most)
@@ -113,16 +113,16 @@ def most_pages(tier: Tier) -> int:
 
 
 def check_enough(tier: Tier, missing: int) -> None:
-    """After the last victim, so many more pages must leave: if there are any, the policy has left out some victims."""
+    """Raise PolicyError if pages are still missing after the last victim: the policy has left out victims."""
     if missing > 0:
         raise PolicyError(
             f"{eviction_policy(tier)} offered too few victims: {missing:,} more pages must leave, and {tier.evictable_pages:,} "
-            "could; victims() must offer every evictable leaf"
+            "still can; victims() must offer every evictable leaf"
         )
 
 
 def cut_after(node: Node, pages: object, tree: RadixTree, tier: Tier) -> int:
-    """After how many pages the policy wants a node cut: each part must have some."""
+    """Return the number of pages after which the policy cuts a node; neither part may be empty."""
     if node.tree is tree and not node.is_state and isinstance(pages, (int, np.integer)) and 0 < pages < node.pages:
         return int(pages)
     raise PolicyError(

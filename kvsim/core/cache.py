@@ -1,4 +1,4 @@
-"""The cache core: remembers where pages are, decides by its policies, never waits and never moves a byte."""
+"""The cache: tracks where pages are stored and decides by its policies. It never waits and never moves a byte."""
 
 from math import inf
 
@@ -16,7 +16,7 @@ from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 
 
 class View:
-    """The graph of tiers as a GPU tier sees it."""
+    """The graph of tiers as one GPU tier sees it."""
 
     def __init__(self, gpu: Tier) -> None:
         self.gpu = gpu
@@ -25,19 +25,19 @@ class View:
         for edge in self.edges:
             self.edges += [below for below in edge.lower.below if below not in self.edges]
         self.sources: list[tuple[Tier, Tier | None]] = [(edge.lower, None) for edge in gpu.below]
-        """(tier, the tier between), the ones that are read first at the front: None stands for straight to the GPU."""
+        """(tier, the tier between it and the GPU), in order of preference; None if the tier is directly below the GPU."""
         for edge in gpu.below:
             self.sources += [(below.lower, edge.lower) for below in edge.lower.below]
         self.lower: list[Tier] = list(dict.fromkeys([tier for tier, _ in self.sources]))
         between = [tier for _, tier in self.sources if tier is not None]
         self.fetches_to: Tier | None = between[0] if between else None
-        """The tier into which pages are read ahead of need; None if there is none."""
+        """The tier that prefetch reads into; None if there is none."""
 
 
 class Cache(ServedCache):
-    """Tree, tiers, edges and policies behind one face.
+    """The tree, tiers, edges and policies behind one interface.
 
-    Several GPU tiers may stand side by side: ``match`` says which of them serves a request.
+    Several GPU tiers may stand side by side: the ``gpu`` argument of ``match`` selects the one that serves a request.
     """
 
     def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:
@@ -51,9 +51,9 @@ class Cache(ServedCache):
         self.gpu = tiers[0]
         self.leases = {}
         self.epoch = 0
-        """How often the cache has been reset."""
+        """Number of resets."""
         self.persistent: dict[tuple[Node, Tier], None] = {}
-        """Ends of paths that never leave a GPU tier."""
+        """(last node, GPU tier) of paths that stay in that tier until ``reset``."""
         self._recomputes_last_token = rules.recompute_last_token
         self._is_single = len(tiers) == 1
 
@@ -68,7 +68,7 @@ class Cache(ServedCache):
         return lease
 
     def rematch(self, lease: Lease, limit: int) -> None:
-        """Let a lease that has not been admitted match within the first ``limit`` pages of its prompt."""
+        """Match a lease that has not been admitted against the first ``limit`` pages of its prompt only."""
         path, rest = self.residency.follow(lease.node, lease.request.runs, limit)
         pages = 0
         if path:
@@ -79,7 +79,7 @@ class Cache(ServedCache):
             self._sort_by_tier(lease)
 
     def _sort_by_tier(self, lease: Lease) -> None:
-        """Split the path into what is on the GPU and what is below; drop what cannot be used now."""
+        """Split the path into pages on the GPU and pages below, and cut off what cannot be used now."""
         path, at, gpu = lease.path, 0, lease.gpu
         index = gpu.index
         for node in path:
@@ -110,7 +110,7 @@ class Cache(ServedCache):
             lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.lower_pages)[1]
 
     def _level_below(self, node: Node, gpu: Tier) -> int:
-        """The level of the tier from which a page would be loaded to a GPU tier that lacks it; -1 if there is none."""
+        """Return the level of the tier from which a GPU tier without the node would load it; -1 if there is none."""
         if not node.state[gpu.index]:
             for tier, between in self.views[gpu.index].sources:
                 if node.state[tier.index] == READY and (between is None or not node.state[between.index]):
@@ -137,12 +137,12 @@ class Cache(ServedCache):
         return self._can_evict(lease, pages - lease.gpu_pages - lease.gpu.spare_pages)
 
     def _can_evict(self, lease: Lease, missing: int) -> bool:
-        """Whether so many pages can leave the GPU while the request's path stays."""
+        """Whether ``missing`` pages can be evicted from the GPU while the request's path stays."""
         evictable = lease.gpu.evictable_pages
         return missing + lease.gpu_pages <= evictable or missing + self._idle_pages(lease) <= evictable
 
     def _idle_pages(self, lease: Lease) -> int:
-        """Pages of the match that count as evictable, or as about to leave, until they are pinned."""
+        """Count the matched GPU pages that are evictable or leaving now and will be pinned at admission."""
         index, pages = lease.gpu.index, 0
         for node in lease.path[: lease.gpu_nodes]:
             if node.state[index] == LEAVING or not node.pins[index]:
@@ -150,7 +150,7 @@ class Cache(ServedCache):
         return pages
 
     def _pin(self, lease: Lease, load_pages: int, now: float) -> None:
-        """Pin what the request reuses, and count its uses."""
+        """Pin what the request reuses, and record the use."""
         lease.epoch = self.epoch
         residency, reused = self.residency, lease.path
         lower: list[Node] = []
@@ -174,7 +174,7 @@ class Cache(ServedCache):
             lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
 
     def _revive(self, nodes: list[Node], gpu: Tier, now: float) -> None:
-        """Pages that are leaving the GPU are used again: they stay, and their copies below are completed all the same."""
+        """Keep pages that are leaving the GPU, since they are used again; their copies below are completed nevertheless."""
         for node in nodes:
             if node.state[gpu.index] == LEAVING:
                 self.transfers.stay(node, gpu, now)
@@ -183,7 +183,7 @@ class Cache(ServedCache):
     # --- slots -------------------------------------------------------------------------------------------------------------
 
     def _promise(self, lease: Lease, pages: int) -> None:
-        """Give the request slots that are free and not promised to others; otherwise promise them."""
+        """Give the request ``pages`` slots if that many are free and not promised to others; otherwise promise them."""
         gpu = lease.gpu
         pool = gpu.pool
         if pool.free - gpu.promised_pages >= pages:
@@ -239,9 +239,9 @@ class Cache(ServedCache):
         return load
 
     def _share_loaded(self, lease: Lease, nodes: list[Node]) -> list[Node]:
-        """Pin the first nodes if another request has begun to load them since the match, and give back the room for them.
+        """Pin the first nodes if they have come to the GPU, or begun to, since the match, and give back the slots for them.
 
-        Returns the nodes that are left to load.
+        Returns the nodes still to be loaded.
         """
         gpu, residency = lease.gpu, self.residency
         index = gpu.index
@@ -258,7 +258,7 @@ class Cache(ServedCache):
 
     @staticmethod
     def _path_between(upper: Node, node: Node) -> list[Node]:
-        """The nodes below ``upper`` down to ``node``, top to bottom."""
+        """Return the nodes from below ``upper`` down to ``node``, top to bottom."""
         path: list[Node] = []
         while node is not upper:
             path.append(node)
@@ -268,7 +268,7 @@ class Cache(ServedCache):
         return path
 
     def _start_loads(self, lease: Lease, nodes: list[Node], view: View, now: float) -> Load:
-        """Start reads into the tiers between, and one load from each tier next to the GPU that has some of the nodes."""
+        """Start reads into the tiers between disk and GPU, and one load from each tier next to the GPU that has or gets nodes."""
         transfers, loads = list[Transfer](), list[Transfer]()
         by_source: dict[Edge, list[Node]] = {edge: [] for edge in view.gpu.below}
         reads = self._plan_reads(nodes, view)
@@ -298,7 +298,7 @@ class Cache(ServedCache):
         return Load(transfers + loads, loads)
 
     def _plan_reads(self, nodes: list[Node], view: View) -> dict[Edge, list[Node]]:
-        """What has to be read into a tier between disk and GPU, by edge. ``nodes`` is cut short where such a tier has no room."""
+        """Return the nodes to read into a tier between disk and GPU, by edge; shorten ``nodes`` to what has room there."""
         reads: dict[Edge, list[Node]] = {}
         room: dict[Edge, int] = {}
         for at, node in enumerate(nodes):
@@ -321,7 +321,10 @@ class Cache(ServedCache):
         return reads
 
     def _edge_to_read(self, node: Node, view: View) -> Edge | None:
-        """The edge over which a page has to come before it can be loaded; None if a tier next to the GPU has it, or none does."""
+        """Return the edge over which a node must be read before it can be loaded.
+
+        None if a tier next to the GPU has it, or if no tier does.
+        """
         for tier, between in view.sources:
             if node.state[tier.index] == READY:
                 if between is None:
@@ -331,11 +334,11 @@ class Cache(ServedCache):
         return None
 
     def _read(self, edge: Edge, nodes: list[Node]) -> Transfer:
-        """Start to read nodes from a lower tier into the one above; their room there is promised."""
+        """Start reading nodes from a lower tier into the one above, where their slots are promised already."""
         return self.transfers.start(Transfer(edge, nodes.copy(), goes_down=False))
 
     def _take_slots(self, lease: Lease, node: Node) -> None:
-        """A node is about to be loaded into slots of the request, whose path it lengthens."""
+        """Give a node that is about to be loaded the request's slots, and extend the request's pinned path by it."""
         gpu = lease.gpu
         mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
         self.residency.add_copy(node, gpu, INCOMING, mine)
@@ -393,7 +396,7 @@ class Cache(ServedCache):
 
     @staticmethod
     def _edge_for(node: Node, upper: Tier) -> Edge:
-        """The edge over which a tier can read a node."""
+        """Return the edge over which a tier can read a node from below."""
         for edge in upper.below:
             if node.state[edge.lower.index] == READY:
                 return edge
@@ -424,7 +427,7 @@ class Cache(ServedCache):
         return NO_TRANSFERS if self._is_single else self._offer(lease, now)
 
     def _offer(self, lease: Lease, now: float) -> list[Transfer]:
-        """Ask placement, edge by edge from the top, about the path that a request has used."""
+        """Offer the path that a request has used to the placement policies, edge by edge from the top."""
         edges = self.views[lease.gpu.index].edges
         if not (lease.is_finishing or lease.is_known_prompt):
             for edge in edges:
@@ -439,7 +442,7 @@ class Cache(ServedCache):
         return transfers
 
     def _join_known(self, lease: Lease, now: float) -> tuple[Run, ...]:
-        """Pin the nodes that others, or tiers below, have of what the request computed. Returns what is new."""
+        """Pin the computed pages that the tree has already, from other requests or in tiers below. Returns the new pages."""
         path, rest = self.residency.follow(lease.node, lease.rest)
         for node in path:
             self._take_computed(lease, node, now)
@@ -449,7 +452,7 @@ class Cache(ServedCache):
         return rest
 
     def _take_computed(self, lease: Lease, node: Node, now: float) -> None:
-        """Computed pages of a known node fill the GPU's gap, or are given back."""
+        """Use the computed pages of a known node as its GPU copy, or free their slots if it has one; pin the node."""
         gpu, residency = lease.gpu, self.residency
         index = gpu.index
         state = node.state[index]
@@ -468,7 +471,7 @@ class Cache(ServedCache):
             residency.set_ready(node, gpu, now)
 
     def _fill_gaps(self, lease: Lease, now: float) -> None:
-        """Pages that a load failed to bring have been computed in the slots that were waiting for them."""
+        """Make pages ready that a load failed to bring: they have been computed in the slots reserved for them."""
         node, gpu = lease.node, lease.gpu
         while node.depth >= lease.gpu_pages and node.parent is not None:
             if node.state[gpu.index] == INCOMING and not is_arriving(node, gpu):
@@ -485,7 +488,7 @@ class Cache(ServedCache):
         return transfers + self.write_early() if self.transfers.writes_early else transfers
 
     def begin_answer(self, lease: Lease) -> bool:
-        """Whether the answer's full pages are to be inserted, too; if so, the lease is ready for that."""
+        """Whether the answer's full pages are to be inserted too; if so, prepare the lease for ``insert``."""
         if not (self.rules.cache_output and lease.request.output_runs):
             return False
         lease.is_finishing = True
@@ -493,13 +496,13 @@ class Cache(ServedCache):
         return True
 
     def end_request(self, lease: Lease, now: float) -> None:
-        """Tell policies of the end of a request, and release it."""
+        """Notify policies that a request has finished, and release it."""
         if lease.epoch == self.epoch:
             self.residency.tell_finish(lease.request, lease.node, max(now, self.residency.now))
         self.release(lease)
 
     def write_early(self) -> list[Transfer]:
-        """Copy down what a watermark asks for."""
+        """Copy pages down where a watermark requires it. Returns the write-downs."""
         self.transfers.write_early(self.residency.now)
         return self.transfers.flush()
 
@@ -514,7 +517,7 @@ class Cache(ServedCache):
         residency.unpin(lease.node, gpu)
 
     def persist(self, node: Node, gpu: Tier) -> None:
-        """The node and all before it, which a GPU tier has, do not leave it any more until ``reset``."""
+        """Keep a node and its path, which a GPU tier has, in that tier until ``reset``."""
         if (node, gpu) not in self.persistent:
             self.persistent[node, gpu] = None
             self.residency.pin(node, gpu)

@@ -1,4 +1,4 @@
-"""Recounts a cache from scratch and compares with what it believes: the invariants, in code."""
+"""The cache's invariants: recounts everything from scratch and compares it with the running sums."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What requests hold of a cache."""
+    """Pins and slots of a cache that requests hold."""
 
     pins: list[tuple[Node, Tier]] = field(default_factory=list)
-    """The node, and what is above it, is kept in the tier."""
+    """(node, tier) pairs: the node and everything above it is kept in the tier."""
     slots: dict[Tier, list[Any]] = field(default_factory=dict)
     promised_pages: dict[Tier, int] = field(default_factory=dict)
 
 
 def held_by_requests(cache: "Cache") -> Held:
-    """What the leases of a cache, and its persistent paths, hold."""
+    """Return what a cache's leases and persistent paths hold."""
     held = Held()
     held.pins.extend(cache.persistent)
     for lease in cache.leases:
@@ -42,7 +42,7 @@ def held_by_requests(cache: "Cache") -> Held:
 
 
 def check(residency: Residency, transfers: Transfers, held: Held) -> None:
-    """Raise AssertionError, saying which, if an invariant does not hold. Costs a walk over the whole tree."""
+    """Raise AssertionError with a description if an invariant is broken. Walks the whole tree."""
     nodes = list(residency.tree.root.descendants())
     for node in nodes:
         _check_node(residency, node)
@@ -53,19 +53,19 @@ def check(residency: Residency, transfers: Transfers, held: Held) -> None:
     for tier in residency.tiers:
         _check_tier(residency, tier, nodes, held)
     for edge in transfers.edges:
-        assert not edge.leaving, f"{edge}: a pass left something behind"
+        assert not edge.leaving, f"{edge}: victims of an eviction pass were left behind"
     for transfer in transfers.in_flight:
         _check_transfer(residency, transfer)
 
 
 def _check_node(residency: Residency, node: Node) -> None:
-    """The tree's own links, and what a node's copies require of its neighbours."""
+    """Check the tree's links, and what a node's copies require of its parent and children."""
     parent = node.parent
-    assert parent is not None and parent.children[node.runs[0][0]] is node, f"{node}: not where its parent looks for it"
+    assert parent is not None and parent.children[node.runs[0][0]] is node, f"{node}: not found under its parent"
     assert node.pages == count_pages(node.runs) > 0, f"{node}: page count"
     assert node.depth == parent.depth + parent.pages or node.is_state, f"{node}: depth"
-    assert any(node.state), f"{node}: on no tier, but in the tree"
-    assert not residency.is_doomed(node), f"{node}: doomed, but in the tree"
+    assert any(node.state), f"{node}: in the tree, but in no tier"
+    assert not residency.is_doomed(node), f"{node}: in the tree, but doomed"
     for tier in residency.tiers:
         index = tier.index
         count = sum(child.state[index] not in (ABSENT, LEAVING) for child in node.children.values())
@@ -75,7 +75,7 @@ def _check_node(residency: Residency, node: Node) -> None:
 
 
 def _count_pins(residency: Residency, transfers: Transfers, held: Held) -> dict[tuple[Node, int], int]:
-    """Pins that requests and transfers should have, by node and tier."""
+    """Count the pins that requests and transfers should hold, by node and tier index."""
     pins: dict[tuple[Node, int], int] = {}
     by_requests = [(node, tier.index) for node, tier in held.pins]
     for held_node, tier in [*by_requests, *(pin for transfer in transfers.in_flight for pin in transfer.pins)]:
@@ -87,7 +87,7 @@ def _count_pins(residency: Residency, transfers: Transfers, held: Held) -> dict[
 
 
 def _check_tier(residency: Residency, tier: Tier, nodes: list[Node], held: Held) -> None:
-    """Every slot has one owner, every page one state, and the running sums are right."""
+    """Check that every slot has one owner and that the running sums are right."""
     index, pool = tier.index, tier.pool
     present = [node for node in [*nodes, *residency.doomed] if node.state[index]]
     slots = [node.slots[index] for node in present if node.slots[index] is not None]
@@ -100,8 +100,8 @@ def _check_tier(residency: Residency, tier: Tier, nodes: list[Node], held: Held)
     for node in present:
         state, some = node.state[index], node.slots[index]
         assert some is None or pool.count(some) == node.pages or state == DOOMED, f"{node}: slots in {tier.name}"
-        assert some is not None or state == INCOMING, f"{node}: usable in {tier.name} without slots"
-        assert state != INCOMING or node.pins[index], f"{node}: incoming in {tier.name}, but nothing waits for it"
+        assert some is not None or state == INCOMING, f"{node}: has no slots in {tier.name}, but is not incoming"
+        assert state != INCOMING or node.pins[index], f"{node}: incoming in {tier.name}, but not pinned"
         sums["promised"] += node.pages * (some is None)
         sums["leaving"] += node.pages * (state == LEAVING)
         sums["evictable"] += node.pages * (state == READY and not node.pins[index])
@@ -110,19 +110,19 @@ def _check_tier(residency: Residency, tier: Tier, nodes: list[Node], held: Held)
         "evictable": tier.evictable_pages, "leaving": tier.leaving_pages, "promised": tier.promised_pages,
         "held": tier.held_pages,
     }  # fmt: skip
-    assert believed == sums, f"{tier.name}: believes {believed}, has {sums}"
+    assert believed == sums, f"{tier.name}: running sums {believed}, recounted {sums}"
 
 
 def _check_transfer(residency: Residency, transfer: Transfer) -> None:
-    """What is on its way has a target that waits for it and a source that still has it."""
-    assert not transfer.done, "an ended transfer is still listed"
+    """Check that each node under way has an incoming copy in the target and still has its copy in the source."""
+    assert not transfer.done, "an ended transfer is still listed as in flight"
     for node in transfer.nodes:
-        assert transfer in node.transfers, f"{node}: does not know its transfer"
+        assert transfer in node.transfers, f"{node}: does not list its transfer"
         target = transfer.target
         if transfer.begun and node.slots[target.index] is not None:
-            assert target.pool.count(node.slots[target.index]) == node.pages, f"{node}: is copied to {target.name} without slots"
+            assert target.pool.count(node.slots[target.index]) == node.pages, f"{node}: wrong slot count in {target.name}"
         if residency.is_doomed(node):
             continue
-        assert node.state[target.index] == INCOMING, f"{node}: usable in {target.name} before it arrived"
+        assert node.state[target.index] == INCOMING, f"{node}: not incoming in {target.name} while its transfer is under way"
         is_cut_short = transfer.after and not transfer.begun
         assert node.state[transfer.source.index] or is_cut_short, f"{node}: its source in {transfer.source.name} is gone"

@@ -1,4 +1,4 @@
-"""Two tiers of which the lower holds copies for the upper: the placement policy between them, and what is on its way down."""
+"""An edge between two tiers: the placement policy that copies pages down, and the write-downs under way."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,59 +24,59 @@ class Edge:
         upper.below.append(self)
         lower.above.append(self)
         self.open: Transfer | None = None
-        """The write-downs decided on and not yet handed out."""
+        """Write-downs decided on but not yet handed out."""
         self.in_flight: OrderedDict[Transfer, None] = OrderedDict()
-        """Write-downs handed out and not yet ended, oldest first."""
+        """Write-downs handed out but not yet ended, oldest first."""
         self.leaving: list[Node] = []
-        """What has left the upper tier in the pass under way and is to be written down at its end, first victim first."""
+        """Victims of the current eviction pass that will be written down at its end, in order of eviction."""
         self.early_mark = 0
         """``inserted_pages`` of the upper tier when pages were last written early."""
         self._policy: Any = placement
-        """The same; its answers may be anything."""
+        """The same object, typed so that its answers may be anything."""
         self._is_typed = is_typed(placement, "after_use", "after_eviction")
         self._policy_name = f"the placement policy of the {lower.name} tier, {type(placement).__name__},"
         self.hears_requests = overrides(placement, "on_request")
         self.copies_prompts = overrides(placement, "wanted_pages")
-        """The policy decides about whole prompts after a use."""
+        """After a use, the policy decides about the whole prompt."""
         self.copies_nodes = not self.copies_prompts and overrides(placement, "after_use")
-        """The policy decides node by node after a use."""
+        """After a use, the policy decides node by node."""
 
     def __repr__(self) -> str:
         return f"Edge({self.upper.name}-{self.lower.name})"
 
     @property
     def copies_after_use(self) -> bool:
-        """Whether anything is copied down when a request has used it."""
+        """Whether the policy copies pages down after a request has used them."""
         return self.copies_nodes or self.copies_prompts
 
-    # --- what the placement policy says; PolicyError if that is no answer ----------------------------------------------------
+    # --- what the placement policy answers; PolicyError if the answer is unusable --------------------------------------------
 
     def wants_used(self, node: Node, now: float) -> bool:
-        """Whether to copy down a node that a request has used."""
+        """Whether to copy a node down after a request has used it."""
         if self._is_typed:
             return self.placement.after_use(node, now)
         return truth(self._policy_name, "after_use()", self._policy.after_use(node, now))
 
     def wants_evicted(self, node: Node, now: float) -> bool:
-        """Whether to write down a node that leaves the upper tier."""
+        """Whether to write a node down when it leaves the upper tier."""
         if self._is_typed:
             return self.placement.after_eviction(node, now)
         return truth(self._policy_name, "after_eviction()", self._policy.after_eviction(node, now))
 
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
-        """How many pages of a prompt the lower tier should have."""
+        """How many leading pages of a prompt the lower tier should have."""
         answer = self._policy.wanted_pages(request, path, now)
         return whole_number(self._policy_name, "wanted_pages()", answer, request.prompt_pages)
 
     def keeps_loaded(self) -> bool:
-        """Whether the lower tier keeps its copy of what the upper one has got."""
+        """Whether the lower tier keeps its copy of pages that the upper tier also has."""
         return truth(self._policy_name, "keeps_loaded", self._policy.keeps_loaded)
 
     def watermark(self) -> float:
-        """Fill of the upper tier from which pages are written early; 0: never."""
+        """Fill of the upper tier above which pages are written early; 0 means never."""
         return number(self._policy_name, "watermark", self._policy.watermark, 1.0)
 
 
 def chain(tiers: Sequence[Tier], placements: "Sequence[PlacementPolicy]") -> list[Edge]:
-    """Edges that join each tier to the next one; ``placements`` has one entry an edge, from the top."""
+    """Return edges that join each tier to the next; ``placements`` has one entry per edge, from the top."""
     return [Edge(tiers[at], tiers[at + 1], placement) for at, placement in enumerate(placements)]

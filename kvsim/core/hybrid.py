@@ -1,4 +1,4 @@
-"""The cache of a hybrid model: a cached prefix is reused up to the last page after which a recurrent state was saved."""
+"""The cache of a hybrid model: a cached prefix is reusable up to the last page after which a recurrent state was saved."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
 
 
 class StateLease:
-    """What a request holds of recurrent states: its match ends at one."""
+    """The recurrent states that a request holds; its match ends at one of them, or is empty."""
 
     __slots__ = ("detached", "is_below", "known_pages", "load", "pages", "save_after", "slots", "state", "states", "tier")
 
     def __init__(self, known_pages: int) -> None:
         self.known_pages = known_pages
-        """Pages of the prompt that have KV in some tier; only those up to the state count."""
+        """Leading pages of the prompt whose KV is in some tier; only those before the state are reused."""
         self.state: Node | None = None
         self.detached: int | None = None
-        """The page after which a detached state was found."""
+        """The page whose detached state the request begins from."""
         self.tier: Tier | None = None
-        """Where the state is pinned while the request starts from it."""
+        """The tier in which the state is pinned until the request has begun."""
         self.is_below = False
-        """Whether that is a tier below the GPU."""
+        """Whether ``tier`` is below the GPU."""
         self.slots: Any = None
-        """Where it will be loaded to, if states have room of their own."""
+        """The slots to load the state into, if states have their own memory."""
         self.load: Transfer | None = None
         self.save_after: list[int] = []
-        """Pages of the prompt after which a state will be saved."""
+        """Depths in the prompt, in pages, at which a state will be saved."""
         self.pages = 0
-        """How many of the request's slots are kept for states."""
+        """Number of the request's slots reserved for states."""
         self.states: list[Node] = []
-        """Those in the pages' room that the request began from or saved."""
+        """States that the request began from or saved, where states share the pages' memory."""
 
 
 class HybridCache(ServedCache):
-    """A cache of KV whose hits end at saved states.
+    """A KV cache whose hits end at saved recurrent states.
 
-    States are kept in the KV's own tiers or, if ``state_tiers`` are given, in tiers of their own. They follow the KV of their
-    page: when it leaves the GPU they leave too, unless the policy keeps detached ones. ``grid_pages``: states exist only after
-    multiples of that many pages.
+    States are stored in the KV's tiers or, if ``state_tiers`` are given, in tiers of their own. When the KV of a state's page
+    leaves a tier, the state leaves that tier too; from the GPU it becomes detached instead, if the policy says so. States exist
+    only after multiples of ``grid_pages`` pages.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HybridCache(ServedCache):
         self.grid_pages = grid_pages
         self.state_bytes = state_bytes
         self.known_pages: dict[int, int] = {}
-        """By request, the pages that a model without recurrent layers could have reused."""
+        """By request index, the pages that a model without recurrent layers could have reused."""
         self.shares_room = state_tiers is None
         self.tiers = kv.tiers
         self.edges = kv.edges
@@ -96,7 +96,7 @@ class HybridCache(ServedCache):
                 tier.eviction.empty_cache = self.empty_cache
 
     def empty_cache(self, tier: Tier) -> "HybridCache":
-        """A cache like this one, of another tier alone, its states among the pages."""
+        """Return an empty cache like this one with ``tier`` as its only tier, which pages and states share."""
         return HybridCache(
             Cache([tier], [], self.rules, self.page_tokens),
             policy=self.policy,
@@ -109,7 +109,7 @@ class HybridCache(ServedCache):
     # --- requests ----------------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
-        """The longest prefix whose KV some tier has, cut back to the deepest usable state."""
+        """Find the longest prefix whose KV some tier has, cut back to the deepest usable state."""
         lease = self.kv.match(request, gpu)
         known = lease.gpu_pages + lease.lower_pages
         lease.states = StateLease(known)
@@ -117,7 +117,7 @@ class HybridCache(ServedCache):
         return lease
 
     def _end_at_state(self, lease: Lease, limit: int) -> None:
-        """Let a lease that has not been admitted end at its deepest state within ``limit`` pages."""
+        """Cut the match of a lease that has not been admitted back to its deepest state within ``limit`` pages."""
         request, states = lease.request, self._states_of(lease)
         found = self.states.deepest(request.runs, limit)
         detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
@@ -136,7 +136,7 @@ class HybridCache(ServedCache):
         return lease.states
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        """As for any cache; room for the states that this request will save, or has to load, is reserved too."""
+        """As for any cache; also reserves room for the states that the request will save or load."""
         states = self._states_of(lease)
         if load_pages < lease.lower_pages:
             self._end_at_state(lease, lease.gpu_pages + load_pages)
@@ -176,7 +176,7 @@ class HybridCache(ServedCache):
         return self.kv.can_admit(lease, pages)
 
     def _count_admission(self, lease: Lease) -> None:
-        """Count what a request begins from and what it lacks: once, however often it is admitted."""
+        """Count the state that a request begins from and the tokens lost for lack of one; once per request."""
         states = self._states_of(lease)
         self.known_pages[lease.request.index] = states.known_pages
         counts, lost = self.states.counts, states.known_pages - lease.gpu_pages - lease.lower_pages
@@ -184,7 +184,7 @@ class HybridCache(ServedCache):
         counts.tokens_lost_to_missing_state += lost * self.page_tokens
 
     def _plan(self, lease: Lease) -> list[int]:
-        """Pages after which this prompt's states are saved."""
+        """Return the depths, in pages, at which states of this prompt are saved."""
         request, known = lease.request, self._states_of(lease).known_pages
         start = lease.gpu_pages + lease.lower_pages
         full = self._full_pages(request)
@@ -194,15 +194,15 @@ class HybridCache(ServedCache):
         return self._on_grid(pages, start, full)
 
     def _after_answer(self, full: int, stop: int) -> list[int]:
-        """Pages after which a state is saved of an answer that goes on from ``full`` pages to ``stop``."""
+        """Return the depths at which states of an answer are saved that takes the path from ``full`` pages to ``stop``."""
         return whole_numbers(self._policy_name, "after_answer()", self.policy.after_answer(full, stop), stop)
 
     def _full_pages(self, request: Request) -> int:
-        """Pages of a prompt that are full and have a name."""
+        """Return the number of a prompt's full pages, not counting pages without an id."""
         return min(request.prompt_tokens // self.page_tokens, request.prompt_pages)
 
     def _on_grid(self, pages: Iterable[int], start: int, stop: int) -> list[int]:
-        """Ascending, after ``start`` and up to ``stop``, where the kernels have a state."""
+        """Round depths down to the grid; return those after ``start`` and up to ``stop``, ascending."""
         grid = self.grid_pages
         return sorted({page // grid * grid for page in pages if start < page // grid * grid <= stop})
 
@@ -219,20 +219,20 @@ class HybridCache(ServedCache):
         return self.kv.fetch(lease, pages, now)
 
     def load(self, lease: Lease, now: float) -> Load:
-        """As for any cache; the state comes first."""
+        """As for any cache; the state is loaded first."""
         states = self._states_of(lease)
         own = self._load_state(lease, now) if states.is_below else NO_TRANSFERS
         planned, limit = lease.loaded_pages, lease.gpu_pages + lease.loaded_pages
         if states.is_below:
             self._end_start(lease)
-            limit -= 1  # the state could not be brought
+            limit -= 1  # the state could not be loaded
         load = self.kv.load(lease, now)
         if lease.loaded_pages < planned or limit < lease.gpu_pages + lease.loaded_pages:
             self._settle_for_less(lease, limit)
         return Load(own + load.transfers, load.loads) if own else load
 
     def _load_state(self, lease: Lease, now: float) -> list[Transfer]:
-        """Bring the state to the GPU, unless another request has begun to. It stays below if there is no room on the way."""
+        """Start loading the state, unless another request has done so. Without room on the way it stays below."""
         states, home = self._states_of(lease), self.states
         state = states.state
         assert state is not None and states.tier is not None
@@ -258,7 +258,7 @@ class HybridCache(ServedCache):
         return loads
 
     def _settle_for_less(self, lease: Lease, limit: int) -> None:
-        """KV or a state that a load cannot bring: what is left counts up to the state before, within ``limit`` pages."""
+        """Cut the match back to an earlier state, within ``limit`` pages, when KV or the state could not be loaded."""
         there = min(limit, lease.gpu_pages + lease.loaded_pages)
         found = self.states.deepest(lease.request.runs, there)
         usable = found[0] if found else 0
@@ -266,13 +266,13 @@ class HybridCache(ServedCache):
         lease.gpu_pages = min(lease.gpu_pages, usable)
 
     def arriving(self, lease: Lease) -> list[Transfer]:
-        """As for any cache, the load of its state included."""
+        """As for any cache, including the load of the request's state."""
         loads = self.kv.arriving(lease)
         load = self._states_of(lease).load
         return [*loads, load] if load is not None and not load.done and load not in loads else loads
 
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
-        """As for any cache; and the states that were planned, or those after the answer, are saved."""
+        """As for any cache; also saves the states planned for the prompt, or those of the answer."""
         states = self._states_of(lease)
         transfers = self.kv.insert(lease, now)
         self._end_start(lease)
@@ -298,7 +298,7 @@ class HybridCache(ServedCache):
                 self.states.keep_recent(runs, place.depth, limit)
 
     def _ends(self, node: Node, depths: list[int]) -> dict[int, Node]:
-        """By depth, ascending in ``depths``, the nodes of the path to ``node`` that end there; they are cut if need be."""
+        """Return, by depth, the nodes of the path to ``node`` that end at ``depths`` (ascending), cutting where need be."""
         ends: dict[int, Node] = {}
         for depth in reversed(depths):
             while node.depth >= depth and node.parent is not None:
@@ -307,7 +307,7 @@ class HybridCache(ServedCache):
         return ends
 
     def _save(self, lease: Lease, place: Place, end: Node | None) -> None:
-        """Save a state: where states share room with the KV, in slots of the request, or, after its answer, in others."""
+        """Save a state. Where states share memory with the KV it takes the request's slots or, after the answer, others."""
         states, now = self._states_of(lease), self.residency.tick(self.now)
         if not self.shares_room:
             self.states.save(place, now)
@@ -325,7 +325,7 @@ class HybridCache(ServedCache):
 
     @staticmethod
     def _is_on(tier: Tier, node: Node, depth: int) -> bool:
-        """Whether a tier has, or is getting, the page at this depth of a path that ends with ``node``."""
+        """Whether a tier has, or is receiving, the page at this depth of the path to ``node``."""
         while node.depth >= depth and node.parent is not None:
             node = node.parent
         return node.state[tier.index] not in (ABSENT, LEAVING)
@@ -333,7 +333,7 @@ class HybridCache(ServedCache):
     # --- the end of a request ------------------------------------------------------------------------------------------------
 
     def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
-        """As for any cache; what policies note of the path, they note of the states beside it."""
+        """As for any cache; policies can note the same about the request's states as about its path."""
         for tier in self.tiers:
             tier.eviction.beside = self._states_of(lease).states
         transfers = self._end_within_prompt(lease)
@@ -349,7 +349,7 @@ class HybridCache(ServedCache):
         return transfers
 
     def _end_within_prompt(self, lease: Lease) -> list[Transfer]:
-        """Save the state at the end of an answer that fills no page of its own: after the last full page of its prompt."""
+        """If the answer fills no page of its own, save its state after the last full page of the prompt."""
         request = lease.request
         if not self.rules.cache_output or request.output_runs != () or lease.epoch != self.kv.epoch:
             return NO_TRANSFERS
@@ -364,7 +364,7 @@ class HybridCache(ServedCache):
         self.kv.release(lease)
 
     def _end_start(self, lease: Lease) -> None:
-        """The request has begun: its first state is no longer needed."""
+        """Unpin the state that the request begins from, and give back slots that were reserved to load it."""
         states, home = self._states_of(lease), self.states
         if states.state is not None and states.tier is not None:
             home.residency.unpin(states.state, states.tier)
@@ -373,10 +373,10 @@ class HybridCache(ServedCache):
             home.gpu.pool.give(states.slots)
             states.slots = None
 
-    # --- states follow the KV ------------------------------------------------------------------------------------------------
+    # --- states leave with the KV --------------------------------------------------------------------------------------------
 
     def _leave_with(self, node: Node, tier: Tier) -> None:
-        """The KV of these pages leaves a tier: so do the states after them, or, from the GPU, they become detached."""
+        """Evict the states after pages whose KV has left a tier; states on the GPU are detached instead if the policy says so."""
         home, index = self.states, tier.index
         if index >= len(home.tiers):
             return
@@ -390,32 +390,32 @@ class HybridCache(ServedCache):
             else:
                 home.transfers.evict(state, home.tiers[index], self.now)
 
-    # --- transfers: of pages and, if states have room of their own, of states --------------------------------------------------
+    # --- transfers of pages and, if states have their own memory, of states ----------------------------------------------------
 
     def _flush(self) -> list[Transfer]:
         transfers = self.transfers.flush()
         return transfers if self.shares_room else transfers + self.states.transfers.flush()
 
     def _home_of(self, transfer: Transfer) -> Transfers:
-        """The transfers that one belongs to."""
+        """Return the ``Transfers`` object that a transfer belongs to."""
         return self.transfers if transfer.target in self.tiers else self.states.transfers
 
     def begin(self, transfer: Transfer, now: float) -> Begin:
-        """Give a transfer its target slots, or say what has to end first."""
+        """Give a transfer its target slots, or return the transfers that must end first."""
         return self._home_of(transfer).begin(transfer, now)
 
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        """A transfer has brought everything. Returns the write-downs that follow."""
+        """End a transfer whose pages have all arrived. Returns the write-downs that follow."""
         return self._home_of(transfer).finish(transfer, now) + self._flush()
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """A transfer has brought its first ``pages_arrived`` pages only. Returns the write-downs that follow."""
+        """End a transfer of which only the first ``pages_arrived`` pages arrived. Returns the write-downs that follow."""
         return self._home_of(transfer).abort(transfer, pages_arrived, now) + self._flush()
 
     # --- everything ------------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget every page and every state."""
+        """Drop every page and every state."""
         self.kv.reset()
         if not self.shares_room:
             self.states.residency.clear()
@@ -424,11 +424,11 @@ class HybridCache(ServedCache):
             self.detached.clear()
 
     def describe_checkpoints(self) -> dict[str, int]:
-        """What became of states, by name."""
+        """Return the counts of states, by name."""
         return asdict(self.states.count(self.state_bytes))
 
     def check(self) -> None:
-        """Recount everything; raises AssertionError where a count or an invariant does not hold."""
+        """Recount everything; raise AssertionError if a count or an invariant is wrong."""
         from kvsim.core.check import Held, check, held_by_requests
 
         pinned: list[tuple[Node, Tier]] = []
@@ -447,4 +447,4 @@ class HybridCache(ServedCache):
         check(self.residency, self.transfers, held)
         counts = self.states.count(self.state_bytes)
         if not 0 <= counts.evicted <= counts.saved:
-            raise AssertionError(f"{counts.evicted} states evicted of {counts.saved}")
+            raise AssertionError(f"{counts.evicted} states evicted, but {counts.saved} saved")

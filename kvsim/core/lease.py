@@ -1,4 +1,4 @@
-"""One request's hold on the cache."""
+"""A lease: one request's hold on the cache."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """What a request can reuse and, once it is admitted, what it holds of the cache until it is released.
+    """What a request can reuse and, from admission to release, what it holds of the cache.
 
-    match    ``path``: ``gpu_pages`` that are on the GPU or arriving there, then ``cpu_pages`` and ``disk_pages`` that only
-             tiers below have (``disk_pages``: only the disk)
-    admit    the path is pinned down to ``node``; ``slots`` (or a promise of ``promised_pages`` of them) for all other pages
-    load     ``loaded_pages`` come from tiers below, ``loaded_disk_pages`` of them straight from disk
-    insert   computed pages are in the tree and pinned too: ``slots`` keeps the partial page's and the answer's
+    match    ``path`` is what can be reused: ``gpu_pages`` on the GPU or arriving there, then ``cpu_pages`` and ``disk_pages``
+             that only tiers below have (``disk_pages``: only the disk)
+    admit    the path is pinned down to ``node``; the request has ``slots``, or a promise of ``promised_pages`` of them, for
+             all other pages
+    load     ``loaded_pages`` come from tiers below, ``loaded_disk_pages`` of them from disk
+    insert   computed pages are in the tree and pinned too; ``slots`` keeps those of the partial page and the answer
     """
 
     __slots__ = (
@@ -36,37 +37,37 @@ class Lease:
         """The deepest node of the pinned path, after admission."""
         self.path: list[Node] = []
         self.gpu_nodes = 0
-        """How many nodes of ``path`` are on the GPU."""
+        """Number of nodes at the head of ``path`` that are on the GPU."""
         self.gpu_pages = 0
         self.cpu_pages = 0
         self.disk_pages = 0
         self.leading_cpu_pages = 0
-        """Pages of the CPU tier that come before the first that only the disk has."""
+        """Pages in the CPU tier before the first page that only the disk has."""
         self.rest: tuple[Run, ...] = ()
-        """The prompt's pages after the path; after admission, after the pinned path."""
+        """The prompt's pages after the path; once admitted, after the pinned path."""
         self.slots: Any = None
         self.promised_pages = 0
         self.loading: Node | None = None
-        """The last node to be loaded, until the load is made."""
+        """The last node to load, until the load is started."""
         self.loaded_pages = 0
         self.loaded_disk_pages = 0
         self.waits: list[Transfer] = []
         """Write-downs that make room for this request."""
         self.epoch = 0
-        """How often the cache had been reset at admission."""
+        """The cache's ``epoch`` (number of resets) at admission."""
         self.hits: tuple[int, int, int] = (0, 0, 0)
-        """Hit pages by tier (gpu, cpu, disk), in a replay."""
+        """Hit pages by tier (gpu, cpu, disk); set in a replay."""
         self.is_finishing = False
-        """The answer is there: what is inserted now is not a prompt."""
+        """The answer is complete: what is inserted now is not the prompt."""
         self.is_resumed = False
-        """The request was admitted before and gave everything back: what it finds again does not count as used once more."""
+        """The request was admitted before and retracted; pages that it finds again are not counted as used again."""
         self.is_known_prompt = False
-        """The prompt was computed before, by the same request: policies that count prompts have been told."""
+        """The same request has computed this prompt before; policies that count prompts have been notified already."""
         self.states: StateLease | None = None
-        """What the request holds of recurrent states, on a hybrid model."""
+        """The recurrent states that the request holds, on a hybrid model."""
 
     def set_match(self, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
-        """A match of ``pages`` pages, all of them on the GPU as far as is known."""
+        """Record a match of ``pages`` pages, assuming that all are on the GPU."""
         self.path = path
         self.gpu_nodes = len(path)
         self.gpu_pages = pages
@@ -75,10 +76,10 @@ class Lease:
 
     @property
     def has_load(self) -> bool:
-        """Whether there is something to load that has not been started."""
+        """Whether the request still has a load to start."""
         return self.loading is not None or self.states is not None and self.states.is_below
 
     @property
     def lower_pages(self) -> int:
-        """Pages that would have to be loaded."""
+        """Matched pages that would have to be loaded from tiers below."""
         return self.cpu_pages + self.disk_pages

@@ -1,15 +1,15 @@
-"""Page slots of one tier."""
+"""The page slots of one tier."""
 
 from typing import Any, Final
 
 import numpy as np
 
 UNLIMITED: Final = 1 << 60
-"""Capacity, in pages, of a tier without limit."""
+"""Capacity in pages of an unlimited tier."""
 
 
 class Pool:
-    """Counts slots. Slots that are taken are represented by their number alone, which is all a simulation needs."""
+    """Counts slots without numbering them: taken slots are represented by their count, which is all a simulation needs."""
 
     def __init__(self, capacity_pages: int | None) -> None:
         self.capacity = UNLIMITED if capacity_pages is None else capacity_pages
@@ -18,11 +18,11 @@ class Pool:
 
     @property
     def peak_pages(self) -> int:
-        """The most slots that were in use at once."""
+        """The largest number of slots in use at once."""
         return self.capacity - self.least_free
 
     def take(self, pages: int) -> Any:
-        """Take ``pages`` slots; there must be as many."""
+        """Take ``pages`` slots; at least that many must be free."""
         self.free -= pages
         if self.free < self.least_free:
             self.least_free = self.free
@@ -34,26 +34,26 @@ class Pool:
 
     @staticmethod
     def split(slots: Any, pages: int) -> tuple[Any, Any]:
-        """The first ``pages`` slots and the rest."""
+        """Split slots into the first ``pages`` and the rest."""
         return pages, slots - pages
 
     @staticmethod
     def join(first: Any, second: Any) -> Any:
-        """All slots of both."""
+        """Return the slots of both."""
         return first + second
 
     @staticmethod
     def count(slots: Any) -> int:
-        """How many slots these are."""
+        """Return the number of slots."""
         return int(slots)
 
 
 class SlotPool(Pool):
-    """Numbers every slot, for tiers that hold real bytes: slots are int64 arrays, one entry a page."""
+    """Numbers every slot, for tiers that hold real bytes: slots are int64 arrays with one entry per page."""
 
     def __init__(self, capacity_pages: int | None) -> None:
         if capacity_pages is None:
-            raise ValueError("a tier with real memory needs a capacity: unlimited is for simulation")
+            raise ValueError("a tier with real memory needs a capacity; only simulated tiers can be unlimited")
         super().__init__(capacity_pages)
         self._stack = np.arange(self.capacity - 1, -1, -1, dtype=np.int64)
 
@@ -62,11 +62,11 @@ class SlotPool(Pool):
         return self._stack[self.free : self.free + pages][::-1].copy()
 
     def take_these(self, slots: np.ndarray) -> None:
-        """Take just these slots. Raises ValueError, and takes none, if one of them is not free or is named twice."""
+        """Take exactly these slots. Raises ValueError and takes none if one of them is not free or is listed twice."""
         left = self.free_slots()
         left = left[~np.isin(left, slots)]
         if len(left) + len(slots) != self.free:
-            raise ValueError(f"of {len(slots)} slots to take, only {self.free - len(left)} are free")
+            raise ValueError(f"only {self.free - len(left)} of the {len(slots)} slots to take are free")
         self.free = len(left)
         self._stack[: self.free] = left
         self.least_free = min(self.least_free, self.free)
@@ -76,7 +76,7 @@ class SlotPool(Pool):
         self.free += len(slots)
 
     def free_slots(self) -> np.ndarray:
-        """The slots that nobody has."""
+        """Return the free slots."""
         return self._stack[: self.free]
 
     @staticmethod

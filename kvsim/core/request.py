@@ -1,4 +1,4 @@
-"""What the cache and the engine know of a request."""
+"""A request, as the cache and the engine see it."""
 
 from dataclasses import dataclass
 
@@ -9,25 +9,25 @@ from kvsim.core.runs import Run
 class Request:
     """One prompt and the length of its answer.
 
-    ``runs`` are the page ids of the prompt in order, the full pages and, if the trace is read with ``tail=all``, the
-    trailing partial one. ``runs`` is normalised: no run begins where the one before it ends.
+    ``runs`` holds the page ids of the prompt in order: all full pages and, if the trace is read with ``tail=all``, the
+    trailing partial page. It is normalised: no run begins where the previous one ends.
     """
 
     index: int
-    """Position in the trace; requests are numbered in the order of their arrival."""
+    """Position in the trace; requests are numbered in arrival order."""
     arrival_s: float
-    """Seconds since the start of the trace. In a closed loop (``after`` >= 0) the recorded time, for ordering only."""
+    """Seconds since the start of the trace. In a closed loop (``after`` >= 0) the recorded time, used for ordering only."""
     prompt_tokens: int
     output_tokens: int
     runs: tuple[Run, ...]
     prompt_pages: int
     """Pages in ``runs``."""
     after: int = -1
-    """Closed loop: index of the request whose completion this one waits for; -1 arrives at ``arrival_s``."""
+    """Closed loop: index of the request that must complete first; -1 if this request arrives at ``arrival_s``."""
     delay_s: float = 0.0
-    """Closed loop: seconds between that completion and this arrival (tool call, user's pause)."""
+    """Closed loop: seconds from that completion to this arrival (a tool call, a pause by the user)."""
     session: int = -1
-    """Number of the conversation or agent session; -1 if the trace has none."""
+    """Number of the conversation or agent session; -1 if the trace has no sessions."""
     turn: int = 0
     """Position within the session."""
     kind: str = ""
@@ -35,6 +35,6 @@ class Request:
     priority: int = 0
     """Higher is more important; for policies that use it."""
     output_runs: tuple[Run, ...] | None = None
-    """Page ids that follow the prompt's ``runs`` in prompt + answer[:-1], full pages only; None if the trace does not know."""
+    """Page ids after the prompt's ``runs`` in prompt + answer[:-1], full pages only; None if the trace has no answer tokens."""
     persistent: bool = False
-    """Whether the prompt's pages, once computed, stay on the GPU for good."""
+    """Whether the prompt's pages stay on the GPU for good once they are computed."""

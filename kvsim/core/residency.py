@@ -1,7 +1,6 @@
-"""Where pages are: the tree, the tiers, and the bookkeeping of every copy, pin and slot.
+"""Where pages are stored: the tree, the tiers, and the bookkeeping of every copy, pin and slot.
 
-Each method changes one fact and keeps all sums that depend on it right. What to change is decided in ``transfers.py`` and
-``cache.py``.
+Each method changes one thing and updates every sum that depends on it. ``transfers.py`` and ``cache.py`` decide what to change.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,29 +17,28 @@ from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, NO_LIMIT, READY, 
 
 @dataclass
 class Counts:
-    """What became of pages that were moved, or should have been."""
+    """Pages moved between tiers, and pages lost, since the start of the run."""
 
     written_pages: int = 0
     """Copied to a tier below."""
     loaded_pages: int = 0
-    """Brought to a GPU."""
+    """Loaded to a GPU."""
     fetched_pages: int = 0
     """Read from disk into a CPU tier."""
     revived_pages: int = 0
-    """Used again while they were leaving a GPU, and kept."""
+    """Used again while leaving a GPU, and therefore kept."""
     no_room_pages: int = 0
-    """Wanted below, but there was no room."""
+    """Not copied for lack of room in the target tier."""
     dropped_pages: int = 0
-    """Evicted with no copy left anywhere."""
+    """Evicted without a copy left in any tier."""
     unreadable_pages: int = 0
-    """Copies given up because they could not be read."""
+    """Copies dropped because they could not be read."""
 
 
 def have_same_history(node: Node, child: Node) -> bool:
-    """Whether the same requests have used a node and its child, from the same moment on, policies remember the same of both, and
-    no transfer carries the child.
+    """Whether a node and its child have the same creation time, uses and policy notes, and no transfer carries the child.
 
-    A prompt and its answer stay apart: no policy sees the creation time of one on the other.
+    A prompt and its answer are never joined, so a policy never sees the creation time of one on the other.
     """
     if child.last_used != node.last_used or child.hits != node.hits or child.created != node.created or child.transfers:
         return False
@@ -48,19 +46,19 @@ def have_same_history(node: Node, child: Node) -> bool:
 
 
 class Residency:
-    """The tree over all tiers, and what each tier has of it. The only writer of copies, pins, slots and sums."""
+    """The tree over all tiers, and each tier's copies of its nodes. The only writer of copies, pins, slots and sums."""
 
     def __init__(self, tiers: list[Tier], width: int | None = None) -> None:
-        """``width``: how many tiers nodes have room for, if that is more than there are."""
+        """``width`` is the number of tiers in a node's lists, if larger than the number of tiers here."""
         self.tiers = tiers
         self.tree = RadixTree(width or len(tiers))
         self.counts = Counts()
         self.doomed: set[Node] = set()
-        """Nodes of a tree that was given up, kept until their slots are no longer in use."""
+        """Nodes removed from the tree while a copy was in use or leaving, kept until their slots are freed."""
         self.now = -inf
-        """When the cache was last used, in seconds."""
+        """Time of the last use of the cache, in seconds."""
         self.on_leave: Callable[[Node, Tier], None] | None = None
-        """Is told of pages (no recurrent states) that leave a tier, after its policy."""
+        """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
         for tier in tiers:
             tier.eviction.cut = partial(self._cut_for, tier)
         self._hears_arrivals = [tier for tier in tiers if tier.hears_arrivals]
@@ -68,32 +66,32 @@ class Residency:
         self._hears_finishes = [tier for tier in tiers if tier.hears_finishes]
         self._hears_hits = [tier for tier in tiers if tier.hears_hits]
 
-    # --- time, and what policies are told ------------------------------------------------------------------------------
+    # --- time, and notifications to policies ---------------------------------------------------------------------------
 
     def tick(self, now: float) -> float:
-        """``now``, or the next later moment if that has been used: no two uses of the cache have the same time."""
+        """Return ``now``, moved just past the last use if need be: no two uses of the cache have the same time."""
         if now <= self.now:
             now = nextafter(self.now, inf)
         self.now = now
         return now
 
     def tell_arrival(self, request: Any, now: float) -> None:
-        """Tell policies that a request has arrived and waits."""
+        """Notify policies that a request has arrived and waits."""
         for tier in self._hears_arrivals:
             tier.eviction.on_arrival(request, now)
 
     def tell_request(self, request: Any, now: float) -> None:
-        """Tell policies of a request before its hits and inserts."""
+        """Notify policies of a request before its hits and inserts."""
         for tier in self._hears_requests:
             tier.eviction.on_request(request, now)
 
     def tell_finish(self, request: Any, node: Node, now: float) -> None:
-        """Tell policies that a request has finished; its path ends with ``node`` and is still pinned."""
+        """Notify policies that a request has finished; its path, which ends with ``node``, is still pinned."""
         for tier in self._hears_finishes:
             tier.eviction.on_finish(request, node, now)
 
     def tell_hits(self, nodes: Iterable[Node], now: float) -> None:
-        """Tell the policies of every tier that has a copy about a hit."""
+        """Notify the policy of every tier that has a ready copy of a hit."""
         for tier in self._hears_hits:
             index = tier.index
             for node in nodes:
@@ -101,7 +99,7 @@ class Residency:
                     tier.eviction.on_hit(node, now)
 
     def reannounce(self, nodes: Iterable[Node], now: float) -> None:
-        """Nodes are as recent as ``now`` although no policy is told of a hit: evictable copies are announced anew."""
+        """Mark nodes as last used ``now`` without reporting a hit; evictable copies are announced to their policies again."""
         for node in nodes:
             node.last_used = now
             for tier in self.tiers:
@@ -111,9 +109,9 @@ class Residency:
     # --- the tree --------------------------------------------------------------------------------------------------------
 
     def follow(self, node: Node, runs: tuple[Run, ...], limit: int = NO_LIMIT) -> tuple[list[Node], tuple[Run, ...]]:
-        """The nodes below ``node`` that agree with ``runs``, over ``limit`` pages at most, and the rest of the runs.
+        """Return the nodes below ``node`` that match ``runs``, over at most ``limit`` pages, and the rest of the runs.
 
-        The last node is cut where that ends.
+        A node that matches in part is cut at the end of the match.
         """
         path, partial, agreed, rest = self.tree.walk(node, runs, limit)
         if partial is not None:
@@ -121,7 +119,7 @@ class Residency:
         return path, rest
 
     def cut(self, node: Node, pages: int) -> Node:
-        """Cut a node after ``pages`` pages; returns the upper part. ``node`` itself becomes the lower part."""
+        """Cut a node after ``pages`` pages, copies included. Returns the upper part; ``node`` becomes the lower part."""
         upper = self.tree.cut(node, pages)
         for tier in self.tiers:
             index = tier.index
@@ -143,11 +141,14 @@ class Residency:
         return upper
 
     def _cut_for(self, tier: Tier, node: Node, pages: object) -> Node:
-        """Cut a node for the tier's eviction policy."""
+        """Check and carry out a cut that the tier's eviction policy asks for."""
         return self.cut(node, cut_after(node, pages, self.tree, tier))
 
     def first_pages(self, nodes: list[Node], pages: int) -> list[Node]:
-        """Those of ``nodes`` that hold their first ``pages`` pages; the last one is cut if need be, unless it is a state."""
+        """Return the nodes that make up the first ``pages`` pages of ``nodes``, cutting the last one if need be.
+
+        The list ends before a recurrent state that does not fit whole.
+        """
         first: list[Node] = []
         for node in nodes:
             if pages <= 0:
@@ -161,9 +162,9 @@ class Residency:
         return first
 
     def merge(self, node: Node) -> None:
-        """Join a node with its only child if nothing distinguishes them any more; the child stays as the whole.
+        """Join a node with its only child if nothing distinguishes them any more; the child object becomes the whole.
 
-        Does nothing to a node that has left the tree.
+        A node that has left the tree is ignored.
         """
         states = node.state
         if len(node.children) != 1 or node.parent is None or node.transfers:
@@ -190,7 +191,7 @@ class Residency:
         self.tree.join(node, child)
 
     def add_leaf(self, parent: Node, runs: tuple[Run, ...], pages: int, tier: Tier, slots: Any, now: float) -> Node:
-        """A new node for pages that are ready in one tier, pinned there."""
+        """Add a node for pages that are ready in one tier, and pin it there."""
         node = self.tree.add(parent, runs, pages, now)
         index = tier.index
         node.slots[index] = slots
@@ -202,7 +203,7 @@ class Residency:
     # --- pins ------------------------------------------------------------------------------------------------------------
 
     def pin_path(self, path: list[Node], tier: Tier, pages: int) -> None:
-        """Pin a path of ``pages`` pages from the root on, all of which the tier has."""
+        """Pin a path of ``pages`` pages from the root, all of which the tier has."""
         index = tier.index
         pinned_pages = 0
         for node in path:
@@ -213,7 +214,7 @@ class Residency:
         tier.evictable_pages -= pages - pinned_pages
 
     def use(self, nodes: list[Node], now: float, *, is_first: bool) -> None:
-        """A request uses nodes: a request counts once, however often it is admitted."""
+        """Record that a request uses nodes. Only its first admission (``is_first``) counts as a hit."""
         if not is_first:
             self.reannounce(nodes, now)
             return
@@ -224,7 +225,7 @@ class Residency:
             self.tell_hits(nodes, now)
 
     def pin(self, node: Node, tier: Tier) -> None:
-        """Keep the node, and so everything above it, in a tier."""
+        """Keep the node and everything above it in a tier."""
         index, evictable = tier.index, 0
         parent = node.parent
         while parent is not None:
@@ -237,7 +238,7 @@ class Residency:
         tier.evictable_pages -= evictable
 
     def unpin(self, node: Node, tier: Tier) -> None:
-        """Take back one ``pin``; what is no longer pinned becomes evictable."""
+        """Take back one ``pin``. Ready copies that are no longer pinned become evictable; doomed and incoming ones are freed."""
         index, evictable = tier.index, 0
         parent = node.parent
         while parent is not None:
@@ -260,19 +261,19 @@ class Residency:
     # --- copies ----------------------------------------------------------------------------------------------------------
 
     def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:
-        """Place a copy in a tier where the node has none."""
+        """Add a copy in a tier that has none of the node."""
         index = tier.index
         node.state[index] = state
         node.slots[index] = slots
         node.parent.children_in[index] += 1  # type: ignore[union-attr]
 
     def promise_copy(self, node: Node, tier: Tier) -> None:
-        """A copy that a transfer will fill, in slots that are promised."""
+        """Add an incoming copy, to be filled by a transfer, and promise its slots."""
         self.add_copy(node, tier, INCOMING, None)
         tier.promised_pages += node.pages
 
     def set_ready(self, node: Node, tier: Tier, now: float) -> None:
-        """The copy can be used from now on."""
+        """Make a copy usable, and evictable unless it is pinned."""
         index = tier.index
         node.state[index] = READY
         tier.inserted_pages += node.pages
@@ -284,7 +285,7 @@ class Residency:
                 tier.eviction.on_evictable(node)
 
     def leave(self, node: Node, tier: Tier) -> None:
-        """An evictable copy is about to be written below, and then freed."""
+        """Mark an evictable copy as leaving: it will be written to the tier below, then freed."""
         node.state[tier.index] = LEAVING
         tier.evictable_pages -= node.pages
         tier.leaving_pages += node.pages
@@ -293,14 +294,14 @@ class Residency:
         self._tell_left(node, tier)
 
     def stay(self, node: Node, tier: Tier, now: float) -> None:
-        """A leaving copy is an ordinary one again."""
+        """Make a leaving copy ready again."""
         tier.leaving_pages -= node.pages
-        tier.inserted_pages -= node.pages  # it was never evicted, and is counted again as it becomes ready
+        tier.inserted_pages -= node.pages  # it was never evicted, and set_ready counts it again
         node.parent.children_in[tier.index] += 1  # type: ignore[union-attr]
         self.set_ready(node, tier, now)
 
     def free(self, node: Node, tier: Tier) -> None:
-        """Free the slots of a ready copy that nothing pins; a node without any copy leaves the tree."""
+        """Free the slots of a ready, unpinned copy; a node without any copy leaves the tree."""
         index, state = tier.index, node.state
         state[index] = ABSENT
         tier.evictable_pages -= node.pages
@@ -314,7 +315,7 @@ class Residency:
         self._tell_left(node, tier)
 
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
-        """Free the last ``pages`` pages of a victim that is in this tier only; it stays with the others."""
+        """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""
         if tier.hears_shortenings:
             tier.eviction.on_shorten(node, pages)
         self.tree.shorten(node, pages)
@@ -326,7 +327,7 @@ class Residency:
         tier.eviction.on_evictable(node)
 
     def drop_copy(self, node: Node, tier: Tier) -> None:
-        """Free the copy, whatever its state; a node without any copy leaves the tree, with what is below it."""
+        """Free a copy in any state; a node without any copy leaves the tree with everything below it."""
         index = tier.index
         state, slots = node.state[index], node.slots[index]
         if state == READY and not node.pins[index]:
@@ -358,12 +359,12 @@ class Residency:
             tier.eviction.on_remove(node)
 
     def _tell_left(self, node: Node, tier: Tier) -> None:
-        """All is in order without the copy: whatever the listener does may cut, drop or merge the node."""
+        """Call ``on_leave``. All bookkeeping must be done by then: the listener may cut, drop or merge the node."""
         if self.on_leave is not None and not node.is_state:
             self.on_leave(node, tier)
 
     def _lose_child(self, node: Node, tier: Tier) -> None:
-        """The node is no longer resident: its parent may have become a leaf of the tier."""
+        """Count one child less for the parent, which may have become an evictable leaf of the tier."""
         parent, index = node.parent, tier.index
         assert parent is not None
         children_in = parent.children_in
@@ -374,7 +375,7 @@ class Residency:
     # --- giving up -------------------------------------------------------------------------------------------------------
 
     def drop_descendants(self, node: Node) -> None:
-        """Remove everything below a node that is about to vanish; copies in use are doomed."""
+        """Give up everything below a node that is about to leave the tree; copies in use become doomed."""
         if not node.children:
             return
         for child in list(node.descendants()):
@@ -386,17 +387,17 @@ class Residency:
                     self.on_leave(child, tier)
 
     def clear(self) -> None:
-        """Empty the tree. Copies in use become doomed and are freed when their last pin or transfer is gone."""
+        """Empty the tree. Copies in use become doomed and are freed with their last pin or transfer."""
         old, self.tree = self.tree, RadixTree(len(self.tiers))
         for node in list(old.root.descendants()):
             self._give_up(node)
 
     def is_doomed(self, node: Node) -> bool:
-        """Whether the node belongs to a tree that was given up."""
+        """Whether the node was removed from the tree while a copy was in use or leaving."""
         return DOOMED in node.state or node in self.doomed
 
     def _give_up(self, node: Node) -> None:
-        """Free the node's copies, and doom those that are in use; what is leaving leaves as it would."""
+        """Free the node's copies, dooming those in use; leaving copies are written down as planned."""
         for tier in self.tiers:
             state = node.state[tier.index]
             if state not in (ABSENT, LEAVING):

@@ -1,4 +1,4 @@
-"""A cache that begins with the pages that an earlier run left in its lowest tier."""
+"""Fills the lowest tier of an empty cache with the pages that an earlier run left there."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,21 +11,21 @@ from kvsim.core.serving import ServedCache
 from kvsim.core.tree import INCOMING
 
 UNKNOWN, ABSENT = -2, -1
-"""Instead of a slot: a page that was not looked up yet, and one that was not recovered."""
+"""In place of a slot: a page not looked up yet, and a page that was not recovered."""
 
 Path = tuple[tuple[Run, ...], np.ndarray]
-"""The first pages of a prompt, and the slot of each of them."""
+"""The first pages of a prompt, and the slot of each page."""
 
 
 def restore(
     cache: ServedCache, requests: Sequence[Request], key: Callable[[int], bytes], recovered: Mapping[bytes, int], now: float
 ) -> int:
-    """Put recovered pages into the lowest tier of an empty cache: of each prompt the first ones, up to the first that is missing.
+    """Add recovered pages to the lowest tier of an empty cache: the pages of each prompt up to the first missing one.
 
-    ``recovered`` has the slot of each page by its key, the pages written first at the front; ``key`` gives the key of a page
-    id. Slots of pages that no prompt can use stay free. Eviction policies hear of an insert without a request; what was
-    written later counts as used later. Returns the pages restored. Raises ValueError if the cache has been used already, if
-    its lowest tier does not number its slots, or has not those that are named.
+    ``recovered`` maps page keys to slots, in the order in which the pages were written; ``key`` returns the key of a page id.
+    Slots of pages that no prompt can use stay free. Eviction policies are notified of inserts without a request; pages
+    written later count as used later. Returns the number of pages restored. Raises ValueError if the cache is not empty, or
+    if its lowest tier does not number its slots or lacks one of the slots in ``recovered``.
     """
     pool = cache.tiers[-1].pool
     if cache.tree.root.children or not isinstance(pool, SlotPool):
@@ -37,9 +37,9 @@ def restore(
 
 
 def recovered_paths(requests: Sequence[Request], key: Callable[[int], bytes], recovered: Mapping[bytes, int]) -> list[Path]:
-    """The first pages of prompts, as far as they were recovered: first the path whose last page was written first.
+    """Return the recovered path at the head of each prompt, sorted by when the path's last page was written.
 
-    Prompts with equal paths count once, and each page is looked up once.
+    Equal paths are listed once, and each page is looked up once.
     """
     ids = max([start + pages for request in requests for start, pages in request.runs], default=0)
     slots = np.full(ids, UNKNOWN, dtype=np.int64)
@@ -53,7 +53,7 @@ def recovered_paths(requests: Sequence[Request], key: Callable[[int], bytes], re
 
 
 def _first_pages(runs: tuple[Run, ...], slots: np.ndarray, key: Callable[[int], bytes], recovered: Mapping[bytes, int]) -> Path:
-    """The part of a path before the first page that was not recovered. ``slots``, by page id, remembers what was looked up."""
+    """Return the path up to the first page that was not recovered. ``slots``, by page id, caches the look-ups."""
     parts = [slots[:0]]
     for start, pages in runs:
         part = slots[start : start + pages]
@@ -71,7 +71,7 @@ def _first_pages(runs: tuple[Run, ...], slots: np.ndarray, key: Callable[[int], 
 
 
 def _add(cache: ServedCache, runs: tuple[Run, ...], slots: np.ndarray, now: float) -> int:
-    """Add what the tree does not have of a path; the pages before it are in the lowest tier. Returns the pages added."""
+    """Add the part of a path that the tree lacks; the pages before it are in the lowest tier. Returns the pages added."""
     tier, residency = cache.tiers[-1], cache.residency
     tree = residency.tree
     path, rest = residency.follow(tree.root, runs)

@@ -1,4 +1,4 @@
-"""The switches in which real engines differ from one another; what an engine does altogether differently is a subclass."""
+"""Rules in which real engines differ from each other. An engine that differs more deeply has a subclass with its own cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,19 @@ class Rules:
     """kvsim's own rules."""
 
     has_own_cache: ClassVar[bool] = False
-    """Whether these are an engine's rules, played by a cache of their own (``serving_cache``)."""
+    """Whether these rules belong to one engine and are played by a cache of its own (``serving_cache``)."""
 
     recompute_last_token: bool = True
-    """The last prompt token is always computed, so a fully cached, aligned prompt loses its last page."""
+    """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
 
     cache_output: bool = False
-    """A finished request's answer is cached too: the full pages of prompt and answer without its last token, whose KV is never
-    computed. Needs a trace that knows the tokens of its answers."""
+    """The answer of a finished request is cached too: the full pages of prompt and answer, without the answer's last token,
+    whose KV is never computed. Needs a trace with the tokens of its answers."""
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
-        """Raise ValueError if ``command``, or one of the tiers with these names, cannot keep to the rules."""
+        """Raise ValueError if the rules do not support ``command`` or one of the tiers with these names."""
 
     def serving_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServingCache | None":
-        """An empty cache that replays requests by these rules, if ``has_own_cache``; else None: it is that of ``simulate``."""
+        """Return an empty cache that replays requests by these rules if ``has_own_cache``; otherwise None, and a replay uses the
+        same cache as ``simulate``."""
         return None

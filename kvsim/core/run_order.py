@@ -1,4 +1,4 @@
-"""An ordered set of pages, kept as runs: queues, ghost lists and tables of counts at a cost per run, whatever the page size."""
+"""An ordered set of pages, stored as runs: queues, ghost lists and count tables that cost time per run, not per page."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -8,14 +8,14 @@ from kvsim.core.runs import Run
 
 
 class _Segment:
-    """Consecutive pages that are neighbours in the order too, with their value."""
+    """Consecutive page ids that are also neighbours in the order and have the same value."""
 
     __slots__ = ("start", "stop", "tail_first", "value", "anchor", "older", "newer")
 
     def __init__(self, start: int, stop: int, tail_first: bool, value: Any, older: "_Segment | None" = None) -> None:
-        """Pages ``start ... stop - 1``; comes after ``older`` in the order, or begins one."""
+        """Hold pages ``start ... stop - 1``; enter the order after ``older``, or start a new order without it."""
         self.start = self.anchor = start
-        """``anchor`` is the one of its pages under which it is found; it stays where the segment grows."""
+        """``anchor`` is the page id that the segment is indexed by; it stays the same while the segment grows."""
         self.stop = stop
         self.tail_first = tail_first
         self.value = value
@@ -28,14 +28,14 @@ class _Segment:
 
 
 class _Anchors:
-    """Under which page each segment is found, sorted, in blocks: an insertion shifts one block only."""
+    """The anchors of all segments, sorted, in blocks, so that an insertion shifts one block only."""
 
     MOST = 512
 
     def __init__(self) -> None:
         self.blocks: list[list[int]] = [[]]
         self.firsts: list[int] = [-1]
-        """Where each block begins: at its first id, or lower."""
+        """The lower bound of each block: its first id, or less."""
 
     def insert(self, anchor: int) -> None:
         at = bisect_right(self.firsts, anchor) - 1
@@ -45,7 +45,7 @@ class _Anchors:
             self.halve(at)
 
     def halve(self, at: int) -> None:
-        """Make two blocks of one."""
+        """Split a block in two."""
         block = self.blocks[at]
         half = block[self.MOST // 2 :]
         del block[self.MOST // 2 :]
@@ -60,7 +60,7 @@ class _Anchors:
             del self.blocks[at], self.firsts[at]
 
     def around(self, page: int) -> tuple[int, int]:
-        """The last anchor up to ``page``, and the first one after it; -1 where there is none."""
+        """Return the last anchor up to ``page`` and the first one after it; -1 where there is none."""
         at = bisect_right(self.firsts, page) - 1
         block = self.blocks[at]
         place = bisect_right(block, page)
@@ -74,27 +74,27 @@ class _Anchors:
 
 
 class RunOrder:
-    """Pages from the oldest to the most recent, each once, each with a value: what an ``OrderedDict`` of page ids would hold.
+    """Pages from oldest to most recent, each with a value: equivalent to an ``OrderedDict`` keyed by page id.
 
-    Pages enter at the recent end as parts of a path, either tail first (the deepest page becomes the oldest) or head first.
-    A page of a path is looked up with its run; whatever overlaps costs O(log segments) per segment.
+    Paths enter at the recent end, either tail first (the deepest page becomes the oldest) or head first. Pages are looked up
+    run by run, at O(log segments) per segment that overlaps the run.
     """
 
     def __init__(self) -> None:
         self.pages = 0
-        """How many there are."""
+        """Number of pages."""
         self._by_anchor: dict[int, _Segment] = {}
         self._anchors = _Anchors()
         self._upto = 0
-        """All that has ever been here lies below this page id; what is first seen later lies above."""
+        """Every page that was ever added has a lower id than this."""
         self._end = _Segment(-1, -1, True, None)
-        """Stands before the oldest and after the most recent segment."""
+        """Sentinel before the oldest and after the most recent segment."""
 
     def __contains__(self, page: object) -> bool:
         return isinstance(page, int) and self._overlapping(page, 1) is not None
 
     def pieces(self, runs: Iterable[Run]) -> list[tuple[Run, Any]]:
-        """The path from head to tail, cut into pieces that have one value each: None for pages that are not here."""
+        """Cut the path, from head to tail, into (run, value) pieces of one value each; the value of absent pages is None."""
         pieces: list[tuple[Run, Any]] = []
         for start, pages in runs:
             stop = start + pages
@@ -112,7 +112,7 @@ class RunOrder:
         return pieces
 
     def leading_pages(self, runs: Iterable[Run]) -> int:
-        """How many pages from the head on are here without a gap."""
+        """Count the path's leading pages that are present without a gap."""
         count = 0
         for (_, pages), value in self.pieces(runs):
             if value is None:
@@ -121,11 +121,11 @@ class RunOrder:
         return count
 
     def count(self, runs: Iterable[Run]) -> int:
-        """How many of the path's pages are here."""
+        """Count the path's pages that are present."""
         return sum([pages for (_, pages), value in self.pieces(runs) if value is not None])
 
     def append(self, runs: Sequence[Run], *, tail_first: bool = True, value: Any = True) -> None:
-        """Put the path's pages at the recent end, with this value (not None); those that are here already move there."""
+        """Put the path's pages at the recent end with this value (not None); pages that are present already move there."""
         by_anchor, anchors, end = self._by_anchor, self._anchors, self._end
         for start, pages in reversed(runs) if tail_first else runs:
             stop = start + pages
@@ -149,17 +149,17 @@ class RunOrder:
                 block.insert(place, start)
                 if len(block) > anchors.MOST:
                     anchors.halve(at)
-            elif tail_first:  # a path that was cut long ago is one again
+            elif tail_first:  # continues the last segment, cut from the same path earlier
                 last.start = start
             else:
                 last.stop = stop
 
     def may_hold(self, runs: Collection[Run]) -> bool:
-        """False if none of the path's pages can be here, since all are newer than any that ever was."""
+        """Whether pages of the path may be present: False if all have higher ids than any page ever added."""
         return bool(runs) and min(runs)[0] < self._upto
 
     def touch(self, runs: Collection[Run], *, tail_first: bool = True) -> int:
-        """Move those of the path's pages that are here to the recent end; their values stay. Returns how many these are."""
+        """Move the path's pages that are present to the recent end, keeping their values. Returns their number."""
         if not self.may_hold(runs):
             return 0
         here = [piece for piece in self.pieces(runs) if piece[1] is not None]
@@ -168,7 +168,7 @@ class RunOrder:
         return sum([pages for (_, pages), _ in here])
 
     def remove(self, runs: Iterable[Run]) -> int:
-        """Take out those of the path's pages that are here. Returns how many these were."""
+        """Remove the path's pages that are present. Returns their number."""
         before = self.pages
         for start, pages in runs:
             for segment in self._cut_out(start, pages):
@@ -176,7 +176,7 @@ class RunOrder:
         return before - self.pages
 
     def _cut_out(self, start: int, pages: int) -> list[_Segment]:
-        """The segments that hold the run's pages and no others, cut where it begins and ends."""
+        """Return the segments that hold exactly the run's present pages, cutting segments at its start and end."""
         stop = start + pages
         segments: list[_Segment] = []
         while start < stop and (segment := self._overlapping(start, stop - start)) is not None:
@@ -189,7 +189,7 @@ class RunOrder:
         return segments
 
     def pop_oldest(self, pages: int) -> list[Run]:
-        """Take out the oldest pages, so many or all that there are. Returns them, the oldest run first."""
+        """Remove the ``pages`` oldest pages, or all if there are fewer. Returns them, oldest run first."""
         runs = []
         while pages > 0 and (segment := self._end.newer) is not self._end:
             start, stop = segment.start, segment.stop
@@ -210,7 +210,7 @@ class RunOrder:
         return runs
 
     def move_oldest(self, pages: int, other: "RunOrder", *, keep: Iterable[Run] = ()) -> None:
-        """Move the oldest pages but those of ``keep``, so many or all that there are, to the recent end of another order."""
+        """Move the ``pages`` oldest pages (all if fewer), except those in ``keep``, to the recent end of another order."""
         kept = {segment for start, length in keep for segment in self._cut_out(start, length)} if pages > 0 else set()
         for segment in self._take_oldest(pages, kept):
             run = segment.start, segment.stop - segment.start
@@ -234,14 +234,14 @@ class RunOrder:
             segment = newer
 
     def oldest_first(self) -> Iterator[tuple[Run, bool, Any]]:
-        """The order in runs, oldest first: (run, whether its last page is its oldest, value). Do not change it meanwhile."""
+        """Iterate over (run, whether its last page is its oldest, value), oldest first. Do not modify the order meanwhile."""
         segment = self._end.newer
         while segment is not self._end:
             yield (segment.start, segment.stop - segment.start), segment.tail_first, segment.value
             segment = segment.newer
 
     def _overlapping(self, start: int, pages: int) -> _Segment | None:
-        """The first segment, by page id, that shares a page with the run."""
+        """Return the first segment, by page id, that shares a page with the run."""
         if start >= self._upto:
             return None
         found: _Segment | None = self._by_anchor.get(start)
@@ -259,7 +259,7 @@ class RunOrder:
         return None
 
     def _find_anchor(self, segment: _Segment) -> None:
-        """Give a segment that has become shorter another anchor, if it has lost its own."""
+        """Give a shortened segment a new anchor if it has lost its old one."""
         if not segment.start <= segment.anchor < segment.stop:
             del self._by_anchor[segment.anchor]
             self._anchors.remove(segment.anchor)
@@ -271,7 +271,7 @@ class RunOrder:
         self._anchors.insert(segment.anchor)
 
     def _cut(self, segment: _Segment, page: int) -> _Segment:
-        """Cut a segment before a page. Returns the rest, a new segment beside it in the order."""
+        """Cut a segment before a page. Returns the part from that page on, a new segment next to it in the order."""
         older = segment.older if segment.tail_first else segment
         rest = _Segment(page, segment.stop, segment.tail_first, segment.value, older)
         segment.stop = page

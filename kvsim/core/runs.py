@@ -1,8 +1,8 @@
 """Runs of page ids, and arithmetic on them.
 
 A page id names a page together with everything before it, so equal ids mean equal prefixes. A run ``(start, pages)`` stands
-for the consecutive ids ``start ... start + pages - 1`` along one path. Runs are normalised when none begins where the one
-before it ends.
+for the consecutive ids ``start ... start + pages - 1`` along one path. Runs are normalised if none begins where the previous
+one ends.
 """
 
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ Run = tuple[int, int]
 
 
 def count_pages(runs: Iterable[Run]) -> int:
-    """Pages in all runs."""
+    """Return the number of pages in all runs."""
     return sum([pages for _, pages in runs])
 
 
 def append_run(runs: list[Run], start: int, pages: int) -> None:
-    """Append a run in place, joined to the last one if it continues it."""
+    """Append a run in place; extend the last run if the new one continues it."""
     if runs and runs[-1][0] + runs[-1][1] == start:
         runs[-1] = (runs[-1][0], runs[-1][1] + pages)
     else:
@@ -24,7 +24,7 @@ def append_run(runs: list[Run], start: int, pages: int) -> None:
 
 
 def split_runs(runs: tuple[Run, ...], pages: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """The first ``pages`` pages, and the rest."""
+    """Split runs into the first ``pages`` pages and the rest."""
     for i, (start, length) in enumerate(runs):
         if pages <= length:
             upper = (*runs[:i], (start, pages)) if pages else runs[:i]
@@ -35,7 +35,7 @@ def split_runs(runs: tuple[Run, ...], pages: int) -> tuple[tuple[Run, ...], tupl
 
 
 def drop_last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
-    """All but the last ``pages`` pages, of which there are more."""
+    """Return the runs without their last ``pages`` pages; they must have more than that."""
     at = len(runs) - 1
     while pages >= runs[at][1]:
         pages -= runs[at][1]
@@ -45,7 +45,7 @@ def drop_last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
 
 
 def last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
-    """The last ``pages`` pages, of which there are as many; at least one."""
+    """Return the last ``pages`` pages, 1 or more; the runs must have at least that many."""
     at = len(runs) - 1
     while pages > runs[at][1]:
         pages -= runs[at][1]
@@ -55,7 +55,7 @@ def last_pages(runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
 
 
 def join_runs(first: tuple[Run, ...], second: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The runs of a path and of what follows on it."""
+    """Join the runs of a path with the runs that follow on it; neither may be empty."""
     start, pages = first[-1]
     if start + pages == second[0][0]:
         return (*first[:-1], (start, pages + second[0][1]), *second[1:])

@@ -1,4 +1,4 @@
-"""The contracts of what a replay and an engine can play requests against."""
+"""The contracts of the caches that a replay or a serving engine can run on."""
 
 from abc import ABCMeta, abstractmethod
 from math import inf
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Claim(NamedTuple):
-    """What became of promised slots: the request has them, they are lost, or ``waits`` have to end before it asks again."""
+    """What became of promised slots: the request has them, they are lost, or ``waits`` must end before it asks again."""
 
     waits: list[Transfer]
     is_lost: bool = False
@@ -30,21 +30,21 @@ LOST = Claim(NO_TRANSFERS, is_lost=True)
 
 
 class Growth(NamedTuple):
-    """Whether requests get more slots, and the write-downs that make room for them."""
+    """Whether the requests get more slots, and the write-downs that make room for them."""
 
     has_room: bool
     transfers: list[Transfer]
 
 
 class Fetch(NamedTuple):
-    """What is to be carried out, in order, and the read ahead itself; None if there was no room for a single page."""
+    """The transfers to carry out, in order, and among them the fetch itself; None if there was no room for a single page."""
 
     transfers: list[Transfer]
     fetch: Transfer | None
 
 
 class Load(NamedTuple):
-    """What is to be carried out, in order, and those of it that bring pages to the GPU."""
+    """The transfers to carry out, in order, and those among them that bring pages to the GPU."""
 
     transfers: list[Transfer]
     loads: list[Transfer]
@@ -54,9 +54,9 @@ NO_LOAD = Load(NO_TRANSFERS, NO_TRANSFERS)
 
 
 class ServedCache(metaclass=ABCMeta):
-    """What an engine serves requests from, call by call; ``now`` is in seconds.
+    """A cache that an engine serves requests from, call by call; ``now`` is in seconds.
 
-    A request is matched, admitted, claims its slots, loads, inserts what it has computed, and finishes or is released.
+    A request is matched and admitted, claims its slots, loads, inserts what it has computed, and is finished or released.
     """
 
     residency: Residency
@@ -66,147 +66,148 @@ class ServedCache(metaclass=ABCMeta):
     gpu: Tier
     """The GPU tier, or the first of them."""
     views: "dict[int, View]"
-    """The tiers as each GPU tier sees them, by its index."""
+    """The tiers as each GPU tier sees them, by the index of that GPU tier."""
     rules: Rules
     page_tokens: int
     leases: dict[Lease, None]
-    """Of running requests."""
+    """Leases of running requests."""
 
     @property
     def tree(self) -> RadixTree:
-        """Where pages are."""
+        """The radix tree of stored pages."""
         return self.residency.tree
 
     @property
     def counts(self) -> Counts:
-        """What became of pages that were moved."""
+        """Pages moved and lost so far."""
         return self.residency.counts
 
     @property
     def now(self) -> float:
-        """When the cache was last used."""
+        """Time of the last use of the cache, in seconds."""
         return self.residency.now
 
     @property
     def in_flight(self) -> dict[Transfer, None]:
-        """Transfers of pages handed out and not yet ended, the oldest first."""
+        """Transfers of pages handed out but not yet ended, oldest first."""
         return self.transfers.in_flight
 
     @abstractmethod
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
-        """The longest reusable prefix as seen from a GPU tier. Changes nothing but the cut that it needs."""
+        """Find the longest prefix that a request can reuse on a GPU tier. Changes nothing, but may cut a node."""
 
     @abstractmethod
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        """Let a request run that needs ``pages`` GPU pages in all, of which ``load_pages`` are to come from tiers below.
+        """Admit a request that needs ``pages`` GPU pages in all, ``load_pages`` of them from tiers below.
 
-        Pins what is reused and reserves slots for everything else, evicting as needed. False, and nothing changed, if that
-        is not possible now. The slots are there once ``claim`` says so. The lease must be fresh from ``match``.
+        Pins what is reused and reserves slots for everything else, evicting as needed; ``claim`` then obtains the slots.
+        Returns False, with nothing changed, if there is not enough room now. The lease must be fresh from ``match``.
         """
 
     @abstractmethod
     def can_admit(self, lease: Lease, pages: int) -> bool:
-        """Whether a request can have ``pages`` GPU pages in all now. The lease must be fresh from ``match``."""
+        """Whether a request could get ``pages`` GPU pages in all now. The lease must be fresh from ``match``."""
 
     @abstractmethod
     def claim(self, lease: Lease, now: float) -> Claim:
-        """Take the slots that were promised.
+        """Take the promised slots.
 
-        They are lost if pages about to leave were used again: ``release``, and try later.
+        They are lost if pages that were leaving have been used again: release the lease and try again later.
         """
 
     @abstractmethod
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
-        """Promise more slots to requests of one GPU that decode: all get what they need, or none. ``claim`` gets those that are
-        not free at once."""
+        """Give more slots to decoding requests of one GPU tier: all get what they need, or none does.
+
+        Slots that are not free yet are promised, and ``claim`` obtains them.
+        """
 
     @abstractmethod
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
-        """Start to read the first ``pages`` pages that only the disk has into the CPU tier, or as many as find room, for a
-        request that still waits.
+        """Start reading the first ``pages`` pages that only the disk has into the CPU tier, for a request that still waits.
 
-        Until the fetch ends, the path from which it goes on stays where it is; from then on it is as recent as if it had been
-        used now. The lease is fresh from ``match`` and is used up.
+        Fewer are read if fewer fit. The path down to them stays in place until the fetch ends, and counts as used now. The
+        lease must be fresh from ``match`` and cannot be used afterwards.
         """
 
     @abstractmethod
     def load(self, lease: Lease, now: float) -> Load:
-        """Start to bring the matched pages of tiers below to the GPU; the request must have claimed its slots.
+        """Start loading the matched pages of tiers below to the GPU; the request must have claimed its slots.
 
-        Pages that only the disk has pass through the CPU tier if the disk is below it. As many as find room there are read;
-        what follows on the first that does not is computed.
+        Pages that only the disk has pass through the CPU tier if the disk is below it. The first page that finds no room
+        there, and all pages after it, are computed instead.
         """
 
     @abstractmethod
     def arriving(self, lease: Lease) -> list[Transfer]:
-        """The loads, its own and others', that a request's pinned path waits for."""
+        """Return the loads, its own and those of other requests, that still fill a request's pinned path."""
 
     @abstractmethod
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
-        """The whole prompt, or the answer, has been computed: its pages become nodes. Returns the write-downs that follow."""
+        """Add the pages of the computed prompt, or answer, to the tree. Returns the write-downs that follow."""
 
     @abstractmethod
     def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
-        """The request has its answer: as ``release``, and policies are told. Without a clock, ``now`` is when it began.
+        """End a request whose answer is complete: notify policies, then release it.
 
-        Returns the write-downs that follow.
+        Without a clock, leave out ``now``: the cache's last use gives the time. Returns the write-downs that follow.
         """
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """The request is over, or retracted: its path is unpinned, its slots and what it was promised are given back."""
+        """Give back what a finished or retracted request holds: its pins, its slots and the slots promised to it."""
 
     @abstractmethod
     def begin(self, transfer: Transfer, now: float) -> Begin:
-        """Give a transfer its target slots, or say what has to end first."""
+        """Give a transfer its target slots, or return the transfers that must end first."""
 
     @abstractmethod
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        """A transfer has brought everything. Returns the write-downs that follow."""
+        """End a transfer whose pages have all arrived. Returns the write-downs that follow."""
 
     @abstractmethod
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """A transfer has brought its first ``pages_arrived`` pages only. Returns the write-downs that follow."""
+        """End a transfer of which only the first ``pages_arrived`` pages arrived. Returns the write-downs that follow."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget every page (the model's weights changed). Slots in use by requests and transfers return when these end."""
+        """Drop every page (the model's weights have changed). Slots in use are freed when their requests and transfers end."""
 
     @abstractmethod
     def check(self) -> None:
-        """Recount everything; raises AssertionError where a count or an invariant does not hold."""
+        """Recount everything; raise AssertionError if a count or an invariant is wrong."""
 
 
 Hits = tuple[int, int, int]
-"""Hit pages by the tier that they came from: gpu, cpu, disk."""
+"""Hit pages by source tier: gpu, cpu, disk."""
 
 
 class ReplayLease(Protocol):
-    """What a served request keeps until it is finished."""
+    """What a replay keeps of a served request until it is finished."""
 
     hits: Hits
 
 
 class Server(Protocol):
-    """Serves requests without a clock: all that a request brings about has happened when ``serve`` returns.
+    """Serves requests without a clock: all effects of a request have happened when ``serve`` returns.
 
-    Replay keeps what ``serve`` returns and hands it to ``finish_request`` later, oldest first.
+    Replay keeps the result of ``serve`` and passes it to ``finish_request`` later, oldest first.
     """
 
     def serve(self, request: Request, pages: int, now: float) -> Any:
-        """Serve a request that takes ``pages`` pages in all. Returns what it holds, a ``ReplayLease``; None if there is no room.
+        """Serve a request that needs ``pages`` pages in all. Returns its ``ReplayLease``, or None if there is no room.
 
-        After None the same request is asked for again when another one has finished, or rejected if none runs.
+        After None, replay tries the same request again once another one has finished, or rejects it if none is running.
         """
 
     def finish_request(self, lease: Any) -> None:
-        """The request has its answer: what it holds is given back."""
+        """End a request whose answer is complete, and give back what it holds."""
 
 
 class ServingCache(Server, Protocol):
-    """A cache that is its own server, by the rules of one engine."""
+    """A cache that serves requests itself, by the rules of one engine."""
 
     tiers: list[Tier]
     counts: Any
-    """A dataclass of numbers: what became of pages that were moved."""
+    """A dataclass of numbers: pages moved and lost."""
     page_tokens: int

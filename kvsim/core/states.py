@@ -1,7 +1,7 @@
-"""Recurrent states of hybrid models, saved after a page of a prompt: where they are, and the longest one that a prompt can use.
+"""Saved recurrent states of hybrid models: where they are stored, and the deepest one that a prompt can use.
 
-A cached prefix of a hybrid model is worth nothing unless a state was saved at its end, since a state cannot be cut. A state is
-named by the last page before it: a page id names everything up to its page, and so does a state.
+A state cannot be cut, so a hybrid model can reuse a cached prefix only up to a page after which a state was saved. Like a page
+id, a state stands for a whole prefix; it is named by the prefix's last page.
 """
 
 from bisect import bisect_left, insort
@@ -25,18 +25,18 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """Where a state lies. The path up to a page is always the same, so all three follow from the page."""
+    """Where on a path a state was saved. The path up to a page is always the same, so ``page`` determines the other two."""
 
     page: int
-    """The last page before the state, which names it."""
+    """The last page before the state, which is its name."""
     depth: int
-    """Pages up to there."""
+    """Pages up to and including ``page``."""
     run: int
-    """The first page of its run, in the normalised runs of any prompt that goes through it."""
+    """The first page of the run that contains ``page``, in the normalised runs of any prompt through it."""
 
 
 def places_after(runs: tuple[Run, ...], depths: Iterable[int]) -> Iterator[Place]:
-    """Where the states after so many pages lie. ``runs`` are normalised; ``depths`` ascend from 1 to the pages there are."""
+    """Yield the places of states at ``depths`` pages, which ascend from 1 up to the pages in ``runs``; runs are normalised."""
     before, at = 0, iter(runs)
     start, pages = next(at, (0, 0))
     for depth in depths:
@@ -47,7 +47,7 @@ def places_after(runs: tuple[Run, ...], depths: Iterable[int]) -> Iterator[Place
 
 
 def first_of_run(node: Node) -> int:
-    """The first page of the run that the last page of a node lies in."""
+    """Return the first page of the run that contains a node's last page."""
     start = node.runs[-1][0]
     while len(node.runs) == 1 and node.parent is not None and node.parent.runs and sum(node.parent.runs[-1]) == start:
         node = node.parent
@@ -56,36 +56,36 @@ def first_of_run(node: Node) -> int:
 
 
 class StateIndex(Generic[T]):
-    """What is known of the state after a page, by page id.
+    """Maps page ids to the states after them, and finds the states along a prompt.
 
-    A run of a prompt begins at the same page in all prompts that share it, so what is known is filed by the first page of its
-    run. A look-up goes through the runs of a prompt from the last one on, at one question to a dictionary for each, and searches
-    only where something is filed.
+    A run begins at the same page in all prompts that share it, so entries are grouped by the first page of their run. A search
+    visits a prompt's runs from the last to the first: one dictionary look-up per run, and a bisection only where there are
+    entries.
     """
 
     def __init__(self) -> None:
         self._states: Any = SortedDict()
         """(place, state) by page."""
         self._runs: dict[int, tuple[int, list[int]]] = {}
-        """By the first page of a run: the pages before the run, and its pages after which there is a state, ascending."""
+        """By first page of a run: the number of pages before the run, and its pages followed by a state, ascending."""
 
     def __len__(self) -> int:
         return len(self._states)
 
     def put(self, place: Place, state: T) -> None:
-        """Know the state at this place."""
+        """Add or replace the state at this place."""
         if place.page not in self._states:
             before = place.depth - (place.page - place.run + 1)
             insort(self._runs.setdefault(place.run, (before, []))[1], place.page)
         self._states[place.page] = place, state
 
     def get(self, page: int) -> T | None:
-        """The state after this page."""
+        """Return the state after this page; None if there is none."""
         found: tuple[Place, T] | None = self._states.get(page)
         return found[1] if found else None
 
     def pop(self, page: int) -> None:
-        """Forget the state after this page, if there is one."""
+        """Remove the state after this page, if there is one."""
         if found := self._states.pop(page, None):
             run = found[0].run
             pages = self._runs[run][1]
@@ -94,11 +94,11 @@ class StateIndex(Generic[T]):
                 del self._runs[run]
 
     def values(self) -> list[T]:
-        """All that is known."""
+        """Return all states."""
         return [state for _, state in self._states.values()]
 
     def deepest_first(self, runs: tuple[Run, ...], limit: int) -> Iterator[tuple[int, T]]:
-        """(depth in pages, state) of a prompt's states within its first ``limit`` pages, the deepest first."""
+        """Yield (depth in pages, state) of a prompt's states within its first ``limit`` pages, deepest first."""
         known = self._runs
         for start, pages in reversed(runs):
             if start in known:
@@ -108,19 +108,19 @@ class StateIndex(Generic[T]):
                     yield before + page - start + 1, self._states[page][1]
 
     def along(self, runs: tuple[Run, ...]) -> list[tuple[Place, T]]:
-        """All states after pages of these runs, which may begin anywhere."""
+        """Return the places and states after any page of these runs, which may begin anywhere on a path."""
         return [self._states[page] for start, pages in runs for page in self._states.irange(start, start + pages - 1)]
 
 
 class DetachedStates:
-    """States that outlive the KV of their prefix on the GPU: a cache of its own, least recently used first to go.
+    """An LRU cache of states that stay when the KV of their prefix leaves the GPU.
 
     ``capacity`` is in states, 1 or more; None keeps all.
     """
 
     def __init__(self, capacity: int | None) -> None:
         if capacity is not None and capacity < 1:
-            raise ValueError(f"capacity must be 1 or more, not {capacity}")
+            raise ValueError(f"capacity must be at least 1, not {capacity}")
         self.capacity = capacity
         self.clear()
 
@@ -131,11 +131,11 @@ class DetachedStates:
         return page in self._recency
 
     def __iter__(self) -> Iterator[int]:
-        """The pages after which there is a state, least recently used first."""
+        """Iterate over the pages followed by a state, least recently used first."""
         return iter(self._recency)
 
     def insert(self, place: Place) -> None:
-        """Keep the state at a place, as the most recent one."""
+        """Add the state at a place as the most recent one; evict the oldest if the cache is full."""
         self._index.put(place, place.page)
         self.touch(place.page)
         if self.capacity is not None and len(self._recency) > self.capacity:
@@ -143,45 +143,44 @@ class DetachedStates:
             self._index.pop(oldest)
 
     def touch(self, page: int) -> None:
-        """The state is the most recent one now."""
+        """Make a state the most recent one."""
         self._recency[page] = None
         self._recency.move_to_end(page)
 
     def longest(self, runs: tuple[Run, ...], limit: int) -> tuple[int, int] | None:
-        """(depth in pages, page) of the prompt's deepest state within its first ``limit`` pages."""
+        """Return (depth in pages, page) of the prompt's deepest state within its first ``limit`` pages, or None."""
         return next(self._index.deepest_first(runs, limit), None)
 
     def clear(self) -> None:
-        """Give all states up."""
+        """Drop all states."""
         self._index: StateIndex[int] = StateIndex()
         self._recency: OrderedDict[int, None] = OrderedDict()
 
 
 @dataclass
 class CheckpointCounts:
-    """What became of recurrent states."""
+    """Recurrent states saved, used and lost since the start of the run."""
 
     saved: int = 0
     used: int = 0
-    """Requests that began from one."""
+    """Requests that began from a state."""
     evicted: int = 0
-    """Given up: in no tier any more, and not among the detached."""
+    """Dropped: no longer in any tier, nor detached."""
     detached: int = 0
     """Kept when the KV of their prefix left the GPU."""
     no_room: int = 0
-    """Not saved, as everything in the tier was in use."""
+    """Not saved because everything in the tier was in use."""
     bytes: int = 0
-    """Of all states saved."""
+    """Bytes of all states saved."""
     tokens_lost_to_missing_state: int = 0
-    """Prompt tokens whose KV was there, but after the last state that was."""
+    """Prompt tokens with cached KV that could not be reused, since they come after the deepest usable state."""
 
 
 class StateStore:
-    """The states in the tiers of a residency: those of the KV cache or, if states have room of their own, tiers of states only.
+    """The states in a residency's tiers: the tiers of the KV cache or, if states have their own memory, tiers of states only.
 
-    A state is a leaf of the tree's root that takes ``units`` slots of its tier, all or none; its one run begins at a number
-    below zero, so that no prompt finds it (``Node.is_state``). Copies, pins and transfers of such a leaf are like any other
-    node's.
+    A state is a leaf of the tree's root (``Node.is_state``) that takes ``units`` slots of a tier, all or none. Its single run
+    has a negative start, so no prompt matches it. Its copies, pins and transfers work like those of any node.
     """
 
     def __init__(self, transfers: Transfers, units: int, detached: DetachedStates | None = None) -> None:
@@ -195,15 +194,15 @@ class StateStore:
         self.counts = CheckpointCounts()
         self.index: StateIndex[Node] = StateIndex()
         self._came = 0
-        """States that were saved when there was none of that place, in a tier or detached."""
+        """Number of states saved at places that had no state, neither in a tier nor detached."""
 
     @staticmethod
     def page_of(node: Node) -> int:
-        """The page after which the state was saved."""
+        """Return the page after which a state was saved."""
         return -1 - node.runs[0][0] // STRIDE
 
     def count(self, state_bytes: int) -> CheckpointCounts:
-        """What became of all states, each of so many bytes."""
+        """Return the counts, with ``evicted`` and ``bytes`` brought up to date."""
         alive = {self.page_of(node) for node in self.index.values() if any(node.state)}
         alive.update(self.detached or ())
         self.counts.evicted = self._came - len(alive)
@@ -211,7 +210,7 @@ class StateStore:
         return self.counts
 
     def find(self, page: int) -> Node | None:
-        """The state after a page, if a tier has it or is getting it."""
+        """Return the state after a page if a tier has it or is receiving it."""
         node = self.index.get(page)
         if node is None or any(node.state):
             return node
@@ -219,7 +218,7 @@ class StateStore:
         return None
 
     def deepest(self, runs: tuple[Run, ...], limit: int) -> tuple[int, Node] | None:
-        """(depth in pages, state) of the prompt's deepest usable state within its first ``limit`` pages."""
+        """Return (depth in pages, state) of the prompt's deepest usable state within its first ``limit`` pages, or None."""
         gone, found = [], None
         for depth, node in self.index.deepest_first(runs, limit):
             if self.is_usable(node):
@@ -237,8 +236,9 @@ class StateStore:
         return node.state[GPU] in (READY, LEAVING) or any(state == READY for state in node.state[CPU:])
 
     def save(self, place: Place, now: float, slots: Any = None, end: Node | None = None) -> Any:
-        """Keep the state at a place on the GPU: in some of these slots, or in slots that are free or freed. Returns the slots
-        that are left. ``end`` is the node that ends with its page, if it is in the same tree.
+        """Save the state at a place on the GPU, in some of ``slots`` or, without them, in free slots, evicting as needed.
+
+        ``end`` is the node that ends with the state's page, if it is in the same tree. Returns the slots that are left.
         """
         residency, gpu = self.residency, self.gpu
         node = self.find(place.page)
@@ -273,7 +273,7 @@ class StateStore:
         return left
 
     def adopt(self, state: Node, end: Node | None) -> None:
-        """Know a state that has been put into the tree, and the node that ends with it."""
+        """Index a state that was added to the tree, and link it with the node that ends where it was saved."""
         page = self.page_of(state)
         self.index.put(Place(page, state.depth + state.pages, page if end is None else first_of_run(end)), state)
         self._came += 1
@@ -282,11 +282,11 @@ class StateStore:
 
     @staticmethod
     def join_to(state: Node, end: Node) -> None:
-        """Let a state and the node of pages that ends with it know each other."""
+        """Make a state and the node of pages that ends where it was saved each other's ``partner``."""
         state.partner, end.partner = end, state
 
     def follow(self, page: int, edge: Edge, now: float) -> None:
-        """Copy the state after a page down over an edge of the GPU, where the KV before it is already."""
+        """Copy the state after a page down over an edge of the GPU; the lower tier has the KV of its prefix already."""
         node, lower = self.find(page), edge.lower
         if node is not None and node.state[GPU] == READY and not node.state[lower.index]:
             if self.transfers.make_room(lower, self.units, now):
@@ -298,7 +298,7 @@ class StateStore:
         self.residency.use([node], now, is_first=True)
 
     def pin(self, node: Node, now: float) -> Tier:
-        """Keep a usable state in the tier that it is read from, which is returned. A state that is leaving stays."""
+        """Pin a usable state in the tier that it will be read from. Returns that tier. A state that is leaving stays."""
         if node.state[GPU] == LEAVING:
             self.transfers.stay(node, self.gpu, now)
             self.residency.counts.revived_pages += node.pages
@@ -307,12 +307,13 @@ class StateStore:
         return tier
 
     def begin_from(self, node: Node, now: float, *, is_first: bool) -> None:
-        """A request begins from this state; one that resumes does not use it once more."""
+        """Record that a request begins from this state; only its first admission (``is_first``) counts as a use."""
         self.residency.use([node], now, is_first=is_first)
 
     def load(self, node: Node, slots: Any, now: float) -> list[Transfer]:
-        """Bring a state to the GPU, into these slots: straight from a tier directly below or, as pages of KV, through the tier
-        between. Returns what is to be carried out, the load last; nothing if the tier between has no room.
+        """Load a state into these slots of the GPU: directly from the tier below or, like pages of KV, through a tier between.
+
+        Returns the transfers to carry out, the load last; none if the tier between has no room.
         """
         residency = self.residency
         source, between = next((tier, between) for tier, between in self._sources if node.state[tier.index] == READY)
@@ -330,7 +331,7 @@ class StateStore:
         return [*before, *read, self.transfers.start(load)]
 
     def keep_recent(self, runs: tuple[Run, ...], depth: int, limit: int) -> None:
-        """Of the path's states within its first ``depth`` pages, keep ``limit``: those used longest ago are given up."""
+        """Keep only the ``limit`` most recently used of the path's states within its first ``depth`` pages."""
         states = [node for _, node in self.index.deepest_first(runs, depth) if any(node.state)]
         states.sort(key=lambda node: node.last_used)
         for node in states[: max(0, len(states) - limit)]:
@@ -339,9 +340,9 @@ class StateStore:
                     self.residency.free(node, tier)
 
     def clear(self) -> None:
-        """All states are given up."""
+        """Empty the index."""
         self.index = StateIndex()
 
 
 STRIDE = 1 << 32
-"""Between the numbers of two states' runs: more than a state can take slots."""
+"""Distance between the starts of two states' runs; more slots than any state takes."""

@@ -1,6 +1,6 @@
-"""``@mypyc_attr(allow_interpreted_subclasses=True)``: ordinary Python classes may derive from a class although it is compiled.
+"""``@mypyc_attr(allow_interpreted_subclasses=True)`` lets ordinary Python classes derive from a compiled class.
 
-In pure Python it does nothing, so that nothing has to be installed for it.
+In pure Python the decorator does nothing, so mypy_extensions need not be installed.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""One tier: its slots, its eviction policy, and how much of it is in use."""
+"""A tier: its slots, its eviction policy, and the sums of pages in each state."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
 GPU: Final = 0
 CPU: Final = 1
 DISK: Final = 2
-"""Levels: the columns of a request's hits."""
+"""Levels, in the order of a request's hits."""
 
 LEVELS = ("gpu", "cpu", "disk")
-"""Their names."""
+"""Names of the levels."""
 
 
 class PolicyError(Exception):
-    """A policy broke its contract; the message names it and says what it did."""
+    """A policy broke its contract; the message names the policy and what it did."""
 
 
 def overrides(policy: object, name: str) -> bool:
-    """Whether a policy has a method of its own, beside the one of its contract, which does nothing."""
+    """Whether a policy overrides a method that its contract defines with an empty default."""
     return sum([name in cls.__dict__ for cls in type(policy).__mro__]) > 1
 
 
 class Tier:
-    """A level of the hierarchy, or one of several side by side.
+    """A place that holds pages, such as GPU memory. Several tiers of the same level may stand side by side.
 
-    ``index`` is its position among all tiers of the cache and in a node's lists; ``level`` (GPU, CPU, DISK) says what it is.
-    Hooks of the eviction policy are called only if it overrides them: ``hears_hits`` and its like say so.
+    ``index`` is its position among the cache's tiers and in a node's lists; ``level`` (GPU, CPU or DISK) is its kind of memory.
+    A hook of the eviction policy is called only if the policy overrides it, as recorded in ``hears_hits`` and its like.
     """
 
     def __init__(self, name: str, index: int, pool: Pool, eviction: "EvictionPolicy", level: int | None = None) -> None:
@@ -40,17 +40,17 @@ class Tier:
         self.pool = pool
         self.eviction = eviction
         self.below: list[Edge] = []
-        """Edges to the tiers below, in the order in which they are asked to take what leaves."""
+        """Edges to the tiers below, in the order in which victims are offered to them."""
         self.above: list[Edge] = []
         """Edges to the tiers above."""
         self.slot_bytes: int | None = None
-        """Bytes of a slot, if it holds something other than a page of KV."""
+        """Bytes per slot if slots hold something other than pages of KV; otherwise None."""
         self.evictable_pages = 0
-        """Pages of ready copies that nothing pins: they can all be evicted, leaves first."""
+        """Pages of ready, unpinned copies: all of them can be evicted, leaves first."""
         self.leaving_pages = 0
-        """Pages of leaving copies: their slots are free as soon as they are written below."""
+        """Pages of leaving copies; their slots become free once they are written to the tier below."""
         self.promised_pages = 0
-        """Slots promised to requests and transfers, which take them when they are free."""
+        """Slots promised to requests and transfers, which take them once they are free."""
         self.inserted_pages = 0
         self.evicted_pages = 0
         self.hears_arrivals = overrides(eviction, "on_arrival")
@@ -68,7 +68,7 @@ class Tier:
         return f"Tier({self.name})"
 
     def edge_to(self, lower: "Tier") -> "Edge":
-        """The edge to a tier directly below."""
+        """Return the edge to a tier directly below."""
         for edge in self.below:
             if edge.lower is lower:
                 return edge
@@ -76,15 +76,15 @@ class Tier:
 
     @property
     def spare_pages(self) -> int:
-        """Slots that are free, or will be once writes below have ended, and are not promised."""
+        """Slots that are free, or will be once write-downs end, minus those promised; may be negative."""
         return self.pool.free + self.leaving_pages - self.promised_pages
 
     @property
     def available_pages(self) -> int:
-        """Slots that can be had by evicting everything that may be evicted."""
+        """Spare slots after evicting everything evictable."""
         return self.spare_pages + self.evictable_pages
 
     @property
     def held_pages(self) -> int:
-        """Pages that are here: what was inserted and has not been evicted."""
+        """Pages stored in the tier: inserted and not yet evicted."""
         return self.inserted_pages - self.evicted_pages

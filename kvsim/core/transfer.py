@@ -1,4 +1,4 @@
-"""The one record that passes from the core to a substrate."""
+"""The record that the core hands to a substrate to have pages copied."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Transfer:
-    """Pages on their way from one tier to another: the core makes it, a substrate copies it, the core is told.
+    """Pages to be copied from one tier to another: the core creates it, a substrate copies the bytes and reports the end.
 
-    ``Transfers.begin`` gives the target its slots, ``finish`` or ``abort`` ends it. A node that is cut meanwhile stands here
-    as its two parts.
+    ``Transfers.begin`` assigns slots in the target; ``finish`` or ``abort`` ends the transfer. If one of its nodes is cut
+    meanwhile, both parts are listed.
     """
 
     __slots__ = (
@@ -26,25 +26,25 @@ class Transfer:
         self.source: Tier = edge.upper if goes_down else edge.lower
         self.target: Tier = edge.lower if goes_down else edge.upper
         self.nodes = nodes
-        """What is copied, in the order in which it arrives: parents before children."""
+        """The nodes to copy, in order of arrival: parents before children."""
         self.goes_down = goes_down
         """Whether the target is below the source."""
         self.after: list[Transfer] = after or []
-        """Transfers that must have ended before this one can begin: they bring what this one reads."""
+        """Transfers that must end before this one begins, since they bring what it reads."""
         self.request: Request | None = None
-        """Whose prompt is copied down, if it was offered after a use."""
+        """The request whose prompt is copied down, if the copy was offered after a use."""
         self.begun = False
         self.done = False
         self.pins: list[tuple[Node, int]] = []
-        """(node, tier) pairs that this transfer keeps in place."""
+        """(node, tier index) pairs that this transfer pins until it ends."""
         self.submitted = False
-        """The engine sees to it."""
+        """Whether the engine has taken charge of this transfer."""
         self.ended: Any = None
-        """The engine's event for the end of this transfer, if somebody waits for it."""
+        """The engine's event for the end of this transfer, if a process waits for it."""
         self.has_fault = False
-        """Set by a substrate before the end: the first page that did not arrive cannot be read from the source any more."""
+        """Set by a substrate before the end if the first page that did not arrive can no longer be read from the source."""
         self.arrived_pages = 0
-        """Set at the end."""
+        """Pages that arrived; set at the end."""
 
     @property
     def pages(self) -> int:
@@ -56,5 +56,5 @@ class Transfer:
 
     @property
     def name(self) -> str:
-        """Direction, such as ``gpu-cpu``."""
+        """Source and target, such as ``gpu-cpu``."""
         return f"{self.source.name}-{self.target.name}"

@@ -1,6 +1,6 @@
-"""How pages move: eviction, copies to the tier below, and the transfers that carry pages up and down.
+"""How pages move: eviction, copies to the tier below, and transfers in both directions.
 
-Nothing here waits: a transfer is made, begun and ended by calls.
+Nothing here waits: a transfer is created, begun and ended by calls.
 """
 
 from math import ceil
@@ -18,7 +18,7 @@ NO_TRANSFERS: list[Transfer] = []
 
 
 class Begin(NamedTuple):
-    """Whether a transfer can run; if not, what has to end first."""
+    """Whether a transfer can run; if not, the transfers that must end first."""
 
     can_run: bool
     waits: list[Transfer]
@@ -28,25 +28,28 @@ RUN = Begin(True, NO_TRANSFERS)
 
 
 class Transfers:
-    """Makes room in tiers and moves pages along edges; a residency does the bookkeeping."""
+    """Makes room in tiers and moves pages along edges; the residency does the bookkeeping."""
 
     def __init__(self, residency: Residency, edges: list[Edge]) -> None:
         self.residency = residency
         self.edges = edges
-        """From the top down: an edge comes before those below its lower tier."""
+        """From the top down: an edge comes before the edges below its lower tier."""
         self.counts = residency.counts
         self.in_flight: dict[Transfer, None] = {}
-        """Handed out and not yet ended, in the order in which they were made."""
+        """Transfers handed out but not yet ended, in order of creation."""
         self._is_single = len(residency.tiers) == 1
         self._absent_elsewhere = len(residency.tiers) - 1
         self._is_offering = False
-        """Nodes that are not pinned are being offered to a tier: they must not grow by a merge meanwhile."""
+        """Set while unpinned nodes are offered to a tier: they must not be merged meanwhile."""
         self.writes_early = [edge for edge in edges if edge.watermark() > 0]
 
     # --- eviction --------------------------------------------------------------------------------------------------------
 
     def make_room(self, tier: Tier, pages: int, now: float) -> bool:
-        """Evict until ``pages`` slots beyond those promised are free, or will be. False, and nothing evicted, if it cannot."""
+        """Evict until ``pages`` slots beyond those promised are free, or will be once write-downs end.
+
+        Returns False, without evicting anything, if that is impossible.
+        """
         missing = pages - tier.spare_pages
         if missing <= 0:
             return True
@@ -78,7 +81,7 @@ class Transfers:
         return True
 
     def _cut_with_state(self, node: Node, tier: Tier, missing: int) -> None:
-        """Cut what may stay from a victim that ends at a recurrent state, which leaves with its last page."""
+        """Cut off the pages that may stay of a victim that ends at a recurrent state; the state leaves with its last page."""
         state = node.partner
         if not node.is_state and state is not None:
             leaving = state.pages if state.is_evictable(tier.index) else 0
@@ -87,20 +90,20 @@ class Transfers:
                 self.residency.cut(node, surplus)
 
     def _can_trim(self, node: Node, tier: Tier) -> bool:
-        """Whether the end of a leaf can go without becoming a node first: it is nowhere else and goes nowhere."""
+        """Whether the last pages of a leaf can be freed without cutting it: it has no other copy and is not written down."""
         if tier.below or not tier.may_shorten or self.residency.on_leave is not None or node.children or node.transfers:
             return False
         return self._is_single or node.state.count(ABSENT) == self._absent_elsewhere
 
     def evict(self, node: Node, tier: Tier, now: float) -> None:
-        """Take one evictable node out of a tier, as if it were the next victim."""
+        """Evict one evictable node from a tier, as if it were the next victim."""
         self._evict(node, tier, now)
         for edge in tier.below:
             if edge.leaving:
                 self._place(edge, now)
 
     def _evict(self, node: Node, tier: Tier, now: float) -> None:
-        """Take an evictable node out of a tier: free it, write it down, or drop it with all that is below it."""
+        """Evict a node: free it if another tier has it, else mark it for writing down, else drop it with everything below it."""
         residency = self.residency
         if not self._is_single:
             if node.state.count(ABSENT) < self._absent_elsewhere:
@@ -119,7 +122,7 @@ class Transfers:
         residency.free(node, tier)
 
     def _place(self, edge: Edge, now: float) -> None:
-        """Find room below for what has left the upper tier; what finds none is dropped, the first victims first."""
+        """Make room below for the victims of the upper tier; if it is not enough, drop the first victims."""
         leaving, edge.leaving = edge.leaving, []
         lower, residency = edge.lower, self.residency
         for node in leaving:
@@ -128,7 +131,7 @@ class Transfers:
         first = 0
         while first < len(leaving):
             node = leaving[first]
-            if node in residency.doomed:  # lost with pages before it that found no room elsewhere
+            if node in residency.doomed:  # lost with pages above it that found no room elsewhere
                 first += 1
                 residency.drop_copy(node, edge.upper)
                 continue
@@ -138,7 +141,7 @@ class Transfers:
             if node.is_state:
                 missing = node.pages
             elif node.children:
-                missing = 1  # what is below it is lost with its last page, which may make room
+                missing = 1  # dropping its last page drops everything below it, which may make room
             if missing < node.pages:
                 upper = leaving[first] = residency.cut(node, node.pages - missing)
                 residency.pin(upper, lower)
@@ -156,7 +159,7 @@ class Transfers:
                 self._carry(transfer, node)
 
     def _unpromise(self, node: Node, edge: Edge) -> None:
-        """A victim finds no room below: it is dropped, with all that is below it."""
+        """Drop a victim that finds no room below, with everything below it in the tree."""
         residency, pages = self.residency, node.pages
         self.counts.no_room_pages += pages
         self.counts.dropped_pages += pages
@@ -166,7 +169,7 @@ class Transfers:
         residency.drop_copy(node, edge.upper)
 
     def stay(self, node: Node, tier: Tier, now: float) -> None:
-        """A leaving copy becomes an ordinary one again; if it is being written down, that goes on."""
+        """Make a leaving copy ready again; a write-down under way continues."""
         self.residency.stay(node, tier, now)
         for transfer in node.transfers:
             if transfer.source is tier:
@@ -177,7 +180,7 @@ class Transfers:
     def offer_path(self, node: Node, edge: Edge, now: float, prompt: Request | None = None) -> None:
         """Offer the path down to ``node``, which a request has just used, to the tier below.
 
-        Policies that decide about whole prompts are asked if the path is a prompt.
+        A policy that decides about whole prompts is asked only if ``prompt`` is given: the path is then that prompt.
         """
         if edge.copies_nodes:
             index, end = edge.lower.index, node
@@ -195,10 +198,10 @@ class Transfers:
             self._offer_prompt(node, prompt, edge, now)
 
     def _offer(self, nodes: list[Node], edge: Edge, now: float, pinned: list[Node]) -> None:
-        """Copy what the policy wants of ``nodes`` (parents first) to the tier below, where ``pinned`` stay meanwhile.
+        """Copy those of ``nodes`` (parents first) that the policy wants to the tier below, keeping ``pinned`` there meanwhile.
 
-        A page is not copied before its parent. If not all has room, even after evicting, nothing is evicted and what fits is
-        copied, from the first page on.
+        No page is copied before its parent. If there is not room for all, even by evicting, nothing is evicted and only the
+        first pages that fit into spare slots are copied.
         """
         upper, lower = edge.upper.index, edge.lower.index
         wanted: list[Node] = []
@@ -217,7 +220,7 @@ class Transfers:
             self._copy_down(wanted, edge, now, pinned)
 
     def _copy_down(self, nodes: list[Node], edge: Edge, now: float, pinned: list[Node], *, whole: bool = False) -> None:
-        """Copy nodes (parents first) down; with too little room, those that fit in free slots or, if ``whole``, none."""
+        """Copy nodes (parents first) down. Without room for all, copy those that fit into spare slots or, if ``whole``, none."""
         lower, residency = edge.lower, self.residency
         pages = 0
         for node in nodes:
@@ -237,13 +240,13 @@ class Transfers:
             residency.unpin(node, lower)
 
     def _offer_prompt(self, node: Node, prompt: Request, edge: Edge, now: float) -> None:
-        """Copy what the policy wants of a prompt, which ends with ``node``, to the tier below: all of it or nothing."""
+        """Copy what the policy wants of a prompt, which ends with ``node``, to the tier below: all of that or nothing."""
         nodes = self._wanted_of_prompt(node, prompt, edge, now)
         if nodes:
             self._copy_down(nodes, edge, now, [node], whole=True)
 
     def write_down(self, node: Node, edge: Edge) -> None:
-        """Add a node to what is written over an edge; there is room for it below."""
+        """Add a node to the write-down over an edge; the caller has made room below."""
         transfer = self._open(edge)
         self.residency.promise_copy(node, edge.lower)
         self.residency.pin(node, edge.lower)
@@ -251,8 +254,9 @@ class Transfers:
         self._carry(transfer, node)
 
     def _wanted_of_prompt(self, node: Node, prompt: Request, edge: Edge, now: float) -> list[Node]:
-        """The nodes of a prompt that the upper tier has and the policy wants below, up to the first that is only on its way to
-        the upper tier. The last one is cut if need be.
+        """Return the nodes of a prompt that the policy wants below and only the upper tier has, cutting the last if need be.
+
+        The list ends before the first node that is still on its way to the upper tier.
         """
         path: list[Node] = []
         while node.parent is not None:
@@ -270,7 +274,7 @@ class Transfers:
         return nodes
 
     def write_early(self, now: float) -> None:
-        """Copy pages down before they have to leave, where a policy's watermark says so."""
+        """Copy pages down before they are evicted, over each edge whose watermark the upper tier exceeds."""
         for edge in self.writes_early:
             nodes = self._early_victims(edge, now)
             if nodes:
@@ -279,7 +283,7 @@ class Transfers:
                 self._is_offering = False
 
     def _copy_early(self, nodes: list[Node], edge: Edge, now: float) -> None:
-        """Copy down as many pages as fit of ``nodes``, the first to leave first."""
+        """Copy as many pages of ``nodes`` down as fit; nodes are in order of eviction."""
         lower, residency = edge.lower, self.residency
         pinned, fits, pages, wanted = list[Node](), list[Node](), 0, 0
         for node in nodes:
@@ -307,10 +311,10 @@ class Transfers:
             residency.unpin(node, lower)
 
     def _early_victims(self, edge: Edge, now: float) -> list[Node]:
-        """What to copy down now so that the pages above the watermark are free, or free at once when they leave: in the order of
-        leaving, what has no copy yet.
+        """Return the nodes to copy down so that the pages above the watermark are free or can be freed at once.
 
-        To look at all that is copied already is worth it only now and then: when half of those pages are new.
+        These are the next victims without another copy, in order of eviction. Passing over victims that are copied already
+        costs time, so the search runs only after new pages amount to half of the share above the watermark.
         """
         tier = edge.upper
         wanted, ready = (1 - edge.watermark()) * tier.pool.capacity, tier.spare_pages
@@ -342,7 +346,7 @@ class Transfers:
 
     @staticmethod
     def _pass_over(node: Node, tier: Tier) -> None:
-        """Look beyond a victim as if it had left: its parent may be the next one."""
+        """Pass over a victim as if it had been evicted, so that its parent can be offered next."""
         parent = node.parent
         assert parent is not None
         node.pins[tier.index] += 1
@@ -353,22 +357,22 @@ class Transfers:
     # --- transfers ---------------------------------------------------------------------------------------------------------
 
     def _open(self, edge: Edge) -> Transfer:
-        """The transfer that collects the write-downs over an edge."""
+        """Return the transfer that collects write-downs over an edge, creating it if need be."""
         transfer = edge.open
         if transfer is None:
             transfer = edge.open = Transfer(edge, [], goes_down=True)
         return transfer
 
     def _carry(self, transfer: Transfer, node: Node) -> None:
-        """The node is in the transfer: its copy in the target, pinned already, stays until the end; so does a source that is not
-        leaving anyway."""
+        """Record that a transfer carries a node. The target copy, pinned already, stays until the end, as does a source copy that
+        is not leaving."""
         node.transfers += (transfer,)
         transfer.pins.append((node, transfer.target.index))
         if node.state[transfer.source.index] != LEAVING:
             self.keep(transfer, node, transfer.source)
 
     def flush(self) -> list[Transfer]:
-        """The write-downs decided on since the last call, the lowest edge first: each frees what the next one needs."""
+        """Return the write-downs decided on since the last call, the lowest edge first: each frees room for the next."""
         opened = NO_TRANSFERS
         for edge in reversed(self.edges):
             transfer = edge.open
@@ -381,7 +385,7 @@ class Transfers:
         return opened
 
     def start(self, transfer: Transfer) -> Transfer:
-        """Register a transfer upwards along one path whose target copies exist."""
+        """Register an upward transfer of nodes on one path; their incoming copies in the target must exist."""
         for node in transfer.nodes:
             node.transfers += (transfer,)
         last = transfer.nodes[-1]
@@ -397,8 +401,8 @@ class Transfers:
         self.residency.pin(node, tier)
 
     def departing(self, tier: Tier) -> list[Transfer]:
-        """What has to end until slots of the tier are free: write-downs just decided on, and last the oldest one that is in
-        flight from this tier. Empty if there is none."""
+        """Return transfers that must end before slots of the tier become free: the write-downs just decided on, then the oldest
+        one in flight from this tier. Empty if there is none."""
         transfers = self.flush()
         for edge in tier.below:
             if edge.in_flight:
@@ -406,7 +410,7 @@ class Transfers:
         return transfers
 
     def begin(self, transfer: Transfer, now: float) -> Begin:
-        """Give the transfer its target slots, unless something has to end first."""
+        """Give the transfer its target slots, unless other transfers must end first."""
         if transfer.begun:
             return RUN
         if transfer.after:
@@ -440,14 +444,14 @@ class Transfers:
         return RUN
 
     def _leave_out_doomed(self, transfer: Transfer) -> None:
-        """Pages that were given up before they had slots in the target are not copied."""
+        """Remove pages from the transfer that were given up before they had slots in the target."""
         index, pool = transfer.target.index, transfer.target.pool
         for node in transfer.nodes.copy():
             if node.state[index] == DOOMED and not pool.count(node.slots[index]):
                 self._fail(transfer, node)
 
     def _cut_short(self, transfer: Transfer) -> None:
-        """Keep of a load what it can read: the pages before the first that did not arrive in its source."""
+        """Shorten a load to the pages before the first one that did not arrive in its source."""
         for at, node in enumerate(transfer.nodes):
             if node.state[transfer.source.index] != READY:
                 for lost in transfer.nodes[at:]:
@@ -455,10 +459,10 @@ class Transfers:
                 return
 
     def _fail(self, transfer: Transfer, node: Node) -> None:
-        """The transfer does not bring this node.
+        """Remove a node that will not arrive from its transfer.
 
-        A load's GPU copy stays as room for pages that the request has to compute now. Any other incoming copy is given
-        back; what was leaving its source for it is dropped.
+        In a load, the node keeps its GPU slots, since the request will compute the pages there. Any other incoming copy is
+        dropped, and so is a source copy that was leaving.
         """
         residency = self.residency
         transfer.nodes.remove(node)
@@ -478,7 +482,7 @@ class Transfers:
             residency.drop_copy(node, source)
 
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        """Everything in the transfer has arrived. Returns the write-downs that follow from it."""
+        """End a transfer whose pages have all arrived. Returns the write-downs that follow."""
         residency, target = self.residency, transfer.target
         transfer.done = True
         transfer.arrived_pages = transfer.pages
@@ -503,7 +507,7 @@ class Transfers:
         return self.flush()
 
     def _offer_arrived(self, transfer: Transfer, edge: Edge, now: float) -> None:
-        """What has come from above is offered further down: pages from the first of a path on, then recurrent states."""
+        """Offer what has arrived from above to the tier below: pages in path order, then recurrent states."""
         if edge.copies_nodes:
             pages = [node for node in transfer.nodes if not node.is_state]
             nodes = pages + [node for node in transfer.nodes if node.is_state]
@@ -531,14 +535,14 @@ class Transfers:
             self.residency.drop_copy(node, transfer.source)
 
     def _drop_duplicates(self, nodes: list[Node], edge: Edge) -> None:
-        """The lower tier gives up what the upper one has, unless something keeps it in place."""
+        """Free the lower tier's copies of nodes that the upper tier has, unless they are pinned."""
         upper, lower = edge.upper.index, edge.lower.index
         for node in reversed(nodes):
             if node.state[upper] == READY and node.state[lower] == READY and not node.pins[lower]:
                 self.residency.free(node, edge.lower)
 
     def drop_duplicates_below(self, nodes: list[Node], tier: Tier) -> None:
-        """The tier has computed pages that tiers below it may have: exclusive ones give them up."""
+        """Free copies, in the tiers below, of pages that were computed in this tier, where placement is exclusive."""
         for edge in tier.below:
             if not edge.keeps_loaded():
                 below = edge.lower
@@ -549,9 +553,10 @@ class Transfers:
                 self.drop_duplicates_below(nodes, below)
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """Only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``; the rest is given up.
+        """End a transfer of which only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``.
 
-        If the page after them cannot be read (``transfer.has_fault``), its copy in the source is given up, too.
+        If the next page cannot be read (``transfer.has_fault``), its copy in the source is dropped too. Returns the
+        write-downs that follow.
         """
         residency = self.residency
         left = pages_arrived if transfer.begun else 0
@@ -577,9 +582,9 @@ class Transfers:
         return follow_ups + self.flush()
 
     def _give_up_copy(self, node: Node, tier: Tier) -> None:
-        """Drop a copy that cannot be read, with what is below it if it was the last one.
+        """Drop a copy that cannot be read and, if it was the last one, everything below the node.
 
-        If it is in use it stays: whoever reads it next finds the same.
+        A copy in use stays; the next transfer that reads it finds the same fault.
         """
         index = tier.index
         if node.state[index] != READY or node.pins[index]:
@@ -591,8 +596,8 @@ class Transfers:
 
 
 def parts_from(node: Node, start: int) -> list[Node]:
-    """The nodes that have the pages of a path from ``start`` pages on down to ``node``, top to bottom: more than one if it has
-    been cut."""
+    """Return the nodes on the path to ``node`` that cover its pages from page ``start`` on, top to bottom: several if the node
+    has been cut."""
     parts = [node]
     while node.depth > start:
         assert node.parent is not None

@@ -11,16 +11,16 @@ INCOMING: Final = 1
 READY: Final = 2
 LEAVING: Final = 3
 DOOMED: Final = 4
-"""States of a node's copy in a tier: none; being filled; usable; being written to the tier below and then given up; freed as
-soon as nobody uses it."""
+"""States of a node's copy in a tier: no copy; being filled; usable; being written to the tier below, then freed; in use, but
+freed as soon as its last user ends."""
 
 
 class Node:
-    """A piece of a path: pages that share one history and one residency.
+    """A piece of a path: consecutive pages that share one history and are stored in the same tiers.
 
-    Lists have one entry a tier, top to bottom: ``state`` and ``slots`` describe the copy there (its slots are None while the
-    room for it is promised but not taken), ``pins`` says how many requests and transfers need this node, or something below
-    it, to stay there, ``children_in`` how many children are there.
+    Lists have one entry per tier, top to bottom. ``state`` and ``slots`` describe the copy in that tier; its slots are None
+    while they are promised but not yet taken. ``pins`` counts the requests and transfers that need this node, or a node below
+    it, to stay in the tier. ``children_in`` counts the children in the tier.
     """
 
     __slots__ = (
@@ -34,11 +34,11 @@ class Node:
         self.runs = runs
         self.pages = pages
         self.depth = depth
-        """Pages before this node. A recurrent state's (``is_state``) is such that depth and pages end where its prompt does."""
+        """Pages before this node. For a recurrent state (``is_state``), depth + pages is where its prefix ends."""
         self.parent = parent
         self.children = NO_CHILDREN
         self.tree = tree
-        """The tree that it was made for, also after it has left."""
+        """The tree that the node was made for, even after it has left it."""
         notes = tree.no_notes
         tiers = len(notes)
         self.state: list[int] = [ABSENT] * tiers
@@ -48,20 +48,20 @@ class Node:
         self.transfers: tuple[Transfer, ...] = ()
         """Transfers that carry this node now."""
         self.notes: Any = notes
-        """What the eviction policy of each tier remembers of the pages' uses (``note``); both parts of a cut keep it."""
+        """What each tier's eviction policy has noted about these pages (``note``); both parts of a cut keep it."""
         self.is_state = False
-        """Whether this is not a piece of a path but a recurrent state, which takes as many slots as ``pages`` says."""
+        """Whether this is a recurrent state instead of a piece of a path; it takes ``pages`` slots."""
         self.created = self.last_used = now
         self.hits = 1
-        """Requests that have used these pages, the one that computed them included."""
+        """Number of requests that have used these pages, including the one that computed them."""
         self.partner: Node | None = None
-        """Where recurrent states share room with pages: the state saved after these pages; of a state, the pages."""
+        """Where recurrent states share a tier with pages: the state saved after these pages, or, of a state, those pages."""
 
     def __repr__(self) -> str:
         return f"Node({self.runs}, depth={self.depth}, hits={self.hits}, state={self.state})"
 
     def note(self, tier: int, value: Any) -> None:
-        """Let the tier's eviction policy remember a value with these pages."""
+        """Store a value for the tier's eviction policy with these pages."""
         if type(self.notes) is tuple:
             self.notes = list(self.notes)
         self.notes[tier] = value
@@ -71,7 +71,7 @@ class Node:
         return self.state[tier] == READY and not self.pins[tier] and not self.children_in[tier]
 
     def descendants(self) -> Iterator["Node"]:
-        """All nodes below this one, parents first."""
+        """Iterate over all nodes below this one, parents first."""
         stack = list(self.children.values())
         while stack:
             node = stack.pop()
@@ -83,14 +83,14 @@ NO_LIMIT: Final = 1 << 60
 """More pages than any path has."""
 
 NO_CHILDREN: dict[int, Node] = {}
-"""The children of every leaf: shared, and never changed."""
+"""The children of every leaf; shared, never modified."""
 
 
 def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int, limit: int) -> tuple[int, int, int]:
-    """How far a node of several runs agrees with a path, over ``limit`` pages at most.
+    """Match a node of several runs against a path, over at most ``limit`` pages.
 
-    The path goes on with the last ``left`` pages of ``runs[at]``, which begin like the node. Returns the pages that
-    agree and where the path goes on after them, as (pages, at, left).
+    The unmatched path begins with the last ``left`` pages of ``runs[at]`` and starts at the node's first page. Returns
+    (matching pages, at, left): where the path continues after the match.
     """
     agreed = 0
     start = runs[at][0] + runs[at][1] - left
@@ -110,7 +110,7 @@ def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int, limit:
 
 
 def runs_after(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
-    """The last ``left`` pages of ``runs[at]`` and the runs behind it; () behind the last one."""
+    """Return the last ``left`` pages of ``runs[at]`` and all runs after it; () if ``at`` is past the last run."""
     if at == len(runs):
         return ()
     start, pages = runs[at]
@@ -118,20 +118,20 @@ def runs_after(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
 
 
 class RadixTree:
-    """Paths of pages, cut into nodes. Knows where pages are, decides nothing."""
+    """Paths of pages, cut into nodes. It only stores; what to add, cut or remove is decided elsewhere."""
 
     def __init__(self, tiers: int) -> None:
         self.no_notes: tuple[None, ...] = (None,) * tiers
-        """The notes of a node of which no policy remembers anything: shared, one entry a tier."""
+        """The notes of every node without notes: shared, one entry per tier."""
         self.root = Node((), 0, 0, None, self, 0.0)
 
     def walk(
         self, node: Node, runs: tuple[Run, ...], limit: int = NO_LIMIT
     ) -> tuple[list[Node], Node | None, int, tuple[Run, ...]]:
-        """Follow ``runs`` down from ``node``, over ``limit`` pages at most.
+        """Follow ``runs`` down from ``node``, over at most ``limit`` pages.
 
-        Returns the nodes that agree whole, the next one if it agrees in part (and in how many pages), and the rest of the
-        path after all that agrees.
+        Returns the nodes that match in full, the next node if it matches in part (else None), the number of its matching
+        pages, and the unmatched rest of the runs.
         """
         path: list[Node] = []
         if not runs:
@@ -169,7 +169,7 @@ class RadixTree:
         return path, None, 0, ((start, left),) if at == last else ((start, left), *runs[at + 1 :])
 
     def add(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
-        """A new leaf below ``parent``."""
+        """Add a leaf below ``parent`` and return it."""
         node = Node(runs, pages, parent.depth + parent.pages, parent, self, now)
         if parent.children is NO_CHILDREN:
             parent.children = {runs[0][0]: node}
@@ -178,9 +178,9 @@ class RadixTree:
         return node
 
     def cut(self, node: Node, pages: int) -> Node:
-        """Cut ``node`` after its first ``pages`` pages; returns the upper part, a new node. The lower part stays the same object.
+        """Cut ``node`` after its first ``pages`` pages. Returns the upper part, a new node; ``node`` becomes the lower part.
 
-        The parts share history and pins. Copies are left to the caller.
+        Both parts keep the history and the pins. The caller must divide the copies.
         """
         parent, runs, depth = node.parent, node.runs, node.depth
         before: tuple[Run, ...]
@@ -206,7 +206,7 @@ class RadixTree:
         return upper
 
     def shorten(self, node: Node, pages: int) -> None:
-        """Take the last ``pages`` pages of a leaf out of the tree."""
+        """Remove the last ``pages`` pages of a leaf from the tree."""
         node.pages -= pages
         if len(node.runs) == 1:
             node.runs = ((node.runs[0][0], node.pages),)
@@ -214,7 +214,7 @@ class RadixTree:
             node.runs = split_runs(node.runs, node.pages)[0]
 
     def join(self, node: Node, child: Node) -> None:
-        """Undo a cut: ``child`` takes the place of ``node``, its parent, with the pages of both. ``node`` is nowhere then."""
+        """Undo a cut: ``child`` takes the place of ``node``, its parent, with the pages of both; ``node`` leaves the tree."""
         parent = node.parent
         assert parent is not None
         child.runs = join_runs(node.runs, child.runs)
@@ -225,6 +225,6 @@ class RadixTree:
         node.state = [ABSENT] * len(node.state)
 
     def remove(self, node: Node) -> None:
-        """Take a node, with whatever is below it, out of the tree."""
+        """Remove a node and everything below it from the tree."""
         assert node.parent is not None
         del node.parent.children[node.runs[0][0]]

@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, and when it has nothing to find."""
+"""Python's cyclic garbage collector, switched off where it would find nothing."""
 
 import gc
 from collections.abc import Iterator
@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_garbage_collector() -> Iterator[None]:
-    """Switch the collector off while a block lasts that reads a trace or runs it: records, nodes, leases and transfers that are
-    done with are freed by counting references alone, and looking for cycles among those that live takes half of a replay's
-    time, and more the longer the trace is. Afterwards whatever the block made counts as old, so that the next collection, a
-    short one, does not walk all of it.
+    """Switch the collector off during a block that reads or runs a trace.
+
+    Records, nodes, leases and transfers no longer used are freed by reference counting alone. Searching the live ones for
+    cycles takes half of a replay's time, and more for a longer trace. After the block, everything that it created counts as
+    old, so that the next, short collection does not walk all of it.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The serving engine: continuous batching over the cache core. It knows nothing of what makes time pass."""
+"""The serving engine: continuous batching over the cache core, independent of what makes time pass."""
 
 from collections import deque
 from collections.abc import Callable
@@ -27,15 +27,15 @@ from kvsim.engine.substrate import Substrate, Work
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How requests are batched, and how loads overlap with computing."""
+    """How requests are batched, and how loads overlap with computation."""
 
     max_batch_tokens: int = 8192
-    """Prompt and decode tokens of one step."""
+    """Prompt and decode tokens per step."""
     max_running_requests: int = 256
     overlap: str = "layerwise"
-    """layerwise: a layer is computed as soon as its pages have landed; none: the step waits for all loads."""
+    """layerwise: a layer is computed as soon as its pages have arrived; none: the step waits for all loads."""
     links: str = "fifo"
-    """fifo: transfers of a link go one after another; shared: all at once, in equal shares."""
+    """fifo: transfers on a link run one after another; shared: all run at once, in equal shares."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_running_requests"):
@@ -48,10 +48,10 @@ class EngineSettings:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
-    """One engine: requests wait, are admitted in the order of their arrival, prefilled in chunks, decoded, and released.
+    """One engine: requests wait, are admitted in order of arrival, prefilled in chunks, decoded and released.
 
-    A request that has been retracted (the youngest one is, when decoding runs out of pages) waits again, first in line, and
-    computes its prompt and answer so far anew, as far as they are not cached.
+    When decoding runs out of pages, the youngest request is retracted: it waits again, first in the queue, and recomputes what
+    is not cached of its prompt and its answer so far.
     """
 
     def __init__(self, substrate: Substrate, cache: ServedCache, prefetching: Prefetching, settings: EngineSettings) -> None:
@@ -65,9 +65,9 @@ class Engine:
         self.mover = Mover(substrate, cache, self._landed)
         self.queue: list[tuple[int, Job]] = []
         self.admitted: list[Job] = []
-        """Waiting for slots, loads or the rest of their prefill, in the order of admission."""
+        """Jobs that wait for slots, loads or the rest of their prefill, in order of admission."""
         self.claims: deque[tuple[Job, Lease]] = deque()
-        """Admitted, but their slots are still being freed."""
+        """Admitted jobs whose slots are still being freed."""
         self.decoding: dict[Job, None] = {}
         self.step = 0
         """Decode steps done."""
@@ -79,7 +79,7 @@ class Engine:
         self._order = 0
         """Breaks ties between jobs."""
         self._is_full = False
-        """A request has been retracted: the others come first."""
+        """Set by a retraction: no request is admitted until one has finished."""
         self._wakeup = self.env.event()
         self._all_ended = self.env.event()
         self._followers: dict[int, list[Request]] = {}
@@ -89,7 +89,7 @@ class Engine:
     # --- a run -------------------------------------------------------------------------------------------------------
 
     def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
-        """Serve all requests; ``advance`` is told how many have ended. Raises RuntimeError if some never end."""
+        """Serve all requests; ``advance`` is called with the number ended so far. Raises RuntimeError if some never end."""
         began = perf_counter()
         count = len(requests)
         self._status = [FINISHED] * count
@@ -120,7 +120,7 @@ class Engine:
             self._arrive(request)
 
     def _arrive(self, request: Request) -> None:
-        """A request that could not run even if it were alone is rejected."""
+        """Start the request's prefetch or queue it; reject a request that could not run even alone."""
         job = Job(request, self.env.now)
         self._arrival_s[request.index] = self.env.now
         if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
@@ -133,12 +133,12 @@ class Engine:
             self._enqueue(job)
 
     def _reject(self, request: Request) -> None:
-        """It could not run even if it were alone."""
+        """Reject a request that could not run even alone."""
         self._status[request.index] = REJECTED
         self._end(request)
 
     def _end(self, request: Request) -> None:
-        """The request is finished or rejected: those that waited for it arrive after their delay."""
+        """Record that a request is finished or rejected; requests that wait for it arrive after their delay."""
         self._unfinished -= 1
         if not self._unfinished:
             self._all_ended.succeed()
@@ -152,7 +152,7 @@ class Engine:
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def _prefetch(self, job: Job) -> None:
-        """Start the job's prefetch, if its policy wants one. It enters the queue when that ends or has lasted long enough."""
+        """Start the job's prefetch if the policy wants one. The job is queued when that ends or has lasted long enough."""
         lease = self.cache.match(job.request)
         started = self.prefetching.start(lease, self.env.now) if lease.disk_pages else None
         if started is None or started.fetch is None:
@@ -179,12 +179,12 @@ class Engine:
             self._wake()
 
     def _wake(self) -> None:
-        """Something has happened that the engine may act on: it looks again at the next boundary between steps."""
+        """Make the engine plan again at the next boundary between steps."""
         if not self._wakeup.triggered:
             self._wakeup.succeed()
 
     def _landed(self, transfer: Transfer) -> None:
-        """A transfer has ended: slots may be free, pages may be there."""
+        """Called when a transfer has ended: slots may have become free, pages may have arrived."""
         if self._serve_claims() or self.queue or transfer.target is self.cache.gpu:
             self._wake()
 
@@ -207,7 +207,7 @@ class Engine:
                 yield self._wakeup
 
     def _admit(self) -> Any:
-        """Admit from the queue, first come first served, until the next step is full or something does not fit."""
+        """Admit from the queue, first come, first served, until the next step is full or a request does not fit."""
         cache, queue = self.cache, self.queue
         if not self.admitted and not self.decoding:
             self._is_full = False
@@ -254,7 +254,7 @@ class Engine:
             self._claimed(job, lease)
 
     def _serve_claims(self) -> bool:
-        """Give admitted requests the slots that they were promised, as far as these are free. Returns whether one got them."""
+        """Give admitted requests their promised slots, in order, as far as these are free. Returns whether any got theirs."""
         served = False
         while self.claims:
             job, lease = self.claims[0]
@@ -274,12 +274,12 @@ class Engine:
         return served
 
     def _wait_for(self, transfers: list[Transfer]) -> Any:
-        """Submit transfers and wait for the last of them."""
+        """Submit transfers and wait for the end of the last one."""
         self.mover.submit(transfers)
         yield self.mover.end_of(transfers[-1])
 
     def _claimed(self, job: Job, lease: Lease) -> None:
-        """The slots are there: start the loads, and reckon what is left to compute."""
+        """Start the loads of a request that has its slots, and determine what is left to compute."""
         job.is_claimed = True
         if lease.has_load:
             transfers, loads = self.cache.load(lease, self.env.now)
@@ -297,7 +297,7 @@ class Engine:
         job.computed = min(reused, job.target_tokens - 1)
 
     def _loaded(self, job: Job, lease: Lease, load: Transfer, pages: int, _: Event) -> None:
-        """Pages that a load of ``pages`` did not bring, since the disk did not deliver them, are no hits: they are computed."""
+        """Take pages that a load of ``pages`` failed to read from disk out of the hits: they are computed instead."""
         missing = pages - load.arrived_pages
         if missing and job.lease is lease:
             lease.loaded_pages -= missing
@@ -308,7 +308,7 @@ class Engine:
                 self._hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
 
     def _give_up(self, job: Job) -> None:
-        """Back to the queue, in the order of arrival: the slots or pages that the request had are given back."""
+        """Give back a request's slots and pages, and put it back into the queue, in order of arrival."""
         assert job.lease is not None
         self.cache.release(job.lease)
         if not job.is_claimed:
@@ -324,7 +324,7 @@ class Engine:
     # --- prefill -----------------------------------------------------------------------------------------------------
 
     def _has_room_in_step(self) -> bool:
-        """Whether the requests that were admitted leave tokens of the next step to others."""
+        """Whether the admitted requests leave tokens of the next step to others."""
         budget = self.settings.max_batch_tokens - len(self.decoding)
         for job in self.admitted:
             if budget <= 0:
@@ -334,7 +334,7 @@ class Engine:
         return budget > 0
 
     def _plan_prefill(self) -> list[tuple[Job, int]]:
-        """The prefill chunks of the next step, as (job, tokens), in the order of admission."""
+        """Return the prefill chunks of the next step as (job, tokens), in order of admission."""
         budget = self.settings.max_batch_tokens - len(self.decoding)
         batch = []
         for job in self.admitted:
@@ -347,7 +347,7 @@ class Engine:
         return batch
 
     def _can_compute(self, job: Job) -> bool:
-        """Whether its loads have landed, or a step can follow them layer by layer."""
+        """Whether the job's loads have arrived, or a step can follow them layer by layer."""
         loads = job.loads
         while job.ready_loads < len(loads):
             load = loads[job.ready_loads]
@@ -374,7 +374,7 @@ class Engine:
         )
 
     def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:
-        """Book what a step or leap has done."""
+        """Record what a step or leap has done."""
         self.step += steps
         while self._ends and self._ends[0][0] <= self.step:
             _, _, job = heappop(self._ends)
@@ -416,7 +416,7 @@ class Engine:
     # --- decode ------------------------------------------------------------------------------------------------------
 
     def _join_decoding(self, job: Job) -> None:
-        """The next token of the answer comes with the next step."""
+        """Let a request decode: its next token comes with the next step."""
         request, page_tokens = job.request, self.cache.page_tokens
         tokens = job.target_tokens - 1
         job.joined_step = self.step
@@ -437,9 +437,9 @@ class Engine:
         job.generated += done
 
     def _make_room_to_decode(self, work: Work) -> Any:
-        """Take the pages that the leap needs, and shorten it if there are not as many.
+        """Take the pages that the leap needs, shortening the leap if there are too few.
 
-        Returns whether there is room for one step at least; if not, a request has been retracted, or transfers have ended.
+        Returns whether there is room for at least one step; if not, a request has been retracted or transfers have ended.
         """
         cache = self.cache
         while due := self._pages_due(work.max_steps):
@@ -471,7 +471,7 @@ class Engine:
         return True
 
     def _pages_due(self, steps: int) -> list[tuple[Job, Lease, int]]:
-        """Take from the line the decoding requests that need pages within so many steps: (job, its lease, pages)."""
+        """Remove and return the page needs of decoding requests within ``steps`` steps, as (job, its lease, pages)."""
         due, needs, last = [], self._page_needs, self.step + steps
         decoding, page_tokens = self.decoding, self.cache.page_tokens
         while needs and needs[0][0] <= last:
@@ -489,9 +489,9 @@ class Engine:
         heappush(self._page_needs, (job.next_page_step, self._order, job))
 
     def _retract_youngest(self) -> Any:
-        """Give back the pages of the request that came last, and admit none until one has finished.
+        """Retract the request that arrived last, and admit none until one has finished.
 
-        If only one runs, what it lacks is on its way: wait for transfers to end.
+        If only one request runs and transfers are in flight, wait for the oldest of them instead: it may free the pages.
         """
         jobs = [job for job in [*self.decoding, *self.admitted] if job.is_claimed and all(load.done for load in job.loads)]
         if len(jobs) == 1 and self.cache.in_flight:

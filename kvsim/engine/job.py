@@ -5,11 +5,11 @@ from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 
 LEAP_STEPS = 64
-"""Decode steps in one leap at most: pages for a leap are taken when it begins, so this bounds how early that is."""
+"""Maximum number of decode steps in one leap. A leap's pages are taken when it begins, so this bounds how early that is."""
 
 
 class Job:
-    """Where a request stands: it waits, is admitted, is prefilled, decodes, and may begin again after a retraction."""
+    """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
 
     __slots__ = (
         "request", "arrival_s", "fetch", "fetch_first_page", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads",
@@ -27,24 +27,24 @@ class Job:
         self.lease: Lease | None = None
         self.loads: list[Transfer] = []
         self.ready_loads = 0
-        """How many of them, from the first one on, need no second look: a step can follow them."""
+        """Number of leading ``loads`` already found to have arrived or to be far enough for a step to follow them."""
         self.is_claimed = False
         self.computed = 0
         """Tokens whose KV is on the GPU."""
         self.generated = 0
-        """Output tokens so far, up to ``joined_step``."""
+        """Output tokens generated up to ``joined_step``."""
         self.joined_step = self.last_step = self.next_page_step = 0
         self.first_token_s = float("nan")
         self.admissions = 0
-        """Times that it was given slots, or is promised them."""
+        """Number of admissions, without those whose slots were lost before the job had them."""
         self.is_known = False
-        """Whether the cache has admitted it before, also if its slots were lost before it had them."""
+        """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
 
     @property
     def target_tokens(self) -> int:
-        """Tokens to have on the GPU before the next one can be generated."""
+        """Tokens whose KV must be on the GPU before the next one can be generated."""
         return self.request.prompt_tokens + self.generated
 
     def cached_tokens(self, step: int) -> int:
-        """Tokens that the next token of a decoding request attends over, ``step`` decode steps into the run."""
+        """Return how many tokens a decoding request's next token attends over, ``step`` decode steps into the run."""
         return self.target_tokens - 1 + step - self.joined_step

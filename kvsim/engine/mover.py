@@ -1,4 +1,4 @@
-"""Carries the core's transfers to the substrate and tells the core when they have ended."""
+"""Passes the core's transfers to the substrate, and their ends back to the core."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,9 +12,9 @@ from kvsim.engine.substrate import Substrate
 
 
 class Mover:
-    """Begins each transfer as soon as the core lets it, and submits what follows from its end.
+    """Begins each transfer as soon as the core allows it, and submits the transfers that follow from its end.
 
-    Transfers that lack room in their target wait in line, each target's in the order in which they were submitted.
+    Transfers without room in their target wait in one line per target, in order of submission.
     """
 
     def __init__(self, substrate: Substrate, cache: ServedCache, on_landed: Callable[[Transfer], None]) -> None:
@@ -25,7 +25,7 @@ class Mover:
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
-        """See transfers through to their end. Those already submitted are left alone."""
+        """Carry transfers through to their end; those submitted before are ignored."""
         for transfer in transfers:
             if not transfer.submitted:
                 transfer.submitted = True
@@ -33,14 +33,14 @@ class Mover:
                 self._move_up(transfer.target.index, transfer)
 
     def end_of(self, transfer: Transfer) -> Event:
-        """The event at which a transfer that is not done yet ends."""
+        """Return the event for the end of a transfer that is not done yet."""
         if transfer.ended is None:
             transfer.ended = self.env.event()
         event: Event = transfer.ended
         return event
 
     def cancel(self, transfer: Transfer) -> None:
-        """End a transfer early, with the whole pages that have arrived. One that still stands in line brings none."""
+        """End a transfer early, with the whole pages that have arrived; none, if it still waits in line."""
         target = transfer.target.index
         if transfer in self._lines[target]:
             self._lines[target].remove(transfer)
@@ -50,7 +50,7 @@ class Mover:
             self.substrate.cancel(transfer)
 
     def _move_up(self, target: int, newest: Transfer | None = None) -> None:
-        """Begin the transfers at the head of a line, as long as there is room."""
+        """Begin transfers from the head of a line for as long as there is room."""
         line = self._lines[target]
         while line and (newest is None or line[0] is newest):
             transfer = line[0]
@@ -69,7 +69,7 @@ class Mover:
         self.end_of(earlier).callbacks.append(lambda _: self._rejoin(transfer))
 
     def _rejoin(self, transfer: Transfer) -> None:
-        """What a transfer reads has arrived: it goes on."""
+        """Put a transfer back in line, since what it reads has arrived."""
         self._lines[transfer.target.index].append(transfer)
         self._move_up(transfer.target.index)
         self.on_landed(transfer)

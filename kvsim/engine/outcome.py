@@ -1,4 +1,4 @@
-"""What a run hands to its report: one row a request, and what tiers, links and policies counted."""
+"""The result of a run, for its report: one row per request, and the counts of tiers, links and policies."""
 
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ FINISHED, REJECTED = 0, 1
 
 @dataclass(slots=True, kw_only=True)
 class LinkUse:
-    """Traffic of one link. ``intervals`` has a row (start_s, end_s, bytes) for each transfer, in order of start."""
+    """Traffic on one link. ``intervals`` has one row (start_s, end_s, bytes) per transfer, in order of start."""
 
     bytes: int = 0
     transfers: int = 0
@@ -28,7 +28,7 @@ class LinkUse:
 
 @dataclass(slots=True, kw_only=True)
 class TierUse:
-    """Pages of one tier: its capacity (None: unlimited), the most that were in use, and what went in and out."""
+    """Use of one tier, in pages: capacity (None if unlimited), peak in use, evicted and inserted."""
 
     capacity_pages: int | None
     peak_pages: int
@@ -38,11 +38,11 @@ class TierUse:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """One run over ``requests``; arrays have one entry a request, in the order of the trace.
+    """The outcome of one run over ``requests``; arrays have one entry per request, in trace order.
 
-    ``hit_pages`` has the columns gpu, cpu, disk; a rejected request has none. Times are nan where a run has no clock
-    (replay) or the request was rejected: ``ttft_s`` and ``e2e_s`` count from the arrival, ``tpot_s`` is the mean time
-    per output token after the first (nan for answers of one token).
+    ``hit_pages`` has the columns gpu, cpu, disk; a rejected request has no hits. Times are nan if the run has no clock
+    (replay) or the request was rejected. ``ttft_s`` and ``e2e_s`` count from the arrival; ``tpot_s`` is the mean time per
+    output token after the first (nan for answers of one token).
     """
 
     requests: list[Request]
@@ -59,18 +59,18 @@ class Outcome:
     placement: dict[str, int]
     checkpoints: dict[str, int]
     known_pages: np.ndarray | None = None
-    """Pages whose KV was there when the request was admitted, 0 if it was rejected; None for models without recurrent layers."""
+    """Pages whose KV was cached when the request was admitted, 0 if rejected; None for models without recurrent layers."""
     retractions: int = 0
     simulated_s: float = 0.0
     wall_s: float = 0.0
     hardware: dict[str, Any] = field(default_factory=dict)
-    """What a run on real memory has found out: see ``Substrate.findings``."""
+    """Findings of a run on real memory; see ``Substrate.findings``."""
     timeline: "Recorder | None" = None
-    """What happened when, if that was recorded."""
+    """The timeline of the run, if one was recorded."""
 
 
 def describe_cache(cache: "ServedCache | ServingCache", requests: list[Request]) -> dict[str, Any]:
-    """The fields of an outcome that the cache knows, after a run over these requests."""
+    """Return the fields of an outcome that come from the cache, after a run over these requests."""
     tiers = {
         tier.name: TierUse(
             capacity_pages=None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity,

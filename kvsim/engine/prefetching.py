@@ -1,4 +1,4 @@
-"""Reads from disk ahead of need: asks the prefetch policy, starts what it wants and counts what became of it."""
+"""Reads from disk ahead of need: asks the prefetch policy, starts its fetches and counts their results."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class PrefetchCounts:
-    """In pages. What was fetched was used by the request that it was fetched for, or wasted: one or the other, once it ran.
+    """Counts in pages. Fetched pages are used by the request that they were fetched for, or else wasted.
 
-    What a policy wanted less of than there was, for want of memory, counts as refused for the part that it left out.
+    If a policy fetches fewer pages than are stored, for lack of memory, the rest count as refused by memory.
     """
 
     fetched_pages: int = 0
@@ -33,19 +33,19 @@ class Prefetching:
 
     def __init__(self, cache: "ServedCache | ServingCache", policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
         self.cache: Any = cache
-        """A ServedCache wherever anything is ever fetched."""
+        """A ``ServedCache`` in any run that fetches."""
         self.policy = policy
         self.counts = PrefetchCounts()
         self.in_flight_pages = 0
         self.queued_s: Callable[[], float] = lambda: 0.0
-        """How long the disk is busy with reads that it was asked for before; the engine knows better."""
+        """Returns the seconds that the disk is busy with earlier reads; set by the engine."""
         self._offer = offer
         self._policy: Any = policy
-        """The same; its answers may be anything."""
+        """The same object, typed so that its answers may be anything."""
         self._policy_name = f"the prefetch policy {type(policy).__name__}"
 
     def start(self, lease: Lease, now: float) -> Fetch | None:
-        """Start the fetch that the policy wants for a request that begins to wait; None if it wants none."""
+        """Start the fetch that the policy wants for a request that starts to wait; None if it wants none."""
         target = self.cache.views[lease.gpu.index].fetches_to
         if target is None:
             return None
@@ -76,24 +76,24 @@ class Prefetching:
         setattr(self.counts, name, getattr(self.counts, name) + pages)
 
     def pages_to_load(self, lease: Lease) -> int:
-        """How many of the pages below the GPU the policy wants for a request that is about to be admitted."""
+        """Return how many pages below the GPU the policy wants to load for a request that is about to be admitted."""
         cpu_pages = lease.leading_cpu_pages
         answer = self._policy.load(lease.request, lease.gpu_pages, cpu_pages, lease.lower_pages - cpu_pages)
         return whole_number(self._policy_name, "load()", answer, lease.lower_pages)
 
     def wait_s(self, fetch_tokens: int) -> float:
-        """How long after its arrival a request may be kept waiting by its prefetch of so many tokens, in seconds."""
+        """Return how long, in seconds from its arrival, a request may wait for its prefetch of ``fetch_tokens`` tokens."""
         return number(self._policy_name, "wait_s()", self._policy.wait_s(fetch_tokens))
 
     def end(self, started_pages: int, arrived_pages: int) -> None:
-        """A fetch has ended, whole or in part."""
+        """Record the end of a fetch, complete or not."""
         self.in_flight_pages -= started_pages
         self.counts.fetched_pages += arrived_pages
 
     def settle(self, lease: Lease, first_page: int, fetched_pages: int) -> int:
-        """Count what an admitted request loads of its own prefetch, and return it: these pages came from disk.
+        """Count the pages that an admitted request loads of its own prefetch, and return their number: they came from disk.
 
-        ``first_page`` is the place in the prompt of the first page that was fetched.
+        ``first_page`` is the position in the prompt of the first page fetched.
         """
         begin, loaded = lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages
         used = max(0, min(first_page + fetched_pages, begin + loaded) - max(first_page, begin))
@@ -102,9 +102,9 @@ class Prefetching:
         return used
 
     def waste(self, fetched_pages: int) -> None:
-        """Count what was fetched for a request that never ran."""
+        """Count pages that were fetched for a request that never ran."""
         self.counts.wasted_pages += fetched_pages
 
     def result(self) -> dict[str, int]:
-        """All counts by name."""
+        """Return all counts by name."""
         return asdict(self.counts)

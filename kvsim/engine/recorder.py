@@ -1,4 +1,4 @@
-"""Records what happens when, for a timeline: stands between the engine and its substrate, only where one is wanted."""
+"""Records the timeline of a run, if one is wanted: the recorder stands between the engine and its substrate."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,15 +20,15 @@ class Batch(NamedTuple):
     prefill_tokens: int
     decode_requests: int
     decode_context_tokens: int
-    """Cached tokens over which the first step's decoding requests attend."""
+    """Cached tokens that the decoding requests attend over in the first step."""
     steps: int
 
 
 class Recorder:
-    """A substrate that notes what another one is asked for.
+    """A substrate that records the calls to another one.
 
-    Pages are evicted when requests are admitted, grow, or transfers begin: right before a computation or a copy is asked for,
-    and then the tiers are looked at.
+    Pages are evicted when requests are admitted, requests grow or transfers begin, that is, just before the engine calls
+    ``compute`` or ``copy``. So the tiers are inspected in these calls.
     """
 
     def __init__(self, substrate: Substrate, tiers: Sequence[Tier]) -> None:
@@ -38,7 +38,7 @@ class Recorder:
         self.evictions: list[tuple[float, str, int]] = []
         """(time in s, tier, pages)"""
         self.usage: list[tuple[float, str, int]] = []
-        """(time in s, tier, pages in use), where that has changed"""
+        """(time in s, tier, pages in use), at each change"""
         self._substrate = substrate
         self._evicted = [0] * len(tiers)
         self._used = [0] * len(tiers)
@@ -77,7 +77,7 @@ class Recorder:
         self._substrate.close()
 
     def _look(self) -> None:
-        """Note what the tiers have evicted since the last time, and how many pages are in use."""
+        """Record what each tier has evicted since the last call, and its pages in use."""
         now = self.env.now
         for index, tier in enumerate(self.tiers):
             evicted, used = tier.evicted_pages, tier.pool.capacity - tier.pool.free

@@ -1,4 +1,4 @@
-"""Replay: requests one after another, without a clock. For hit rates, at full speed."""
+"""Replay: plays requests one after another, without a clock, for hit rates at full speed."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,26 +22,26 @@ NO_HITS = (0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How requests overlap where nothing has a duration."""
+    """How requests overlap in a replay, where nothing has a duration."""
 
     in_flight: int = 1
-    """Requests that are unfinished at a time: the oldest finishes when one more arrives, or earlier if room is needed."""
+    """Number of unfinished requests at a time: the oldest finishes when one more arrives, or earlier if room is needed."""
     hold_output: bool = True
-    """The answer's pages take room until the request finishes."""
+    """Whether the answer's pages take room until the request finishes."""
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
             raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
 
     def pages_taken(self, requests: Sequence[Request], page_tokens: int) -> list[int]:
-        """The pages that each request takes in all while it runs."""
+        """Return the pages that each request takes in all while it runs."""
         if not self.hold_output:
             return [r.prompt_pages for r in requests]
         return [max(r.prompt_pages, -(-(r.prompt_tokens + r.output_tokens) // page_tokens)) for r in requests]
 
 
 class Replay:
-    """Plays requests against a cache, or against an engine's own one; transfers take no time."""
+    """Plays requests against kvsim's own cache or an engine's; transfers take no time."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Replay:
         self.hold_output = settings.hold_output
         self.server: Server = CacheServer(cache, prefetching) if isinstance(cache, ServedCache) else cache
         self.live: deque[Any] = deque()
-        """What running requests hold, oldest first."""
+        """Leases of running requests, oldest first."""
 
     def run(
         self,
@@ -63,9 +63,9 @@ class Replay:
         advance: Callable[[int], None] | None = None,
         inspect: Callable[[Any], None] | None = None,
     ) -> Outcome:
-        """Play all requests in order; ``advance`` is told every so often how many have been played.
+        """Play all requests in order; ``advance`` is called at intervals with the number played so far.
 
-        ``inspect`` is shown the cache at the end, while the last requests are still unfinished.
+        ``inspect`` is called with the cache at the end, while the last requests are still unfinished.
         """
         began = perf_counter()
         rows: list[Hits | None] = []
@@ -82,7 +82,7 @@ class Replay:
         return self._outcome(requests, rows, wall_s)
 
     def _play(self, requests: list[Request]) -> list[Hits | None]:
-        """Play some requests. Returns the hit pages of each by tier; None for one that can never fit."""
+        """Play some requests. Returns the hit pages of each by tier; None for a request that can never fit."""
         live, in_flight, hold_output, page_tokens = self.live, self.in_flight, self.hold_output, self.cache.page_tokens
         serve, finish = self.server.serve, self.server.finish_request
         rows: list[Hits | None] = []

@@ -1,4 +1,4 @@
-"""Serves requests from the cache core without a clock: every transfer ends on the spot."""
+"""Serves requests from the cache core without a clock: transfers take no time."""
 
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
@@ -10,22 +10,22 @@ from kvsim.engine.prefetching import Prefetching
 
 
 class CacheServer:
-    """Serves requests from a cache by the calls that the engine makes."""
+    """Serves requests from a cache with the same calls as the engine."""
 
     def __init__(self, cache: ServedCache, prefetching: Prefetching) -> None:
         self.cache = cache
         self.prefetching = prefetching
         self._waiting: Request | None = None
-        """A request without room. It is asked for again, and what was fetched for it is there then."""
+        """A request without room. It will be tried again, with the pages that were fetched for it."""
         self._first_page = 0
         self._fetched_pages = 0
         self._landing: list[Transfer] = NO_TRANSFERS
-        """What a request without an answer to compute has brought about: it ends when the request has."""
+        """Transfers that follow from a request without decode steps; they end when the request has finished."""
 
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
-        """Serve a request that takes ``pages`` pages in all; None, and nothing admitted, if there is no room.
+        """Serve a request that takes ``pages`` pages in all. Returns None, with nothing admitted, if there is no room.
 
-        As in the engine, room is made for the prompt first and, when that is computed, for the answer.
+        As in the engine, room is made for the prompt first and, once that is computed, for the answer.
         """
         cache = self.cache
         page_tokens = cache.page_tokens
@@ -61,18 +61,18 @@ class CacheServer:
         return lease
 
     def finish_request(self, lease: Lease) -> None:
-        """The request has its answer: what it holds is given back."""
+        """End a request whose answer is complete, and give back what it holds."""
         transfers = self.cache.finish_request(lease)
         if transfers or self._landing:
             self._land(transfers, self.cache.now)
 
     def _land(self, transfers: list[Transfer], now: float) -> None:
-        """End what was left to land, then these."""
+        """End the transfers left to land, then these."""
         landing, self._landing = self._landing, NO_TRANSFERS
         self._move(landing + transfers, now)
 
     def _prefetch(self, lease: Lease, now: float) -> int:
-        """Read ahead what the policy wants; the pages that arrived."""
+        """Fetch what the policy wants. Returns the pages that arrived."""
         started = self.prefetching.start(lease, now)
         if started is None or started.fetch is None:
             return 0
@@ -83,7 +83,7 @@ class CacheServer:
         return arrived
 
     def _run(self, lease: Lease, first_page: int, fetched_pages: int, now: float) -> Hits:
-        """From admission until everything that is reused is on the GPU."""
+        """Bring everything that an admitted request reuses to the GPU. Returns its hit pages by tier."""
         cache = self.cache
         transfers = lease.waits
         if lease.promised_pages:
@@ -98,10 +98,10 @@ class CacheServer:
         return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
 
     def _answer(self, lease: Lease, held_pages: int, transfers: list[Transfer], now: float) -> None:
-        """Take the pages of the answer, those of each leap of the engine when it begins. The last token's KV is never computed.
+        """Take the pages of the answer leap by leap, as the engine does. The last token's KV is never computed.
 
-        ``transfers``, which the prompt has brought about, end while the first leap lasts; it is shorter if they leave it no room.
-        With one tier nothing happens between leaps, and they are one.
+        ``transfers``, which follow from the prompt, end during the first leap, which is shorter if they leave it too little
+        room. With one tier nothing happens between leaps, so a single leap covers the answer.
         """
         cache, computed = self.cache, lease.request.prompt_tokens
         end = computed + lease.request.output_tokens - 1
@@ -130,7 +130,7 @@ class CacheServer:
             self._move(transfers, now)
 
     def _claim(self, lease: Lease, waits: list[Transfer], now: float) -> list[Transfer]:
-        """Take the slots that were promised, once what frees them has ended. Returns what that has brought about."""
+        """Take the promised slots once the transfers that free them have ended. Returns the transfers that follow."""
         follow_ups = NO_TRANSFERS
         while True:
             follow_ups = follow_ups + self._end(waits, now)
@@ -139,12 +139,12 @@ class CacheServer:
                 return self._begin(follow_ups, now)
 
     def _move(self, transfers: list[Transfer], now: float) -> None:
-        """Begin and end transfers, then all that they bring about."""
+        """Begin and end transfers, and then all transfers that follow."""
         while transfers:
             transfers = self._end(transfers, now)
 
     def _begin(self, transfers: list[Transfer], now: float) -> list[Transfer]:
-        """Begin those that can run. Returns all of them, with what the others wait for."""
+        """Begin the transfers that can run. Returns all of them, with those that the others wait for."""
         for transfer in transfers:
             begun = self.cache.begin(transfer, now)
             if not begun.can_run:
@@ -152,7 +152,7 @@ class CacheServer:
         return transfers
 
     def _end(self, transfers: list[Transfer], now: float) -> list[Transfer]:
-        """Begin and finish transfers in order, what they wait for before them. Returns what they bring about."""
+        """Begin and finish transfers in order, each after those that it waits for. Returns the transfers that follow."""
         cache = self.cache
         follow_ups: list[Transfer] = []
         for transfer in transfers:

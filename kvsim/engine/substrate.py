@@ -13,56 +13,56 @@ from kvsim.engine.outcome import LinkUse
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """One step of a batch: prefill chunks and a token for each decoding request; or several decode steps in one leap.
+    """One step of a batch (prefill chunks and a token for each decoding request), or several decode steps in one leap.
 
-    Step ``j`` (0, 1, ...) of a leap attends over ``decode_context_tokens + j * decode_requests`` cached tokens. The numbers
-    are all that arithmetic needs. A substrate with real memory reads from ``prefilling`` and ``decoding`` which slots and
-    pages the work is about: they are the engine's own lists, to be read before ``compute`` returns.
+    Step ``j`` (0, 1, ...) of a leap attends over ``decode_context_tokens + j * decode_requests`` cached tokens. A simulation
+    needs only the numbers. A substrate with real memory finds slots and pages through ``prefilling`` and ``decoding``, the
+    engine's own collections, which it must read before ``compute`` returns.
     """
 
     chunks: list[tuple[int, int]] = field(default_factory=list)
-    """Prefill chunks as (tokens, position of the first one in its prompt)."""
+    """Prefill chunks as (tokens, position of the first token in its prompt)."""
     sampled_tokens: int = 0
-    """First tokens that this step's chunks give, besides one for each decoding request."""
+    """First tokens of answers that this step's chunks yield, in addition to one per decoding request."""
     decode_requests: int = 0
     decode_context_tokens: int = 0
     max_steps: int = 1
     stop: Event | None = None
-    """If it happens, the leap ends at the next boundary between two steps."""
+    """If this event occurs, the leap ends at the next boundary between two steps."""
     prefilling: list[tuple[Job, int]] = field(default_factory=list)
-    """The requests of ``chunks`` in the same order, each with the tokens of its chunk; ``computed`` is not counted up yet."""
+    """The jobs of ``chunks``, in the same order, each with its chunk's tokens, which ``computed`` does not include yet."""
     decoding: Collection[Job] = ()
-    """The requests that decode."""
+    """The decoding jobs."""
     decode_step: int = 0
-    """Decode steps of the engine before this work: see ``Job.cached_tokens``."""
+    """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
 
 
 class Substrate(Protocol):
-    """Runs a model's work and moves its pages. Each call returns at once, with an event for its end."""
+    """Runs a model's work and moves its pages. ``copy`` and ``compute`` return at once, with an event for their end."""
 
     env: Environment
 
     def copy(self, transfer: Transfer) -> Event:
-        """Move a transfer's pages; the event's value is the number of pages that arrived.
+        """Move a transfer's pages. The event's value is the number of pages that arrived.
 
-        Several ranks, each of which moves its part of every page, answer with a number each; the least counts. If the first
-        page that did not arrive cannot be read any more, ``transfer.has_fault`` says so before the event.
+        With several ranks, each moving its part of every page, the value has one number per rank and the lowest counts. If the
+        first page that did not arrive can no longer be read, ``transfer.has_fault`` is set before the event.
         """
 
     def cancel(self, transfer: Transfer) -> None:
-        """End a copy early: its event happens soon, with the whole pages that have arrived by then."""
+        """End a copy early: its event occurs soon, with the whole pages that have arrived by then."""
 
     def queued_s(self, link: str) -> float:
-        """Seconds until a link (``disk-cpu``) has carried all that it was given so far."""
+        """Return the seconds until a link, such as ``disk-cpu``, has carried everything queued so far."""
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
-        """Run a step or a leap; layer l starts when layer l of the loads has landed. The event's value is the steps done."""
+        """Run a step or a leap; layer l starts when layer l of the loads has arrived. The event's value is the steps done."""
 
     def link_use(self) -> dict[str, LinkUse]:
-        """What each link has carried so far."""
+        """Return what each link has carried so far."""
 
     def findings(self) -> dict[str, Any]:
-        """What a run on real memory has found out, for its record; nothing if there was none."""
+        """Return what a run on real memory has measured and verified, for its record; empty for any other run."""
 
     def close(self) -> None:
-        """Give back what the run needed."""
+        """Release the resources of the run."""

@@ -9,33 +9,33 @@ from kvsim.policies.context import PolicyContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """What of a prompt is about to be computed. All in pages, counted from the start of the prompt."""
+    """A prompt that is about to be computed. All values are in pages from the start of the prompt."""
 
     start: int
-    """Computing begins after so many: a state was found there."""
+    """Where computing begins: after the state that was found, or at 0."""
     known: int
-    """Of so many some tier has the KV: here the prompt leaves what is known."""
+    """Leading pages whose KV some tier has: where the prompt departs from known paths."""
     full: int
     """Full pages of the prompt."""
     replay: int
-    """Full pages that the same prompt, sent again, could reuse: its last token is always computed."""
+    """Full pages that the same prompt could reuse if sent again; its last token is always computed."""
 
 
 @dataclass(kw_only=True, eq=False)
 class CheckpointPolicy(metaclass=ABCMeta):
-    """Says where the recurrent state of a hybrid model is saved. Models without recurrent layers take ``none`` only.
+    """Decides where the recurrent state of a hybrid model is saved. Models without recurrent layers accept only ``none``.
 
-    A policy answers in pages, counted from the start of the prompt. The core rounds each down to where the model's kernels
-    have a state to save (``ModelSpec.checkpoint_grid_tokens``), and leaves out what is not computed now or is saved already.
+    Answers are in pages from the start of the prompt. The core rounds each down to where the model's kernels have a state to
+    save (``ModelSpec.checkpoint_grid_tokens``), and skips places that are not computed now or have a saved state already.
     """
 
     max_states_per_path: int | None = None
-    """So many states along one path are kept: with one more, the one used longest ago is given up. None: no limit."""
+    """Maximum number of states kept along one path: beyond it, the least recently used one is dropped. None: no limit."""
     detached: bool = False
-    """When the KV of its prefix leaves the GPU, a state stays, in a cache of its own (LRU). It counts again as soon as some tier
-    has that KV."""
+    """Whether a state stays, in an LRU cache of its own, when the KV of its prefix leaves the GPU. It becomes usable again as
+    soon as some tier has that KV."""
     detached_states: int | None = None
-    """Capacity of that cache; None: no limit."""
+    """Capacity of that cache, in states. None: no limit."""
 
     def __post_init__(self) -> None:
         if self.max_states_per_path is not None and self.max_states_per_path < 1:
@@ -51,14 +51,15 @@ class CheckpointPolicy(metaclass=ABCMeta):
 
     @abstractmethod
     def after_prefill(self, prefill: Prefill) -> Sequence[int]:
-        """Pages of the prompt after which a state is saved."""
+        """Return the pages of the prompt after which a state is saved."""
 
     def after_answer(self, prompt_pages: int, pages: int) -> Sequence[int]:
-        """Pages after which a state is saved while the answer is generated, from the prompt's full ones to ``pages``."""
+        """Return the pages after which a state of the answer is saved: above ``prompt_pages``, the prompt's full pages, and up to
+        ``pages``."""
         return ()
 
     def multiples(self, tokens: int, start: int, stop: int) -> list[int]:
-        """The full pages before each multiple of ``tokens``, or of a page if that is more, after ``start`` and up to ``stop``."""
+        """Return the full pages before each multiple of ``tokens`` (at least a page) after page ``start`` and up to ``stop``."""
         step = max(tokens, self.page_tokens)
         first, last = start * self.page_tokens // step + 1, stop * self.page_tokens // step
         return [at * step // self.page_tokens for at in range(first, last + 1)]

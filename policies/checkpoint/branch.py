@@ -1,4 +1,4 @@
-"""Checkpoints where prompts part: admission by Marconi (Pan et al., MLSys 2025, section 4.1)."""
+"""Checkpoints where prompts diverge: the admission of Marconi (Pan et al., MLSys 2025, section 4.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 @dataclass(kw_only=True, eq=False)
 class Branch(CheckpointPolicy):
-    """At most two states a request: a prefix is shared if two prompts have shown it, and a conversation goes on after its answer.
+    """Saves at most two states per request: at the end of a prefix that a second prompt shows to be shared, and after the answer.
 
-    prompt   after the last page that it has in common with known prompts, if no state is there
+    prompt   after the last page that it has in common with known prompts, unless a state was found there
     answer   after the last full page
 
-    With ``prompt_end`` also after the last full page of every prompt, as SGLang does.
+    With ``prompt_end``, also after the last full page of every prompt, as SGLang does.
     """
 
     prompt_end: bool = False

@@ -8,7 +8,7 @@ from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 @dataclass(kw_only=True, eq=False)
 class EveryPage(CheckpointPolicy):
-    """Reuses whatever KV would allow, as long as all these states find room: most are never used.
+    """Reuses everything that the KV allows, as long as all these states fit; most are never used.
 
     prompt   after every page that is computed
     answer   after every page

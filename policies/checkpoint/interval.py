@@ -1,4 +1,4 @@
-"""Checkpoints at regular distances."""
+"""Checkpoints at regular intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 @dataclass(kw_only=True, eq=False)
 class Interval(CheckpointPolicy):
-    """Bounds what a request computes anew after its last known token by one interval, at a price that falls with its length.
+    """Limits what is recomputed after a prompt's last known token to one interval; longer intervals need fewer states.
 
-    prompt   after every ``tokens`` tokens (the last full page before), and after the last full page
+    prompt   after every ``tokens`` tokens (rounded down to full pages), and after the last full page
     answer   after every ``tokens`` tokens
     """
 

@@ -1,4 +1,4 @@
-"""Checkpoints where a conversation goes on."""
+"""Checkpoints where a conversation continues."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 @dataclass(kw_only=True, eq=False)
 class Last(CheckpointPolicy):
-    """Right for conversations, whose next prompt begins with this one and its answer. A shared system prompt alone never hits.
+    """Suits conversations, whose next prompt begins with this one and its answer. A shared system prompt alone never hits.
 
     prompt   after the last full page
     answer   after the last full page

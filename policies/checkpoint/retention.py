@@ -1,4 +1,4 @@
-"""Retained checkpoints as vLLM keeps them for hybrid models (docs.vllm.ai, automatic prefix caching of Mamba layers)."""
+"""Checkpoints as vLLM retains them for hybrid models (docs.vllm.ai, automatic prefix caching of Mamba layers)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 @dataclass(kw_only=True, eq=False)
 class Retention(CheckpointPolicy):
-    """Keeps the states that a second request is likely to begin from, or one at every interval.
+    """Saves the states that a second request is likely to begin from, or one state per interval.
 
-    interval_tokens = 0   where the prompt leaves a known path, and the last page that the same prompt could reuse
-    interval_tokens > 0   after every so many tokens (the last full page before); up to the page size: after every page
+    interval_tokens = 0   where the prompt departs from known paths, and after the last page that the same prompt could reuse
+    interval_tokens > 0   after every interval_tokens tokens (rounded down to full pages); after every page if a page is longer
     """
 
     interval_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What LFU-DA and GDSF have in common: a node's worth counts from the level that victims had reached when it was last used."""
+"""Base class of LFU-DA and GDSF: a node's worth is added to the level that victims had reached at its last use."""
 
 from abc import abstractmethod
 
@@ -10,32 +10,32 @@ from kvsim.policies.eviction.base import RankedEviction
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AgingEviction(RankedEviction):
-    """Evicts by ``H = L + worth``; L is the H of the last victim, and a node notes the L of its last use until the next one."""
+    """Evicts by ``H = L + worth``, lowest first. L is the H of the last victim; each node notes the L at its last use."""
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self.level = 0.0
-        """L: the H of the last page that was evicted."""
+        """L: the H of the last page evicted."""
 
     @abstractmethod
     def worth(self, node: Node, end: int) -> float:
-        """What the node's page that ends ``end`` pages deep is worth."""
+        """Return the worth of the node's page that ends at a depth of ``end`` pages."""
 
     def rank(self, node: Node) -> tuple[float, float]:
-        """The H of the node's last page. Then its last use, to decide among equals."""
+        """Return the H of the node's last page and, to break ties, its last use."""
         return node.notes[self.tier] + self.worth(node, node.depth + node.pages), node.last_used
 
     def on_insert(self, node: Node, now: float) -> None:
         node.note(self.tier, self.level)
 
     def on_hit(self, node: Node, now: float) -> None:
-        """L may have fallen since, and with it the rank, which takes effect at once where nothing pins the node."""
+        """L, and with it the rank, may have fallen since the last use, so a node that is not pinned is entered again."""
         self.on_insert(node, now)
         if node.is_evictable(self.tier):
             self.on_evictable(node)
 
     def on_remove(self, node: Node) -> None:
-        """A victim's pages leave, the deepest first: the last of them is the one that the node begins with."""
+        """Set L. A victim's pages leave deepest first, so the last one to leave is the node's first page."""
         if node is self._offered:
             self.level = node.notes[self.tier] + self.worth(node, node.depth + 1)
             self._offered = None

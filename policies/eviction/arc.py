@@ -19,22 +19,22 @@ AGAIN: Final = 1
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class ARC(QueueEviction):
-    """Shares the tier between pages used once (T1) and pages used again (T2), and learns how from what it evicted too early.
+    """Splits the tier between pages used once (T1) and pages used again (T2), and adapts the split to what it evicts too early.
 
-    T1, T2   LRU each. A page enters T1, or T2 if a ghost list knows it; a hit takes it to T2
-    B1, B2   ghosts of what was evicted from T1 and T2: |T1| + |B1| <= capacity, all four <= 2 capacities
-    p        what T1 should have; 0 at first. A request with m pages in B1 and n in B2 adds ``m max(1, |B2| / |B1|)
-             - n max(1, |B1| / |B2|)``, once, by the sizes when it comes; p stays between 0 and the capacity
+    T1, T2   LRU each. A page enters T1, or T2 if a ghost list knows it; a hit moves it to T2
+    B1, B2   ghosts of pages evicted from T1 and T2: |T1| + |B1| <= capacity, all four <= 2 capacities
+    p        pages that T1 should have, initially 0. A request with m pages in B1 and n in B2 adds ``m max(1, |B2| / |B1|)
+             - n max(1, |B1| / |B2|)``, once, by the sizes when it arrives; p stays between 0 and the capacity
     victim   the first leaf of T1 while T1 has more than p pages, else that of T2
     """
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self.target_pages = 0.0
-        """p."""
+        """p, the pages that T1 should have."""
         self.b1 = RunOrder()
         self.b2 = RunOrder()
-        """Values: whether the ghost has been counted for p, since its page is on its way."""
+        """The value of a ghost is whether p has been adjusted for it; its page then is about to enter the tier."""
 
     def expect(self, runs: tuple[Run, ...]) -> bool:
         if not (self.b1.may_hold(runs) or self.b2.may_hold(runs)):

@@ -1,4 +1,4 @@
-"""The contract of eviction policies, and the base class of those that rank nodes one by one."""
+"""The contract of eviction policies, and the base class of policies that rank each node on its own."""
 
 from abc import ABCMeta, abstractmethod
 from collections import deque
@@ -21,34 +21,36 @@ from kvsim.policies.eviction.offload_order import OffloadOrder
 from kvsim.policies.eviction.ranks import check_rank, check_risen, name, refuse_order
 
 DEPTH = 1e9
-"""A page's weight in an entry's place: more than there are entries. Places are exact up to 9 million pages of one prompt."""
+"""Weight of one page of depth in an entry's place; exceeds the number of entries. Exact up to 9 million pages per prompt."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionPolicy(metaclass=ABCMeta):
-    """Says which nodes leave a tier first. One instance serves one tier.
+    """Decides which nodes leave a tier first. One instance serves one tier.
 
-    The core owns the tree, pins and slots. Only evictable nodes leave: ready in the tier, unpinned, without a child there
-    (``node.is_evictable(tier)``). Where fewer pages are wanted than a victim has, the core cuts it (``on_split``) and evicts
-    the lower part (``on_remove``), or shortens the node (``on_shorten``) unless the policy overrides the former alone. What a
-    policy reads of a node changes only while the node is pinned, or with ``on_hit``; its extent also with a cut, a merge or an
-    eviction.
-    ``node.notes[tier]`` is the policy's own: what it wants to remember of the uses of these pages.
+    The core owns the tree, pins and slots. Only evictable nodes can leave: ready in the tier, unpinned and without a child
+    there (``node.is_evictable(tier)``). If a victim has more pages than are needed, the core cuts it (``on_split``) and evicts
+    the lower part (``on_remove``), or shortens it (``on_shorten``); it never shortens if the policy overrides ``on_remove``
+    but not ``on_shorten``.
+
+    A node's ``hits`` and ``last_used`` change only while it is pinned, or are announced by ``on_hit`` or ``on_evictable``; its
+    extent also changes with a cut, a merge or an eviction. ``node.notes[tier]`` belongs to the policy: it can store there,
+    with ``node.note``, what it needs to remember about these pages.
     """
 
     tier: int = 0
     cut: Callable[[Node, int], Node]
-    """Given by the core: cuts a node after so many pages."""
+    """Set by the core: cuts a node after the given number of pages and returns the upper part."""
     most_pages: int = NO_LIMIT
-    """Set by ``victims`` with each node that it offers: so many of its pages, from the last one on, leave before another node is
-    asked for. More than it has: all."""
+    """Set by ``victims`` with each node it offers: at most this many pages, counted from the node's end, leave before the core
+    asks for another node. A value above the node's size means all pages."""
 
     empty_cache: Callable[[Tier], ServedCache]
-    """An empty cache like the one that the policy serves, of another tier alone. For trials."""
+    """Returns an empty cache of the kind that the policy serves, with the given tier as its only one. For trials."""
     beside: Sequence[Node] = ()
-    """Given by the core for ``on_finish``: recurrent states that the request has begun from or saved, if they are in the pages'
-    room. A state (``node.is_state``) is a leaf of the root, evictable like any other, and leaves whole; ``node.partner`` are the
-    pages it is the state after."""
+    """Set by the core for ``on_finish``: recurrent states that the request has begun from or saved, if states share the pages'
+    memory. A state (``node.is_state``) is a leaf of the root; it is evictable like any other and leaves whole. Its
+    ``node.partner`` is the node of pages that it was saved after."""
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
@@ -56,47 +58,48 @@ class EvictionPolicy(metaclass=ABCMeta):
         self.empty_cache = lambda tier: Cache([tier], [], Rules(), context.page_tokens)
 
     def variant(self) -> "EvictionPolicy":
-        """The policy that these settings stand for: this one, unless a setting chooses an algorithm of another class."""
+        """Return the policy that these settings stand for: this one, unless a setting selects an algorithm of another class."""
         return self
 
     def on_arrival(self, request: Request, now: float) -> None:
-        """The request has arrived and waits to be admitted. Only where time passes: a replay has no queue and says nothing."""
+        """Called when a request has arrived and waits to be admitted; never in a replay, which has no queue."""
 
     def on_request(self, request: Request, now: float) -> None:
-        """The request is about to use nodes, or to insert some: the next ``on_hit`` and ``on_insert`` are its own.
+        """Called before a request uses nodes, and again before it inserts nodes: the ``on_hit`` and ``on_insert`` that follow
+        belong to it.
 
-        A request is announced for each of the two, and once more if it was retracted.
+        Called again for a request that is admitted again after a retraction.
         """
 
     def on_finish(self, request: Request, node: Node, now: float) -> None:
-        """The request has finished; its path, down to ``node``, is about to be unpinned."""
+        """Called when a request has finished, before its path down to ``node`` is unpinned."""
 
     def on_insert(self, node: Node, now: float) -> None:
-        """The node has become ready in the tier."""
+        """Called when a node has become ready in the tier."""
 
     def on_hit(self, node: Node, now: float) -> None:
-        """A request uses the node, which is ready in the tier. Its ``hits`` and ``last_used`` count that already."""
+        """Called when a request uses a node that is ready in the tier; its ``hits`` and ``last_used`` include this use."""
 
     def on_split(self, upper: Node, lower: Node) -> None:
-        """A node has been cut. ``lower`` is the old object, ``upper`` a new one with the same history."""
+        """Called when a node has been cut. ``lower`` is the old object, ``upper`` a new one with the same history."""
 
     def on_merge(self, upper: Node, lower: Node) -> None:
-        """A cut is undone, since nothing distinguishes the parts any more: ``lower`` becomes the whole, ``upper`` is gone."""
+        """Called when a cut is undone, since its parts no longer differ: ``lower`` becomes the whole, ``upper`` is discarded."""
 
     def on_remove(self, node: Node) -> None:
-        """The node leaves the tier, or is about to: it is written to the tier below."""
+        """Called when a node leaves the tier, or begins to leave because it is being written to the tier below."""
 
     def on_shorten(self, node: Node, pages: int) -> None:
-        """The last pages of a node, which ``victims`` has offered, are about to leave; the others stay evictable."""
+        """Called before the last ``pages`` pages leave of a node that ``victims`` has offered; its other pages stay evictable."""
 
     @abstractmethod
     def on_evictable(self, node: Node) -> None:
-        """The node has become evictable: unpinned, or without its last child in the tier."""
+        """Called when a node has become evictable: it has lost its last pin, or its last child in the tier."""
 
     def note_path(self, node: Node, note: Any) -> None:
-        """Note the same of a node, of all above it and of the states beside them, when the request that used them finishes.
+        """Store one note with a node, all nodes above it and the states beside them, when the request that used them finishes.
 
-        On the GPU they are still pinned. In lower tiers they may be evictable already, and are announced anew.
+        On the GPU they are still pinned. Those that are evictable, in lower tiers, are passed to ``on_evictable`` again.
         """
         tier = self.tier
         while node.parent is not None:
@@ -111,88 +114,88 @@ class EvictionPolicy(metaclass=ABCMeta):
 
     @abstractmethod
     def victims(self, now: float) -> Iterator[Node]:
-        """Evictable nodes, the first to leave first.
+        """Yield evictable nodes, the first to leave first.
 
-        The core takes each node before it asks for the next, and stops when it has enough. What has been offered and does not
-        leave, or only a part of it, is announced again by ``on_evictable``. A node may be offered again in the same
-        call if only a part of it has left.
+        The core evicts each node before it asks for the next, and stops when it has enough. A node of which all or a part
+        stays is announced again by ``on_evictable``; it may be offered again in the same call if a part has left.
         """
 
     def cut_offered(self, node: Node) -> None:
-        """Cut from the node that is offered what does not leave now."""
+        """Cut off the pages of an offered node that ``most_pages`` keeps from leaving."""
         if self.most_pages < node.pages and not node.is_state:
             self.cut(node, node.pages - self.most_pages)
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
-        """The order of single pages in vLLM's CPU tier. Raises ValueError if the policy has none."""
-        raise ValueError(f"{type(self).__name__} does not order the single pages of vLLM's CPU tier: choose lru or arc")
+        """Return the policy's order of single pages in vLLM's CPU tier. Raises ValueError if it has none."""
+        raise ValueError(f"{type(self).__name__} cannot order the single pages of vLLM's CPU tier: choose lru or arc")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BypassEviction(EvictionPolicy):
-    """Says after each request which pages stay, of the tier's and of the request's own: a request may leave nothing behind.
+    """Decides after each request which pages to keep, among those in the tier and the request's own; it may keep none of these.
 
-    Running requests take no room and pin nothing, so this is a bound on what a tier of some size can do, and no tier. With
-    more room it hits no less. Rejected are the requests that would be rejected under any other policy.
+    Running requests take no room and pin nothing, so the result bounds what a real tier of the same size can do. More room
+    never means fewer hits. It rejects the same requests as any other policy.
 
-    A policy of this kind keeps account of its pages by itself: ``bounds/bypass.py`` plays it, in a replay of one tier only. The
-    same object may play again.
+    Such a policy keeps track of its pages itself: ``bounds/bypass.py`` runs it, in a replay of one tier only. The same object
+    may serve several runs.
     """
 
     def on_evictable(self, node: Node) -> None:
-        """Never told: there are no nodes."""
+        """Never called: there are no nodes."""
 
     def victims(self, now: float) -> Iterator[Node]:
-        """Never asked: what does not stay is gone."""
+        """Never called: ``use`` drops what is not kept."""
         return iter(())
 
     @abstractmethod
     def prepare(self, requests: Sequence[Request], usable_pages: Sequence[int]) -> None:
-        """Called before each run, after ``bind``: the requests to be served, and how many leading pages of each may be hits."""
+        """Called before each run, after ``bind``, with the requests to serve and how many leading pages of each may be hits."""
 
     @abstractmethod
     def use(self, request: Request) -> tuple[int, int]:
-        """Serve the next of those requests. Returns its hit pages and, after it, the pages kept of all requests.
+        """Serve the next of these requests. Returns its hit pages and the number of pages kept afterwards.
 
-        What is kept is at most the tier's capacity and prefix-closed: a page stays only if all pages before it do.
+        The kept pages never exceed the tier's capacity and are prefix-closed: a page is kept only with all pages before it.
         """
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
-    """Evicts by a rank that each node has for itself: the least leaves first.
+    """Evicts by a rank that depends on the node alone: the lowest rank leaves first.
 
-    Leaves stand in a lazy queue: an entry is made when a node becomes evictable and looked at when it comes to the front. One
-    whose node is not evictable is dropped, one whose rank has risen is put back. A rank may change only while its node is
-    pinned, or rise; a policy whose rank falls calls ``on_evictable`` again. Anything else is a PolicyError.
+    Leaves wait in a lazy queue. An entry is made when a node becomes evictable and checked when it reaches the front: it is
+    dropped if the node is no longer evictable, and put back if its rank has risen. A rank may rise at any time but fall only
+    while the node is pinned; a policy that lowers the rank of an evictable node must call ``on_evictable`` again. Anything
+    else is a PolicyError.
 
-    The queue is a sorted line and a heap: an entry that belongs behind the whole line, or before it, as nearly all of an LRU do,
-    is put there, and any other goes to the heap.
+    The queue is a sorted line plus a heap. An entry that sorts after or before the whole line, as nearly all entries of LRU
+    do, is added to the line; any other goes to the heap.
     """
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self.line: deque[Any] = deque()
-        """Entries (rank, place among equals, node) in ascending order: pages of equal rank are of one path, of which the deeper
-        ones leave first."""
+        """Entries (rank, place among equals, node) in ascending order. Nodes of equal rank lie on one path; the deepest leaves
+        first."""
         self.heap: list[Any] = []
-        """More of them."""
+        """The other entries."""
         self._entries = 0
         self._compact_at = 1024
         self._offered: Node | None = None
         self._untaken: dict[Node, None] = {}
-        """Offered in this pass to a subclass's ``victims``, which kept them to itself."""
+        """Nodes offered in this pass to the ``victims`` of a subclass, which did not pass them on."""
         self._name = name(self)
         self._ranks_by_place = type(self).pages_before is not RankedEviction.pages_before
 
     @abstractmethod
     def rank(self, node: Node) -> Any:
-        """The node's place in the order of leaving; comparable with every other node's."""
+        """Return the node's rank, comparable with that of any other node; the lowest leaves first."""
 
     def pages_before(self, node: Node, next_rank: Any) -> int:
-        """How many of a victim's pages, from the last one on, leave before a leaf of ``next_rank``: 1 or more.
+        """Return how many of a victim's pages, counted from its end, leave before a leaf of ``next_rank``: at least 1.
 
-        All of them, unless the rank of a page depends on where it is: then the others may have to wait.
+        All of them, unless the rank of a page depends on its depth: then the remaining pages may have to wait.
         """
         return node.pages
 
@@ -208,7 +211,7 @@ class RankedEviction(EvictionPolicy):
         entry, line = (rank, place, node), self.line
         try:
             is_last = bool(line) and entry > line[-1]
-            if not is_last or type(rank) is tuple:  # a NaN alone is behind nothing
+            if not is_last or type(rank) is tuple:  # a bare NaN never sorts last
                 check_rank(self, node, rank)
             if is_last or not line:
                 line.append(entry)
@@ -220,7 +223,7 @@ class RankedEviction(EvictionPolicy):
             refuse_order(self, [rank, *self._ranks()], error)
 
     def _compact(self) -> None:
-        """Keep one entry for each evictable node, the last one."""
+        """Keep only the latest entry of each evictable node."""
         entries = sorted([*self.line, *self.heap], key=itemgetter(1), reverse=True)
         places = {node: place for _, place, node in entries if node.is_evictable(self.tier)}
         ranked: list[Any] = [(self.rank(node), place, node) for node, place in places.items()]
@@ -256,12 +259,12 @@ class RankedEviction(EvictionPolicy):
             self._look_back()
 
     def _look_back(self) -> None:
-        """Remember what was offered last, if it is still there and has not been announced again."""
+        """Remember the last node offered if it is still evictable and has not been announced again."""
         if self._offered is not None and self._offered.is_evictable(self.tier):
             self._untaken[self._offered] = None
 
     def _offer_again(self) -> None:
-        """Enter anew what the last pass has offered and is still there."""
+        """Enter the nodes again that the last pass offered and that are still evictable."""
         self._look_back()
         self._offered = None
         if self._untaken:
@@ -272,7 +275,7 @@ class RankedEviction(EvictionPolicy):
                     self.on_evictable(node)
 
     def _next_entry(self) -> Any:
-        """Take the first entry out of the queue."""
+        """Remove the first entry from the queue and return it."""
         line, heap = self.line, self.heap
         try:
             if not line or heap and heap[0] < line[0]:
@@ -285,7 +288,7 @@ class RankedEviction(EvictionPolicy):
         return [entry[0] for entry in [*self.line, *self.heap]]
 
     def _limit_to_next(self, node: Node) -> None:
-        """Of a victim, which is out of the queue, offer no pages that leave only after the next leaf."""
+        """Limit ``most_pages`` to the pages of a victim that leave before the next leaf; the victim is out of the queue."""
         following = [*self.heap[:1], *islice(self.line, 1)]
         self.most_pages = NO_LIMIT
         if following:

@@ -16,17 +16,17 @@ from kvsim.policies.eviction.base import BypassEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Belady(BypassEviction):
-    """The most page hits that one tier can have. It knows the future: a bound to compare with, not a policy to deploy.
+    """The most page hits that one tier can give. It knows the future: a bound for comparison, not a policy to deploy.
 
-    next use is no hit, or never    not kept
-    next use farther away           leaves first, the deepest page first
-    as many as fit                  stay, whoever brought them
+    next use is not a hit, or never   not kept
+    next use farther away             leaves first, deepest page first
+    as many as fit                    stay, whichever request brought them
 
-    A page is used next by the next request that shares it, and deeper pages are used later. So all kept pages with the same
-    next use lie on that one request's path, and are what it will hit: counting them by next use is all there is to do. A
-    page that this request may not hit, since its last token is computed anyway, need not be kept for it.
+    A page is next used by the next request that shares it, never after a deeper page of its path. So all kept pages with the
+    same next use lie on that request's path and are what it will hit: counting pages by next use is enough. A page that the
+    request may not hit, since its last token is computed anyway, need not be kept for it.
 
-    All pages weigh the same. Where partial pages count with fewer tokens, this is the optimum in pages and not in tokens.
+    All pages weigh the same. If partial pages count with fewer tokens, this is the optimum in pages, not in tokens.
     """
 
     def __post_init__(self) -> None:
@@ -41,13 +41,13 @@ class Belady(BypassEviction):
     def prepare(self, requests: Sequence[Request], usable_pages: Sequence[int]) -> None:
         if self._future != (requests, usable_pages):
             self._look_ahead(requests, usable_pages)
-        self._kept = [0] * len(requests)  # pages by their next use
+        self._kept = [0] * len(requests)  # pages kept, by next use
         self._pages = 0
         self._number = 0
-        self._farthest: list[int] = []  # a heap of the next uses, negative
+        self._farthest: list[int] = []  # a heap of next uses, negated
 
     def _look_ahead(self, requests: Sequence[Request], usable_pages: Sequence[int]) -> None:
-        """For each request, from ``_first`` on, when its pages are hit next and how many at once."""
+        """Compute, for each request (from its index in ``_first`` on), when its pages are hit next and how many at once."""
         request, user, begin, end = next_uses([request.runs for request in requests])
         end = np.minimum(end, np.array(usable_pages, dtype=np.int64)[user])
         hit = begin < end

@@ -1,6 +1,6 @@
-"""What ``ttl_s: learned`` learns of sessions: how long they pause, whether their past tells their future, how long they queue.
+"""What ``ttl_s: learned`` learns about sessions: their pauses, their lengths and their queueing delays.
 
-The rules are those of Continuum (arXiv:2511.02230, 2025); ttl.py says them.
+The rules are those of Continuum (arXiv:2511.02230, 2025); ttl.py states them.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,7 @@ QUEUEING_WINDOW = 100
 class Pauses:
     """Observed pauses, and the time to live that pays best.
 
-    Sorting them anew for each one would cost too much: a choice considers all pauses but at most the latest tenth.
+    Sorting them again after each pause would cost too much, so a choice may ignore up to a tenth of them, the latest ones.
     """
 
     def __init__(self) -> None:
@@ -33,15 +33,15 @@ class Pauses:
         self._pauses_s.append(pause_s)
 
     def best_s(self, gain_s: float) -> float:
-        """The tau among 0 and the pauses with the highest ``P(pause <= tau) * gain_s - tau``; the least of several."""
+        """Return the tau among 0 and the pauses with the highest ``P(pause <= tau) * gain_s - tau``; the least of equals."""
         if len(self) > 1.1 * self._considered:
             self._consider()
         return self._taus_s[bisect_left(self._prices_s, gain_s)]
 
     def _consider(self) -> None:
-        """Keep the taus that are best for some gain, the upper hull of the distribution, and the gain from which each is.
+        """Keep the taus that are best for some gain (the upper hull of the distribution) and the gain from which each is best.
 
-        The price of a tau is the seconds of waiting for one more pause that ends in time, from the tau before it on.
+        That gain, the price of a tau, is the additional waiting since the previous tau per additional pause that ends in time.
         """
         self._pauses_s.sort()
         self._considered = count = len(self)
@@ -57,13 +57,13 @@ class Pauses:
 
 
 class Memory:
-    """Whether sessions that have lasted long are near their end: correlates turns done and turns left over ended sessions."""
+    """Correlation of turns done and turns left over ended sessions: whether a long session is near its end."""
 
     def __init__(self) -> None:
         self._pairs = self._done = self._left = self._done_squares = self._left_squares = self._products = 0
 
     def add(self, turns: int) -> None:
-        """A session has ended after so many turns: the pairs (1, turns - 1) ... (turns, 0)."""
+        """Add a session that ended after ``turns`` turns: the pairs (1, turns - 1) ... (turns, 0)."""
         done, done_squares = turns * (turns + 1) // 2, turns * (turns + 1) * (2 * turns + 1) // 6
         self._pairs += turns
         self._done += done
@@ -74,7 +74,7 @@ class Memory:
 
     @property
     def eta(self) -> float:
-        """The negative correlation, -1 to 1; 1 as long as there is none."""
+        """The negated correlation, -1 to 1; 1 while it is undefined."""
         pairs = self._pairs
         spread = pairs * self._done_squares - self._done**2, pairs * self._left_squares - self._left**2
         if not all(spread):
@@ -84,7 +84,7 @@ class Memory:
 
 
 class Continuum:
-    """Watches the requests of sessions, and says how long to keep what one has used."""
+    """Observes the requests of sessions, and decides how long to keep what a request has used."""
 
     def __init__(self) -> None:
         self.memory = Memory()
@@ -93,26 +93,26 @@ class Continuum:
         self._longest_pause_s = 0.0
         self._delays_s: deque[float] = deque(maxlen=QUEUEING_WINDOW)
         self._arrived_s: dict[int, float] = {}
-        """Of requests that wait, by index."""
+        """Arrival times of waiting requests, by index."""
         self._running: set[int] = set()
         self._turns: dict[int, int] = {}
         self._idle: OrderedDict[int, tuple[float, str]] = OrderedDict()
-        """Sessions that pause, the one that finished longest ago first: when, and the kind of its last request."""
+        """Paused sessions, longest pause first: when the last request finished, and its kind."""
 
     def observe_arrival(self, request: Request, now: float) -> None:
-        """The request waits from now on."""
+        """Record that a request has arrived and waits."""
         self._arrived_s[request.index] = now
         self._note_return(request, now)
 
     def observe_admission(self, request: Request, now: float) -> None:
-        """The request is used now; one that did not wait arrives, too. Saying it again changes nothing."""
+        """Record an admission; a request that did not wait arrives now. Repeated calls have no effect."""
         if request.index in self._arrived_s:
             self._delays_s.append(now - self._arrived_s.pop(request.index))
         elif request.index not in self._running:
             self._note_return(request, now)
 
     def observe_finish(self, request: Request, now: float) -> None:
-        """The request has its answer. Sessions that have been silent for too long have ended."""
+        """Record that a request has finished. Sessions that have been silent for too long count as ended."""
         session, idle = request.session, self._idle
         self._running.discard(request.index)
         self._turns[session] = self._turns.get(session, 0) + 1
@@ -123,7 +123,7 @@ class Continuum:
             self.memory.add(self._turns.pop(ended))
 
     def ttl_s(self, kind: str, reload_s: float) -> float:
-        """How long to keep what would take ``reload_s`` to get back, after a request of this kind."""
+        """Return how long to keep what takes ``reload_s`` seconds to get back, after a request of this kind."""
         pauses = self._tools[kind]
         if len(pauses) <= ENOUGH_PAUSES:
             pauses = self._all
@@ -133,7 +133,7 @@ class Continuum:
         return pauses.best_s(self.memory.eta * queueing_s + reload_s)
 
     def _note_return(self, request: Request, now: float) -> None:
-        """A session that comes back shows how long it has paused."""
+        """Record the pause of a session that has returned."""
         self._running.add(request.index)
         finished_s, kind = self._idle.pop(request.session, (inf, ""))
         if finished_s <= now:

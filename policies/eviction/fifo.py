@@ -10,7 +10,7 @@ from kvsim.policies.eviction.base import RankedEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class FIFO(RankedEviction):
-    """Keeps what was computed last, however often the rest is used: the cheapest order to maintain, for comparison.
+    """Keeps what was computed last, however often the rest is used: the cheapest order to maintain, as a baseline.
 
     computed earlier   leaves first
     """

@@ -10,7 +10,7 @@ from kvsim.policies.eviction.base import RankedEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class FILO(RankedEviction):
-    """Keeps what was computed first, such as system prompts that came early, however rarely it is used. SGLang's ``filo``.
+    """Keeps what was computed first, such as early system prompts, however rarely it is used. SGLang's ``filo``.
 
     computed later   leaves first
     """

@@ -1,9 +1,9 @@
 """FLOP-aware eviction (Pan et al.: Marconi: Prefix caching for the era of hybrid LLMs, MLSys 2025, arXiv:2411.19379).
 
-Section 4.2, equations 1 and 2; 4.3 for who may leave and whose use counts. Where the authors' code departs from the paper
-(github.com/ruipeterpan/marconi), the paper is followed: an MLP saves the FLOPs of an MLP, and what is freed are the victim's own
-bytes. Ages are counted in requests, as in that code: if the times of a trace are rounded to seconds, 1 / age in seconds is large
-for the newest requests, and the same for all others.
+Section 4.2, equations 1 and 2; section 4.3 for what may leave and whose use counts. Where the authors' code
+(github.com/ruipeterpan/marconi) departs from the paper, the paper is followed: an MLP saves the FLOPs of an MLP, and an eviction
+frees the victim's own bytes. Ages are counted in requests, as in that code: if a trace's times are rounded to seconds, 1 / age
+in seconds is large for the newest requests and the same for all others.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,40 +22,41 @@ from kvsim.policies.eviction.flop_tuning import Tuning
 from kvsim.policies.fields import keep_types
 
 if TYPE_CHECKING:
-    from mypy_extensions import i64  # an int, where no object is needed for it
+    from mypy_extensions import i64  # an int that compiled code does not box
 
 TUNED = "tuned"
 BINS = 1024
-"""A power of two."""
+"""Number of bins, a power of two."""
 NEVER: Final = float("inf")
 NOWHERE: Final = -1
 
 Entry = tuple[float, int, Node, int]
-"""Last use, number of the entry, leaf or state, how many requests had been announced at its last use."""
+"""(last use, number of the entry, leaf or state, number of requests announced by its last use)."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class FlopAware(EvictionPolicy):
-    """Keeps what saves many FLOPs for its bytes: deep ends of long prompts, whose attention costs most. Marconi's rule.
+    """Keeps what saves many FLOPs per byte: the deep ends of long prompts, whose attention costs most. Marconi's rule.
 
-    eff       FLOPs that the leaf saves / its bytes; (F(S) - F(p)) / bytes for tokens p ... S - 1 of a prompt
-              with recurrent states in the same room: a leaf's bytes are those of its pages and of the state after them; a state
-              at whose end one child goes on saves as much for its own bytes alone, and leaves alone
-    utility   alpha * minmax(eff) + minmax(1 / age), each scaled to 0 ... 1 over all leaves; the least leaves first
-    age       in requests since the last use: of a leaf with a state after it, since a request began there or saved it (4.3)
+    eff       FLOPs that a leaf saves / its bytes: (F(S) - F(p)) / bytes for tokens p ... S - 1 of a prompt.
+              With recurrent states in the same memory, a leaf's bytes are those of its pages and of the state after them; a
+              state that one child continues saves as much for its own bytes alone, and leaves alone
+    utility   alpha * minmax(eff) + minmax(1 / age), each scaled to 0 ... 1 over all leaves; the lowest leaves first
+    age       requests since the last use; for a leaf with a state after it, since a request began from that state or saved it
+              (4.3)
 
-    ``alpha: tuned`` is 0 until the first eviction, at request N, and while the next 5 N requests are collected; these are
-    replayed from a snapshot of that moment with 0, 0.1 ... 2, and the alpha that saves most FLOPs stays (see flop_tuning.py).
+    ``alpha: tuned`` is 0 until the first eviction, at request N, and while the next 5 N requests are collected. These are then
+    replayed from a snapshot of that moment with 0, 0.1 ... 2, and the alpha that saves most FLOPs is kept (flop_tuning.py).
 
-    F is linear in tokens plus attention in pairs of them, so eff grows with p + S alone, that is with 2 depth + pages, and its
-    scale cancels. Leaves of one such value stand in one bin, least recently used first, and only the heads of bins compete. The
-    victim is that of comparing all leaves while no path exceeds 512 pages; for each doubling beyond, a bin takes in twice as
-    many values, which then count as equal: at most 1 / 512 of the greatest. With states eff itself is what bins hold, in FLOPs
-    for a pair of pages.
+    F is linear in tokens, plus attention in pairs of tokens, so eff grows with p + S alone, that is with 2 depth + pages, and
+    its scale cancels. Leaves of equal value share a bin, least recently used first, and only the heads of bins compete. The
+    victim is the one that comparing all leaves would give as long as no path exceeds 512 pages; with each doubling beyond, a
+    bin covers twice as many values, which then count as equal: at most 1 / 512 of the greatest. With states, bins are by eff
+    itself, in units of the FLOPs of a pair of pages.
 
-    States where several children go on, or at the end of pages in use, leave when nothing else can, least recently used first.
-    Once there are states, pages without one after them save nothing, nor does a state whose pages are gone.
+    States that several children continue, or that follow pages in use, leave only when nothing else can, least recently used
+    first. Once there are states, pages without a state after them save nothing, and neither does a state whose pages are gone.
     """
 
     alpha: int | float | str = TUNED
@@ -68,28 +69,28 @@ class FlopAware(EvictionPolicy):
         self._width = 1
         self._bins = BINS
         self._heaps: list[list[Entry]] = [[] for _ in range(self._bins)]
-        """Of each bin."""
+        """The entries of each bin."""
         self._used_s = [NEVER] * (2 * self._bins)
-        """Last use of each bin's head, at bins + place; infinite without one. Before them a binary tree: the least of 2 i and
-        2 i + 1 is at i."""
+        """Last use of each bin's head, at index bins + place; infinite for an empty bin. The entries before form a binary tree:
+        index i has the lower value of 2 i and 2 i + 1."""
         self._front: list[int] = []
-        """The bins whose head was used before those of all bins below: one of them has the least utility."""
+        """The bins whose head was used before those of all lower bins; one of these heads has the lowest utility."""
         self._high = 0
-        """All bins above are empty."""
+        """All bins above this one are empty."""
         self._announced_s: list[float] = []
-        """When, ascending: each time that a request was about to use or to insert nodes."""
+        """Ascending times at which requests were announced, that is, were about to use or insert nodes."""
         self._newest: list[Entry] = []
-        """Entries by their last use, ascending."""
+        """Entries in ascending order of last use."""
         self._others: list[Entry] = []
-        """A heap of those that were used before the last of these when they came, by minus their last use."""
+        """Entries that would have broken that order: a heap by minus the last use."""
         self._entries = 0
         self._compact_at = 1024
         self._offered: dict[Node, None] = {}
         self._linear = 0.0
-        """FLOPs of a page that do not depend on its depth, by those of a pair of pages; once there are states."""
+        """FLOPs of a page that do not depend on its depth, divided by those of a pair of pages; 0 until there are states."""
         self._linear_of_model = 0.0
         self._last_resort: list[Entry] = []
-        """States that leave when nothing else can."""
+        """States that leave only when nothing else can."""
         self._compact_last_at = 1024
 
     def bind(self, context: PolicyContext) -> None:
@@ -97,8 +98,8 @@ class FlopAware(EvictionPolicy):
         if self.alpha == TUNED:
             if context.states_apart:
                 raise ValueError(
-                    "alpha=tuned needs recurrent states in the pages' room, as its trial plays no others: say states=shared for "
-                    "every tier, or give alpha a number"
+                    "alpha=tuned needs recurrent states to share the pages' memory, as its trial has no other layout: set "
+                    "states=shared for every tier, or set alpha to a number"
                 )
             self._tuning = Tuning(context, FlopAware.from_moment, lambda tier: self.empty_cache(tier))
         model = context.model
@@ -108,12 +109,12 @@ class FlopAware(EvictionPolicy):
 
     @property
     def chosen_alpha(self) -> float | None:
-        """The alpha in use; None while ``tuned`` has not chosen one yet, and 0 is in use."""
+        """The alpha in use; None while ``tuned`` has not chosen one yet and uses 0."""
         return self._alpha if self._tuning is None else None
 
     @classmethod
     def from_moment(cls, alpha: float, announced_s: list[float]) -> "FlopAware":
-        """A policy that has heard of requests at these times."""
+        """Return a policy to which requests were announced at these times."""
         policy = cls(alpha=alpha)
         policy._announced_s = announced_s.copy()
         return policy
@@ -124,21 +125,21 @@ class FlopAware(EvictionPolicy):
             self._alpha, self._tuning = alpha, None
 
     def on_split(self, upper: Node, lower: Node) -> None:
-        """The lower part begins later: it has become more efficient."""
+        """The lower part begins later, so it is more efficient now."""
         if lower.is_evictable(self.tier):
             self.on_evictable(lower)
         self._enter_state(lower.partner)
 
     def on_merge(self, upper: Node, lower: Node) -> None:
-        """The whole begins earlier than its lower part: it is less efficient."""
+        """The whole begins earlier than its lower part, so it is less efficient."""
         for node in (lower, lower.partner):
             if node is not None and node.is_evictable(self.tier) and (place := self._place(node, upper.depth)) != NOWHERE:
                 self._add(node, place)
 
     def on_insert(self, node: Node, now: float) -> None:
-        """The first state changes the scale; below a state, a first child makes it a candidate."""
+        """The first state changes the scale. A node's first child makes the state after the node a candidate."""
         if not self._linear_of_model:
-            return  # there are no states
+            return  # the model has no states
         if node.is_state:
             if not self._linear:
                 self._linear = self._linear_of_model
@@ -150,7 +151,7 @@ class FlopAware(EvictionPolicy):
             self._enter_state(node.parent.partner)
 
     def on_remove(self, node: Node) -> None:
-        """A state's pages have one child less, or none; a leaf has lost its state."""
+        """Enter what has changed again: a state whose pages have lost a child or are gone, or a leaf that has lost its state."""
         if not self._linear_of_model:
             return
         if node.is_state:
@@ -162,11 +163,11 @@ class FlopAware(EvictionPolicy):
             self._add(state, self._place_of(self._efficiency_of_state(state, node.parent.depth)))
 
     def on_shorten(self, node: Node, pages: int) -> None:
-        """What is left is less efficient, and is entered anew at the end of ``victims``; the bins reach to what leaves."""
+        """Widen the bins up to the pages that leave. What is left is less efficient, and ``on_evictable`` enters it again."""
         self._reach(self._place(node, node.depth + node.pages - pages))
 
     def _enter_state(self, state: Node | None) -> None:
-        """Enter a state anew, if it can leave."""
+        """Enter a state again if it is evictable."""
         if state is not None and state.is_state and state.is_evictable(self.tier):
             self.on_evictable(state)
 
@@ -182,8 +183,8 @@ class FlopAware(EvictionPolicy):
                 self._compact_last()
 
     def _place(self, node: Node, begin: int | None = None) -> int:
-        """The bin of what leaves with a leaf or a state; it may be beyond the last one. NOWHERE for a state that leaves only
-        when nothing else can."""
+        """Return the bin of what leaves with a leaf or a state, possibly beyond the last bin; NOWHERE for a state that leaves
+        only when nothing else can."""
         if not self._linear:
             return ((node.depth if begin is None else begin) + node.depth + node.pages) // self._width
         efficiency = self._efficiency(node, begin)
@@ -193,10 +194,10 @@ class FlopAware(EvictionPolicy):
         return int(efficiency // self._width)
 
     def _efficiency(self, node: Node, begin: int | None = None) -> float | None:
-        """FLOPs saved by what leaves with a leaf or a state, per slot; up to a linear scale. Once there are states.
+        """Return the FLOPs saved per slot by what leaves with a leaf or a state, up to a linear scale, once there are states.
 
-        ``begin``: the depth where its pages begin, if that is about to change. None for a state that leaves only when nothing
-        else can.
+        ``begin`` is the depth at which its pages begin, if that is about to change. Returns None for a state that leaves only
+        when nothing else can.
         """
         partner, tier = node.partner, self.tier
         if node.is_state:
@@ -217,14 +218,14 @@ class FlopAware(EvictionPolicy):
         return (end - begin) * (self._linear + begin + end) / state.pages
 
     def _used_at(self, node: Node) -> float:
-        """When a leaf or a state was used last: a leaf with a state after it, when a request began there."""
+        """Return the last use of a leaf or a state; for a leaf with a state after it, that of the state."""
         partner = node.partner
         if partner is None or node.is_state or partner.partner is not node or partner.state[self.tier] != READY:
             return node.last_used
         return partner.last_used
 
     def _add(self, node: Node, place: int) -> None:
-        """Enter a leaf into its bin."""
+        """Enter a leaf or a state into a bin."""
         used_s = self._used_at(node)
         place = self._reach(place)
         announced_s = self._announced_s
@@ -245,19 +246,19 @@ class FlopAware(EvictionPolicy):
             self._compact()
 
     def _reach(self, place: int) -> int:
-        """Widen the bins until they have the place. Returns where it is then."""
+        """Widen the bins until they include ``place``. Returns the place after that."""
         while place >= self._bins:
             self._widen()
             place //= 2
         return place
 
     def _widen(self) -> None:
-        """Join bins in pairs."""
+        """Join neighbouring bins in pairs."""
         self._width *= 2
         self._fill([self._heaps[place] + self._heaps[place + 1] for place in range(0, self._bins, 2)])
 
     def _compact(self) -> None:
-        """Forget entries that do not count any more."""
+        """Drop stale entries."""
         tier = self.tier
         entries = self._newest + [(-entry[0], entry[1], entry[2], entry[3]) for entry in self._others]
         self._newest = sorted([entry for entry in entries if entry[2].is_evictable(tier) and entry[0] == self._used_at(entry[2])])
@@ -266,16 +267,16 @@ class FlopAware(EvictionPolicy):
         self._fill([self._latest(heap) if len(heap) > 1 else heap for heap in self._heaps])
 
     def _latest(self, heap: list[Entry]) -> list[Entry]:
-        """The last entry of each leaf."""
+        """Return the latest entry of each leaf."""
         return list({entry[2]: entry for entry in sorted(heap) if entry[2].is_evictable(self.tier)}.values())
 
     def _compact_last(self) -> None:
-        """Keep one entry for each state that leaves when nothing else can."""
+        """Keep one entry for each state that leaves only when nothing else can."""
         self._last_resort = self._latest(self._last_resort)
         self._compact_last_at = max(1024, 2 * len(self._last_resort))
 
     def _fill(self, heaps: list[list[Entry]]) -> None:
-        """Put the entries into the first bins; the rest is empty."""
+        """Replace the entries of all bins: ``heaps`` fill the first bins, the others are empty."""
         bins = self._bins
         self._heaps = heaps + [[] for _ in range(bins - len(heaps))]
         heads_s = self._used_s = [NEVER] * (2 * bins)
@@ -290,7 +291,7 @@ class FlopAware(EvictionPolicy):
         self._find_front(0, 0, NEVER)
 
     def _set_head(self, place: int, used_s: float) -> None:
-        """The bin's head has changed; infinite: it is empty."""
+        """Record that a bin's head has changed; ``used_s`` is infinite if the bin is empty."""
         self._set_used(place, used_s)
         heads_s, front, bins = self._used_s, self._front, self._bins
         if place > self._high:
@@ -309,7 +310,7 @@ class FlopAware(EvictionPolicy):
             self._find_front(at, place + 1, bound_s)
 
     def _set_used(self, place: int, used_s: float) -> None:
-        """Note the last use of a bin's head."""
+        """Store the last use of a bin's head in the binary tree."""
         heads_s = self._used_s
         at: i64 = self._bins + place
         least_s = used_s
@@ -323,7 +324,7 @@ class FlopAware(EvictionPolicy):
             at >>= 1
 
     def _find_front(self, at: int, begin: int, bound_s: float) -> None:
-        """Find the front's bins from ``begin`` to the one that is its ``at``-th now: their heads were used before the bound."""
+        """Insert the front's bins from ``begin`` up to its current ``at``-th one: their heads were used before the bound."""
         front = self._front
         stop = front[at] if at < len(front) else self._bins
         place = self._next_before(begin, bound_s)
@@ -333,7 +334,7 @@ class FlopAware(EvictionPolicy):
             place = self._next_before(place + 1, self._used_s[self._bins + place])
 
     def _next_before(self, begin: int, bound_s: float) -> int:
-        """The first bin from ``begin`` on whose head was used before the bound; the number of bins if there is none."""
+        """Return the first bin from ``begin`` on whose head was used before the bound; the number of bins if there is none."""
         heads_s = self._used_s
         bins: i64 = self._bins
         at: i64 = bins + begin
@@ -370,7 +371,7 @@ class FlopAware(EvictionPolicy):
             yield node
 
     def _last(self) -> Node | None:
-        """Of the states that leave when nothing else can, the one used longest ago."""
+        """Return the least recently used of the states that leave only when nothing else can."""
         heap = self._last_resort
         while heap:
             used_s, number, node, turn = heap[0]
@@ -383,7 +384,7 @@ class FlopAware(EvictionPolicy):
         return None
 
     def _least(self) -> int:
-        """The bin whose head has the least utility; NOWHERE if all are empty."""
+        """Return the bin whose head has the lowest utility; NOWHERE if all are empty."""
         alpha, front, heads_s = self._alpha, self._front, self._used_s
         while front:
             low, oldest = front[0], front[-1]
@@ -414,7 +415,7 @@ class FlopAware(EvictionPolicy):
         return NOWHERE
 
     def _is_current(self, place: int) -> bool:
-        """Whether the bin's head is as it was entered; if not, it is put right, and bins may be others."""
+        """Whether the bin's head is as it was entered. If not, correct it, after which the bins may have changed."""
         offered = self._offered
         heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[self._bins + place], self._width
         while heap:
@@ -436,7 +437,7 @@ class FlopAware(EvictionPolicy):
         return False
 
     def _newest_turn(self) -> int:
-        """When a leaf was used last, in requests announced; there is one."""
+        """Return the number of requests announced by the most recent use of any leaf; there must be a leaf."""
         tier, offered, newest, others = self.tier, self._offered, self._newest, self._others
         while True:
             is_other = not newest or bool(others) and -others[0][0] > newest[-1][0]

@@ -1,7 +1,7 @@
-"""How ``flop_aware`` finds its alpha: by replaying a part of the run with each one (Marconi, MLSys 2025, section 4.2).
+"""How ``flop_aware`` finds its alpha: it replays a part of the run with each candidate (Marconi, MLSys 2025, section 4.2).
 
-The paper collects 5 to 15 times as many requests as came before the first eviction, and tries 0, 0.1 ... 2 (its code). Its
-experiments take 5, and 15 for one of three workloads; here it is 5. As in that code, the alpha that saves most FLOPs wins.
+The paper collects 5 to 15 times as many requests as came before the first eviction; its code tries 0, 0.1 ... 2. Its experiments
+use 5, and 15 for one of three workloads; here it is 5. As in that code, the alpha that saves most FLOPs wins.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from kvsim.policies.eviction.base import EvictionPolicy
 
 ALPHAS = tuple(tenth / 10 for tenth in range(21))
 COLLECTED = 5
-"""Times as many requests are collected as came until the first eviction."""
+"""Requests to collect, as a multiple of those before the first eviction."""
 
 
 class Piece(NamedTuple):
     """A node of a snapshot."""
 
     parent: int
-    """Its position; -1 at the root."""
+    """Position of the parent; -1 for the root."""
     runs: tuple[Run, ...]
     pages: int
     created: float
@@ -35,14 +35,14 @@ class Piece(NamedTuple):
     hits: int
     depth: int = 0
     partner: int = -1
-    """Of a recurrent state, the position of the pages that it is the state after; -1 if they are not there, and of pages."""
+    """For a recurrent state, the position of the pages that it was saved after, or -1 if they are missing; -1 for pages."""
 
 
 class Tuning:
-    """Collects requests from the first eviction on, and then says which alpha would have saved most FLOPs.
+    """Collects requests from the first eviction on, then finds the alpha that would have saved most FLOPs.
 
-    The trial is a replay on the tier alone, one request after another, with room for each one's answer. A request that needs more
-    than the whole tier is left out. Recurrent states share the tier's room with the pages, in the trial as well.
+    The trial replays them on this tier alone, one after another, with room for each answer. A request that needs more than the
+    whole tier is left out. Recurrent states share the tier's memory with the pages, in the trial too.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Tuning:
         self._announced_s: list[float] = []
         self._collected: dict[int, tuple[Request, float]] = {}
         self._saved_flops: dict[int, float] = {}
-        """By hit pages."""
+        """FLOPs saved, by hit pages."""
 
     def begin(self, victim: Node, announced_s: list[float]) -> None:
-        """A node is about to be evicted: the first time, take a snapshot of its tree and of when requests were announced."""
+        """Called before a node is evicted. The first call takes a snapshot of its tree and of the announcement times."""
         if self._snapshot is None:
             self._announced_s = announced_s.copy()
             root = victim
@@ -72,7 +72,7 @@ class Tuning:
             self._snapshot = snapshot(root, self._tier)
 
     def observe(self, request: Request, now: float) -> float | None:
-        """A request is admitted; the alpha to use from now on, when enough have been."""
+        """Called when a request is admitted. Returns the alpha to use from now on, or None until enough are collected."""
         if self._snapshot is None:
             self._requests = max(self._requests, request.index + 1)
             return None
@@ -83,7 +83,7 @@ class Tuning:
         return max(ALPHAS, key=self.saved_flops)
 
     def saved_flops(self, alpha: float) -> float:
-        """FLOPs that the collected requests save, in all, if they are replayed from the snapshot with this alpha."""
+        """Return the total FLOPs that the collected requests save if replayed from the snapshot with this alpha."""
         context, tokens = self._context, self._context.page_tokens
         policy = self._policy_of(alpha, self._announced_s)
         policy.bind(context)
@@ -100,7 +100,7 @@ class Tuning:
 
 
 def hit_pages(cache: ServedCache, request: Request, pages: int, now: float) -> int:
-    """Serve a request from a cache of one tier; the pages that it hits, 0 if it does not fit."""
+    """Serve a request from a cache of one tier. Returns its hit pages, 0 if it does not fit."""
     lease = cache.match(request)
     if not cache.admit(lease, pages, now):
         return 0
@@ -111,7 +111,7 @@ def hit_pages(cache: ServedCache, request: Request, pages: int, now: float) -> i
 
 
 def snapshot(root: Node, tier: int) -> list[Piece]:
-    """What a tier holds below ``root``, parents first; without what the tier cannot reach from there by itself."""
+    """Return a tier's nodes below ``root``, parents first, without nodes whose prefix the tier lacks."""
     places = {root: -1}
     pieces: list[Piece] = []
     for node in root.descendants():
@@ -126,7 +126,7 @@ def snapshot(root: Node, tier: int) -> list[Piece]:
 
 
 def restore(pieces: list[Piece], cache: ServedCache) -> None:
-    """Fill an empty cache of one tier with the snapshot."""
+    """Fill an empty cache of one tier with a snapshot."""
     tier, residency = cache.gpu, cache.residency
     nodes: list[Node] = []
     for piece in pieces:

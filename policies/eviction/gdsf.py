@@ -13,13 +13,13 @@ from kvsim.policies.eviction.aging import AgingEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class GDSF(AgingEviction):
-    """Keeps what saves most compute for its bytes: pages deep in a prompt cost more attention to compute again.
+    """Keeps what saves most compute per byte: pages deep in a prompt cost more attention to recompute.
 
-    H = L + hits * cost / size   least leaves first, then least recently used; L: H of the last page evicted
-    cost                         seconds to compute the node's last page again, at its depth
+    H = L + hits * cost / size   lowest leaves first, then least recently used; L: the H of the last page evicted
+    cost                         seconds to recompute the node's last page, at its depth
     size                         bytes of that page
 
-    The last page leaves first; those before it cost less, hence follow it. A trailing partial page counts as full.
+    A node's last page leaves first; the pages before it cost less, so they follow. A trailing partial page counts as full.
     """
 
     def bind(self, context: PolicyContext) -> None:

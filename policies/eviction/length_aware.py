@@ -10,36 +10,37 @@ from kvsim.core.tree import NO_LIMIT, READY, Node
 from kvsim.policies.eviction.base import DEPTH, EvictionPolicy
 
 MOST_END: Final = 2.0**28
-"""No path is so long. Ranks are exact up to 2**25 hits."""
+"""Longer than any path, in pages. Ranks are exact up to 2**25 hits."""
 
 
 Entry = tuple[float, float, Node]
-"""A leaf: last use, place among equals, node. Equals are of one path, of which the deeper ones leave first."""
+"""A leaf: (last use, place among equals, node). Equals lie on one path; the deepest leaves first."""
 
 
 def rank_of(node: Node) -> float:
-    """Hits, and for as many hits the end: the least leaves first."""
+    """Return the rank: fewer hits first, then the later end. The lowest leaves first."""
     return node.hits * MOST_END - node.depth - node.pages
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LengthAware(EvictionPolicy):
-    """LFU that gives up the ends of long prompts first: fewer requests get so far than share the beginning.
+    """LFU that evicts the ends of long prompts first, since fewer requests reach them than share the beginning.
 
-    fewer hits                        leaves first
-    as many hits, ends later          leaves first
-    as many hits, ends at one place   least recently used first
+    fewer hits               leaves first
+    equal hits, ends later   leaves first
+    equal hits and end       least recently used first
 
-    Leaves of one rank stand in one heap. A victim gives up a page, or as many as end behind all other leaves, and goes on to the
-    next heap. Entries whose leaf has gone, or ranks higher now, are dropped or put right when they come to the front.
+    Leaves of equal rank share a heap. A victim loses one page or, if it is alone at its rank, all pages that end behind the
+    other leaves, and then enters the next heap. Entries whose leaf has left, or ranks higher now, are dropped or corrected
+    when they reach the front.
     """
 
     def __post_init__(self) -> None:
         self._heaps: dict[float, list[Entry]] = {}
-        """By rank; none is empty."""
+        """Entries by rank; no heap is empty."""
         self._ranks: list[float] = []
-        """A heap of their ranks."""
+        """A heap of the ranks of ``_heaps``."""
         self._entries = 0
         self._made = 0
         self._compact_at = 1024
@@ -60,7 +61,7 @@ class LengthAware(EvictionPolicy):
             heappush(heap, entry)
 
     def _compact(self) -> None:
-        """Keep one entry for each leaf."""
+        """Keep one entry per leaf."""
         places: dict[Node, float] = {}
         for heap in self._heaps.values():
             for _, place, node in heap:
@@ -94,7 +95,7 @@ class LengthAware(EvictionPolicy):
             yield node
 
     def _pages_alone(self, node: Node, rank: float) -> int:
-        """How many pages a leaf gives up before it comes to another one; it is alone at its rank."""
+        """Return how many pages a leaf that is alone at its rank loses before another leaf is due."""
         if not self._ranks:
             return NO_LIMIT
         following = self._ranks[0]

@@ -10,10 +10,10 @@ from kvsim.policies.eviction.base import RankedEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LFU(RankedEviction):
-    """Keeps what many requests share, such as system prompts; what was popular once stays for ever.
+    """Keeps what many requests share, such as system prompts; what was once popular stays forever.
 
-    fewer hits                      leaves first
-    as many hits, used earlier      leaves first
+    fewer hits                 leaves first
+    equal hits, used earlier   leaves first
     """
 
     def rank(self, node: Node) -> tuple[int, float]:

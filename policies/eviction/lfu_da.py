@@ -11,9 +11,9 @@ from kvsim.policies.eviction.aging import AgingEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LFUDynamicAging(AgingEviction):
-    """LFU that forgets: what was popular once loses to what is used now, without a setting to tune.
+    """LFU that forgets: what was once popular loses to what is used now, without a setting to tune.
 
-    H = hits + L   least leaves first, then least recently used; L: H of the last victim, as it was at the node's last use
+    H = hits + L   lowest leaves first, then least recently used; L: the H of the last victim, as of the node's last use
     """
 
     def worth(self, node: Node, end: int) -> float:

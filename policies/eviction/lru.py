@@ -11,7 +11,7 @@ from kvsim.policies.eviction.offload_order import LruOffload, OffloadOrder
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LRU(RankedEviction):
-    """Keeps what was used last: the default of every engine, and hard to beat when reuse follows soon after use.
+    """Keeps what was used most recently: the default of every engine, and hard to beat when reuse soon follows use.
 
     last used earlier   leaves first
     """

@@ -11,13 +11,13 @@ from kvsim.policies.eviction.base import RankedEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LRUK(RankedEviction):
-    """LRU by the k-th last use instead of the last one: a second look at a page weighs more than a first one.
+    """LRU by the k-th last use instead of the last one: repeated use counts for more than a single recent use.
 
-    used less than k times        leave first, least recently used first
-    used k times or more          leave after them, the one whose k-th last use is longest ago first
+    used fewer than k times   leave first, least recently used first
+    used k times or more      leave after them, earliest k-th last use first
 
-    Uses count from when the pages came to the tier. Uses that follow closely are not taken for one (the paper's correlated
-    reference period is 0), and what has left the cache is forgotten (its retained information period is 0).
+    Uses are counted from when the pages enter the tier. Uses in quick succession are not merged (the paper's correlated
+    reference period is 0), and pages that have left are forgotten (its retained information period is 0).
     """
 
     k: int = 2

@@ -1,7 +1,7 @@
-"""Least recently used prefixes: the eviction of the baselines in Marconi's paper (Pan et al., MLSys 2025, section 5.1).
+"""LRU over prefixes: the eviction of the baselines in Marconi's paper (Pan et al., MLSys 2025, section 5.1).
 
-vLLM+ keeps a state with each block of tokens, SGLang+ with each node of a radix tree. Both evict leaves, and what belongs to one
-leaves together; a request refreshes all of its path (the authors' code, github.com/ruipeterpan/marconi).
+vLLM+ saves a state with each block of tokens, SGLang+ with each node of a radix tree. Both evict a leaf together with all that
+belongs to it; a request refreshes its whole path (the authors' code, github.com/ruipeterpan/marconi).
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from kvsim.policies.eviction.base import RankedEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LRUWithStates(RankedEviction):
-    """LRU over the pages of a hybrid model, whose recurrent states in the same room leave with the pages before them.
+    """LRU over the pages of a hybrid model; recurrent states in the same memory leave with the pages before them.
 
-    pages    last used earlier leave first, with the state after them
-    states   alone only when no pages can leave: last used earlier first
+    pages    least recently used first, each with the state after it
+    states   on their own only when no pages can leave, least recently used first
 
-    Without states it is ``lru``, which ranks each state by its own last use.
+    Without states it equals ``lru``, which ranks each state by its own last use.
     """
 
     def rank(self, node: Node) -> tuple[bool, float]:

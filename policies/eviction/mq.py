@@ -11,11 +11,11 @@ from kvsim.policies.eviction.queues import Mark, QueueEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class MultiQueue(QueueEviction):
-    """Keeps what is used often, as long as it is used: for tiers below another one, where reuse is far apart.
+    """Keeps what is used often, for as long as it is used: for lower tiers, where reuses of a page are far apart.
 
-    queue k   LRU. A page with u uses is in the queue of log2(u), or the last; a hit counts one and puts it there
-    expiry    a leaf that was not used while life_time pages were requested goes to the end of the next lower queue
-    ghosts    uses of what was evicted, the most recent ghost * capacity pages; they count when the page comes back
+    queue k   LRU. A page with u uses is in queue log2(u), or in the last one; a hit adds a use and moves the page there
+    expiry    a leaf that was not used while life_time pages were requested moves to the end of the next lower queue
+    ghosts    use counts of the ghost * capacity pages evicted last; they count again when the page returns
     victim    the first leaf of the lowest queue that has one
     """
 
@@ -38,7 +38,7 @@ class MultiQueue(QueueEviction):
         self.ghost_pages = self.ghost * self.capacity_pages
 
     def advance(self, pages: int) -> None:
-        """A place is a time in pages, times the number of queues, plus one for each queue that a page has sunk: none is equal."""
+        """Advance the clock. Places are times in pages times the number of queues, plus 1 per queue sunk: no two are equal."""
         self.clock += pages * self.queues
 
     def enter(self, ghost: int | None) -> Mark:

@@ -10,13 +10,13 @@ from kvsim.policies.eviction.base import RankedEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class MRU(RankedEviction):
-    """Keeps what was used long ago: right where pages come back in turn and their cycle exceeds the cache. SGLang's ``mru``.
+    """Keeps what was used longest ago: best when pages recur in a cycle larger than the cache. SGLang's ``mru``.
 
     last used later   leaves first
     """
 
     def on_hit(self, node: Node, now: float) -> None:
-        """A use lowers the rank; where nothing pins the node (in lower tiers) its place changes at once."""
+        """A use lowers the rank, so a node that is not pinned (in a lower tier) is entered again at once."""
         if node.is_evictable(self.tier):
             self.on_evictable(node)
 

@@ -1,6 +1,6 @@
-"""Orders of single pages, for vLLM's CPU offloading tier: what an eviction policy is there.
+"""Orders of single pages for vLLM's CPU offloading tier, where they take the place of eviction policies.
 
-Pages have no parents in that tier: any page may be stored or evicted. A request's pages are handled in runs.
+Pages have no parents in that tier: any page may be stored or evicted. A request's pages are handled as runs.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -11,40 +11,40 @@ from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run
 
 Seen = list[tuple[Run, bool]]
-"""The part of a path that matters to the tier, from head to tail: pages that were there (True) and pages to be stored (False)."""
+"""The part of a path that concerns the tier, head to tail: pages that were stored (True) or are to be stored (False)."""
 
 
 class OffloadOrder(metaclass=ABCMeta):
-    """Which pages the tier has, and which leave first. One request's calls, in this order: offer, evict, store; later finish."""
+    """Tracks which pages the tier has and which leave first. Each request calls offer, evict and store, and later finish."""
 
     @property
     @abstractmethod
     def pages(self) -> int:
-        """How many pages are here."""
+        """Number of stored pages."""
 
     @abstractmethod
     def find(self, runs: Iterable[Run]) -> Seen:
-        """The whole path, cut into pieces that are here or not."""
+        """Cut the whole path into pieces that are stored (True) or not."""
 
     @abstractmethod
     def offer(self, seen: Seen) -> None:
-        """A request has come. It is not known yet whether there is room for what it wants to store."""
+        """Record the pages that a request uses and wants to store; whether these find room is not known yet."""
 
     @abstractmethod
     def evict(self, pages: int, keep: list[Run]) -> None:
-        """Take out so many pages, none of ``keep``. There are as many."""
+        """Evict exactly ``pages`` pages, none of ``keep``; the caller has checked that they exist."""
 
     @abstractmethod
     def store(self, seen: Seen) -> None:
-        """The pages to be stored are here now."""
+        """Add the pages to be stored."""
 
     @abstractmethod
     def finish(self, seen: Seen, is_stored: bool) -> None:
-        """The request has finished; ``is_stored`` says whether its pages found room. Some of ``seen`` may have left."""
+        """Record that the request has finished. ``is_stored`` says whether its pages found room; some may have left since."""
 
 
 class LruOffload(OffloadOrder):
-    """LRU. A request's pages become the most recent when it comes and again when it finishes, its tail before its head."""
+    """LRU. A request's pages become the most recent when they are offered and again when it finishes, tail before head."""
 
     def __init__(self) -> None:
         self.order = RunOrder()
@@ -60,7 +60,7 @@ class LruOffload(OffloadOrder):
         self.order.touch([run for run, was_here in seen if was_here])
 
     def evict(self, pages: int, keep: list[Run]) -> None:
-        self.order.pop_oldest(pages)  # what is kept is the most recent, by ``offer``
+        self.order.pop_oldest(pages)  # ``offer`` has made ``keep`` the most recent
 
     def store(self, seen: Seen) -> None:
         self.order.append([run for run, _ in seen])
@@ -72,12 +72,12 @@ class LruOffload(OffloadOrder):
 class ArcOffload(OffloadOrder):
     """ARC over single pages (Megiddo and Modha, FAST 2003), as vLLM adapts it to requests.
 
-    once, again     pages that one request brought; pages that a later one reused: moved there when that one finishes
-    ghosts of each  what was evicted from it, up to the capacity; kept until they are stored again
-    target          pages that ``once`` should have: a page to be stored that is a ghost of ``once`` adds
-                    max(1, ghosts of again / ghosts of once), one of ``again`` takes max(1, the inverse)
-    evict           from ``once`` while it has int(target) pages or more, else from ``again``; from the other if only pages
-                    that must be kept are left
+    once, again     pages that one request brought; pages that a later request reused, moved here when it finishes
+    ghosts of each  pages evicted from it, up to the capacity; a ghost is removed when its page is stored again
+    target          pages that ``once`` should have. A page to be stored adds max(1, ghosts of again / ghosts of once) if it
+                    is a ghost of ``once``, and subtracts max(1, the inverse) if it is a ghost of ``again``
+    evict           from ``once`` while it has at least int(target) pages, else from ``again``; from the other list if only
+                    pages that must be kept are left
     """
 
     def __init__(self, capacity_pages: int) -> None:
@@ -132,7 +132,7 @@ class ArcOffload(OffloadOrder):
 
 
 def _pieces_of_two(one: RunOrder, other: RunOrder, runs: Iterable[Run]) -> list[tuple[Run, object, bool]]:
-    """A path in pieces: (run, None if neither has it, whether ``one`` has it). No page is in both."""
+    """Cut a path into (run, value or None if neither order has it, whether ``one`` has it). No page is in both orders."""
     pieces: list[tuple[Run, object, bool]] = []
     for run, here in one.pieces(runs):
         if here is not None:
@@ -143,10 +143,10 @@ def _pieces_of_two(one: RunOrder, other: RunOrder, runs: Iterable[Run]) -> list[
 
 
 def add_repeatedly(value: float, step: float, times: int, *, most: float) -> float:
-    """``value += step``, so many times, kept in 0 ... ``most``, with the rounding of each sum: what a loop gives, without one.
+    """Return the result of ``times`` times ``value += step``, kept in 0 ... ``most``, rounded as a loop would, but without one.
 
-    Between two powers of two floats are equally spaced. There every sum but the first is rounded alike (a tie goes to an even
-    number, and stays with even ones), so all steps on the way to the next power of two have the same length.
+    Floats between two powers of two are equally spaced. There, every sum but the first is rounded alike (a tie goes to an even
+    number, and from then on to even ones), so all steps up to the next power of two have the same length.
     """
     alike = 0
     while times > 0 and 0.0 <= value + step <= most:

@@ -13,10 +13,10 @@ from kvsim.policies.eviction.base import RankedEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Priority(RankedEviction):
-    """Keeps what important requests have used. SGLang's ``priority``; TensorRT-LLM orders blocks so, too.
+    """Keeps what important requests have used. SGLang's ``priority``; TensorRT-LLM orders its blocks this way too.
 
     highest priority of its finished requests is lower   leaves first
-    the same                                             least recently used first
+    equal                                                least recently used first
 
     A node whose first request has not finished leaves last. Needs requests with a ``priority``.
     """

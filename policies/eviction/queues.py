@@ -1,4 +1,4 @@
-"""Queues of pages at a cost per node: the base class of the policies that keep several lists."""
+"""Queues of pages, at a cost per node instead of per page: the base class of policies that keep several lists."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -15,23 +15,23 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
 Mark = tuple[int, int, Any]
-"""(queue, place in it, a value of the policy's own): what a page is to the policy. The lowest place leaves first."""
+"""(queue, place in it, a value of the policy's own): what the policy knows of a page. The lowest place leaves first."""
 
 Part = tuple[int, Mark]
-"""So many pages that have one mark."""
+"""(pages, mark): consecutive pages with one mark."""
 
 Entry = Any
-"""(place, when the leaf was last used, where it ends: the deeper first, number of the entry, leaf)."""
+"""(place, last use of the leaf, minus the depth of its end so that deeper leaves come first, number of the entry, leaf)."""
 
 
 def forget_beyond(ghosts: RunOrder, pages: float) -> None:
-    """Keep so many pages of a ghost list, the most recent ones."""
+    """Keep only the ``pages`` most recent pages of a ghost list."""
     if ghosts.pages > pages:
         ghosts.pop_oldest(ceil(ghosts.pages - pages))
 
 
 def check_fractions(settings: object, *names: str) -> None:
-    """Raise ValueError if one of these settings is not a share of the tier."""
+    """Raise ValueError unless each of these settings is a fraction, above 0 and below 1."""
     for name in names:
         if not 0 < (value := getattr(settings, name)) < 1:
             raise ValueError(f"{name} must be above 0 and below 1, not {value}: it is a share of the tier's pages")
@@ -41,15 +41,15 @@ def check_fractions(settings: object, *names: str) -> None:
 class QueueEviction(EvictionPolicy):
     """Keeps each page of a tier in one of several queues. The result does not depend on how paths are cut into nodes.
 
-    mark     all pages of a node have one, as a rule. A node may have several parts, if a ghost list knew some of its pages:
-             then it is cut when the last part is about to leave
-    leaves   only they compete: each queue has a lazy heap of them, by place. Among equals the least recently used leaves
-    moves    a leaf passes to another queue, or place, with all pages above it that have the same mark
+    mark     usually shared by all pages of a node. If a ghost list knew only some of them, the node has several parts, and is
+             cut when the last part is about to leave
+    leaves   only leaves compete: each queue has a lazy heap of them, by place. Among equals the least recently used leaves
+    moves    a leaf moves to another queue or place together with all pages above it that have the same mark
     room     is made for all pages of a request before they enter, so a page that has left counts as one that has entered
-    ghosts   only what the policy chose to evict is remembered. What moves up, or is lost with its prefix, is not
+    ghosts   only pages that the policy chose to evict are remembered, not pages that move up or are lost with their prefix
 
-    A subclass says where a page enters (``enter``), what a hit makes of its mark (``use``), which queue gives the next victim
-    (``choose``), and what the ghost list keeps of it (``remember``).
+    A subclass defines where a page enters (``enter``), how a hit changes its mark (``use``), which queue gives the next victim
+    (``choose``), and what the ghost list keeps of the victim (``remember``).
     """
 
     def bind(self, context: PolicyContext) -> None:
@@ -58,61 +58,61 @@ class QueueEviction(EvictionPolicy):
         self.sizes = [0] * queues
         """Pages in each queue."""
         self.clock = 0
-        """Place of what enters a queue now."""
+        """Place of pages that enter a queue now."""
         self.left_pages = 0
-        """Pages that have left since the latest request came, less those that have entered."""
+        """Pages evicted since the latest request arrived, minus pages that have entered; at least 0."""
         self.has_evicted = False
-        """Since the latest request came."""
+        """Whether a page has been evicted since the latest request arrived."""
         self.ghosts = RunOrder()
-        """What has been evicted and is remembered, and maybe older pages, which are forgotten before anything is looked up."""
+        """Evicted pages that are remembered. It may hold older pages, which are removed before each look-up."""
         self.ghost_pages = 0.0
-        """How many pages are remembered, at most."""
+        """Maximum number of pages remembered."""
         self._running: set[Request] = set()
-        """Requests that have been told of: each counts once."""
+        """Requests announced and not finished; each counts once."""
         self._request: Request | None = None
-        """The latest one, until its ghosts have been looked up."""
+        """The latest request, until its ghosts have been looked up."""
         self._hit_pages = 0
         self._new: tuple[Run, ...] = ()
-        """What the latest request needs, if none of it has a ghost."""
+        """Pages that the latest request needs, if none of them has a ghost."""
         self._marks: dict[Node, Mark] = {}
-        """Of each node's last pages, and of all others unless the node is in ``mixed``."""
+        """The mark of each node's last part: of all its pages, unless the node is in ``mixed``."""
         self.mixed: dict[Node, list[Part]] = {}
-        """The parts before the last one, head to tail, of nodes that have several."""
+        """For nodes of several parts, the parts before the last one, head to tail."""
         self.heaps: list[list[Entry]] = [[] for _ in range(queues)]
-        """Of each queue. Entries that are not true any more are dropped when they come to the top."""
+        """A heap of leaves for each queue. Stale entries are dropped when they reach the top."""
         self._entries = 0
         self._compact_at = 1024
         self._offered: Node | None = None
         self.capacity_pages: float = inf if context.capacity_pages is None else context.capacity_pages
 
     def count_queues(self) -> int:
-        """How many queues there are."""
+        """Return the number of queues."""
         return 2
 
     def share(self, fraction: float) -> float:
-        """Whole pages of the tier."""
+        """Return a fraction of the tier's capacity, rounded down to whole pages."""
         pages = fraction * self.capacity_pages
         return floor(pages + 1e-9) if pages < inf else inf
 
-    # --- what a subclass says ----------------------------------------------------------------------------------------
+    # --- what a subclass defines -------------------------------------------------------------------------------------
 
     @abstractmethod
     def enter(self, ghost: Any) -> Mark:
-        """The mark of a page that enters the tier and has this value in the ghost list; None: it is not there."""
+        """Return the mark of a page that enters the tier. ``ghost`` is its value in the ghost list, or None."""
 
     @abstractmethod
     def use(self, mark: Mark) -> Mark:
-        """What a hit makes of a mark."""
+        """Return the mark that a page with this mark has after a hit."""
 
     @abstractmethod
     def choose(self) -> tuple[int, float] | None:
-        """The queue whose first leaf leaves now, and at most how many of its pages; None if there is no leaf."""
+        """Return the queue whose first leaf leaves now and the most pages it may lose; None if there is no leaf."""
 
     def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
-        """These pages have been evicted."""
+        """Called when these pages, which had this mark, have been evicted."""
 
     def expect(self, runs: tuple[Run, ...]) -> bool:
-        """A request needs these pages, which the tier lacks. Keeps their ghosts. Returns whether there are any."""
+        """Called with pages that a request needs and the tier lacks. Keeps their ghosts; returns whether there are any."""
         ghosts = self.ghosts
         is_known = ghosts.may_hold(runs)
         if is_known or ghosts.pages > 2 * self.ghost_pages:
@@ -120,14 +120,14 @@ class QueueEviction(EvictionPolicy):
         return is_known and ghosts.touch(runs) > 0
 
     def recall(self, runs: tuple[Run, ...]) -> list[tuple[int, Any]]:
-        """Pages enter the tier: take them out of the ghost list. Returns (pages, value), head to tail."""
+        """Remove pages that enter the tier from the ghost list. Returns (pages, value or None), head to tail."""
         forget_beyond(self.ghosts, self.ghost_pages)
         pieces = self.ghosts.pieces(runs)
         if len(pieces) > 1 or pieces[0][1] is not None:
             self.ghosts.remove(runs)
         return [(pages, ghost) for (_, pages), ghost in pieces]
 
-    # --- what the core tells -----------------------------------------------------------------------------------------
+    # --- notifications from the core ---------------------------------------------------------------------------------
 
     def on_request(self, request: Request, now: float) -> None:
         if request in self._running:
@@ -141,14 +141,14 @@ class QueueEviction(EvictionPolicy):
         self.has_evicted = False
 
     def advance(self, pages: int) -> None:
-        """A request for so many pages comes: time goes on."""
+        """Advance the clock for a request of ``pages`` pages."""
         self.clock += 1
 
     def on_finish(self, request: Request, node: Node, now: float) -> None:
         self._running.discard(request)
 
     def _expect(self) -> None:
-        """Look up the ghosts of what the latest request did not find here."""
+        """Look up the ghosts of the pages that the latest request did not find in the tier."""
         request, self._request = self._request, None
         self._new = ()
         if request is not None and (missing := request.prompt_pages - self._hit_pages):
@@ -161,7 +161,7 @@ class QueueEviction(EvictionPolicy):
             self._expect()
         left = self.left_pages - node.pages
         self.left_pages = left if left > 0 else 0
-        if node.runs == self._new or node.is_state:  # a state that comes back is new: there are ghosts of pages only
+        if node.runs == self._new or node.is_state:  # states have no ghosts: one that returns counts as new
             mark = self._marks[node] = self.enter(None)
             self.sizes[mark[0]] += node.pages
             return
@@ -171,7 +171,7 @@ class QueueEviction(EvictionPolicy):
         self._keep_parts(node, parts)
 
     def on_hit(self, node: Node, now: float) -> None:
-        if node.runs[0][0] >= 0:  # no state
+        if node.runs[0][0] >= 0:  # not a state
             self._hit_pages = node.depth + node.pages
         if self.mixed and node in self.mixed:
             self._set_parts(node, [(pages, self.use(mark)) for pages, mark in self.parts(node)])
@@ -218,12 +218,12 @@ class QueueEviction(EvictionPolicy):
             self.sizes[self._marks.pop(node)[0]] -= node.pages
 
     def on_victim(self, node: Node) -> None:
-        """The leaf that was chosen leaves."""
+        """Called when the chosen leaf leaves."""
         mark, pages, runs = self._marks.pop(node), node.pages, node.runs
         self.sizes[mark[0]] -= pages
         self.left_pages += pages
         self.has_evicted = True
-        if runs[0][0] >= 0:  # no state
+        if runs[0][0] >= 0:  # not a state
             self.remember(runs, mark)
 
     def on_shorten(self, node: Node, pages: int) -> None:
@@ -257,7 +257,7 @@ class QueueEviction(EvictionPolicy):
             self._compact()
 
     def _compact(self) -> None:
-        """Keep one entry, the last, for each leaf in each heap."""
+        """Keep only the latest entry of each leaf in each heap."""
         for queue, heap in enumerate(self.heaps):
             leaves = {entry[-1]: entry for entry in sorted(heap) if self.is_true(queue, entry)}
             heap[:] = leaves.values()
@@ -270,12 +270,12 @@ class QueueEviction(EvictionPolicy):
         return node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]
 
     def is_true(self, queue: int, entry: Entry) -> bool:
-        """Whether an entry of the queue's heap stands for a leaf that is there."""
+        """Whether an entry of the queue's heap is current: its node is a leaf with this queue and place."""
         node = entry[4]
         return self.is_leaf(node) and self._marks[node][:2] == (queue, entry[0])
 
     def first(self, queue: int) -> Node | None:
-        """The leaf that is the first to leave its queue, if it has one. Its entry is at the top of the heap then."""
+        """Return the leaf that leaves the queue first, or None. Its entry is then at the top of the heap."""
         heap, tier, marks = self.heaps[queue], self.tier, self._marks
         while heap:
             node: Node = heap[0][4]
@@ -287,7 +287,7 @@ class QueueEviction(EvictionPolicy):
         return None
 
     def first_of(self, queue: int, most_pages: float = inf) -> tuple[int, float] | None:
-        """The queue, if it has a leaf; else any other that has one, and no limit."""
+        """Return the queue and ``most_pages`` if it has a leaf; else any other queue that has one, and no limit."""
         if self.first(queue) is not None:
             return queue, most_pages
         others = (queue for queue in range(len(self.heaps)) if self.first(queue) is not None)
@@ -303,33 +303,33 @@ class QueueEviction(EvictionPolicy):
             yield node
 
     def begin_pass(self) -> None:
-        """Victims are about to be chosen."""
+        """Called before victims are chosen."""
         if self._request is not None:
             self._expect()
 
     def _limit(self, node: Node, most_pages: float) -> None:
-        """Offer at most so many pages of a node, and no part of it but the last."""
+        """Limit what is offered of a node to ``most_pages`` pages of its last part."""
         self.most_pages = self._last_pages(node) if self.mixed and node in self.mixed else NO_LIMIT
         if most_pages < self.most_pages:
             self.most_pages = ceil(most_pages)
 
     def pages(self) -> dict[Node, int]:
-        """How many pages of each node are in the queues."""
+        """Return the number of pages of each node in the queues."""
         return {node: sum([pages for pages, _ in self.parts(node)]) for node in self._marks}
 
     # --- marks -------------------------------------------------------------------------------------------------------
 
     def mark(self, node: Node) -> Mark:
-        """Of the node's last pages."""
+        """Return the mark of the node's last part."""
         return self._marks[node]
 
     def end(self) -> int:
-        """A place after all that are taken, and before those of what comes next."""
+        """Return a place after all places in use and before those of pages that enter later."""
         self.clock += 2
         return self.clock - 1
 
     def move(self, leaf: Node, mark: Mark) -> None:
-        """Give the last pages of a leaf another mark, and all pages above them that have the same one."""
+        """Give a new mark to the last part of a leaf and to all pages above it that have the same mark."""
         node: Node | None = leaf
         old = self._marks[leaf]
         while node is not None and self._marks.get(node) == old:
@@ -344,26 +344,26 @@ class QueueEviction(EvictionPolicy):
         self.on_evictable(leaf)
 
     def demote(self, upper: int, lower: int, most_pages: float) -> None:
-        """While a queue has more pages than it may, its first leaf goes to the end of a lower one."""
+        """Move first leaves of ``upper`` to the end of ``lower`` while ``upper`` has more than ``most_pages`` pages."""
         while self.sizes[upper] > most_pages and (leaf := self.first(upper)) is not None:
             self.move(leaf, (lower, self.end(), self._marks[leaf][2]))
 
     def _last_pages(self, node: Node) -> int:
-        """Pages of the node's last part."""
+        """Return the pages of the node's last part."""
         return node.pages - sum([pages for pages, _ in self.mixed[node]]) if node in self.mixed else node.pages
 
     def parts(self, node: Node) -> list[Part]:
         return [*self.mixed.get(node, ()), (self._last_pages(node), self._marks[node])]
 
     def _set_parts(self, node: Node, parts: list[Part]) -> None:
-        """Give every part of a node another mark."""
+        """Replace the mark of every part of a node."""
         for (pages, old), (_, mark) in zip(self.parts(node), parts, strict=True):
             self.sizes[old[0]] -= pages
             self.sizes[mark[0]] += pages
         self._keep_parts(node, parts)
 
     def _keep_parts(self, node: Node, parts: Iterable[Part]) -> None:
-        """Note a node's parts; neighbours with equal marks are one."""
+        """Store a node's parts, joining neighbours with equal marks."""
         joined: list[Part] = []
         for pages, mark in parts:
             if joined and joined[-1][1] == mark:

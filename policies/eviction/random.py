@@ -14,9 +14,9 @@ from kvsim.policies.eviction.base import EvictionPolicy
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Random(EvictionPolicy):
-    """Evicts any leaf, all with the same chance: what a policy must beat to be worth its state.
+    """Evicts any leaf with equal probability: what a policy must beat to be worth its state.
 
-    every evictable leaf   equally likely to be drawn; it leaves, its last page first, before the next one is drawn
+    every evictable leaf   equally likely to be drawn; it leaves, last page first, before the next one is drawn
     """
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Random(EvictionPolicy):
                 self._drawn = None
 
     def _forget(self, node: Node) -> None:
-        """Fill the node's place with the last leaf."""
+        """Remove a node from the list of leaves; the last leaf takes its place."""
         place, last = self._places.pop(node), self._leaves.pop()
         if last is not node:
             self._leaves[place] = last

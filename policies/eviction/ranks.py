@@ -1,4 +1,4 @@
-"""Checks the ranks of ``RankedEviction``: nodes whose ranks cannot be put into an order are a PolicyError."""
+"""Checks of the ranks of ``RankedEviction``: ranks that cannot be ordered raise PolicyError."""
 
 from collections.abc import Iterable
 from functools import cmp_to_key
@@ -10,7 +10,7 @@ from kvsim.core.tree import Node
 
 def check_rank(policy: object, node: Node, rank: Any) -> None:
     """Raise PolicyError for a rank that is None or not a number."""
-    if isinstance(rank, float):  # compiled, that is no call
+    if isinstance(rank, float):  # compiled code compares floats without a call
         is_nan = rank != rank
     elif isinstance(rank, tuple):
         is_nan = False
@@ -28,7 +28,7 @@ def check_rank(policy: object, node: Node, rank: Any) -> None:
 
 
 def check_risen(policy: object, node: Node, before: Any, rank: Any) -> None:
-    """The rank of a node that has been evictable ever since is another than before: raise PolicyError unless it is higher."""
+    """Raise PolicyError unless the rank of a node that has stayed evictable has risen from ``before``."""
     try:
         if rank > before:
             return
@@ -37,12 +37,12 @@ def check_risen(policy: object, node: Node, before: Any, rank: Any) -> None:
         refuse_order(policy, [before, rank], error)
     raise PolicyError(
         f"{name(policy)} lowered the rank of {node} from {before} to {rank} while it was evictable: "
-        "a rank may rise at any time, but one that falls must be announced by on_evictable()"
+        "a rank may rise at any time, but a policy that lowers one must call on_evictable()"
     )
 
 
 def refuse_order(policy: object, ranks: Iterable[Any], error: Exception) -> NoReturn:
-    """Comparing two of these ranks has raised an error. Raise PolicyError that shows them."""
+    """Raise PolicyError that shows two ranks which cannot be compared; comparing some of ``ranks`` has raised ``error``."""
 
     def compare(rank: Any, other: Any) -> int:
         try:
@@ -60,10 +60,10 @@ def refuse_order(policy: object, ranks: Iterable[Any], error: Exception) -> NoRe
 
 
 def refused(policy: object, node: Node, rank: Any, why: str) -> PolicyError:
-    """The error of a rank that is none."""
+    """Return the error for an unusable rank."""
     return PolicyError(f"{name(policy)} ranked {node} as {rank}: {why}")
 
 
 def name(policy: object) -> str:
-    """Names the policy in a message."""
+    """Return the policy's name for an error message."""
     return f"the eviction policy {type(policy).__name__}"

@@ -16,15 +16,15 @@ MOST_USES: Final = 3
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class S3FIFO(QueueEviction):
-    """Lets what is used once pass quickly through a small queue, so that the main one holds what comes back.
+    """Passes pages that are used once quickly through a small queue, so that the main queue holds those that are reused.
 
-    small    FIFO. A new page enters here, with no uses; a hit counts one, up to 3. With fill_main, a page that finds small full
+    small    FIFO. New pages enter here with 0 uses; a hit adds one, up to 3. With fill_main, a page that finds small full
              before the tier has evicted anything enters main
-    main     FIFO. A page that the ghosts remember enters here, and one of small that had move_threshold hits or more as it
-             was about to leave; both without uses
-    ghosts   of what was evicted from small, the most recent ghost * capacity pages
+    main     FIFO. Pages with a ghost enter here, as do pages of small with at least move_threshold uses when they are about
+             to leave; both start with 0 uses
+    ghosts   of the ghost * capacity pages evicted last from small
     victim   main's first leaf while main has more than (1 - small) * capacity pages, else small's. A leaf of main that has
-             uses goes to its end with one less
+             uses moves to its end instead, with one use less
     """
 
     small: float = 0.1

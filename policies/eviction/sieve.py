@@ -16,16 +16,16 @@ BEHIND: Final = 1
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Sieve(QueueEviction):
-    """FIFO with a second chance that leaves pages where they are: new pages do not hide behind old ones that were kept.
+    """FIFO with a second chance that leaves kept pages in place, so that they do not shield new pages from eviction.
 
-    order    by the time of entry. A hit sets the page's visited bit
-    hand     goes over the leaves from the oldest to the latest, and begins anew at the end. A visited leaf loses the bit and
-             stays, as do the pages above that entered with it and were visited; another one is the victim
+    order    by time of entry. A hit sets the page's visited bit
+    hand     moves over the leaves from oldest to newest, then starts again. A visited leaf loses the bit and stays, as do the
+             pages above it that entered with it and were visited; an unvisited leaf is the victim
     """
 
     def __post_init__(self) -> None:
         self.hand = 0
-        """The place where the hand is: what is there is still ahead, unless the hand has passed it in this lap."""
+        """The hand's place. Pages at this place are still ahead, unless the hand has passed them in this lap."""
         self.lap = 1
 
     def enter(self, ghost: None) -> Mark:

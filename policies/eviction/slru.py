@@ -23,7 +23,8 @@ class SegmentedLRU(RankedEviction):
     hits < protected_hits   leave first, least recently used first
     the others              leave after them, least recently used first
 
-    segments=unsized: there may be any number of protected pages. SGLang's ``slru``. segments=sized: ``SizedSegmentedLRU``.
+    With segments=unsized, any number of pages may be protected, as in SGLang's ``slru``; segments=sized is
+    ``SizedSegmentedLRU``.
     """
 
     protected_hits: int = 2
@@ -56,11 +57,11 @@ keep_types(SegmentedLRU, protected_fraction=float | None)
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class SizedSegmentedLRU(QueueEviction):
-    """Segmented LRU with a share for each segment, as published: what was used often long ago does not stay for ever.
+    """Segmented LRU with a share for each segment, as published: what was used often long ago does not stay forever.
 
-    probation   LRU. A new page enters here
-    protected   LRU. A page enters with its use number protected_hits, counted since it came to the tier. While room is made
-                and it has more than protected_fraction * capacity pages, its first leaf goes back to probation's end
+    probation   LRU. New pages enter here
+    protected   LRU. A page enters at its use number protected_hits, counted since it entered the tier. When room is made while
+                it has more than protected_fraction * capacity pages, its first leaf moves back to the end of probation
     victim      the first leaf of probation, else that of protected
     """
 

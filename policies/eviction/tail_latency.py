@@ -9,19 +9,20 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 
 MOST_PAGES = 1 << 60
-"""More than any prompt has."""
+"""More pages than any prompt has."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class TailLatency(RankedEviction):
-    """T-LRU: gives up first what a conversation can lose and still answer its next prompt within a TTFT budget.
+    """T-LRU: evicts first what a conversation can lose and still answer its next prompt within a TTFT budget.
 
     cached_prefix - own >= max(history + next_prompt_estimate - threshold, 0)   safe: leave first, least recently used first
     the others                                                                  leave after them, least recently used first
 
-    In tokens: ``cached_prefix`` ends with the page, ``own`` is the page itself, ``history`` is prompt and answer of the last
-    finished request that used it. ``threshold`` is what the budget allows to compute. Needs requests with a ``session``.
+    All in tokens: ``cached_prefix`` ends with the page, ``own`` is the page itself, ``history`` is prompt plus answer of the
+    last finished request that used it, ``threshold`` is what the budget allows to be computed. Needs requests with a
+    ``session``.
     """
 
     threshold: int = 0
@@ -49,6 +50,6 @@ class TailLatency(RankedEviction):
         return node.pages if safe <= 0 or (True, node.last_used) < next_rank else min(safe, node.pages)
 
     def _kept_pages(self, node: Node) -> int:
-        """How many pages of the prompt the budget needs: those after them are safe."""
+        """Return how many leading pages of the prompt the budget requires; the pages after them are safe to evict."""
         needed = node.notes[self.tier]
         return MOST_PAGES if needed is None else -(-needed // self._page_tokens)

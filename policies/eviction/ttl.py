@@ -20,21 +20,21 @@ LEARNED = "learned"
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class TimeToLive(RankedEviction):
-    """Keeps what a session has used until it should have come back: for agents, whose tools return soon or not at all.
+    """Keeps what a session has used until it should have returned: for agents, whose tools return soon or not at all.
 
-    last finished request is longer ago than its ttl, or has no session   leave first, least recently used first
-    the others                                                            leave after them, least recently used first
+    last finished request longer ago than its ttl, or without session   leave first, least recently used first
+    the others                                                          leave after them, least recently used first
 
-    ``ttl_s`` for all (then the order is LRU's wherever every request has a session), or ``learned``, for each request the
-    tau among 0 and the observed pauses with the highest ``P(pause <= tau) * (eta * Tq + C) - tau``:
+    ``ttl_s`` is the same for all requests (the order is then that of LRU, if every request has a session) or ``learned``: for
+    each request, the tau among 0 and the observed pauses with the highest ``P(pause <= tau) * (eta * Tq + C) - tau``:
 
-    P     pauses after requests of the same kind if more than 100 were observed, else after all; until there are 100, tau is 2 s
-    eta   -corr(turns done, turns left), 1 at first; a session has ended when it is silent for longer than any pause so far
+    P     pauses after requests of the same kind if more than 100 were observed, else after all; with 100 or fewer, tau is 2 s
+    eta   -corr(turns done, turns left), initially 1; a session has ended when it is silent for longer than any pause so far
     Tq    mean queueing delay of the last 100 requests, from arrival to admission; 0 in a replay, which has no queue
     C     seconds to load the prompt from the tier below, or to compute it if there is none
 
-    In a replay answers take no time, so a pause is the time from one arrival to the next. Nothing is pinned: when only
-    protected pages are left they leave, too. Needs requests with a ``session``; ``kind`` stands for the tool.
+    In a replay answers take no time, so a pause lasts from one arrival to the next. Nothing is pinned: protected pages leave
+    too when no others remain. Needs requests with a ``session``; ``kind`` stands for the tool.
     """
 
     ttl_s: int | float | str = 300
@@ -48,7 +48,7 @@ class TimeToLive(RankedEviction):
 
     @property
     def reads_hardware(self) -> bool:
-        """Whether what is kept depends on the machine's rates."""
+        """Whether decisions depend on the machine's rates."""
         return self._continuum is not None
 
     def bind(self, context: PolicyContext) -> None:
@@ -89,7 +89,7 @@ class TimeToLive(RankedEviction):
         return super().victims(now)
 
     def _begin_pass(self, now: float) -> None:
-        """Let those leave first whose time is over."""
+        """Enter expired nodes again, since they leave first now."""
         self._now, expiring, tier = now, self._expiring, self.tier
         while expiring and expiring[0][0] <= now:
             node = heappop(expiring)[2]

@@ -16,11 +16,11 @@ AM: Final = 1
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class TwoQ(QueueEviction):
-    """Lets pages prove themselves: the main list is for those that are asked for again after they have left. The full version.
+    """Makes pages prove themselves: only those requested again after eviction enter the main list. The full version of 2Q.
 
-    A1in     FIFO. A new page enters here; a hit changes nothing
-    A1out    ghosts of what was evicted from A1in, the most recent kout * capacity pages
-    Am       LRU. A page that A1out remembers enters here
+    A1in     FIFO. New pages enter here; a hit changes nothing
+    A1out    ghosts of the kout * capacity pages evicted last from A1in
+    Am       LRU. A page with a ghost in A1out enters here
     victim   the first leaf of A1in while it has more than kin * capacity pages, else that of Am
     """
 

@@ -14,23 +14,23 @@ PROBATION: Final = 1
 PROTECTED: Final = 2
 MOST_USES: Final = 15
 SAMPLE: Final = 10
-"""After so many times the tier's pages have been requested, all counts are halved. As many pages are remembered."""
+"""Counts are halved each time this multiple of the capacity has been requested; the same multiple of pages is remembered."""
 PROTECTED_FRACTION: Final = 0.8
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class WTinyLFU(QueueEviction):
-    """Lets new pages into the main part of the tier only if they are used more often than what they would push out.
+    """Lets new pages into the main part of the tier only if they are used more often than the pages they would push out.
 
-    window      LRU. A new page enters here. If the last request found room, what is too much for the window goes to main as
-                the next one comes
-    main        segmented LRU: pages enter probation, a hit takes them to protected, whose first leaves go back to probation
-                when it has more than 80 % of main
-    frequency   uses of a page, up to 15, halved after every 10 capacities of pages requested. Counted for each page that is
-                here and for the 10 capacities that left last: exact, where the paper has a sketch of single pages
-    victim      with a full window its first leaf, unless it is used more often than main's: then it goes to main. Without a
-                full window main's first leaf
+    window      LRU. New pages enter here. If the last request evicted nothing, the window's surplus moves to main when the
+                next request arrives
+    main        segmented LRU: pages enter probation, and a hit moves them to protected; when that has more than 80% of main,
+                its first leaves move back to probation
+    frequency   uses of a page, up to 15, halved after every 10 capacities of pages requested. Counted for the pages in the
+                tier and for the last 10 capacities that left: exact, where the paper has a sketch of single pages
+    victim      if the window is full, its first leaf, unless that is used more often than main's first leaf: then it moves to
+                main. If the window is not full, main's first leaf
     """
 
     window: float = 0.01

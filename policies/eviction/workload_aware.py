@@ -12,34 +12,34 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
 HORIZONS_PER_WINDOW = 16
-"""How often all bounds are renewed: the sooner, the tighter they are."""
+"""How often per window all bounds are renewed; more often makes them tighter."""
 
 
 Entry = tuple[float, int, int, Node]
-"""A leaf: last use, minus the end in pages, number of the entry, node."""
+"""A leaf: (last use, minus its end in pages, number of the entry, node)."""
 
 
 class RequestClass:
-    """Requests of one type and turn: how often and how soon they are continued, and the leaves that they were the last to use."""
+    """Requests of one type and turn: how often and how soon they are continued, and the leaves that they used last."""
 
     def __init__(self, tier: int, window_s: float) -> None:
         self.tier = tier
         self.window_s = window_s
         self.requests = self.continued = 0
         self.reuse_s = 0.0
-        """Sum over the continued ones of the time until then."""
+        """Sum, over continued requests, of the time until the continuation."""
         self._rate = self._p = self._later = 0.0
-        """a, p and e^-aW, by the latest counts."""
+        """a, p and e^-aW of the latest counts."""
         self.heap: list[Entry] = []
-        """Looked at when an entry comes to the top."""
+        """Leaves, as entries that are checked when they reach the top."""
         self._compact_at = 64
         self.head_used_s = inf
-        """When the head was used last, when the class was looked at."""
+        """Last use of the head when the class was last examined; infinite without a leaf."""
         self.version = 0
-        """Of the class's place among others: earlier ones do not count."""
+        """Version of the class's place among others; places with an earlier version are stale."""
 
     def add(self, node: Node, number: int) -> None:
-        """Enter a leaf; now and then forget entries that do not count any more."""
+        """Enter a leaf; from time to time drop stale entries."""
         heap, tier = self.heap, self.tier
         heappush(heap, (node.last_used, -(node.depth + node.pages), number, node))
         if len(heap) > self._compact_at:
@@ -49,7 +49,7 @@ class RequestClass:
             self._compact_at = max(64, 2 * len(heap))
 
     def head(self) -> Entry | None:
-        """The entry of the least recently used leaf; of several, that of the one which ends last."""
+        """Return the entry of the least recently used leaf, among equals that of the one that ends last; None without leaves."""
         heap, tier = self.heap, self.tier
         while heap:
             entry = heap[0]
@@ -63,7 +63,7 @@ class RequestClass:
         return None
 
     def count(self, *, requests: int = 0, continued: int = 0, reuse_s: float = 0.0) -> None:
-        """Count requests of the class, those that have been continued, and how long that took."""
+        """Add to the class's requests, continued requests and time until continuation."""
         self.requests += requests
         self.continued += continued
         self.reuse_s += reuse_s
@@ -72,9 +72,9 @@ class RequestClass:
         self._later = exp(-self._rate * self.window_s)
 
     def reuse_probability(self, age_s: float) -> float:
-        """Chance that a leaf without a use for ``age_s`` has one in the next ``window_s``; falls with age.
+        """Return the probability that a leaf unused for ``age_s`` is used within the next ``window_s``; it falls with age.
 
-        1 for a class without requests: that of nodes whose first request has not finished.
+        1 for a class without requests, which holds the nodes whose first request has not finished.
         """
         if not self.requests:
             return 1.0
@@ -83,24 +83,24 @@ class RequestClass:
 
 
 Place = tuple[float, int, int, int, RequestClass]
-"""A class among others: P or a bound below it, minus the end of its head, number of the entry, version, the class."""
+"""A class among others: (P or a lower bound of it, minus the end of its head, number of the entry, version, class)."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class WorkloadAware(EvictionPolicy):
-    """Keeps what its kind of request tends to reuse soon: a search is rarely continued, the fifth turn of a chat often.
+    """Keeps pages that their kind of request tends to reuse soon: a search is rarely continued, the fifth turn of a chat often.
 
     class     type and turn of the last finished request that used a node
     P         p (e^-at - e^-a(t+W)) / (1 - p + p e^-at): chance of a use within W = ``window_s`` after an age t without one
-    victim    the least P among the least recently used leaves of the classes; if equal, what ends later in its prompt
+    victim    the lowest P among the least recently used leaf of each class; if equal, the leaf that ends later in its prompt
 
-    A request is continued by the next one of its session, with chance p = (continued + 1) / (requests + 2) and after an
-    exponential time of rate a = (continued + 1) / (sum of times + W), counted for each class since the run began. Needs
-    requests with a ``session``, a ``turn`` and a ``kind``.
+    A request is continued by the next one of its session, with probability p = (continued + 1) / (requests + 2) and after an
+    exponentially distributed time of rate a = (continued + 1) / (sum of times + W), counted per class since the run began.
+    Needs requests with a ``session``, a ``turn`` and a ``kind``.
 
-    P falls with age, so the P that a class's head will have at the end of a horizon is a bound until then: only classes whose
-    bound is not above the least P known are looked at, and the victim is that of comparing all.
+    P falls with age, so the P that a class's head will have at the end of a horizon is a lower bound until then. Only classes
+    whose bound is not above the lowest P known are examined; the victim is the same as if all were.
     """
 
     window_s: float = 60.0
@@ -110,10 +110,10 @@ class WorkloadAware(EvictionPolicy):
             raise ValueError(f"window_s must be positive, not {self.window_s}")
         self._classes: dict[tuple[str, int], RequestClass] = {}
         self._latest: dict[int, tuple[int, RequestClass | None, float]] = {}
-        """Of each session: index and class of its latest request, and when it was admitted."""
+        """By session: index and class of its latest request, and when that was admitted."""
         self._bounds: list[Place] = []
         self._looked_at: list[Place] = []
-        """Bounds that the last pass has taken out."""
+        """Bounds that the last pass has removed."""
         self._offered: dict[RequestClass, None] = {}
         """Classes whose leaves the last pass has offered."""
         self._changed: dict[RequestClass, None] = {}
@@ -171,7 +171,7 @@ class WorkloadAware(EvictionPolicy):
             self._enter(known, own, now)
 
     def _end_last_pass(self) -> None:
-        """Classes that have lost leaves need new bounds; those of the others still hold."""
+        """Mark classes that have lost leaves for a new bound, and restore the bounds of the others, which still hold."""
         self._changed.update(self._offered)
         self._offered.clear()
         for place in self._looked_at:
@@ -180,7 +180,7 @@ class WorkloadAware(EvictionPolicy):
         self._looked_at.clear()
 
     def _next_class(self, known: list[Place], now: float) -> RequestClass | None:
-        """The class whose head has the least P. ``known`` are classes by P; those with a bound below are looked at for it."""
+        """Return the class whose head has the lowest P. ``known`` holds classes by P; those with a lower bound are examined."""
         bounds = self._bounds
         for own in self._changed:
             own.version += 1
@@ -197,7 +197,7 @@ class WorkloadAware(EvictionPolicy):
                 self._enter(known, place[4], now)
 
     def _enter(self, places: list[Place], own: RequestClass, now: float) -> None:
-        """Give the class a place, by the P that its head has at ``now``; none if it has no leaf."""
+        """Give the class a place by the P that its head has at ``now``; a class without leaves gets none."""
         head = own.head()
         if head is None:
             own.head_used_s = inf

@@ -1,4 +1,4 @@
-"""Placement by the length of the prompt, as in LightLLM's multi-level cache."""
+"""Placement by prompt length, as in LightLLM's multi-level cache."""
 
 from bisect import bisect_right, insort
 from collections import deque
@@ -15,21 +15,21 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 
 LEARNED_PROMPTS = 512
-"""The boundary is learned from so many prompts, the last ones."""
+"""Number of most recent prompts that the boundary is learned from."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class ByLength(PlacementPolicy):
-    """Keeps short prompts on the GPU only, where they are soon recomputed, and gives long ones a copy in the tiers below.
+    """Keeps short prompts on the GPU only, since they are quickly recomputed, and copies long ones to the tiers below.
 
-    prompt >= boundary   copy down its pages, all or none; of the prompt only, without the page of its last token
+    prompt >= boundary   copy down its pages, all or none; prompt pages only, without the page of the last token
     shorter prompts      nothing
-    after eviction       nothing: what was not copied is dropped
+    after eviction       nothing: pages that were not copied are dropped
 
-    The boundary is ``min_tokens`` for the CPU tier and ``disk_min_tokens`` for the disk. With ``adaptive`` these hold until 512
-    prompts have been seen. Then, of the last 512, the shortest are below the boundary: so many that their share of all tokens
-    is the share that the tiers above have of the capacity.
+    The boundary is ``min_tokens`` for the CPU tier and ``disk_min_tokens`` for the disk. With ``adaptive``, these apply until
+    512 prompts have been seen. From then on the boundary is such that, of the last 512 prompts, those below it have the same
+    share of all tokens as the tiers above have of the capacity down to this tier.
     """
 
     min_tokens: int = 256
@@ -71,7 +71,7 @@ class ByLength(PlacementPolicy):
 
 
 def _share_above(capacities: Sequence[float], tier: int) -> float:
-    """The part that the tiers above ``tier`` have of the capacity down to it; 0 if it is unlimited, 1 if they are."""
+    """Return the share that the tiers above ``tier`` have of the capacity down to it; 0 if it is unlimited, 1 if they are."""
     above = sum(capacities[:tier])
     if above == inf:
         return 1.0

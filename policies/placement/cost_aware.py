@@ -1,4 +1,4 @@
-"""Copies only what is loaded sooner than it is recomputed."""
+"""Copies only pages that are loaded faster than they are recomputed."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 
 LONGEST_PROMPT_PAGES = 1 << 24
-"""More than any prompt has."""
+"""More pages than any prompt has."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class CostAware(PlacementPolicy):
-    """Spares the link and the tier below where reading a page takes longer than computing it.
+    """Saves link time and room below by not copying pages that take longer to load than to recompute.
 
-    Matrices cost the same for every page, attention more for later ones: from some depth on, loading wins.
+    Matrix products cost the same for every page, attention costs more for later ones: from some depth on, loading wins.
 
     after use        nothing
-    after eviction   copy down if the node's last page is loaded ``margin`` times sooner than it is recomputed, or if the tier
-                     has something after the node, which would be lost with it; otherwise drop
+    after eviction   copy down if the node's last page is loaded ``margin`` times faster than it is recomputed, or if the lower
+                     tier has children of the node, which would be lost with it; otherwise drop
 
-    A disk's pages come over its own link and the host's or, straight to the GPU, over one as slow as the slower of the two.
-    Latencies, paid once for a whole transfer, are left out.
+    Pages on disk come over the disk's link and the host's or, straight to the GPU, over one as slow as the slower of the two.
+    Latencies, paid once per transfer, are left out.
     """
 
     margin: float = 1.0
@@ -48,7 +48,7 @@ class CostAware(PlacementPolicy):
         self.first_page = bisect_left(
             pages, True, key=lambda page: context.recompute_s(page * tokens, (page + 1) * tokens) >= self.margin * load_s
         )
-        """Pages that so many others precede, and all later ones, are worth a copy."""
+        """Position in a prompt from which on pages are worth a copy."""
 
     def after_eviction(self, node: Node, now: float) -> bool:
         return node.depth + node.pages > self.first_page or node.children_in[self._tier] > 0

@@ -10,11 +10,11 @@ from kvsim.policies.placement.base import PlacementPolicy
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Exclusive(PlacementPolicy):
-    """Keeps one copy only, so that the tiers' capacities add up; pages that go back and forth are written each time.
+    """Keeps a single copy of each page, so that the tiers' capacities add up; a page is written each time it moves down.
 
     after use        nothing
     after eviction   move down
-    after a load     the lower copy is freed as soon as nothing else reads it
+    after a load     free the lower copy, once nothing else uses it
     """
 
     @property

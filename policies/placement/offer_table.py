@@ -1,4 +1,4 @@
-"""How often pages have been offered to vLLM's CPU offloading tier."""
+"""Counts of how often pages have been offered to vLLM's CPU offloading tier."""
 
 from collections.abc import Iterable
 
@@ -7,20 +7,20 @@ from kvsim.core.runs import Run, count_pages, split_runs
 
 
 class OfferTable:
-    """How often pages have been offered: a table of limited size whose least recently offered pages go first.
+    """Counts offers per page, in a table of limited size that forgets the least recently offered pages first.
 
-    threshold  a page is admitted from its ``threshold``-th offer on; 0 and 1 admit all pages, and none is counted
-    capacity   new pages of an offer that exceed it, less the known ones of the offer, are not counted
+    threshold  a page is admitted from its ``threshold``-th offer on; 0 and 1 admit all pages without counting
+    capacity   pages in the table; of one offer no more are counted, known pages before new ones
     """
 
     def __init__(self, threshold: int, capacity_pages: int) -> None:
         self.threshold = threshold
         self.capacity = capacity_pages
         self.known = RunOrder()
-        """Pages with the number of their offers, the threshold at most."""
+        """Pages with their number of offers, at most the threshold."""
 
     def proven_pages(self, runs: tuple[Run, ...]) -> int:
-        """How many pages from the first on the offers that are counted have brought to the threshold."""
+        """Return how many leading pages have reached the threshold by the offers counted so far."""
         if self.threshold < 2:
             return count_pages(runs)
         proven = 0
@@ -31,7 +31,7 @@ class OfferTable:
         return proven
 
     def count(self, runs: tuple[Run, ...]) -> None:
-        """Count an offer. Its known pages become the most recent, and then the new ones; counts end at the threshold."""
+        """Count an offer. Its known pages become the most recent, then its new pages; counts stop at the threshold."""
         if self.threshold < 2:
             return
         pieces = self.known.pieces(runs)
@@ -45,7 +45,7 @@ class OfferTable:
         self.known.pop_oldest(self.known.pages - self.capacity)
 
     def pieces(self, runs: Iterable[Run]) -> list[tuple[Run, bool]]:
-        """A path that has been counted, cut into pieces that have been offered often enough or not."""
+        """Cut a path that has been counted into pieces that have been offered often enough (True) or not."""
         if self.threshold < 2:
             return [(run, True) for run in runs]
         return [(run, offers == self.threshold) for run, offers in self.known.pieces(runs)]

@@ -1,4 +1,4 @@
-"""Stores at the k-th offer, as vLLM's CPU offloading does."""
+"""Stores pages at their k-th offer, as vLLM's CPU offloading does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from kvsim.policies.placement.offer_table import OfferTable
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class StoreThreshold(PlacementPolicy):
-    """Stores pages that requests keep asking for, so that a tier that is small for its traffic is not filled with the rest.
+    """Stores only pages that requests keep asking for, so that the rest does not fill a tier that is small for its traffic.
 
-    Every request offers its prompt's pages, whether the tier below has them or not. With k of 2 or more, offers are counted in
-    a table of the ``tracker_pages`` pages that were offered last.
+    Every request offers the pages of its prompt, whether the lower tier has them or not. With k of 2 or more, offers are counted
+    in a table of the ``tracker_pages`` pages offered last.
 
     offer            pages in the table are counted and become its most recent ones, then the others are added
-    after use        copy down the pages up to the first that is neither there nor offered k times: all of them or none
-    after eviction   nothing: what was not copied is dropped
+    after use        copy down the pages before the first that is neither stored below nor offered k times: all or none
+    after eviction   nothing: pages that were not copied are dropped
 
-    Under vLLM's rules its own CPU tier uses such a table for what it is offered.
+    Under vLLM's rules, vLLM's own CPU tier uses such a table for the pages it is offered.
     """
 
     k: int = 0

@@ -10,12 +10,12 @@ from kvsim.policies.placement.base import PlacementPolicy
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class WriteBack(PlacementPolicy):
-    """Writes a page down only when it is evicted: the tiers hold different pages, but room is there only when the bytes are out.
+    """Writes a page down only when it is evicted: the tiers hold different pages, but slots become free only after the write.
 
     after use        nothing
     after eviction   copy down, unless another tier has the page
-    watermark > 0    when a request ends: copy leaves down, first to leave first, until 1 - watermark of the tier above is
-                     free or frees at once; again when half as much has been inserted since
+    watermark > 0    when a request ends: copy leaves down, in order of eviction, until 1 - watermark of the upper tier is free
+                     or can be freed at once; again after half as much has been inserted
     """
 
     watermark: float = 0.0

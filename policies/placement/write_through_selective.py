@@ -12,9 +12,9 @@ from kvsim.policies.placement.base import PlacementPolicy
 class WriteThroughSelective(PlacementPolicy):
     """Writes a page down once it has proved popular, so that pages used once cost no link time and no room below.
 
-    after use        copy down from the ``hits``-th use on, parent first; the request that computed the page is the first
-    from above       the same for pages that come to a tier that has another one below
-    after eviction   nothing: what was not copied is dropped
+    after use        copy down from the ``hits``-th use on, parents first; the request that computes a page is its first use
+    from above       the same for pages that arrive in a tier with another tier below
+    after eviction   nothing: pages that were not copied are dropped
     """
 
     hits: int = 2

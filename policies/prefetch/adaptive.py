@@ -1,4 +1,4 @@
-"""Prefetch above a threshold, shortened to the memory there is."""
+"""Prefetch above a threshold, shortened to the memory available."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class AdaptivePrefetch(ThresholdPrefetch):
-    """As ``threshold``, but a CPU tier that cannot hold all of the continuation takes the first part of it.
+    """Like ``threshold``, but fetches the first part of a continuation that does not fit into the CPU tier.
 
-    no room for all of it    as many whole pages as fit, if that still is min_tokens; otherwise nothing (memory)
+    no room for all of it    as many whole pages as fit, if these have min_tokens; otherwise nothing (memory)
     """
 
     def fit(self, offer: Offer) -> int | Refusal:

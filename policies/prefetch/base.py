@@ -1,4 +1,4 @@
-"""The contract of prefetch policies: reads from disk ahead of need, and what is loaded at admission."""
+"""The contract of prefetch policies: what is read from disk ahead of need, and what is loaded at admission."""
 
 from abc import ABCMeta, abstractmethod
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ STOP_RULES = ("best_effort", "wait_complete", "timeout")
 
 
 class Refusal(Enum):
-    """Why a policy does not fetch what the disk has."""
+    """Why a policy does not fetch pages that the disk has."""
 
     THRESHOLD = "refused_by_threshold"
     RATE_LIMIT = "refused_by_rate_limit"
@@ -22,28 +22,28 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What could be fetched for a request that begins to wait."""
+    """What could be fetched for a request that starts to wait."""
 
     request: Request
     first_page: int
-    """So many pages of its prompt come before, on the GPU or in the CPU tier."""
+    """Pages of the prompt before the stored ones, on the GPU or in the CPU tier."""
     stored_pages: int
-    """The continuation of the request's prefix that the disk has and no other tier."""
+    """Pages after that prefix that only the disk has."""
     in_flight_pages: int
-    """Being fetched into the CPU tier now."""
+    """Pages being fetched into the CPU tier now."""
     available_pages: int
-    """Room in the CPU tier, after evicting all that may be evicted."""
+    """Pages that the CPU tier could take after evicting everything evictable."""
     queued_s: float
-    """Seconds until the disk would begin to read them: what it has to read before. 0 without a clock."""
+    """Seconds until the disk would start reading them, after the reads queued before. 0 without a clock."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefetchPolicy(metaclass=ABCMeta):
-    """Says how much is read from disk into the CPU tier while a request waits, and what is loaded when it is admitted."""
+    """Decides how much is read from disk into the CPU tier while a request waits, and what is loaded when it is admitted."""
 
     @property
     def reads_hardware(self) -> bool:
-        """Whether decisions depend on the machine's rates, also in a replay."""
+        """Whether decisions depend on the machine's rates, even in a replay."""
         return False
 
     page_tokens: int = 1
@@ -56,32 +56,33 @@ class PrefetchPolicy(metaclass=ABCMeta):
 
     @abstractmethod
     def fetch(self, offer: Offer) -> int | Refusal:
-        """Pages to fetch now, from the first that is stored on; 0 if none are wanted, or why wanted ones are not fetched.
+        """Return how many stored pages to fetch now, from the first on; 0 if none are wanted, or why they are not fetched.
 
-        Only memory is a reason to fetch some and not all of them: what is left out counts as refused by memory.
+        Lack of memory is the only reason to fetch fewer than all: the pages left out count as refused by memory.
         """
 
     @abstractmethod
     def load(self, request: Request, gpu_pages: int, cpu_pages: int, disk_pages: int) -> int:
-        """How many of the pages below the GPU that an admitted request could reuse are loaded, from the first on.
+        """Return how many of the reusable pages below the GPU an admitted request loads, from the first on.
 
-        The GPU has the first ``gpu_pages`` of its prompt, the CPU the next ``cpu_pages``. Then follow ``disk_pages``, the
-        first of which only the disk has: loading them means reading the disk while the request runs.
+        The GPU has the first ``gpu_pages`` of the prompt, the CPU tier the next ``cpu_pages``. The ``disk_pages`` after them
+        begin with one that only the disk has; loading them means reading the disk while the request runs.
         """
 
     def wait_s(self, fetch_tokens: int) -> float:
-        """How long after its arrival a request may be kept from running by its own prefetch of so many tokens, in seconds."""
+        """Return how long, in seconds from its arrival, a request may wait for its own prefetch of ``fetch_tokens`` tokens."""
         return inf
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class StoppedPrefetch(PrefetchPolicy):
-    """A prefetch that may be stopped before it ends: the whole pages that have arrived are used, the others given back.
+    """A prefetch that may be stopped before it ends: whole pages that have arrived are used, the rest are given up.
 
-    best_effort     the request waits for nothing: as soon as it can run, its prefetch stops
+    best_effort     the request does not wait: its prefetch stops as soon as it can run
     wait_complete   the request waits until everything has arrived
-    timeout         it waits base_s + per_1024_tokens_s for each 1,024 tokens of the prefetch at most, from its arrival
+    timeout         the request waits at most base_s plus per_1024_tokens_s for each 1,024 tokens of the prefetch, counted
+                    from its arrival
     """
 
     stop: str = "timeout"

@@ -1,4 +1,4 @@
-"""Prefetch of what is read sooner than it is computed."""
+"""Prefetch of pages that are read faster than they are recomputed."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class BreakEvenPrefetch(StoppedPrefetch):
-    """Fetches what arrives on the GPU sooner than it would be recomputed there, by the model's FLOPs and the links' rates.
+    """Fetches what reaches the GPU sooner than it could be recomputed, judged by the model's FLOPs and the links' rates.
 
-    The longer a continuation is, the more of its time goes into attention, while reading it takes a fixed time and as much for
-    each page: what pays for a part of it pays more for all of it.
+    The longer a continuation, the more of its compute time goes into attention, while reading takes a fixed time plus an equal
+    time per page: if fetching a part of it pays, fetching all of it pays more.
 
     margin * (disk queue + disk + host link) > recompute    nothing (threshold)
     no room in the CPU tier                                 the first part, if that pays; otherwise nothing (memory)
-    otherwise                                               all that is stored
-    at admission                                            what the CPU has, with what the disk has or without: whichever
-                                                            saves more time than recomputing, or nothing
+    otherwise                                               all stored pages
+    at admission                                            what the CPU has, with or without what the disk has, whichever
+                                                            saves more time over recomputing; nothing if neither saves any
     """
 
     margin: float = 1.0
@@ -52,7 +52,7 @@ class BreakEvenPrefetch(StoppedPrefetch):
         return max(choices, key=lambda pages: choices[pages])
 
     def _saved_s(self, first_page: int, cpu_pages: int, disk_pages: int, queued_s: float) -> float:
-        """Seconds by which loading pages that follow the first ones beats recomputing them; below 0 if it does not."""
+        """Return the seconds saved by loading pages from ``first_page`` on instead of recomputing them; negative for a loss."""
         context = self._context
         read_s = queued_s + context.disk_read_s(disk_pages) if disk_pages else 0.0
         read_s += context.host_load_s(cpu_pages + disk_pages)

@@ -10,10 +10,10 @@ from kvsim.policies.prefetch.base import Offer, PrefetchPolicy, Refusal
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class NoPrefetch(PrefetchPolicy):
-    """Reads nothing ahead: an admitted request reads from CPU and disk whatever it can reuse, while it runs.
+    """Fetches nothing ahead: a request loads whatever it can reuse from CPU and disk once it is admitted.
 
     while waiting   nothing
-    at admission    everything that is stored, through the CPU tier
+    at admission    everything that is stored, from disk through the CPU tier
     """
 
     def fetch(self, offer: Offer) -> int | Refusal:

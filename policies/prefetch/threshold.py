@@ -1,4 +1,4 @@
-"""Prefetch above a threshold, as SGLang's hierarchical cache does; with thresholds for prompts, as LightLLM's."""
+"""Prefetch above a threshold, as in SGLang's hierarchical cache, with thresholds for prompts as in LightLLM."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class ThresholdPrefetch(StoppedPrefetch):
-    """Fetches long continuations only: short ones are recomputed sooner than they are looked up and read.
+    """Fetches long continuations only: short ones are recomputed faster than they are looked up and read.
 
-    stored < min_tokens, or prompt < min_prompt_tokens          nothing (threshold)
-    in flight with it > in_flight_fraction of the CPU tier      nothing (rate limit)
-    no room in the CPU tier                                     nothing (memory)
-    otherwise                                                   all that is stored
-    at admission                                                what the CPU has, from load_min_tokens on and if the prompt
-                                                                has load_min_prompt_tokens; nothing from disk
+    stored < min_tokens, or prompt < min_prompt_tokens             nothing (threshold)
+    in flight and stored > in_flight_fraction of the CPU tier      nothing (rate limit)
+    no room in the CPU tier                                        nothing (memory)
+    otherwise                                                      all stored pages
+    at admission                                                   what the CPU has, if that is at least load_min_tokens and
+                                                                   the prompt at least load_min_prompt_tokens; nothing from disk
     """
 
     min_tokens: int = 256
@@ -44,7 +44,7 @@ class ThresholdPrefetch(StoppedPrefetch):
         return self.fit(offer)
 
     def fit(self, offer: Offer) -> int | Refusal:
-        """All of the stored pages or, without room for them, none."""
+        """Return all stored pages or, without room for all of them, a refusal."""
         return offer.stored_pages if offer.stored_pages <= offer.available_pages else Refusal.MEMORY
 
     def load(self, request: Request, gpu_pages: int, cpu_pages: int, disk_pages: int) -> int:

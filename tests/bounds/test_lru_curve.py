@@ -9,9 +9,8 @@ from kvsim.bounds.lru_curve import LruCurve, sums_of_smaller
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.report.result import hit_tokens
-from tests.engine.test_replay import conversation, make_cache, play, workloads
-
-__all__ = ["conversation"]
+from tests.engine.test_replay import make_cache, play
+from tests.workloads import branching_requests, long_conversations
 
 
 def request(index: int, *runs: tuple[int, int], prompt_tokens: int | None = None) -> Request:
@@ -58,7 +57,7 @@ def test_sums_of_smaller_are_sums_over_what_came_before(pairs: list[tuple[int, i
 
 
 @given(
-    requests=workloads(),
+    requests=branching_requests(),
     short=st.lists(st.integers(0, 3), min_size=64, max_size=64),
     recompute=st.booleans(),
     skipped=st.integers(0, 3),
@@ -80,10 +79,11 @@ def test_the_curve_is_the_replay_of_every_capacity(
 
 @pytest.mark.long
 @pytest.mark.parametrize("recompute", [False, True])
-def test_the_curve_on_conversation(conversation: list[Request], recompute: bool) -> None:
-    curve = LruCurve(conversation, 512, recompute_last_token=recompute, counted_from=6_015)
-    for capacity in (1_000, 5_859, 30_000, 182_790):
+def test_the_curve_of_long_conversations(recompute: bool) -> None:
+    requests = long_conversations(requests=3_000, page_tokens=512)
+    curve = LruCurve(requests, 512, recompute_last_token=recompute, counted_from=1_500)
+    for capacity in (500, 1_700, 6_000, 60_000):
         cache = make_cache((capacity,), rules=Rules(recompute_last_token=recompute))
-        outcome = play(cache, conversation)
-        assert curve.hit_pages(capacity) == outcome.hit_pages[6_015:].sum()
-        assert curve.hit_tokens(capacity) == hit_tokens(outcome)[6_015:].sum()
+        outcome = play(cache, requests)
+        assert curve.hit_pages(capacity) == outcome.hit_pages[1_500:].sum()
+        assert curve.hit_tokens(capacity) == hit_tokens(outcome)[1_500:].sum()

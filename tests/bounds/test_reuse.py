@@ -4,21 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.bounds.reuse import next_uses, previous_uses
-from kvsim.core.runs import Run, append_run
-
-Paths = list[tuple[Run, ...]]
-
-
-def paths_of(words: list[str]) -> Paths:
-    """A page is new, and gets the next id, where no word before began the same way."""
-    ids: dict[str, int] = {}
-    paths = []
-    for word in words:
-        runs: list[Run] = []
-        for end in range(1, len(word) + 1):
-            append_run(runs, ids.setdefault(word[:end], len(ids)), 1)
-        paths.append(tuple(runs))
-    return paths
+from tests.workloads import paths_of
 
 
 def page_by_page(words: list[str]) -> list[list[int]]:

@@ -28,7 +28,7 @@ MISTAKES = [
     (["page_tokens=many"], "page_tokens: Value 'many' of type 'str' could not be converted to Integer"),
     (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
     (["tiers.gpu.capacity=40"], "tiers.gpu.capacity: 40 has no unit"),
-    (["tiers.disk.capacity=10pages"], "tiers.disk is below the CPU tier, through which its pages pass: set tiers.cpu.capacity"),
+    (["tiers.disk.capacity=10pages"], "tiers.disk needs a CPU tier above it: set tiers.cpu.capacity"),
     (["trace=mooncake", "trace.path=missing.jsonl"], "missing.jsonl: cannot be read: No such file"),
     (["trace=mooncake"], "trace.path is missing"),
     (["output=file/run"], "output: cannot write to file/run"),

@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 
 import torch
 
-from kvsim.build import construct
 from kvsim.cli import main
 from kvsim.commands.calibrate import number
+from kvsim.construct import construct
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec

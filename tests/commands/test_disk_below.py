@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvsim.cli import main
+from tests.workloads import long_conversations, write_trace
 
 PAGES = "tiers.gpu.capacity=6000pages"
 BELOW_GPU = ("tiers.disk.capacity=60000pages", "tiers.disk.below=gpu")
@@ -70,8 +71,8 @@ def test_beside_a_cpu_tier_both_are_used(placements: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("tiers", [(), ("tiers.cpu.capacity=2000pages", *TO_DISK)], ids=["disk", "cpu and disk"])
 @pytest.mark.parametrize("hardware", ["h200", "h200_measured"])
-def test_a_real_trace_is_served(tiers: tuple[str, ...], hardware: str, shared: Path) -> None:
-    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
+def test_a_trace_of_long_conversations_is_served(tiers: tuple[str, ...], hardware: str, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "conversations.jsonl.gz", long_conversations(requests=600))
     trace = ("trace=mooncake", f"trace.path='{path}'", "trace.limit=600", "page_tokens=512")
     machine = (f"hardware={hardware}", "tiers.gpu.capacity=1000pages", *BELOW_GPU)
     check_links(run("simulate", *trace, *machine, *tiers, "placement=write_back" if not tiers else "warmup=0"))
@@ -104,10 +105,10 @@ MISTAKES = [
     (["tiers.disk.below=disk", *BELOW_GPU[:1]], "tiers.disk.below must be cpu or gpu, not disk"),
     (["tiers.disk.below=gpu"], "tiers.disk.below has no effect without that tier: set tiers.disk.capacity"),
     (["tiers.disk.below=cpu"], "tiers.disk.below has no effect without that tier: set tiers.disk.capacity"),
-    (["tiers.disk.below=cpu", *BELOW_GPU[:1]], "tiers.disk is below the CPU tier, through which its pages pass: set tiers.cpu"),
+    (["tiers.disk.below=cpu", *BELOW_GPU[:1]], "tiers.disk needs a CPU tier above it: set tiers.cpu"),
     (["tiers.gpu.below=gpu"], "tiers.gpu.below: there is no such setting"),
     *[
-        ([*BELOW_GPU, *cpu, *prefetch], f"prefetch: {name} reads ahead into the CPU tier, and the disk is not below it")
+        ([*BELOW_GPU, *cpu, *prefetch], f"prefetch: {name} reads ahead into the CPU tier, which is not above the disk")
         for cpu in ([], [CPU])
         for prefetch, name in (
             (["prefetch=threshold"], "ThresholdPrefetch"),
@@ -144,8 +145,7 @@ def test_real_hardware_has_no_straight_way_to_the_disk(
     assert main([*words, "tiers.gpu.capacity=60pages", "tiers.disk.capacity=10pages", "tiers.disk.below=gpu", *cpu]) == 2
     shown = capfd.readouterr()
     assert shown.err == (
-        "kvsim: tiers.disk.below=gpu: substrate=hardware reads and writes the disk through pinned memory: "
-        "set tiers.disk.below=cpu\n"
+        "kvsim: tiers.disk.below=gpu: substrate=hardware accesses the disk through pinned memory: set tiers.disk.below=cpu\n"
     )
     assert shown.out == ""
     assert not list(folder.iterdir())

@@ -22,7 +22,8 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from kvsim.cli import main
-from kvsim.commands.sweep import SweepCallback, forget_sweep, send_little
+from kvsim.commands.hydra_internals import pickle_once
+from kvsim.commands.sweep import SweepCallback, forget_sweep
 
 SMALL = ("trace.sessions=20", "tiers.gpu.capacity=3000pages,6000pages", "eviction=lru,arc", "output=sweep")
 MEASURED = ("versions", "load_s", "wall_s", "requests_per_s")
@@ -157,16 +158,16 @@ def test_a_dry_run_lists_the_jobs_and_runs_none(folder: Path, capsys: pytest.Cap
 
 
 def test_the_objectives_are_numbers_of_the_result() -> None:
-    from kvsim.build import SweepSettings
-    from kvsim.commands.sweep import objectives
+    from kvsim.commands.objective import objectives
     from kvsim.errors import UsageError
+    from kvsim.plan import SweepSettings
 
     tiers = {"gpu": {"capacity_pages": 10}, "cpu": {"capacity_pages": 30}}
     result = {"hit_rate": 0.5, "ttft_s": {"p99": 2.0, "p50": None}, "tiers": tiers, "page_bytes": 4}
     assert objectives(result, SweepSettings(objective=["hit_rate"])) == 0.5
     assert objectives(result, SweepSettings(objective=["ttft_s.p99", "capacity_bytes"])) == [2.0, 160.0]
     assert objectives(result, SweepSettings()) is None
-    for name, message in (("ttft_s", "ttft_s.p99"), ("ttft_s.p50", "no number"), ("ttft_s.p1", "no ttft_s.p1")):
+    for name, message in (("ttft_s", "ttft_s.p99"), ("ttft_s.p50", "is not a number"), ("ttft_s.p1", "no ttft_s.p1")):
         with pytest.raises(UsageError, match=message):
             objectives(result, SweepSettings(objective=[name]))
 
@@ -215,7 +216,7 @@ def test_a_process_looks_for_plugins_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_the_same_for_all_jobs_is_sent_as_bytes_and_made_once() -> None:
     config, other = DictConfig({"a": {"b": 1}}), DictConfig({"c": 2})
     store = ConfigStore.instance()
-    send_little(config)
+    pickle_once(config)
     try:
         sent = pickle.dumps([config, other, store])
         (first, others, stores), (second, _, _) = pickle.loads(sent), pickle.loads(sent)
@@ -320,3 +321,12 @@ def test_an_optimizer_is_told_the_objectives(direction: str, objective: str, fol
     best = max(record["hit_rate"] for record in results(folder / "sweep").values())
     assert f"{best}" in found
     assert len(results(folder / "sweep")) == 2
+
+
+def test_a_report_over_a_single_run_has_its_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    """No job has computed them: the configuration that was recorded says how."""
+    assert main(["replay", "trace.sessions=20", "output=one"]) == 0
+    capsys.readouterr()
+    assert main(["report", "one"]) == 0
+    shown = capsys.readouterr().out
+    assert "belady" in shown and "unlimited" in shown and "Without bounds" not in shown

@@ -15,6 +15,7 @@ from kvsim.core.request import Request
 from kvsim.engine.job import LEAP_STEPS
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from tests.core.page_rules import Page, Placement, Ranking
+from tests.workloads import pages_of
 
 GPU, CPU, DISK = range(3)
 Hits = tuple[int, int, int]
@@ -91,7 +92,7 @@ class PageModel:
         """The request's hit pages by the tier that they came from."""
         if len(self.live) == self.in_flight:
             self.finish_oldest()
-        numbers = [start + at for start, length in request.runs for at in range(length)]
+        numbers = pages_of(request.runs)
         if self.pages_of(request, request.prompt_tokens + request.output_tokens) > self.capacities[GPU]:
             while self.live:
                 self.finish_oldest()

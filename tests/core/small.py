@@ -11,7 +11,6 @@ from kvsim.core.lease import Lease
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.runs import Run, append_run
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import LEAVING, READY, Node
@@ -21,6 +20,7 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
+from tests.workloads import Words, make_request, pages_of
 
 NAMES = ("gpu", "cpu", "disk")
 MODEL = ModelSpec(layers=1, hidden_size=8, vocabulary=16, heads=2, kv_heads=1, head_dim=4, mlp_width=16)
@@ -38,35 +38,6 @@ MACHINE = HardwareSpec(
 Hits = tuple[int, int, int]
 
 
-def runs_of(pages: Iterable[int]) -> tuple[Run, ...]:
-    """Page ids, in the order of a prompt, as normalised runs."""
-    runs: list[Run] = []
-    for page in pages:
-        append_run(runs, page, 1)
-    return tuple(runs)
-
-
-def make_request(
-    pages: Sequence[int],
-    *,
-    index: int = 0,
-    prompt_tokens: int | None = None,
-    output_tokens: int = 0,
-    arrival_s: float = 0.0,
-    **about: Any,
-) -> Request:
-    """A request whose prompt has these page ids; without ``prompt_tokens``, pages are of one token."""
-    return Request(
-        index=index,
-        arrival_s=arrival_s,
-        prompt_tokens=len(pages) if prompt_tokens is None else prompt_tokens,
-        output_tokens=output_tokens,
-        runs=runs_of(pages),
-        prompt_pages=len(pages),
-        **about,
-    )
-
-
 def offered(policy: EvictionPolicy, now: float) -> list[Node]:
     """All that a policy offers, the first to leave first. Nothing leaves."""
     nodes = []
@@ -77,16 +48,6 @@ def offered(policy: EvictionPolicy, now: float) -> list[Node]:
         node.pins[policy.tier] -= 1
         policy.on_evictable(node)
     return nodes
-
-
-def make_requests(words: Sequence[str], *, output_tokens: int = 0) -> list[Request]:
-    """Requests of one-token pages, a page for each letter: equal beginnings of two words are the same pages."""
-    ids: dict[str, int] = {}
-    requests = []
-    for index, word in enumerate(words):
-        pages = [ids.setdefault(word[:end], len(ids)) for end in range(1, len(word) + 1)]
-        requests.append(make_request(pages, index=index, output_tokens=output_tokens, arrival_s=float(index)))
-    return requests
 
 
 def make_tiers(
@@ -143,8 +104,7 @@ class SmallCache:
         """Use this cache."""
         self.core = core
         self.clock = count(1)
-        self._ids: dict[str, int] = {}
-        self._letters: dict[int, str] = {}
+        self.words = Words()
 
     def __getattr__(self, name: str) -> Any:
         if name == "core":  # not set yet, while the object is copied
@@ -152,13 +112,9 @@ class SmallCache:
         return getattr(self.core, name)
 
     def request(self, word: str, **settings: Any) -> Request:
-        """A request for the pages of ``word``; a page is new, and gets the next id, where no word before began the same way."""
-        for end in range(1, len(word) + 1):
-            if word[:end] not in self._ids:
-                self._letters[len(self._ids)] = word[end - 1]
-                self._ids[word[:end]] = len(self._ids)
+        """A request for the pages of ``word``."""
         settings.setdefault("prompt_tokens", len(word) * self.page_tokens)
-        return make_request([self._ids[word[:end]] for end in range(1, len(word) + 1)], **settings)
+        return make_request(self.words.pages(word), **settings)
 
     def look(self, word: str, *, gpu: int = 0, **about: Any) -> Lease:
         """What could be reused of ``word`` now, by a request with these settings that one of the GPUs serves."""
@@ -210,7 +166,7 @@ class SmallCache:
 
     def node(self, word: str) -> Node:
         """The node that holds the last page of ``word``."""
-        node, last = self.tree.root, self._ids[word]
+        node, last = self.tree.root, self.words.ids[word]
         while not any(start <= last < start + pages for start, pages in node.runs):
             (node,) = [child for child in node.children.values() if self._leads_to(child, last)]
         return node
@@ -226,8 +182,8 @@ class SmallCache:
         return self._text(node for node in nodes if node.state[index] in (READY, LEAVING))
 
     def _text(self, nodes: Iterable[Node]) -> str:
-        pages = [start + at for node in nodes for start, length in node.runs for at in range(length)]
-        return "".join(self._letters[page] for page in sorted(pages))
+        pages = sorted(page for node in nodes for page in pages_of(node.runs))
+        return self.words.text((page, 1) for page in pages)
 
     def carried(self, transfer: Transfer) -> str:
         """The pages of a transfer, without recurrent states."""
@@ -278,3 +234,14 @@ def small_cache(
     placements = [make() for make in (placement if isinstance(placement, Sequence) else [placement] * 2)]
     tiers, edges = make_tiers(capacities, evictions, placements, slots=slots, page_tokens=page_tokens)
     return SmallCache(tiers, edges, Rules(recompute_last_token=recompute_last_token), page_tokens)
+
+
+def now(cache: SmallCache) -> float:
+    """The next moment of its clock."""
+    return next(cache.clock)
+
+
+def only(transfers: list[Transfer]) -> Transfer:
+    """The transfer, of which there is one."""
+    (transfer,) = transfers
+    return transfer

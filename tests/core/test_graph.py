@@ -24,7 +24,8 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from tests.core.small import SmallCache, make_request, make_tiers
+from tests.core.small import SmallCache, make_tiers
+from tests.workloads import random_requests
 
 COUNTS = pytest.mark.parametrize("gpus", [2, 64])
 
@@ -177,7 +178,7 @@ def test_a_random_workload_over_64_gpus(placement: Callable[[], Any], eviction: 
     server.cache = routed
     running: list[Any] = []
     hits = np.zeros(3, dtype=int)
-    for number, request in enumerate(prompts(rng, 1_500)):
+    for number, request in enumerate(random_requests(0, requests=1_500, page_tokens=1, max_pages=9)):
         routed.gpu = cache.tiers[int(rng.integers(gpus))]
         lease = server.serve(request, request.prompt_pages + int(rng.integers(2)), float(number))
         if lease is not None:
@@ -215,17 +216,6 @@ class Routed:
         return self._cache.match(request, self.gpu)
 
 
-def prompts(rng: np.random.Generator, count: int, *, most_pages: int = 9) -> list[Request]:
-    """Paths through a tree with three branches at each page, of which the first is the most common."""
-    ids: dict[tuple[int, ...], int] = {}
-    requests = []
-    for index in range(count):
-        path = tuple(rng.choice(3, size=int(rng.integers(1, most_pages + 1)), p=[0.6, 0.2, 0.2]).tolist())
-        pages = [ids.setdefault(path[:end], len(ids)) for end in range(1, len(path) + 1)]
-        requests.append(make_request(pages, index=index, arrival_s=float(index)))
-    return requests
-
-
 def test_levels_say_what_a_hit_is_whatever_the_place_of_a_tier() -> None:
     cache = small_graph(3)
     assert [tier.level for tier in cache.tiers] == [GPU, GPU, GPU, CPU, DISK]
@@ -250,6 +240,6 @@ def seconds(gpus: int, requests: list[Request]) -> float:
 
 def test_gpus_that_stand_beside_cost_a_request_little() -> None:
     """1.2 to 1.4 times as much with 64 GPUs as with one."""
-    requests = prompts(np.random.default_rng(1), 1_500, most_pages=30)
+    requests = random_requests(1, requests=1_500, page_tokens=1, max_pages=30)
     one, many = (min(seconds(gpus, requests) for _ in range(3)) for gpus in (1, 64))
     assert many < 3 * one, f"{many / len(requests) * 1e6:.0f} us a request, {one / len(requests) * 1e6:.0f} us with one GPU"

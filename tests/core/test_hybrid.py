@@ -1,20 +1,13 @@
 """Hybrid models by hand: a letter is a page, a word is a prompt, and a prompt is reused up to its last saved state."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from kvsim.core.cache import CLAIMED, Cache
-from kvsim.core.edge import Edge
-from kvsim.core.hybrid import HybridCache
-from kvsim.core.request import Request
+from kvsim.core.cache import CLAIMED
 from kvsim.core.rules import Rules
-from kvsim.core.runs import split_runs
-from kvsim.core.states import Place, StateIndex, first_of_run, places_after
-from kvsim.core.tier import Tier
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage
@@ -26,85 +19,8 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
-from tests.core.small import SmallCache, make_tiers
-
-
-class SmallHybrid(SmallCache):
-    """A small cache of a hybrid model."""
-
-    def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int, **about: Any) -> None:
-        self.serve_from(HybridCache(Cache(tiers, edges, rules, page_tokens), **about))
-        self.requests = -1
-
-    def states_on(self, tier: str) -> set[str]:
-        """The words after which a tier has a usable state."""
-        words = {page: word for word, page in self._ids.items()}
-        index = ("gpu", "cpu").index(tier)
-        return {words[self.states.page_of(node)] for node in self.states.index.values() if node.state[index] == 2}
-
-    def request(self, word: str, **settings: Any) -> Request:
-        """As of any small cache; requests are numbered unless they say their number."""
-        self.requests += 1
-        settings.setdefault("index", self.requests)
-        return super().request(word, **settings)
-
-    def answer(self, word: str, answer: str) -> int:
-        """Hit pages of a request that keeps the pages of its answer; the answer has a token more, of which no KV is left."""
-        self.core.rules = self.core.kv.rules = replace(self.core.rules, cache_output=True)
-        whole = self.request(word + answer).runs
-        lease = self.look(word, output_tokens=len(answer) + 1, output_runs=split_runs(whole, len(word))[1])
-        assert self.admit(lease, len(word + answer), next(self.clock), lease.lower_pages)
-        self.move(lease.waits)
-        assert self.claim(lease, next(self.clock)) == CLAIMED
-        self.move(self.load(lease, next(self.clock)).transfers)
-        self.move(self.insert(lease, next(self.clock)))
-        self.move(self.finish_request(lease))
-        self.check()
-        return lease.gpu_pages + lease.loaded_pages
-
-
-def hybrid(
-    policy: CheckpointPolicy,
-    *,
-    gpu: int | None = 20,
-    cpu: int | None = 0,
-    states: int | None = 10,
-    cpu_states: int = 0,
-    shared_pages: int = 0,
-    grid: int = 1,
-    placement: Callable[[], Any] = WriteThrough,
-    recompute_last_token: bool = False,
-    eviction: Any = None,
-) -> SmallHybrid:
-    """A cache with its states in tiers of their own, or, with ``shared_pages``, in the KV's, each as large as so many pages.
-
-    ``eviction`` is the GPU's policy, bound; LRU if None.
-    """
-    policy.bind(PolicyContext(page_tokens=1))
-    capacities = [capacity for capacity in (gpu, cpu) if capacity != 0]
-    tiers, edges = make_tiers(capacities, [eviction or LRU(), LRU()], [placement()], slots=True, page_tokens=1)
-    state_tiers, state_edges = None, None
-    if not shared_pages:
-        rooms = [room for room in (states, cpu_states) if room != 0]
-        state_tiers, state_edges = make_tiers(rooms, [LRU(), LRU()], [WriteThrough()], slots=True, page_tokens=1)
-    return SmallHybrid(
-        tiers,
-        edges,
-        Rules(recompute_last_token=recompute_last_token),
-        1,
-        policy=policy,
-        prefill=Prefill,
-        grid_pages=grid,
-        state_bytes=100,
-        state_pages=shared_pages or 1,
-        state_tiers=state_tiers,
-        state_edges=state_edges,
-    )
-
-
-def use(cache: SmallHybrid, *words: str) -> list[int]:
-    """Hit pages of one request after another."""
-    return [sum(cache.use(word)) for word in words]
+from tests.core.small import make_tiers
+from tests.core.small_hybrid import SmallHybrid, hybrid, use
 
 
 def test_without_states_nothing_is_reused() -> None:
@@ -399,41 +315,6 @@ def test_the_states_of_an_answer_count_among_those_of_its_path() -> None:
     cache = hybrid(Last(max_states_per_path=1))
     cache.answer("abc", "d")
     assert cache.states_on("gpu") == {"abcd"} and cache.states.counts.saved == 2
-
-
-# --- places ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_place_is_the_page_its_depth_and_its_run() -> None:
-    """Five pages: 10, 11, 12, 40, 41."""
-    runs = ((10, 3), (40, 2))
-    assert list(places_after(runs, [1, 3, 5])) == [Place(10, 1, 10), Place(12, 3, 10), Place(41, 5, 40)]
-    assert list(places_after(runs, [])) == list(places_after((), [])) == []
-
-
-def test_states_are_found_by_runs_from_the_last_one_back() -> None:
-    index: StateIndex[str] = StateIndex()
-    path = ((10, 3), (40, 2))
-    for place, name in zip(places_after(path, [2, 3, 4]), ("two", "three", "four"), strict=True):
-        index.put(place, name)
-    assert list(index.deepest_first(path, 5)) == [(4, "four"), (3, "three"), (2, "two")]
-    assert list(index.deepest_first(path, 3)) == [(3, "three"), (2, "two")]
-    assert list(index.deepest_first(((10, 2), (90, 7)), 9)) == [(2, "two")], "another prompt leaves the path after two pages"
-    assert [name for _, name in index.along(((11, 2), (40, 1)))] == ["two", "three", "four"]
-    index.pop(12)
-    index.pop(99)
-    assert list(index.deepest_first(path, 3)) == [(2, "two")] and len(index) == 2
-    index.pop(11)
-    index.pop(40)
-    assert list(index.deepest_first(path, 5)) == [] and index.values() == []
-
-
-def test_the_first_page_of_a_run_is_found_through_the_nodes_above() -> None:
-    cache = hybrid(NoCheckpoint())
-    use(cache, "abcde", "abxy", "abxz")
-    for word in ("abcde", "abxy", "abxz"):
-        (place,) = places_after(cache.request(word).runs, [len(word)])
-        assert first_of_run(cache.node(word)) == place.run
 
 
 # --- everything at once ----------------------------------------------------------------------------------------------

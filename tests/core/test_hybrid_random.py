@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.core.edge import Edge, chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
@@ -22,6 +22,7 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.server import CacheServer
+from kvsim.plan import Plan
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage
@@ -39,10 +40,12 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.run import build_cache, build_tiers, simulate
+from tests.core.slow_hybrid import SlowHybrid
 from tests.core.small import NAMES
-from tests.core.test_hybrid import SmallHybrid
+from tests.core.small_hybrid import SmallHybrid, hybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
 from tests.test_presets import CONF
+from tests.workloads import pages_of
 
 RUNS = 100
 SETTINGS = settings(max_examples=RUNS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -153,7 +156,7 @@ class Walk:
             self.cache.request(word, index=self.requests, output_tokens=len(answer) + 1),
         )
         self.requests += 1
-        pages = [start + at for start, length in whole.runs for at in range(length)][len(word) :]
+        pages = pages_of(whole.runs)[len(word) :]
         request.output_runs = tuple((page, 1) for page in pages)
         lease = self.cache.match(request)
         self.check_end(lease)
@@ -260,36 +263,6 @@ def test_no_order_of_events_breaks_an_invariant(cache: SmallHybrid, data: st.Dat
 # --- hits against a slow model -----------------------------------------------------------------------------------------
 
 
-class SlowHybrid:
-    """One tier, pages for ever, room for so many states, one request at a time. A state is the word before it."""
-
-    def __init__(self, policy: CheckpointPolicy, states: int, grid: int, recompute_last_token: bool) -> None:
-        self.policy, self.room, self.grid, self.recompute = policy, states, grid, recompute_last_token
-        self.known: set[str] = set()
-        self.states: list[str] = []
-        """Least recently used first."""
-
-    def use(self, word: str) -> int:
-        known = sum(word[:end] in self.known for end in range(1, len(word) + 1 - self.recompute))
-        hits = max((len(state) for state in self.states if word[:known].startswith(state)), default=0)
-        self._touch(word[:hits])
-        prefill = Prefill(start=hits, known=known, full=len(word), replay=len(word) - 1)
-        depths = {page // self.grid * self.grid for page in self.policy.after_prefill(prefill)}
-        for depth in sorted(depth for depth in depths if hits < depth <= len(word)):
-            if word[:depth] in self.states:
-                self._touch(word[:depth])
-            else:
-                self.states.append(word[:depth])
-                del self.states[: max(0, len(self.states) - self.room)]
-        self.known |= {word[:end] for end in range(1, len(word) + 1)}
-        return hits
-
-    def _touch(self, state: str) -> None:
-        if state in self.states:
-            self.states.remove(state)
-            self.states.append(state)
-
-
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(
     words=st.lists(st.text("ab", min_size=1, max_size=9), max_size=30),
@@ -301,8 +274,6 @@ class SlowHybrid:
     recompute=st.booleans(),
 )
 def test_hits_are_the_longest_prefix_with_a_state(words: list[str], make: Any, states: int, grid: int, recompute: bool) -> None:
-    from tests.core.test_hybrid import hybrid
-
     policy = make()
     cache = hybrid(policy, gpu=None, states=states, grid=grid, recompute_last_token=recompute)
     slow = SlowHybrid(policy, states, grid, recompute)

@@ -44,7 +44,8 @@ from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
-from tests.core.small import SmallCache, make_request, make_tiers
+from tests.core.small import SmallCache, make_tiers
+from tests.workloads import make_request, pages_of
 
 QUEUES: list[Callable[[], Any]] = [
     ARC,
@@ -119,7 +120,7 @@ class Flight:
 
 def ids_of(nodes: list[Node]) -> np.ndarray:
     """The ids of the nodes' pages."""
-    return np.array([start + at for node in nodes for start, pages in node.runs for at in range(pages)], dtype=np.int64)
+    return np.array([page for node in nodes for page in pages_of(node.runs)], dtype=np.int64)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -585,7 +586,7 @@ def first_pages(request: Request, here: list[bool]) -> list[int]:
 def ids_of_runs(runs: Any) -> np.ndarray:
     """The page ids in runs."""
     assert count_pages(runs) >= 0
-    return np.array([start + at for start, pages in runs for at in range(pages)], dtype=np.int64)
+    return np.array(pages_of(runs), dtype=np.int64)
 
 
 def test_no_order_of_events_breaks_an_invariant(request: pytest.FixtureRequest) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,10 +48,10 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
-from kvsim.trace.mooncake import Mooncake
 from tests.core import page_rules as rules
 from tests.core.page_model import Edge, PageModel
-from tests.core.small import MACHINE, MODEL, NAMES, make_request, make_requests, make_tiers
+from tests.core.small import MACHINE, MODEL, NAMES, make_tiers
+from tests.workloads import Words, long_conversations, make_request, make_requests, pages_of
 
 Hits = tuple[int, int, int]
 EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 40))
@@ -204,7 +203,7 @@ def make_core(setting: Setting) -> tuple[Any, Replay]:
 def pages_in(cache: Any, tier: Tier) -> set[int]:
     """The numbers of the pages that a tier of the core's cache has."""
     runs = [run for node in cache.tree.root.descendants() if node.state[tier.index] for run in node.runs]
-    return {start + at for start, length in runs for at in range(length)}
+    return set(pages_of(runs))
 
 
 def play_core(requests: list[Request], setting: Setting, looks: Sequence[Request] = ()) -> Played:
@@ -290,7 +289,7 @@ class Workload(list[Request]):
     def __repr__(self) -> str:
         lines = []
         for request in self:
-            ids = ",".join(str(start + at) for start, length in request.runs for at in range(length))
+            ids = ",".join(str(page) for page in pages_of(request.runs))
             tokens = f"{request.prompt_tokens}+{request.output_tokens}"
             lines.append(
                 f"{request.arrival_s:g}: {ids} ({tokens} tokens, session {request.session}, priority {request.priority})"
@@ -301,14 +300,12 @@ class Workload(list[Request]):
 @st.composite
 def workloads(draw: st.DrawFn, page_tokens: int, longest: int) -> Workload:
     """Requests with such prompts, with and without a partial page at the end, some at one moment, of some sessions."""
-    ids: dict[tuple[int, ...], int] = {}
-    requests, now = Workload(), 0.0
+    ids, requests, now = Words(), Workload(), 0.0
     for index, prompt in enumerate(draw(prompts(longest))):
-        pages = [ids.setdefault(tuple(prompt[:end]), len(ids)) for end in range(1, len(prompt) + 1)]
         now += draw(st.integers(0, 2))
         requests.append(
             make_request(
-                pages,
+                ids.pages(tuple(prompt)),
                 index=index,
                 prompt_tokens=page_tokens * len(prompt) + draw(st.integers(1 - page_tokens, page_tokens - 1)),
                 output_tokens=draw(st.sampled_from([0, 0, 1, 2 * page_tokens])),
@@ -347,7 +344,7 @@ def looks(draw: st.DrawFn, requests: list[Request], page_tokens: int) -> Workloa
     parts = Workload()
     for _ in requests:
         request = draw(st.sampled_from(requests))
-        numbers = [start + at for start, length in request.runs for at in range(length)]
+        numbers = pages_of(request.runs)
         pages = draw(st.integers(1, len(numbers)))
         parts.append(make_request(numbers[:pages], prompt_tokens=pages * page_tokens + 1))
     return parts
@@ -416,7 +413,7 @@ def letters(words: str, pages: set[int]) -> list[str]:
     requests = make_requests(words.split())
     named = {}
     for word, request in zip(words.split(), requests, strict=True):
-        numbers = [start + at for start, length in request.runs for at in range(length)]
+        numbers = pages_of(request.runs)
         named.update({number: word[: end + 1] for end, number in enumerate(numbers)})
     return sorted(named[page] for page in pages)
 
@@ -500,24 +497,23 @@ def test_a_disk_right_below_the_gpu(placement: str, copies: int) -> None:
     assert len(played.pages[0] & played.pages[2]) == copies
 
 
-# --- real prompts ----------------------------------------------------------------------------------------------------
+# --- long prompts ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def conversation(shared: Path) -> list[Request]:
-    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
-    return Mooncake(path=str(path), tail="all", limit=1_500).load(512).requests
+def long_requests() -> list[Request]:
+    return long_conversations(requests=1_500, page_tokens=512)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("eviction", "in_flight"), [("lru", 1), ("lru", 5), ("fifo", 1), ("lfu", 2), ("slru", 1), ("gdsf", 1)])
-def test_one_tier_does_the_same_on_conversation(conversation: list[Request], eviction: str, in_flight: int) -> None:
+def test_one_tier_does_the_same_on_long_prompts(long_requests: list[Request], eviction: str, in_flight: int) -> None:
     several = in_flight > 1
     setting = Setting(
         capacities=[1_000], evictions=[eviction], page_tokens=512,
         recompute_last_token=several, in_flight=in_flight, hold_output=several,
     )  # fmt: skip
-    played = compare(conversation, setting)
+    played = compare(long_requests, setting)
     assert sum(hits[0] for hits in played.hits if hits) > 500
 
 
@@ -533,21 +529,21 @@ def test_one_tier_does_the_same_on_conversation(conversation: list[Request], evi
         ("exclusive", 500, 50),
     ],
 )
-def test_two_tiers_do_the_same_on_conversation(conversation: list[Request], placement: str, cpu: int, cpu_hits: int) -> None:
+def test_two_tiers_do_the_same_on_long_prompts(long_requests: list[Request], placement: str, cpu: int, cpu_hits: int) -> None:
     setting = Setting(
         capacities=[1_000, cpu], placements=[placement], page_tokens=512,
         recompute_last_token=True, in_flight=2, hold_output=True,
     )  # fmt: skip
-    played = compare(conversation, setting)
+    played = compare(long_requests, setting)
     assert sum(hits[1] for hits in played.hits if hits) > cpu_hits
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("placement", ["write_through", "exclusive"])
-def test_three_tiers_do_the_same_on_conversation(conversation: list[Request], placement: str) -> None:
+def test_three_tiers_do_the_same_on_long_prompts(long_requests: list[Request], placement: str) -> None:
     setting = Setting(
         capacities=[600, 300, 4_000], placements=["write_back", placement], prefetch="adaptive", page_tokens=512,
         in_flight=2, hold_output=True,
     )  # fmt: skip
-    played = compare(conversation[:1_000], setting)
+    played = compare(long_requests[:1_000], setting)
     assert sum(hits[2] for hits in played.hits if hits) > 500

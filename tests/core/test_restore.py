@@ -1,6 +1,5 @@
 """A cache that begins with pages of an earlier run, and one whose disk cannot read a page any more."""
 
-import numpy as np
 import pytest
 
 from kvsim.core.pool import SlotPool
@@ -9,7 +8,8 @@ from kvsim.core.tier import DISK, GPU
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING
 from kvsim.policies.placement.write_back import WriteBack
-from tests.core.small import SmallCache, make_request, small_cache
+from tests.core.small import SmallCache, small_cache
+from tests.workloads import make_request
 
 
 def key(page: int) -> bytes:
@@ -20,8 +20,8 @@ def restored(prompts: list[str], found: str, **tiers: int) -> SmallCache:
     """A cache that is given these prompts, the pages in ``found`` recovered, those written first at the front."""
     cache = small_cache(**{"gpu": 8, "cpu": 8, "disk": 8, **tiers})
     requests = [cache.request(prompt) for prompt in prompts]
-    pages = {letter: page for page, letter in cache._letters.items()}
-    assert len(pages) == len(cache._letters), "each letter is one page"
+    pages = {word[-1]: page for word, page in cache.words.ids.items()}
+    assert len(pages) == len(cache.words.ids), "each letter is one page"
     recovered = {key(pages[letter]): slot for slot, letter in enumerate(found)}
     restore(cache.core, requests, key, recovered, now=next(cache.clock))
     cache.check()
@@ -48,7 +48,7 @@ def test_pages_that_nobody_wants_leave_their_slots_free() -> None:
     cache = restored(["ab", "z"], "zba")
     pool = cache.tiers[-1].pool
     assert isinstance(pool, SlotPool) and pool.free == 5 and sorted(pool.free_slots().tolist()) == [3, 4, 5, 6, 7]
-    pages = {letter: page for page, letter in cache._letters.items()}
+    pages = {word[-1]: page for word, page in cache.words.ids.items()}
     recovered = {key(99): 0, key(pages["b"]): 1, key(pages["a"]): 6, key(98): 7}
     again = small_cache(gpu=8, cpu=8, disk=8)
     assert restore(again.core, [again.request("abc")], key, recovered, now=0.0) == 2
@@ -101,21 +101,10 @@ def test_only_an_empty_cache_with_numbered_slots_can_be_restored() -> None:
         with pytest.raises(ValueError, match="only into an empty cache whose lowest tier numbers its slots"):
             restore(cache.core, [], key, {}, now=0.0)
     cache = small_cache(gpu=4, cpu=4, disk=4)
-    with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
+    with pytest.raises(ValueError, match="only 1 of the 2 slots to take are free"):
         restore(cache.core, [cache.request("ab")], key, {key(0): 0, key(1): 4}, now=0.0)
     cache.check()
     assert cache.tiers[DISK].pool.free == 4
-
-
-def test_chosen_slots_are_taken_all_or_none() -> None:
-    pool = SlotPool(6)
-    pool.take(2)
-    with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
-        pool.take_these(np.array([1, 4]))
-    with pytest.raises(ValueError, match="of 2 slots to take, only 1 are free"):
-        pool.take_these(np.array([4, 4]))
-    pool.take_these(np.array([4, 2]))
-    assert (pool.free, pool.peak_pages) == (2, 4) and pool.take(2).tolist() == [3, 5]
 
 
 # --- pages that cannot be read ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run, append_run
+from tests.workloads import pages_of
 
 PAGES = 24
 
@@ -19,10 +20,6 @@ def order_of(runs: RunOrder) -> list[tuple[int, object]]:
         ids = range(start, start + length)
         pages += [(page, value) for page in (reversed(ids) if tail_first else ids)]
     return pages
-
-
-def singly(runs: list[Run]) -> list[int]:
-    return [start + at for start, length in runs for at in range(length)]
 
 
 @st.composite
@@ -46,7 +43,7 @@ def test_it_is_an_ordered_dict_of_pages(data: st.DataObject) -> None:
         action = data.draw(st.sampled_from(["append", "touch", "remove", "pop", "move"]))
         path = data.draw(paths())
         tail_first = data.draw(st.booleans())
-        pages = singly(path)[::-1] if tail_first else singly(path)
+        pages = pages_of(path)[::-1] if tail_first else pages_of(path)
         if action == "append":
             runs.append(path, tail_first=tail_first, value=step // 3)
             for page in pages:
@@ -70,14 +67,14 @@ def test_it_is_an_ordered_dict_of_pages(data: st.DataObject) -> None:
         else:
             count = data.draw(st.integers(0, PAGES))
             oldest = [plain.popitem(last=False)[0] for _ in range(min(count, len(plain)))]
-            assert sorted(singly(runs.pop_oldest(count))) == sorted(oldest)
+            assert sorted(pages_of(runs.pop_oldest(count))) == sorted(oldest)
         assert order_of(runs) == list(plain.items())
         assert runs.pages == len(plain)
         looked_up = data.draw(paths())
         found = [value for (_, length), value in runs.pieces(looked_up) for _ in range(length)]
-        assert found == [plain.get(page) for page in singly(looked_up)]
-        assert runs.count(looked_up) == sum(page in plain for page in singly(looked_up))
-        gaps = [page in plain for page in singly(looked_up)] + [False]
+        assert found == [plain.get(page) for page in pages_of(looked_up)]
+        assert runs.count(looked_up) == sum(page in plain for page in pages_of(looked_up))
+        gaps = [page in plain for page in pages_of(looked_up)] + [False]
         assert runs.leading_pages(looked_up) == gaps.index(False)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsim.core.runs import Run, append_run, count_pages, drop_last_pages, join_runs, split_runs
+from kvsim.core.runs import Run, append_run, count_pages, drop_last_pages, join_runs, last_pages, split_runs
 
 
 @pytest.mark.parametrize(("dropped", "left"), [(0, ((1, 2), (8, 3))), (1, ((1, 2), (8, 2))), (3, ((1, 2),)), (4, ((1, 1),))])
@@ -36,3 +36,8 @@ def test_a_run_that_continues_the_last_one_joins_it():
 def test_runs_are_split_after_any_page(pages, upper, lower):
     assert split_runs(((0, 3), (10, 2)), pages) == (upper, lower)
     assert count_pages(upper + lower) == 5
+
+
+@pytest.mark.parametrize(("pages", "left"), [(1, ((10, 1),)), (3, ((8, 3),)), (4, ((2, 1), (8, 3))), (5, ((1, 2), (8, 3)))])
+def test_the_last_pages_of_a_path_are_kept(pages: int, left: tuple[Run, ...]):
+    assert last_pages(((1, 2), (8, 3)), pages) == left

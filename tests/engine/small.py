@@ -30,7 +30,8 @@ from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
-from tests.core.small import make_tiers, runs_of
+from tests.core.small import make_tiers
+from tests.workloads import Words
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 64
@@ -79,23 +80,14 @@ def ask(word: str, at: float = 0.0, *, tokens: int = 1, output: int = 1, after: 
 
 def make_requests(asks: Sequence[Ask], page_tokens: int = PAGE_TOKENS) -> list[Request]:
     """Requests numbered as given. Equal beginnings of two words are the same pages."""
-    ids: dict[str, int] = {}
-    requests = []
-    for index, one in enumerate(asks):
-        pages = [ids.setdefault(one.word[:end], len(ids)) for end in range(1, len(one.word) + 1)]
-        requests.append(
-            Request(
-                index=index,
-                arrival_s=one.at,
-                prompt_tokens=len(pages) * page_tokens + one.tokens,
-                output_tokens=one.output,
-                runs=runs_of(pages),
-                prompt_pages=len(pages),
-                after=one.after,
-                delay_s=one.delay_s,
-            )
+    words = Words()
+    return [
+        words.request(
+            one.word, page_tokens=page_tokens, tail=one.tokens, output=one.output,
+            index=index, arrival_s=one.at, after=one.after, delay_s=one.delay_s,
         )
-    return requests
+        for index, one in enumerate(asks)
+    ]  # fmt: skip
 
 
 class SmallEngine(Engine):

@@ -1,6 +1,4 @@
-"""A real trace through three tiers in simulated time."""
-
-from pathlib import Path
+"""A thousand long conversations through three tiers in simulated time."""
 
 import pytest
 
@@ -20,9 +18,9 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
-from kvsim.trace.mooncake import Mooncake
 from tests.core.small import make_tiers
 from tests.engine.small import SmallEngine, check_idle
+from tests.workloads import long_conversations
 
 PAGE_TOKENS = 512
 LLAMA_8B = ModelSpec(layers=32, hidden_size=4096, vocabulary=128256, heads=32, kv_heads=8, head_dim=128, mlp_width=14336)
@@ -39,9 +37,8 @@ H200 = HardwareSpec(
 
 
 @pytest.fixture(scope="module")
-def requests(shared: Path) -> list[Request]:
-    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
-    return Mooncake(path=str(path), limit=1000).load(PAGE_TOKENS).requests
+def requests() -> list[Request]:
+    return long_conversations(requests=1_000, page_tokens=PAGE_TOKENS)
 
 
 def make_cache(capacities: list[int | None], placement: type[WriteBack] | type[WriteThrough]) -> Cache:

@@ -12,7 +12,8 @@ from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
-from tests.core.small import make_requests, make_tiers
+from tests.core.small import make_tiers
+from tests.workloads import make_requests
 
 
 def play(

@@ -14,7 +14,6 @@ from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
-from kvsim.core.runs import append_run
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
@@ -33,6 +32,7 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.report.result import hit_tokens
 from kvsim.trace.mooncake import Mooncake
+from tests.workloads import branching_requests, long_conversations, write_trace
 
 PLACEMENTS = (WriteBack, WriteThrough, WriteThroughSelective, Exclusive)
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
@@ -86,40 +86,23 @@ def test_lru_hits_on_conversation_are_exact(
     assert hit_tokens(outcome)[6_015:].sum() == tokens_of_last_half
 
 
+@pytest.fixture(scope="module")
+def long_requests() -> list[Request]:
+    return long_conversations(requests=2_000, page_tokens=512)
+
+
 @pytest.mark.parametrize("page_tokens", [64, 16, 1])
-def test_hits_are_the_same_at_any_page_size(shared: Path, conversation: list[Request], page_tokens: int) -> None:
-    small = Mooncake(path=str(shared / "traces" / CONVERSATION), tail="all").load(page_tokens).requests
-    whole = hit_tokens(play(make_cache((10_000,)), conversation)).sum()
-    cut = hit_tokens(play(make_cache((10_000 * 512 // page_tokens,), page_tokens=page_tokens), small)).sum()
-    padding = sum(request.prompt_pages * 512 / request.prompt_tokens - 1 for request in conversation) / len(conversation)
+def test_hits_are_the_same_at_any_page_size(tmp_path: Path, long_requests: list[Request], page_tokens: int) -> None:
+    path = write_trace(tmp_path / "trace.jsonl", long_requests)
+    small = Mooncake(path=str(path), tail="all").load(page_tokens).requests
+    whole = hit_tokens(play(make_cache((2_000,)), long_requests)).sum()
+    cut = hit_tokens(play(make_cache((2_000 * 512 // page_tokens,), page_tokens=page_tokens), small)).sum()
+    padding = sum(request.prompt_pages * 512 / request.prompt_tokens - 1 for request in long_requests) / len(long_requests)
     assert whole <= cut <= whole * (1 + padding)
 
 
-@st.composite
-def workloads(draw: st.DrawFn) -> list[Request]:
-    """Prompts of 1 to 6 pages that branch from one another; a page id stands for one path."""
-    ids: dict[tuple[int, ...], int] = {}
-    requests = []
-    for index, word in enumerate(draw(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=40))):
-        runs: list[tuple[int, int]] = []
-        for end in range(1, len(word) + 1):
-            append_run(runs, ids.setdefault(tuple(word[:end]), len(ids)), 1)
-        output_tokens = draw(st.integers(0, 9))
-        requests.append(
-            Request(
-                index=index,
-                arrival_s=0.0,
-                prompt_tokens=4 * len(word),
-                output_tokens=output_tokens,
-                runs=tuple(runs),
-                prompt_pages=len(word),
-            )
-        )
-    return requests
-
-
 @given(
-    requests=workloads(),
+    requests=branching_requests(),
     capacities=st.lists(st.integers(4, 14), min_size=1, max_size=3).map(tuple),
     eviction=st.sampled_from((LRU, FIFO, LFU)),
     placement=st.sampled_from(PLACEMENTS),
@@ -150,10 +133,9 @@ def test_hits_and_counts_stay_right(
 
 @pytest.mark.long
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_tiers_below_add_hits_on_conversation(conversation: list[Request], placement: type) -> None:
-    requests = conversation[:3_000]
+def test_tiers_below_add_hits(long_requests: list[Request], placement: type) -> None:
     alone, three, unlimited = (
-        play(make_cache(capacities, placement=placement), requests, hold_output=True).hit_pages
+        play(make_cache(capacities, placement=placement), long_requests, hold_output=True).hit_pages
         for capacities in ((600,), (600, 1_500, 6_000), (None,))
     )
     assert (three.sum(axis=1) <= unlimited.sum(axis=1)).all()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvsim.core.request import Request
+from tests.workloads import pages_of
 
 Row = tuple[int, int]
 """Pages hit on the GPU and in CPU memory; (-1, 0) for a request that can never fit."""
@@ -150,7 +151,7 @@ class SlowBlocks:
         return next((block for block in self.blocks if block.page == page), None)
 
     def serve(self, request: Request) -> tuple[Running, Row] | None:
-        pages = [start + at for start, length in request.runs for at in range(length)]
+        pages = pages_of(request.runs)
         usable = (request.prompt_tokens - 1) // self.page_tokens
         hit: list[Block] = []
         for page in pages[:usable]:

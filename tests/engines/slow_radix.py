@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from kvsim.core.request import Request
+from tests.workloads import pages_of
 
 Row = tuple[int, int]
 """Hit pages on the GPU and on the host; (-1, 0) for a request that can never fit."""
@@ -185,7 +186,7 @@ def play_slowly(cache: SlowRadix, requests: list[Request], *, in_flight: int = 1
     for request in requests:
         if len(cache.running) >= in_flight:
             cache.finish_oldest()
-        pages = [start + at for start, length in request.runs for at in range(length)]
+        pages = pages_of(request.runs)
         usable = (request.prompt_tokens - 1) // cache.page_tokens
         tokens = request.prompt_tokens + request.output_tokens
         needed = -(-tokens // cache.page_tokens) if hold_output else len(pages)

@@ -1,14 +1,7 @@
 """Traces and caches for the tests of engines: prompts are words, equal beginnings of two words are the same pages."""
 
-import gzip
-import importlib.util
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-import numpy as np
-import pytest
 
 from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
@@ -22,45 +15,8 @@ from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from tests.core.small import runs_of
 
 Row = tuple[int, int]
-
-
-class Words:
-    """Gives page ids to the beginnings of words, in the order in which they are first seen."""
-
-    def __init__(self) -> None:
-        self.ids: dict[str, int] = {}
-
-    def pages(self, word: str) -> list[int]:
-        return [self.ids.setdefault(word[:end], len(self.ids)) for end in range(1, len(word) + 1)]
-
-    def request(self, word: str, *, page_tokens: int = 1, tail: int = 0, output: int = 0, index: int = 0) -> Request:
-        pages = self.pages(word)
-        return Request(
-            index=index,
-            arrival_s=float(index // 3),
-            prompt_tokens=len(pages) * page_tokens + tail,
-            output_tokens=output,
-            runs=runs_of(pages),
-            prompt_pages=len(pages),
-        )
-
-
-def random_requests(seed: int, *, requests: int = 60, page_tokens: int = 4, max_pages: int = 12) -> list[Request]:
-    """Short prompts over two letters that branch off each other everywhere; half of them fill their last page."""
-    rng = np.random.default_rng(seed)
-    words, seen, made = Words(), [""], []
-    for index in range(requests):
-        base = seen[rng.integers(len(seen))]
-        word = base[: rng.integers(len(base) + 1)] if rng.random() < 0.5 else base
-        word += "".join(rng.choice(["a", "b"], size=rng.integers(6)))
-        seen.append(word[:max_pages])
-        tail = 0 if seen[-1] and rng.random() < 0.5 else int(rng.integers(1, page_tokens)) if page_tokens > 1 else 0
-        output = int(rng.integers(3 * page_tokens))
-        made.append(words.request(seen[-1], page_tokens=page_tokens, tail=tail, output=output, index=index))
-    return made
 
 
 def make_cache(gpu: int, cpu: int = 0, *, eviction: Callable[[], Any], placement: Any = None, page_tokens: int = 1,
@@ -115,37 +71,3 @@ def is_above(node: Any, held: NodeLease) -> bool:
     while at is not None and at is not node:
         at = at.parent
     return at is node
-
-
-def as_records(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """Requests as lines of a trace with block ids."""
-    return [
-        {
-            "input_length": request.prompt_tokens,
-            "output_length": request.output_tokens,
-            "hash_ids": [start + at for start, length in request.runs for at in range(length)],
-        }
-        for request in requests
-    ]
-
-
-def reference(shared: Path, name: str) -> ModuleType:
-    """A model that lies beside the repository; skips the test where it is absent."""
-    path = shared / "reference" / f"{name}.py"
-    if not path.is_file():
-        pytest.skip(f"there is no ../shared/reference/{name}.py, which this test compares with")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def golden_rows(shared: Path, name: str, requests: int) -> list[tuple[int, ...]]:
-    """The first rows of a recorded sequence, from the hits on; skips the test where it is absent."""
-    path = shared / "golden" / f"{name}.txt.gz"
-    if not path.is_file():
-        pytest.skip(f"there is no ../shared/golden/{name}.txt.gz, which this test compares with")
-    with gzip.open(path, "rt") as file:
-        rows = [tuple(map(int, line.split())) for line in file if line[0].isdigit()]
-    return [row[2:] for row in rows[:requests]]

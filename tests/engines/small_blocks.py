@@ -1,15 +1,8 @@
 """vLLM's caches small enough to follow by hand. A prompt is a word, a page of four tokens for each letter; equal beginnings of
 two words are the same pages."""
 
-import gzip
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-import numpy as np
-import pytest
 
 from kvsim.core.edge import chain
 from kvsim.core.pool import Pool, SlotPool
@@ -28,10 +21,9 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from tests.core.small import runs_of
+from tests.workloads import Words, runs_of
 
 PAGE_TOKENS = 4
-TRACE = "mooncake_conversation_trace.jsonl.gz"
 Row = tuple[int, int]
 """Pages hit on the GPU and in CPU memory; (-1, 0) for a request that can never fit."""
 
@@ -65,20 +57,13 @@ class Small:
 
     def __init__(self, gpu: int | None, cpu: int = 0, **settings: Any) -> None:
         self.cache = make_cache(gpu, cpu, **settings)
-        self.ids: dict[str, int] = {}
+        self.words = Words()
         self.running: list[BlockLease] = []
-
-    def pages(self, word: str) -> list[int]:
-        return [self.ids.setdefault(word[:end], len(self.ids)) for end in range(1, len(word) + 1)]
 
     def start(self, word: str, *, tokens: int = 0, output: int = 0) -> BlockLease | None:
         """Admit a request, which then runs; None without room."""
-        pages = self.pages(word)
-        prompt = len(pages) * PAGE_TOKENS + tokens
-        request = Request(
-            index=0, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output, runs=runs_of(pages), prompt_pages=len(pages)
-        )
-        held = self.cache.serve(request, -(-(prompt + output) // PAGE_TOKENS), 0.0)
+        request = self.words.request(word, page_tokens=PAGE_TOKENS, tail=tokens, output=output)
+        held = self.cache.serve(request, -(-(request.prompt_tokens + output) // PAGE_TOKENS), 0.0)
         self.running += [held] if held else []
         check(self.cache, self.running)
         return held
@@ -100,12 +85,12 @@ class Small:
 
     def on_gpu(self, word: str) -> int:
         """How many pages of the word are found on the GPU."""
-        return sum(node.pages for node in self.cache.pool.match(runs_of(self.pages(word)))[0])
+        return sum(node.pages for node in self.cache.pool.match(runs_of(self.words.pages(word)))[0])
 
     def on_cpu(self, word: str) -> str:
         """The letters of the word whose pages are in CPU memory."""
         assert self.cache.offload is not None
-        pieces = self.cache.offload.order.find([(page, 1) for page in self.pages(word)])
+        pieces = self.cache.offload.order.find([(page, 1) for page in self.words.pages(word)])
         return "".join(letter for letter, (_, here) in zip(word, pieces, strict=True) if here)
 
 
@@ -140,30 +125,6 @@ def path_of(node: Node) -> list[Node]:
     return path
 
 
-def random_requests(seed: int, requests: int = 80) -> list[Request]:
-    """Short prompts over two letters that branch off one another everywhere; most fill their last page, many come again."""
-    rng = np.random.default_rng(seed)
-    ids: dict[str, int] = {}
-    words, made = ["a"], []
-    for index in range(requests):
-        word = words[rng.integers(len(words))]
-        if rng.random() < 0.6:
-            word = (word[: rng.integers(len(word) + 1)] + "".join(rng.choice(["a", "b"], size=rng.integers(5))))[:9] or "b"
-        words.append(word)
-        pages = [ids.setdefault(word[:end], len(ids)) for end in range(1, len(word) + 1)]
-        made.append(
-            Request(
-                index=index,
-                arrival_s=float(index // 3),
-                prompt_tokens=len(pages) * PAGE_TOKENS + (0 if rng.random() < 0.6 else int(rng.integers(1, PAGE_TOKENS))),
-                output_tokens=int(rng.integers(9)) if rng.random() < 0.5 else 0,
-                runs=runs_of(pages),
-                prompt_pages=len(pages),
-            )
-        )
-    return made
-
-
 def play(cache: VLLMCache, requests: list[Request], in_flight: int = 1) -> list[Row]:
     """The hits of each request in a replay."""
     replay = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight))
@@ -171,37 +132,3 @@ def play(cache: VLLMCache, requests: list[Request], in_flight: int = 1) -> list[
     check(cache, [])
     rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
     return [(-1, 0) if status == REJECTED else (gpu, cpu) for status, (gpu, cpu, _) in rows]
-
-
-def golden_rows(shared: Path, name: str, requests: int) -> list[Row]:
-    """The engine's own hits of the first requests. Skips the test where they are not there."""
-    path = shared / "golden" / f"conv.{name}.txt.gz"
-    if not path.is_file():
-        pytest.skip(f"the recorded hits are not part of the repository: put them into ../shared/golden/{path.name}")
-    with gzip.open(path, "rt") as lines:
-        rows = [line.split() for line in lines if not line.startswith("#")][:requests]
-    return [(int(gpu), int(cpu)) for _, _, gpu, cpu, _ in rows]
-
-
-def reference(shared: Path) -> ModuleType:
-    """Another slow model of the engine. Skips the test where it is not there."""
-    path = shared / "reference" / "vllm_model.py"
-    if not path.is_file():
-        pytest.skip("the reference model is not part of the repository: put it into ../shared/reference to run this test")
-    spec = spec_from_file_location("vllm_model", path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def as_records(requests: list[Request]) -> list[dict[str, Any]]:
-    """Requests as lines of a trace, with an id for each page."""
-    return [
-        {
-            "input_length": request.prompt_tokens,
-            "output_length": request.output_tokens,
-            "hash_ids": [start + at for start, length in request.runs for at in range(length)],
-        }
-        for request in requests
-    ]

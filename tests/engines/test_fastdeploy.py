@@ -6,8 +6,9 @@ import hydra
 import pytest
 from simpy import Event
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.core.cache import CLAIMED, Cache
+from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING, LEAVING, READY
@@ -15,6 +16,7 @@ from kvsim.engine.outcome import FINISHED, REJECTED
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
@@ -24,9 +26,12 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.run import check_answers
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.page_hasher import PageHasher
-from tests.core.small import make_requests, make_tiers, small_cache
+from tests.core import page_rules
+from tests.core.small import make_tiers, small_cache
 from tests.engine.small import ask, check_idle, eager, hits, seconds, small_engine
 from tests.engine.small import make_requests as engine_requests
+from tests.engines.slow_pages import play, play_slowly
+from tests.workloads import make_requests
 
 PAGE = 4
 
@@ -267,3 +272,14 @@ def test_reset_on_weight_updates_drains_the_swaps_or_drops_them(ending: str, dir
     cache.check()
     assert cache.look("abcd").path == [] and not cache.residency.doomed and not cache.in_flight
     assert (cache.gpu.pool.free, cache.tiers[1].pool.free) == (4, 8)
+
+
+@pytest.mark.parametrize(("page_tokens", "gpu", "cpu", "in_flight"), [(16, 24, 90, 1), (16, 60, 30, 3), (512, 40, 60, 2)])
+def test_conversations_hit_what_the_slow_model_hits(
+    chats: dict[int, list[Request]], page_tokens: int, gpu: int, cpu: int, in_flight: int
+) -> None:
+    sizes = (f"tiers.gpu.capacity={gpu}pages", f"tiers.cpu.capacity={cpu}pages")
+    plan = preset(f"page_tokens={page_tokens}", *sizes, f"replay.in_flight={in_flight}")
+    rows = play(plan, chats[page_tokens])
+    assert rows == play_slowly(plan, chats[page_tokens], [page_rules.exclusive()])
+    assert sum(row[1] for row in rows if row) > 300

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvsim.core.request import Request
 from kvsim.core.tree import Node
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.whole_nodes import NodeLease
@@ -15,12 +16,12 @@ from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
-from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.weka import Weka
+from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_radix import SlowRadix, play_slowly
-from tests.engines.small import Words, as_records, check, golden_rows, make_cache, play, random_requests, reference
+from tests.engines.small import check, make_cache, play
+from tests.workloads import Words, as_records, random_requests
 
-CONVERSATION = "traces/mooncake_conversation_trace.jsonl.gz"
 WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
 PLACEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "write_through": (WriteThrough, {"copy_at_hits": 1}),
@@ -62,8 +63,7 @@ class Small:
         return hits
 
     def text(self, node: Node) -> str:
-        letters = {page: word[-1] for word, page in self.words.ids.items()}
-        return "".join(letters[start + at] for start, length in node.runs for at in range(length))
+        return self.words.text(node.runs)
 
     def on(self, tier: int) -> list[str]:
         nodes = sorted(self.cache.tree.root.descendants(), key=lambda node: node.runs)
@@ -294,6 +294,22 @@ def test_random_traces_hit_as_in_the_slow_model(placement: str, load_min_tokens:
         assert play(cache, requests, in_flight=in_flight) == play_slowly(slow, requests, in_flight=in_flight), seed
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    ("page_tokens", "gpu", "cpu", "in_flight", "load_min_tokens"),
+    [(16, 24, 90, 1, 0), (16, 60, 30, 3, 0), (512, 60, 90, 2, 1_024)],
+)
+def test_conversations_hit_as_in_the_slow_model(
+    chats: dict[int, list[Request]], placement: str, page_tokens: int, gpu: int, cpu: int, in_flight: int, load_min_tokens: int
+) -> None:
+    make, slow_settings = PLACEMENTS[placement]
+    shared_settings = {"page_tokens": page_tokens, "load_min_tokens": load_min_tokens}
+    mine = play(make_cache(gpu, cpu, eviction=LRU, placement=make(), **shared_settings), chats[page_tokens], in_flight=in_flight)
+    slow = SlowRadix(gpu, cpu, **shared_settings, **slow_settings)
+    assert mine == play_slowly(slow, chats[page_tokens], in_flight=in_flight)
+    assert sum(host for _, host in mine) > 40
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_random_traces_hit_as_in_the_model_beside_the_repository(shared: Path, placement: str) -> None:
@@ -318,11 +334,10 @@ def test_agent_sessions_hit_as_in_the_model_beside_the_repository(shared: Path, 
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_conversation_hits_what_the_engine_hit(shared: Path, placement: str) -> None:
+def test_conversation_hits_what_the_engine_hit(shared: Path, conversation: list[Request], placement: str) -> None:
     rows = golden_rows(shared, f"conv.hicache_6000_12000_{placement}", 2_000)
-    requests = Mooncake(path=str(shared / CONVERSATION), limit=2_000).load(512).requests
     cache = make_cache(6_000, 12_000, eviction=LRU, placement=PLACEMENTS[placement][0](), page_tokens=512)
-    assert play(cache, requests) == rows
+    assert play(cache, conversation) == rows
 
 
 @pytest.mark.parametrize("eviction", [LRU, Random])

@@ -4,13 +4,17 @@ A block is one page of 64 tokens unless said otherwise. The prompts of ``CHAT`` 
 blocks, and the first user again with the answer that the second turn's prompt holds.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvsim.api import Result, load_trace, replay
+from kvsim.build import build_run
+from kvsim.configuration import compose
+from kvsim.core.request import Request
+from kvsim.run import replay as replay_plan
+from tests.core.slow_hybrid import SlowHybrid
+from tests.workloads import conversations, make_request, pages_of, write_trace
 
 BLOCK = 64
 
@@ -20,16 +24,16 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def line(blocks: list[int], output: int = 65, block: int = BLOCK, tail: int = 1) -> dict[str, Any]:
+def line(blocks: list[int], output: int = 65, block: int = BLOCK, tail: int = 1) -> Request:
     """A prompt of these blocks and ``tail`` tokens more."""
-    return {"timestamp": 0, "input_length": block * len(blocks) + tail, "output_length": output, "hash_ids": blocks}
+    return make_request(blocks, prompt_tokens=block * len(blocks) + tail, output_tokens=output)
 
 
 CHAT = [line([1, 2, 3]), line([1, 2, 4]), line([1, 2, 5]), line([1, 2, 3, 6, 7])]
 
 
-def played(preset: str, lines: list[dict[str, Any]], *overrides: str, block: int = BLOCK, answers: str = "inferred") -> Result:
-    Path("trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+def played(preset: str, lines: list[Request], *overrides: str, block: int = BLOCK, answers: str = "inferred") -> Result:
+    write_trace(Path("trace.jsonl"), lines)
     trace = load_trace("mooncake", path="trace.jsonl", block_tokens=block, page_tokens=block, answers=answers)
     return replay(trace, f"preset={preset}", *overrides)
 
@@ -142,7 +146,36 @@ def test_marconi_with_states_in_room_of_their_own_needs_an_alpha() -> None:
     from kvsim.errors import UsageError
 
     with pytest.raises(
-        UsageError, match=r"^eviction of the gpu tier: FlopAware alpha=tuned needs recurrent states in the pages' room"
+        UsageError, match=r"^eviction of the gpu tier: FlopAware alpha=tuned needs recurrent states to share the pages' memory"
     ):
         played("marconi", CHAT, "tiers.gpu.states=9states")
     assert hits(played("marconi", CHAT, "tiers.gpu.states=9states", "eviction.alpha=0.5")) == [0, 0, 2, 4]
+
+
+@pytest.mark.parametrize("states", [3, 12, 60])
+@pytest.mark.parametrize(
+    ("preset", "page_tokens", "overrides"),
+    [
+        ("sglang_mamba", 64, ()),
+        ("vllm_hybrid", 64, ()),
+        ("vllm_hybrid", 64, ("checkpoint.interval_tokens=192",)),
+        ("lightllm_hybrid", 256, ()),
+    ],
+)
+def test_conversations_hit_what_the_slow_model_hits(
+    preset: str, page_tokens: int, overrides: tuple[str, ...], states: int
+) -> None:
+    """Room for all pages and for a few states."""
+    room = ("tiers.gpu.capacity=unlimited", f"tiers.gpu.states={states}states")
+    chosen = (f"preset={preset}", f"page_tokens={page_tokens}", *room, *overrides)
+    plan = build_run(compose(chosen), command="replay", overrides=chosen)
+    requests = conversations(2, requests=1_000, page_tokens=page_tokens)
+    grid = plan.model.checkpoint_grid_tokens(page_tokens) // page_tokens
+    slow = SlowHybrid(plan.checkpoint, states, grid, plan.rules.recompute_last_token)
+    rows = replay_plan(plan, requests).hit_pages.sum(axis=1).tolist()
+    for request, hit_pages in zip(requests, rows, strict=True):
+        prompt, answer = tuple(pages_of(request.runs)), tuple(pages_of(request.output_runs or ()))
+        replayed = min(len(prompt), (request.prompt_tokens - 1) // page_tokens)
+        expected = slow.use(prompt, answer if plan.rules.cache_output else None, replay=replayed)
+        assert hit_pages == expected, request.index
+    assert sum(rows) > 1_000

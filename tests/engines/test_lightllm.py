@@ -4,21 +4,28 @@ from functools import partial
 
 import hydra
 import numpy as np
+import pytest
 import xxhash
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
+from kvsim.core.tier import LEVELS
 from kvsim.core.tree import ABSENT, INCOMING, READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay
+from kvsim.plan import Plan
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.trace.page_hasher import PageHasher
-from tests.core.small import make_request, make_tiers, small_cache
+from tests.core import page_rules
+from tests.core.small import make_tiers, small_cache
+from tests.engines.slow_pages import play as play_plan
+from tests.engines.slow_pages import play_slowly
+from tests.workloads import make_request, pages_of
 
 PAGE = 256
 
@@ -95,8 +102,8 @@ def test_only_prompts_are_stored_below_the_gpu() -> None:
     answers: set[int] = set()
     for request in requests:
         stored = (request.prompt_tokens - 1) // plan.page_tokens
-        prompts.update([start + at for start, pages in request.runs for at in range(pages)][:stored])
-        answers.update(start + at for start, pages in request.output_runs or () for at in range(pages))
+        prompts.update(pages_of(request.runs)[:stored])
+        answers.update(pages_of(request.output_runs or ()))
     below = _pages(cache, 1)
     assert below == prompts and answers - prompts and (answers - prompts).isdisjoint(below)
     assert answers <= _pages(cache, 0)
@@ -104,7 +111,7 @@ def test_only_prompts_are_stored_below_the_gpu() -> None:
 
 def _pages(cache: Cache, tier: int) -> set[int]:
     nodes = [node for node in cache.tree.root.descendants() if node.state[tier] == READY]
-    return {start + at for node in nodes for start, pages in node.runs for at in range(pages)}
+    return {page for node in nodes for page in pages_of(node.runs)}
 
 
 def test_loads_need_128_missing_tokens_and_a_prompt_of_256() -> None:
@@ -176,3 +183,18 @@ def test_short_prompts_stay_on_the_gpu_and_long_ones_also_go_below() -> None:
 def test_the_adaptive_boundary_is_a_setting_of_the_preset() -> None:
     placements = [tier.placement for tier in preset("placement.adaptive=true").tiers[1:]]
     assert all(isinstance(placement, ByLength) and placement.adaptive for placement in placements)
+
+
+@pytest.mark.parametrize(
+    ("page_tokens", "sizes", "in_flight"), [(16, (24, 90, 200), 1), (512, (30, 60, 90), 3), (512, (40, 60, 200), 2)]
+)
+def test_conversations_hit_what_the_slow_model_hits(
+    chats: dict[int, list[Request]], page_tokens: int, sizes: tuple[int, int, int], in_flight: int
+) -> None:
+    tiers = [f"tiers.{name}.capacity={pages}pages" for name, pages in zip(LEVELS, sizes, strict=True)]
+    plan = preset(f"page_tokens={page_tokens}", *tiers, f"replay.in_flight={in_flight}")
+    rows = play_plan(plan, chats[page_tokens])
+    placements = [page_rules.by_length(tokens, page_tokens) for tokens in (256, 2_048)]
+    assert rows == play_slowly(plan, chats[page_tokens], placements)
+    assert sum(row[1] for row in rows if row) > 100
+    assert any(row[2] for row in rows if row) == (page_tokens == 512), "no prompt of 320 tokens goes to the disk"

@@ -6,12 +6,13 @@ from pathlib import Path
 import hydra
 import pytest
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.cli import main
 from kvsim.core.rules import Rules
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
@@ -67,8 +68,8 @@ def test_settings_of_the_rules_reach_the_cache() -> None:
 
 def test_sglang_s_rules_are_not_simulated() -> None:
     assert problem("preset=sglang", command="simulate") == (
-        "rules: SGLang's rules have no clock: say kvsim replay instead of kvsim simulate, "
-        "or say rules=default, kvsim's own rules for the same policies"
+        "rules: SGLang's rules have no clock: run kvsim replay instead of kvsim simulate, "
+        "or set rules=default for kvsim's own rules with the same policies"
     )
     assert plan("preset=sglang", "rules=default", command="simulate").rules == Rules()
 
@@ -76,7 +77,7 @@ def test_sglang_s_rules_are_not_simulated() -> None:
 def test_sglang_s_rules_have_no_disk() -> None:
     assert problem("preset=sglang_hicache", "tiers.disk.capacity=1TiB") == (
         "rules: SGLang's rules have no disk tier: set tiers.disk.capacity=0, "
-        "or say rules=default, kvsim's own rules for the same policies"
+        "or set rules=default for kvsim's own rules with the same policies"
     )
 
 
@@ -89,8 +90,8 @@ def test_settings_of_the_rules_are_checked() -> None:
 
 def test_answers_are_not_cached() -> None:
     assert problem("preset=sglang", "+rules.cache_output=true") == (
-        "rules.cache_output is not replayed by SGLang's rules: set it to false, "
-        "or say rules=default, kvsim's own rules for the same policies"
+        "rules.cache_output is not supported by SGLang's rules: set it to false, "
+        "or set rules=default for kvsim's own rules with the same policies"
     )
 
 
@@ -99,9 +100,9 @@ def test_answers_are_not_cached() -> None:
     [
         (
             "placement=by_length",
-            "rules: SGLang's rules copy node by node, but ByLength decides for whole prompts: choose write_through",
+            "rules: SGLang's rules copy node by node, but ByLength decides about whole prompts: choose write_through",
         ),
-        ("placement=write_back", "rules: SGLang's rules write nothing back before it is evicted: set the watermark to 0"),
+        ("placement=write_back", "rules: SGLang's rules never write pages back before they are evicted: set the watermark to 0"),
     ],
 )
 def test_placements_that_sglang_has_not_are_refused(placement: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,14 +161,14 @@ def test_a_tree_does_not_change_the_hits() -> None:
 
 def test_a_tree_is_printed_only_if_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "eviction=belady", "trace.sessions=3", "tiers.gpu.capacity=9000pages", "print_tree=true"]) == 2
-    assert capsys.readouterr().err == "kvsim: print_tree has no effect on Belady, which keeps no tree: leave it out\n"
+    assert capsys.readouterr().err == "kvsim: print_tree has no effect on Belady, which has no tree: leave it out\n"
 
 
 def test_a_tree_is_printed_by_a_replay_with_numbered_slots() -> None:
     assert problem("print_tree=true", command="simulate") == "print_tree has no effect on kvsim simulate: leave it out"
     assert problem("print_tree=true", "tiers.gpu.capacity=unlimited") == (
-        "print_tree numbers every slot, and tiers.gpu.capacity is unlimited: give it at most 10,000,000 pages"
+        "print_tree numbers every slot, but tiers.gpu.capacity is unlimited: set it to at most 10,000,000 pages"
     )
     assert problem("print_tree=true", "tiers.gpu.capacity=20000000pages") == (
-        "print_tree numbers every slot, and tiers.gpu.capacity is 20,000,000 pages: give it at most 10,000,000 pages"
+        "print_tree numbers every slot, but tiers.gpu.capacity is 20,000,000 pages: set it to at most 10,000,000 pages"
     )

@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.utils import get_class
-from omegaconf import OmegaConf
 
 from kvsim.core.request import Request
 from kvsim.engines.sglang.whole_nodes import NodeLease
 from kvsim.hardware import HardwareSpec
-from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.filo import FILO
 from kvsim.policies.eviction.lfu import LFU
@@ -21,15 +18,14 @@ from kvsim.policies.eviction.priority import Priority
 from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
-from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.weka import Weka
-from tests.core.small import runs_of
 from tests.engine.small import HARDWARE, MODEL
+from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_radix import SlowNode, SlowRadix, play_slowly
-from tests.engines.small import Words, as_records, check, golden_rows, make_cache, play, random_requests, reference
+from tests.engines.small import check, make_cache, play
+from tests.policies.small import POLICIES, policy_of
+from tests.workloads import Words, as_records, random_requests, runs_of
 
-EVICTION = Path(__file__).resolve().parent.parent.parent / "conf" / "eviction"
-CONVERSATION = "traces/mooncake_conversation_trace.jsonl.gz"
 WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
 
 
@@ -78,9 +74,8 @@ class Small:
 
     def nodes(self) -> list[str]:
         """The letters of each node, in order of their page ids."""
-        letters = {page: word[-1] for word, page in self.words.ids.items()}
         nodes = sorted(self.cache.tree.root.descendants(), key=lambda node: node.runs)
-        return ["".join(letters[start + at] for start, length in node.runs for at in range(length)) for node in nodes]
+        return [self.words.text(node.runs) for node in nodes]
 
 
 # --- the rules -----------------------------------------------------------------------------------------------------------
@@ -270,19 +265,15 @@ def test_a_refused_request_waits_for_the_oldest_to_finish() -> None:
     assert play(cache, [*requests, requests[1]], in_flight=4) == [(0, 0), (0, 0), (0, 0), (3, 0)]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EVICTION.glob("*.yaml")))
+@pytest.mark.parametrize("name", POLICIES)
 def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
-    settings = OmegaConf.load(EVICTION / f"{name}.yaml")
-    kind = get_class(settings.pop("_target_"))
-    if issubclass(kind, BypassEviction):
-        pytest.skip("a bound has no nodes: these rules refuse it")
     requests = random_requests(1, requests=200)
     for request in requests:
         request.turn, request.session = divmod(request.index, 7)
         request.priority, request.kind = request.index % 3, "chat"
     for placement, cpu in ((None, 0), (WriteThrough(), 30), (WriteBack(), 30)):
         known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE)}
-        cache = make_cache(14, cpu, eviction=lambda: kind(**settings), placement=placement, page_tokens=4, **known)
+        cache = make_cache(14, cpu, eviction=lambda: policy_of(name), placement=placement, page_tokens=4, **known)
         rows = play(cache, requests, in_flight=2)
         assert cache.gpu.evicted_pages > 100
         assert sum(hits for hits, _ in rows) > 100
@@ -303,6 +294,18 @@ def test_random_traces_hit_as_in_the_slow_model(order: str, hold_output: bool) -
         )
         slow = SlowRadix(capacity, order=rank, page_tokens=4)
         assert mine == play_slowly(slow, requests, in_flight=in_flight, hold_output=hold_output), seed
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("page_tokens", "capacity", "in_flight"), [(16, 24, 1), (16, 90, 3), (512, 60, 2)])
+def test_conversations_hit_as_in_the_slow_model(
+    chats: dict[int, list[Request]], order: str, page_tokens: int, capacity: int, in_flight: int
+) -> None:
+    eviction, rank = ORDERS[order]
+    mine = play(make_cache(capacity, eviction=eviction, page_tokens=page_tokens), chats[page_tokens], in_flight=in_flight)
+    slow = SlowRadix(capacity, order=rank, page_tokens=page_tokens)
+    assert mine == play_slowly(slow, chats[page_tokens], in_flight=in_flight)
+    assert sum(hits for hits, _ in mine) > 1_000
 
 
 @pytest.mark.long
@@ -338,8 +341,9 @@ def test_agent_sessions_hit_as_in_the_model_beside_the_repository(shared: Path, 
         ("sglang_lru_30000", "lru", 30_000, 1),
     ],
 )
-def test_conversation_hits_what_the_engine_hit(shared: Path, name: str, order: str, capacity: int, in_flight: int) -> None:
+def test_conversation_hits_what_the_engine_hit(
+    shared: Path, conversation: list[Request], name: str, order: str, capacity: int, in_flight: int
+) -> None:
     rows = golden_rows(shared, f"conv.{name}", 2_000)
-    requests = Mooncake(path=str(shared / CONVERSATION), limit=2_000).load(512).requests
-    mine = play(make_cache(capacity, eviction=ORDERS[order][0], page_tokens=512), requests, in_flight=in_flight)
+    mine = play(make_cache(capacity, eviction=ORDERS[order][0], page_tokens=512), conversation, in_flight=in_flight)
     assert [(hits,) for hits, _ in mine] == rows

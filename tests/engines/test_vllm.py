@@ -4,8 +4,6 @@ from pathlib import Path
 
 import hydra
 import pytest
-from hydra.utils import get_class
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from kvsim.build import build_run
@@ -13,25 +11,13 @@ from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
-from kvsim.policies.eviction.base import BypassEviction
 from kvsim.report.tree import draw_tree
-from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import HARDWARE, MODEL
+from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_blocks import SlowBlocks, play_slowly
-from tests.engines.small_blocks import (
-    PAGE_TOKENS,
-    TRACE,
-    Small,
-    as_records,
-    check,
-    golden_rows,
-    make_cache,
-    play,
-    random_requests,
-    reference,
-)
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
+from tests.engines.small_blocks import PAGE_TOKENS, Small, check, make_cache, play
+from tests.policies.small import POLICIES, policy_of
+from tests.workloads import as_records, random_requests
 
 
 def test_pages_are_found_from_admission_on() -> None:
@@ -188,9 +174,19 @@ def test_random_traces_hit_what_the_slow_models_hit(seed: int) -> None:
         assert rows == play_slowly(SlowBlocks(capacity), requests, in_flight)
 
 
+@pytest.mark.parametrize("page_tokens", [16, 512])
+@pytest.mark.parametrize(("capacity", "in_flight"), [(24, 1), (60, 3), (150, 2)])
+def test_conversations_hit_what_the_slow_model_hits(
+    chats: dict[int, list[Request]], page_tokens: int, capacity: int, in_flight: int
+) -> None:
+    rows = play(make_cache(capacity, page_tokens=page_tokens), chats[page_tokens], in_flight)
+    assert rows == play_slowly(SlowBlocks(capacity, page_tokens=page_tokens), chats[page_tokens], in_flight)
+    assert sum(gpu for gpu, _ in rows) > 1_000
+
+
 @pytest.mark.long
 def test_random_traces_hit_what_the_reference_hits(shared: Path) -> None:
-    model = reference(shared)
+    model = reference(shared, "vllm_model")
     for seed in range(1_000, 1_150):
         requests = random_requests(seed)
         for capacity, in_flight in ((8, 1), (11, 2), (15, 3), (20, 4)):
@@ -198,27 +194,18 @@ def test_random_traces_hit_what_the_reference_hits(shared: Path) -> None:
             assert play(make_cache(capacity), requests, in_flight) == [row[2:4] for row in expected]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "eviction").glob("*.yaml")))
+@pytest.mark.parametrize("name", POLICIES)
 def test_any_eviction_policy_keeps_the_pool_right(name: str) -> None:
-    settings = OmegaConf.load(CONF / "eviction" / f"{name}.yaml")
-    kind = get_class(settings.pop("_target_"))
-    if issubclass(kind, BypassEviction):
-        pytest.skip("a bound has no nodes: these rules refuse it")
     requests = random_requests(7)
     for request in requests:
         request.turn, request.session = divmod(request.index, 7)
         request.priority, request.kind = request.index % 3, "chat"
     known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE)}
     for capacity, in_flight in ((12, 1), (16, 3)):
-        cache = make_cache(capacity, eviction=lambda: kind(**settings), **known)
+        cache = make_cache(capacity, eviction=lambda: policy_of(name), **known)
         rows = play(cache, requests, in_flight)
         assert cache.tiers[0].evicted_pages > 0
         assert 0 < sum(gpu for gpu, _ in rows) <= sum(gpu for gpu, _ in play(make_cache(None), requests))
-
-
-@pytest.fixture(scope="module")
-def conversation(shared: Path) -> list[Request]:
-    return Mooncake(path=str(shared / "traces" / TRACE), limit=2_000).load(512).requests
 
 
 @pytest.mark.parametrize(("name", "gpu", "in_flight"), [("6000", 6_000, 1), ("30000", 30_000, 1), ("6000_inflight4", 6_000, 4)])
@@ -226,13 +213,13 @@ def test_the_engine_s_own_hits_on_conversation(
     shared: Path, conversation: list[Request], name: str, gpu: int, in_flight: int
 ) -> None:
     rows = play(make_cache(gpu, page_tokens=512), conversation, in_flight)
-    assert rows == golden_rows(shared, f"vllm_{name}", 2_000)
+    assert rows == golden_rows(shared, f"conv.vllm_{name}", 2_000)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("capacity", "in_flight"), [(600, 1), (600, 4), (2_000, 2)])
 def test_the_reference_s_hits_on_conversation(shared: Path, conversation: list[Request], capacity: int, in_flight: int) -> None:
-    expected = reference(shared).play(as_records(conversation), capacity, in_flight)
+    expected = reference(shared, "vllm_model").play(as_records(conversation), capacity, in_flight)
     assert play(make_cache(capacity, page_tokens=512), conversation, in_flight) == [row[2:4] for row in expected]
 
 
@@ -252,7 +239,7 @@ def test_the_tree_of_both_tiers_can_be_drawn() -> None:
     [
         ("simulate", "seed=1", "vLLM's rules have no clock"),
         ("replay", "tiers.disk.capacity=10GiB", "vLLM's rules have no disk tier"),
-        ("replay", "+rules.cache_output=true", "cache_output is not for vLLM's rules"),
+        ("replay", "+rules.cache_output=true", "cache_output is not supported by vLLM's rules"),
     ],
 )
 def test_what_the_rules_do_not_know_ends_before_any_work(
@@ -262,5 +249,5 @@ def test_what_the_rules_do_not_know_ends_before_any_work(
     overrides = ["preset=vllm_offload", override]
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides)
-    with pytest.raises(UsageError, match=f"^rules(: |\\.){message}.*, or say rules=default"):
+    with pytest.raises(UsageError, match=f"^rules(: |\\.){message}.*, or set rules=default"):
         build_run(cfg, command=command)

@@ -22,20 +22,10 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.offload_order import ArcOffload, add_repeatedly
 from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.run import build_tiers, replay
-from kvsim.trace.mooncake import Mooncake
-from tests.core.small import runs_of
+from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_blocks import SlowArc, SlowBlocks, SlowOffload, play_slowly
-from tests.engines.small_blocks import (
-    PAGE_TOKENS,
-    TRACE,
-    Small,
-    as_records,
-    golden_rows,
-    make_cache,
-    play,
-    random_requests,
-    reference,
-)
+from tests.engines.small_blocks import PAGE_TOKENS, Small, make_cache, play
+from tests.workloads import Words, as_records, random_requests, runs_of
 
 POLICIES: dict[str, tuple[Callable[[], EvictionPolicy], type[SlowOffload]]] = {"lru": (LRU, SlowOffload), "arc": (ARC, SlowArc)}
 
@@ -48,13 +38,10 @@ class SmallTier:
         placement = StoreThreshold(k=k, tracker_pages=tracker_pages)
         gpu, cpu = Tier("gpu", 0, Pool(None), LRU()), Tier("cpu", 1, Pool(capacity), eviction())
         self.tier = OffloadTier(Edge(gpu, cpu, placement), self.counts)
-        self.ids: dict[str, int] = {}
-
-    def pages(self, word: str) -> list[int]:
-        return [self.ids.setdefault(word[:end], len(self.ids)) for end in range(1, len(word) + 1)]
+        self.words = Words()
 
     def start(self, word: str, *, hit: int = 0, spare: int = 0) -> OffloadUse:
-        use = self.tier.use(runs_of(self.pages(word)), hit, len(word) - spare)
+        use = self.tier.use(runs_of(self.words.pages(word)), hit, len(word) - spare)
         assert self.tier.order.pages == self.tier.tier.pool.capacity - self.tier.tier.pool.free
         return use
 
@@ -67,7 +54,7 @@ class SmallTier:
 
     def here(self, word: str) -> str:
         """The letters of the word whose pages are in the tier."""
-        pieces = self.tier.order.find([(page, 1) for page in self.pages(word)])
+        pieces = self.tier.order.find([(page, 1) for page in self.words.pages(word)])
         return "".join(letter for letter, (_, here) in zip(word, pieces, strict=True) if here)
 
     @property
@@ -156,7 +143,7 @@ def test_pages_below_the_threshold_are_counted() -> None:
 def test_pages_that_are_there_are_used_again_even_if_their_offers_are_forgotten() -> None:
     tier = SmallTier(2, k=2, tracker_pages=2)
     tier.serve("a", "a", "x", "x", "y", "z")
-    assert tier.tier.offers.known.count([(tier.pages("a")[0], 1)]) == 0
+    assert tier.tier.offers.known.count([(tier.words.pages("a")[0], 1)]) == 0
     tier.serve("a", "q", "q")
     assert (tier.here("a"), tier.here("x")) == ("a", "")
 
@@ -174,7 +161,8 @@ def test_offers_of_pages_that_are_there_count() -> None:
 def test_loaded_pages_are_not_offered() -> None:
     tier = SmallTier(4, k=2, tracker_pages=2)
     tier.serve("ab", "ab", "abc")
-    assert tier.tier.offers.known.pieces([(page, 1) for page in tier.pages("abc")]) == [((0, 1), None), ((1, 1), 2), ((2, 1), 1)]
+    abc = [(page, 1) for page in tier.words.pages("abc")]
+    assert tier.tier.offers.known.pieces(abc) == [((0, 1), None), ((1, 1), 2), ((2, 1), 1)]
 
 
 def test_offers_of_stores_that_are_dropped_count() -> None:
@@ -293,7 +281,7 @@ def test_pages_used_once_leave_first_and_become_ghosts() -> None:
     tier = SmallTier(3, ARC)
     tier.serve("a", "a", "b", "c", "d")
     assert (tier.here("a"), tier.here("b"), tier.here("c"), tier.here("d")) == ("a", "", "c", "d")
-    assert tier.arc.once_ghosts.count([(tier.pages("b")[0], 1)]) == 1
+    assert tier.arc.once_ghosts.count([(tier.words.pages("b")[0], 1)]) == 1
 
 
 def test_stored_pages_enter_head_to_tail_and_turn_at_the_end() -> None:
@@ -312,7 +300,7 @@ def test_a_ghost_of_once_raises_the_target_and_is_no_ghost_when_it_is_stored() -
     assert tier.arc.target == 0.0
     tier.serve("a")
     assert tier.arc.target == 1.0
-    assert (tier.arc.once_ghosts.count([(tier.pages("a")[0], 1)]), tier.arc.once_ghosts.pages) == (0, 1)
+    assert (tier.arc.once_ghosts.count([(tier.words.pages("a")[0], 1)]), tier.arc.once_ghosts.pages) == (0, 1)
 
 
 def test_a_ghost_of_again_lowers_the_target() -> None:
@@ -328,7 +316,7 @@ def test_a_ghost_counts_for_more_if_there_are_more_of_the_other_kind() -> None:
     tier = SmallTier(4, ARC)
     tier.arc.once_ghosts.append([(100, 2)])
     tier.arc.again_ghosts.append([(200, 3)])
-    tier.ids = {"a": 101}
+    tier.words.ids = {"a": 101}
     tier.start("a")
     assert tier.arc.target == 1.5
 
@@ -343,14 +331,14 @@ def test_ghosts_count_even_if_the_store_is_dropped_and_stay_ghosts() -> None:
 def test_a_ghost_that_is_wanted_becomes_the_most_recent_ghost() -> None:
     tier = SmallTier(2, ARC)
     tier.serve("a", "b", "c", "d", "axy", "e")  # ghosts a and b; then, the store dropped, b and a; then a and c
-    ghosts = [tier.arc.once_ghosts.count([(tier.pages(word)[0], 1)]) for word in "abc"]
+    ghosts = [tier.arc.once_ghosts.count([(tier.words.pages(word)[0], 1)]) for word in "abc"]
     assert ghosts == [1, 0, 1]
 
 
 def test_ghosts_below_the_threshold_do_not_count() -> None:
     tier = SmallTier(4, ARC, k=2)
     tier.arc.once_ghosts.append([(100, 2)])
-    tier.ids = {"a": 100}
+    tier.words.ids = {"a": 100}
     tier.serve("a")
     assert tier.arc.target == 0.0
     tier.serve("a")
@@ -360,7 +348,7 @@ def test_ghosts_below_the_threshold_do_not_count() -> None:
 def test_the_target_stays_between_nothing_and_the_capacity() -> None:
     tier = SmallTier(3, ARC)
     tier.arc.once_ghosts.append([(100, 6)])
-    tier.ids = {"abcdef"[:end]: 99 + end for end in range(1, 7)}
+    tier.words.ids = {"abcdef"[:end]: 99 + end for end in range(1, 7)}
     tier.start("abcdef")
     assert tier.arc.target == 3
     tier.arc.once_ghosts.remove([(100, 6)])
@@ -405,7 +393,7 @@ def test_each_list_of_ghosts_has_as_many_pages_as_the_tier_at_most() -> None:
     tier = SmallTier(2, ARC)
     tier.serve(*"abcdefg")
     assert tier.arc.once_ghosts.pages == 2
-    assert tier.arc.once_ghosts.count([(page, 1) for word in "de" for page in tier.pages(word)]) == 2
+    assert tier.arc.once_ghosts.count([(page, 1) for word in "de" for page in tier.words.pages(word)]) == 2
 
 
 @given(
@@ -437,10 +425,27 @@ def test_random_traces_hit_what_the_slow_models_hit(policy: str, seed: int) -> N
         assert play(cache, requests, in_flight) == expected
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("page_tokens", "gpu", "cpu", "in_flight", "k", "tracker_pages"),
+    [(16, 24, 60, 1, 0, 9), (16, 40, 90, 3, 2, 400), (512, 60, 90, 2, 2, 150), (512, 30, 40, 1, 1, 9)],
+)
+def test_conversations_hit_what_the_slow_models_hit(
+    chats: dict[int, list[Request]],
+    policy: str, page_tokens: int, gpu: int, cpu: int, in_flight: int, k: int, tracker_pages: int,
+) -> None:  # fmt: skip
+    ours, slow = POLICIES[policy]
+    cache = make_cache(gpu, cpu, cpu_eviction=ours, k=k, tracker_pages=tracker_pages, page_tokens=page_tokens)
+    rows = play(cache, chats[page_tokens], in_flight)
+    slow_pool = SlowBlocks(gpu, slow(cpu, k, tracker_pages), page_tokens=page_tokens)
+    assert rows == play_slowly(slow_pool, chats[page_tokens], in_flight)
+    assert sum(cpu for _, cpu in rows) > 50
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_random_traces_hit_what_the_reference_hits(shared: Path, policy: str) -> None:
-    model = reference(shared)
+    model = reference(shared, "vllm_model")
     loaded = 0
     for seed in range(2_000, 2_080):
         requests = random_requests(seed)
@@ -453,15 +458,10 @@ def test_random_traces_hit_what_the_reference_hits(shared: Path, policy: str) ->
     assert loaded > 1_000
 
 
-@pytest.fixture(scope="module")
-def conversation(shared: Path) -> list[Request]:
-    return Mooncake(path=str(shared / "traces" / TRACE), limit=2_000).load(512).requests
-
-
 @pytest.mark.parametrize(("policy", "k"), [("lru", 0), ("lru", 2), ("arc", 0)])
 def test_the_engine_s_own_hits_on_conversation(shared: Path, conversation: list[Request], policy: str, k: int) -> None:
     cache = make_cache(6_000, 12_000, cpu_eviction=POLICIES[policy][0], k=k, page_tokens=512)
-    assert play(cache, conversation) == golden_rows(shared, f"vllm_6000_cpu12000_{policy}_thr{k}", 2_000)
+    assert play(cache, conversation) == golden_rows(shared, f"conv.vllm_6000_cpu12000_{policy}_thr{k}", 2_000)
 
 
 @pytest.mark.long
@@ -470,7 +470,7 @@ def test_the_engine_s_own_hits_on_conversation(shared: Path, conversation: list[
 def test_the_reference_s_hits_on_conversation(
     shared: Path, conversation: list[Request], policy: str, gpu: int, cpu: int, in_flight: int, k: int
 ) -> None:
-    expected = reference(shared).play(as_records(conversation), gpu, in_flight, cpu, k, policy)
+    expected = reference(shared, "vllm_model").play(as_records(conversation), gpu, in_flight, cpu, k, policy)
     cache = make_cache(gpu, cpu, cpu_eviction=POLICIES[policy][0], k=k, page_tokens=512)
     assert play(cache, conversation, in_flight) == [row[2:4] for row in expected]
 
@@ -518,8 +518,8 @@ def test_the_preset_s_choices_make_the_tier() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("eviction@tiers.cpu.eviction=fifo", "FIFO does not order .*: choose lru or arc"),
-        ("placement=write_through", "WriteThrough does not say .*: choose placement=store_threshold"),
+        ("eviction@tiers.cpu.eviction=fifo", "FIFO cannot order .*: choose lru or arc"),
+        ("placement=write_through", "WriteThrough cannot decide .*: choose placement=store_threshold"),
     ],
 )
 def test_policies_that_the_tier_cannot_follow_are_refused(

@@ -1,7 +1,7 @@
 """ARC by hand."""
 
 from kvsim.policies.eviction.arc import ARC
-from tests.policies.test_eviction import filled
+from tests.policies.small import filled
 
 
 def test_a_ghost_of_t1_makes_t1_larger() -> None:

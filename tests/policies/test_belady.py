@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from kvsim.api import load_trace, replay, simulate
 from kvsim.bounds.lru_curve import usable_pages
-from kvsim.build import Plan, TierPlan, build_run
+from kvsim.build import build_run
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.runs import split_runs
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
+from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.eviction.lru import LRU
 from kvsim.run import replay as run_replay
 from kvsim.run import upper_bound
-from tests.bounds.test_reuse import paths_of
-from tests.engine.test_replay import workloads
+from tests.workloads import branching_requests, paths_of
 
 
 def requests_of(words: list[str]) -> list[Request]:
@@ -160,7 +160,7 @@ def page_by_page(requests: list[Request], capacity: int, recompute: bool) -> lis
     return rows
 
 
-@given(requests=workloads(), capacity=st.integers(1, 12), recompute=st.booleans())
+@given(requests=branching_requests(), capacity=st.integers(1, 12), recompute=st.booleans())
 @settings(deadline=None)
 def test_counting_by_next_use_hits_what_a_set_of_pages_hits(requests: list[Request], capacity: int, recompute: bool) -> None:
     outcome = play(requests, capacity, recompute=recompute)
@@ -189,7 +189,7 @@ def test_nothing_that_could_be_kept_hits_more(words: list[str], capacity: int) -
     assert sum(hits(words, capacity)) == best_of_all(words, capacity)
 
 
-@given(requests=workloads(), capacity=st.integers(6, 12), recompute=st.booleans())
+@given(requests=branching_requests(), capacity=st.integers(6, 12), recompute=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_several_tiers_are_bounded_by_one_of_their_sum(requests: list[Request], capacity: int, recompute: bool) -> None:
     """Requests that the GPU rejects are rejected; the others hit as in one tier of three times the pages."""
@@ -219,12 +219,12 @@ def test_the_bound_on_conversation(shared: Path, capacity: int, page_hit_rate: f
 @pytest.mark.parametrize(
     ("run", "overrides", "expected"),
     [
-        (simulate, (), "eviction: Belady is a bound, for kvsim replay with one tier: choose another policy"),
-        (replay, ("tiers.cpu.capacity=1GiB",), "eviction: Belady is a bound, for kvsim replay with one tier"),
+        (simulate, (), "eviction: Belady is a bound for kvsim replay with one tier only: choose another policy"),
+        (replay, ("tiers.cpu.capacity=1GiB",), "eviction: Belady is a bound for kvsim replay with one tier only"),
         (replay, ("replay.in_flight=2",), "replay.in_flight has no effect on Belady"),
-        (replay, ("rules=sglang",), "eviction: Belady is a bound by kvsim's own rules: say rules=default"),
-        (replay, ("rules=vllm",), "eviction: Belady is a bound by kvsim's own rules: say rules=default"),
-        (replay, ("print_tree=true", "tiers.gpu.capacity=1GiB"), "print_tree has no effect on Belady, which keeps no tree"),
+        (replay, ("rules=sglang",), "eviction: Belady is a bound under kvsim's own rules: set rules=default"),
+        (replay, ("rules=vllm",), "eviction: Belady is a bound under kvsim's own rules: set rules=default"),
+        (replay, ("print_tree=true", "tiers.gpu.capacity=1GiB"), "print_tree has no effect on Belady, which has no tree"),
     ],
 )
 def test_where_it_is_no_bound_it_is_refused(run: object, overrides: tuple[str, ...], expected: str) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import hydra
 import pytest
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.commands.policies import policies
 from kvsim.errors import UsageError
+from kvsim.plan import Plan
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage
@@ -121,11 +122,11 @@ def test_retention_of_all_is_an_interval_of_at_most_a_page() -> None:
             ["checkpoint=last", "checkpoint.detached=true", "checkpoint.detached_states=0"],
             "checkpoint.detached_states must be at least 1, not 0",
         ),
-        (["+checkpoint.detached=true"], "checkpoint: none saves no state: leave out its settings"),
-        (["+checkpoint.max_states_per_path=3"], "checkpoint: none saves no state: leave out its settings"),
+        (["+checkpoint.detached=true"], "checkpoint: none saves no states, so it takes no settings"),
+        (["+checkpoint.max_states_per_path=3"], "checkpoint: none saves no states, so it takes no settings"),
         (["checkpoint=interval", "checkpoint.tokens=few"], "checkpoint.tokens: Value 'few'"),
         (["checkpoint=last", "+checkpoint.tokens=3"], "checkpoint.tokens: there is no such setting"),
-        (["checkpoint=last", "tiers.gpu.states=0"], "tiers.gpu.states is 0: nothing could be saved"),
+        (["checkpoint=last", "tiers.gpu.states=0"], "tiers.gpu.states is 0, so no state could be saved"),
         (["checkpoint=last", "tiers.gpu.states=lots"], "tiers.gpu.states: "),
         (["tiers.cpu.states=4states"], "tiers.cpu.states has no effect without that tier"),
     ],

@@ -8,7 +8,8 @@ import pytest
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.continuum import FIRST_TTL_S, Continuum, Memory, Pauses
-from tests.core.small import MACHINE, MODEL, make_request
+from tests.core.small import MACHINE, MODEL
+from tests.workloads import make_request
 
 
 def pauses_of(*pauses_s: float) -> Pauses:

@@ -31,8 +31,8 @@ from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.trace.synthetic import Synthetic
 from tests.core.small import MACHINE, MODEL, NAMES
+from tests.workloads import long_conversations
 
 PAGE_TOKENS = 64
 POLICIES: dict[str, Any] = {
@@ -53,10 +53,7 @@ POLICIES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
-    made = Synthetic(sessions=250, arrivals="open_loop").load(PAGE_TOKENS).requests
-    for request in made:
-        request.priority = request.session % 3
-    return made
+    return long_conversations(requests=700, page_tokens=PAGE_TOKENS)
 
 
 def play(requests: list[Request], policy: Any, placement: Any) -> tuple[list[list[int]], Cache]:

@@ -11,7 +11,8 @@ from kvsim.policies.eviction import flop_aware
 from kvsim.policies.eviction.flop_aware import FlopAware
 from kvsim.policies.eviction.flop_tuning import ALPHAS, Piece, Tuning, restore, snapshot
 from kvsim.policies.eviction.lru import LRU
-from tests.core.small import MACHINE, MODEL, SmallCache, make_request, offered, small_cache
+from tests.core.small import MACHINE, MODEL, SmallCache, offered, small_cache
+from tests.workloads import make_request, random_word
 
 CONTEXT = PolicyContext(model=MODEL, hardware=MACHINE, page_tokens=1)
 
@@ -84,7 +85,7 @@ def test_a_trial_knows_the_ages_of_the_snapshot() -> None:
 def test_a_trial_without_the_states_is_refused() -> None:
     context = PolicyContext(model=MODEL, page_tokens=1, capacity_pages=9, states_apart=True)
     FlopAware(alpha=1).bind(context)
-    with pytest.raises(ValueError, match=r"^alpha=tuned needs recurrent states in the pages' room"):
+    with pytest.raises(ValueError, match=r"^alpha=tuned needs recurrent states to share the pages' memory"):
         FlopAware().bind(context)
 
 
@@ -106,7 +107,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int, alpha: float, bin
     cache = small_cache(gpu=20, eviction=lambda: FlopAware(alpha=alpha))
     running = []
     for _ in range(120):
-        running.append(cache.run("".join(random.choice("aaab") for _ in range(random.randint(1, 6)))))
+        running.append(cache.run(random_word(random, "aaab")))
         if len(running) > random.randint(0, 2):
             cache.finish_request(running.pop(0))
         now = float(next(cache.clock))

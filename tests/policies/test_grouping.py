@@ -47,7 +47,7 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from tests.core.small import make_tiers
-from tests.engine.test_replay import workloads
+from tests.workloads import branching_requests
 
 EVICTIONS: dict[str, Any] = {
     "arc": ARC, "fifo": FIFO, "filo": FILO, "gdsf": GDSF, "length_aware": LengthAware, "lfu": LFU, "lfu_da": LFUDynamicAging,
@@ -100,7 +100,7 @@ def play(
 
 @pytest.mark.parametrize("name", EVICTIONS)
 @given(
-    requests=workloads(),
+    requests=branching_requests(),
     capacities=st.lists(st.integers(4, 14), min_size=1, max_size=3),
     placements=st.tuples(st.sampled_from(PLACEMENTS), st.sampled_from(PLACEMENTS)),
     recompute_last_token=st.booleans(),

@@ -1,7 +1,7 @@
 """MQ by hand."""
 
 from kvsim.policies.eviction.mq import MultiQueue
-from tests.policies.test_eviction import filled
+from tests.policies.small import filled
 
 
 def test_pages_leave_by_the_logarithm_of_their_uses() -> None:

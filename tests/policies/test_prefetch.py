@@ -13,9 +13,9 @@ from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
-from tests.core.small import make_request
 from tests.engine.small import HARDWARE, MODEL
 from tests.engine.small import PAGE_TOKENS as SMALL_PAGE
+from tests.workloads import make_request
 
 ANY = make_request(range(4), prompt_tokens=64)
 

@@ -4,7 +4,8 @@ import pytest
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.priority import Priority
-from tests.core.small import SmallCache, make_request, offered, small_cache
+from tests.core.small import SmallCache, offered, small_cache
+from tests.workloads import make_request
 
 
 def filled(*uses: tuple[str, int], **sizes: int) -> SmallCache:

@@ -21,7 +21,7 @@ from kvsim.policies.eviction.two_q import TwoQ
 from kvsim.policies.eviction.w_tinylfu import WTinyLFU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from tests.core.small import make_request, make_tiers, small_cache
+from tests.core.small import make_tiers, small_cache
 from tests.policies.queue_models import (
     ARCModel,
     Model,
@@ -32,6 +32,7 @@ from tests.policies.queue_models import (
     TwoQModel,
     WTinyLFUModel,
 )
+from tests.workloads import make_request, pages_of
 
 PAIRS: dict[str, tuple[Callable[[], Any], type[Model]]] = {
     "arc": (ARC, ARCModel),
@@ -63,7 +64,7 @@ def marks_of(policy: QueueEviction) -> dict[int, Mark]:
     """Every page's mark."""
     marks = {}
     for node in policy.pages():
-        pages = [start + at for start, length in node.runs for at in range(length)]
+        pages = pages_of(node.runs)
         each = [mark for count, mark in policy.parts(node) for _ in range(count)]
         marks.update(zip(pages, each, strict=True))
     return marks

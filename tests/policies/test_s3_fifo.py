@@ -1,7 +1,7 @@
 """S3-FIFO by hand: a tier of 10 pages has 1 page for the small queue."""
 
 from kvsim.policies.eviction.s3_fifo import S3FIFO
-from tests.policies.test_eviction import filled
+from tests.policies.small import filled
 
 
 def test_two_hits_take_a_page_to_the_main_queue() -> None:

@@ -1,7 +1,7 @@
 """SIEVE by hand."""
 
 from kvsim.policies.eviction.sieve import Sieve
-from tests.policies.test_eviction import filled
+from tests.policies.small import filled
 
 
 def test_the_hand_spares_what_was_used_since_it_came_by() -> None:

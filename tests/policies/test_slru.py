@@ -1,7 +1,7 @@
 """Segmented LRU with sized segments, by hand."""
 
 from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
-from tests.policies.test_eviction import filled
+from tests.policies.small import filled
 
 
 def test_protected_pages_beyond_the_share_fall_back() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.tail_latency import TailLatency
-from tests.core.small import SmallCache, make_request, small_cache
+from tests.core.small import SmallCache, small_cache
+from tests.workloads import make_request
 
 
 def filled(policy: TailLatency, *words: str, output_tokens: int = 0) -> SmallCache:

@@ -6,7 +6,8 @@ import pytest
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.ttl import TimeToLive
-from tests.core.small import SmallCache, make_request, offered, small_cache
+from tests.core.small import SmallCache, offered, small_cache
+from tests.workloads import make_request
 
 
 def filled(ttl_s: float | str, *uses: tuple[str, int], gpu: int = 12, until: int = 1) -> SmallCache:

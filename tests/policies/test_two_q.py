@@ -1,7 +1,7 @@
 """2Q by hand: a tier of 4 pages has 1 page for A1in and 2 ghosts."""
 
 from kvsim.policies.eviction.two_q import TwoQ
-from tests.policies.test_eviction import filled
+from tests.policies.small import filled
 
 
 def test_a_page_that_comes_back_after_it_has_left_goes_to_the_main_list() -> None:

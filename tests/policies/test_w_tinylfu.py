@@ -1,7 +1,7 @@
 """W-TinyLFU by hand: a tier of 10 pages with a window of 1."""
 
 from kvsim.policies.eviction.w_tinylfu import WTinyLFU
-from tests.policies.test_eviction import filled
+from tests.policies.small import filled
 
 
 def test_a_new_page_does_not_push_out_one_that_is_used_as_often() -> None:

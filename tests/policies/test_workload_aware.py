@@ -7,7 +7,8 @@ import pytest
 
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.workload_aware import RequestClass, WorkloadAware
-from tests.core.small import SmallCache, make_request, offered, small_cache
+from tests.core.small import SmallCache, offered, small_cache
+from tests.workloads import make_request, random_word
 
 
 def class_of(requests: int, continued: int, reuse_s: float, window_s: float = 10.0) -> RequestClass:
@@ -81,7 +82,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int) -> None:
     running = []
     for index in range(150):
         session = random.randrange(6)
-        word = "".join(random.choice("ab") for _ in range(random.randint(1, 4)))
+        word = random_word(random, longest=4)
         about = {"index": index, "session": session, "kind": "xy"[session % 2], "turn": turns[session]}
         turns[session] += 1
         running.append(cache.run(f"{session % 3}{word}", **about))

@@ -8,6 +8,7 @@ import pytest
 
 from kvsim.api import Result, load_trace, replay, simulate
 from kvsim.report.html import render
+from tests.workloads import make_request, write_trace
 
 STATE_BYTES = 36 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)
 """Qwen3-Next: 36 layers, 32 heads of 128 x 128 in float32, and three inputs of 8,192 channels in two bytes."""
@@ -19,11 +20,11 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def played(*prompts: list[int], settings: tuple[str, ...], command: Any = replay) -> Result:
-    lines = [
-        {"timestamp": 1000 * at, "input_length": 64 * len(blocks) + 1, "output_length": 1, "hash_ids": blocks}
+    requests = [
+        make_request(blocks, prompt_tokens=64 * len(blocks) + 1, output_tokens=1, arrival_s=float(at))
         for at, blocks in enumerate(prompts)
     ]
-    Path("trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    write_trace(Path("trace.jsonl"), requests)
     trace = load_trace("mooncake", path="trace.jsonl", block_tokens=64, page_tokens=64)
     return command(trace, "model=qwen3_next_80b", *settings)
 

@@ -9,7 +9,8 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.report import tree
 from tests.core.small import small_cache
-from tests.engines.small import Words, make_cache
+from tests.engines.small import make_cache
+from tests.workloads import Words
 
 LETTERS = dict(enumerate("abcdxy"))
 

@@ -13,19 +13,17 @@ from kvsim.trace.answers import infer_answers
 from kvsim.trace.bailian import Bailian
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.weka import Weka
-from tests.core.small import make_requests
+from tests.workloads import make_requests, pages_of, random_word
 
 
 def inferred(*words: str, output_tokens: int = 99) -> list[str]:
     """The answer of each request, in letters."""
     requests = make_requests(words, output_tokens=output_tokens)
     infer_answers(requests, 1)
-    letters = {page: letter for word, r in zip(words, requests, strict=True) for page, letter in zip(ids(r), word, strict=True)}
-    return ["".join(letters[start + at] for start, pages in r.output_runs or () for at in range(pages)) for r in requests]
-
-
-def ids(request: Request) -> list[int]:
-    return [start + at for start, pages in request.runs for at in range(pages)]
+    letters = {
+        page: letter for word, r in zip(words, requests, strict=True) for page, letter in zip(pages_of(r.runs), word, strict=True)
+    }
+    return ["".join(letters[page] for page in pages_of(r.output_runs or ())) for r in requests]
 
 
 def test_the_next_prompt_of_a_conversation_holds_the_answer() -> None:
@@ -55,10 +53,10 @@ def test_prompts_that_come_before_do_not_count() -> None:
 
 def slow_answer(requests: list[Request], index: int, page_tokens: int) -> list[int]:
     """By looking at all later prompts, page by page."""
-    request, own = requests[index], ids(requests[index])
+    request, own = requests[index], pages_of(requests[index].runs)
     most = (request.prompt_tokens + request.output_tokens - 1) // page_tokens
     for later in requests[index + 1 :]:
-        theirs = ids(later)
+        theirs = pages_of(later.runs)
         if own and theirs[: len(own)] == own and len(theirs) > len(own):
             return theirs[len(own) : max(most, len(own))]
     return []
@@ -67,11 +65,11 @@ def slow_answer(requests: list[Request], index: int, page_tokens: int) -> list[i
 @pytest.mark.parametrize("seed", range(40))
 def test_the_answers_are_those_of_comparing_all_prompts(seed: int) -> None:
     random = Random(seed)
-    words = ["".join(random.choice("aab") for _ in range(random.randint(1, 9))) for _ in range(40)]
+    words = [random_word(random, "aab", longest=9) for _ in range(40)]
     requests = make_requests(words, output_tokens=random.randint(0, 4))
     infer_answers(requests, 1)
     for index, request in enumerate(requests):
-        found = [start + at for start, pages in request.output_runs or () for at in range(pages)]
+        found = pages_of(request.output_runs or ())
         assert found == slow_answer(requests, index, 1)
 
 

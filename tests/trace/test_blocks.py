@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import UsageError
 from kvsim.trace.blocks import BlockPages, every_last
+from tests.workloads import pages_of
 
 
 def test_a_block_becomes_consecutive_pages_cut_where_the_prompt_ends():
@@ -52,10 +53,6 @@ def test_a_page_size_that_does_not_fit_the_blocks_is_refused(block_tokens, page_
         BlockPages(block_tokens, page_tokens, partial_tail=False)
 
 
-def unroll(runs):
-    return [page for start, pages in runs for page in range(start, start + pages)]
-
-
 def page_names(blocks, tokens, block_tokens, page_tokens, partial_tail):
     """What each page stands for: the blocks up to its end, and where it ends."""
     ends = [*range(page_tokens, tokens + 1, page_tokens)]
@@ -81,11 +78,11 @@ def test_pages_are_equal_exactly_where_prompts_are_equal_up_to_the_page_end(prom
     pages = BlockPages(block_tokens, page_tokens, partial_tail=partial_tail)
     named = {}
     for stretch, missing in prompts:
-        blocks = unroll(stretch)
+        blocks = pages_of(stretch)
         tokens = len(blocks) * block_tokens - missing % block_tokens
         runs, count = pages.lookup(stretch, tokens)
         names = page_names(blocks, tokens, block_tokens, page_tokens, partial_tail)
-        assert len(unroll(runs)) == count == len(names)
-        for page, name in zip(unroll(runs), names, strict=True):
+        assert len(pages_of(runs)) == count == len(names)
+        for page, name in zip(pages_of(runs), names, strict=True):
             assert named.setdefault(name, page) == page
     assert len(set(named.values())) == len(named)

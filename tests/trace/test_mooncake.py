@@ -1,15 +1,11 @@
 """Traces in Mooncake's format."""
 
-import gzip
-import json
-from time import perf_counter
-
 import pytest
 
 from kvsim.errors import TraceError, UsageError
 from kvsim.trace.mooncake import Mooncake
-from kvsim.trace.records import runs_of
 from kvsim.trace.statistics import trace_statistics
+from tests.workloads import long_conversations, write_trace
 
 
 def line(tokens, ids, timestamp=0, **more):
@@ -126,33 +122,33 @@ def test_a_block_has_at_least_one_token():
         Mooncake(path="trace.jsonl", block_tokens=0)
 
 
-# --- the real trace ---
+# --- whole traces ---
 
 
-def conversation(shared):
-    return str(shared / "traces" / "mooncake_conversation_trace.jsonl.gz")
+@pytest.fixture
+def long_trace(tmp_path):
+    """A trace file of long conversations, and the requests in it."""
+    requests = long_conversations(requests=1_500, page_tokens=512)
+    return str(write_trace(tmp_path / "conversations.jsonl.gz", requests)), requests
 
 
-def test_the_conversation_trace_keeps_its_own_ids(shared):
-    trace = Mooncake(path=conversation(shared), tail="all").load(512)
-    with gzip.open(conversation(shared), "rt") as file:
-        assert [request.runs for request in trace.requests] == [runs_of(json.loads(text)["hash_ids"]) for text in file]
+def test_ids_that_are_chained_and_numbered_by_appearance_are_kept(long_trace):
+    path, requests = long_trace
+    assert [request.runs for request in Mooncake(path=path, tail="all").load(512).requests] == [r.runs for r in requests]
+
+
+def test_a_trace_has_as_many_runs_at_any_page_size(long_trace):
+    path, requests = long_trace
+    for page_tokens in (512, 16, 1):
+        trace = Mooncake(path=path, tail="all").load(page_tokens)
+        assert [len(request.runs) for request in trace.requests] == [len(request.runs) for request in requests]
 
 
 def test_the_conversation_trace_has_its_published_statistics(shared):
-    numbers = trace_statistics(Mooncake(path=conversation(shared), tail="all").load(512))
+    path = str(shared / "traces" / "mooncake_conversation_trace.jsonl.gz")
+    numbers = trace_statistics(Mooncake(path=path, tail="all").load(512))
     assert (numbers["requests"], numbers["pages"], numbers["unique_pages"]) == (12_031, 288_500, 182_790)
     assert round(numbers["page_hit_rate"], 6) == 0.366412
     assert round(numbers["hit_rate"], 6) == 0.373624
     assert (round(numbers["prompt_tokens_mean"]), round(numbers["output_tokens_mean"])) == (12_035, 343)
     assert round(numbers["duration_s"]) == 3_537
-
-
-def test_the_conversation_trace_has_as_many_runs_at_any_page_size(shared, record_property):
-    runs_at = {}
-    for page_tokens in (512, 16, 1):
-        begin = perf_counter()
-        trace = Mooncake(path=conversation(shared), tail="all").load(page_tokens)
-        record_property(f"load_s_at_{page_tokens}", perf_counter() - begin)
-        runs_at[page_tokens] = sum(len(request.runs) for request in trace.requests)
-    assert runs_at[512] == runs_at[16] == runs_at[1]

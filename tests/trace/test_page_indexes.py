@@ -9,6 +9,7 @@ from kvsim.core.runs import Run
 from kvsim.trace.chain_index import ChainIndex
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.page_index import PageIndex
+from tests.workloads import pages_of
 
 # --- PageIndex ---
 
@@ -26,10 +27,6 @@ def test_ids_are_handed_out_in_the_order_in_which_keys_are_first_seen():
 prompts = st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=12)
 
 
-def unroll(runs):
-    return [page for start, pages in runs for page in range(start, start + pages)]
-
-
 def assert_normalised(runs):
     assert all(pages > 0 for _, pages in runs)
     assert all(left[0] + left[1] != right[0] for left, right in pairwise(runs))
@@ -41,7 +38,7 @@ def test_a_key_index_agrees_with_a_dictionary_of_pages(token_lists):
     for tokens in token_lists:
         keys = PageHasher(1).keys(tokens)
         runs = index.lookup(keys)
-        assert unroll(runs) == [reference.setdefault(key, len(reference)) for key in keys]
+        assert pages_of(runs) == [reference.setdefault(key, len(reference)) for key in keys]
         assert_normalised(runs)
         assert index.pages == len(reference)
 
@@ -99,11 +96,11 @@ stretches = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=6
 def test_a_chain_index_agrees_with_a_dictionary_of_parent_and_id(sequences):
     index, reference = ChainIndex(), {}
     for stretch, scope, cuts in sequences:
-        sequence = unroll(stretch)
+        sequence = pages_of(stretch)
         known = len(reference)
         path = page_by_page(reference, sequence, scope)
         runs = index.lookup(cut_into_runs(sequence, cuts), scope)
-        assert unroll(runs) == path
+        assert pages_of(runs) == path
         assert_normalised(runs)
         assert index.pages == len(reference)
         assert [page for page in path if page >= known] == list(range(known, len(reference)))

@@ -17,6 +17,7 @@ from kvsim.trace.synthetic import Synthetic
 from kvsim.trace.tokens import Tokens
 from kvsim.trace.weka import Weka
 from kvsim.trace.words import Words
+from tests.workloads import pages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = ([5, 6, 7], [5, 6, 9, 4], [7, 5], [5, 6, 7, 8])
@@ -53,7 +54,7 @@ def keyed(source: TraceSource, page_tokens: int) -> list[list[bytes]]:
     """The keys of each request's pages, in the order of their arrival."""
     key = source.page_keys(page_tokens)
     requests = source.load(page_tokens).requests
-    return [[key(start + at) for start, pages in request.runs for at in range(pages)] for request in requests]
+    return [[key(page) for page in pages_of(request.runs)] for request in requests]
 
 
 KINDS = [Mooncake, Bailian, Weka, Tokens, Synthetic, Words]
@@ -72,7 +73,7 @@ def test_neither_the_rate_nor_where_a_trace_ends_changes_a_key(kind: Any, page_t
 def test_prompts_have_equal_keys_exactly_as_far_as_they_share_pages(kind: Any, tmp_path: Path) -> None:
     source = source_of(kind, tmp_path)
     requests, keys = source.load(4).requests, keyed(source, 4)
-    ids = [[start + at for start, pages in request.runs for at in range(pages)] for request in requests]
+    ids = [pages_of(request.runs) for request in requests]
     flat = {(page, key) for some, named in zip(ids, keys, strict=True) for page, key in zip(some, named, strict=True)}
     assert len(flat) == len({page for page, _ in flat}) == len({key for _, key in flat}) > 2
 

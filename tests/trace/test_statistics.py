@@ -17,7 +17,7 @@ from kvsim.trace.statistics import (
     unlimited_hit_pages,
     uses_by_page,
 )
-from tests.bounds.test_reuse import paths_of
+from tests.workloads import paths_of
 
 
 def request(index, tokens, *runs, session=-1, arrival_s=None):

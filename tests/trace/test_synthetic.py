@@ -6,6 +6,7 @@ import pytest
 
 from kvsim.trace.statistics import trace_statistics
 from kvsim.trace.synthetic import Kind, Synthetic
+from tests.workloads import pages_of
 
 
 def kind(**settings):
@@ -17,15 +18,11 @@ def load(page_tokens=4, **settings):
     return Synthetic(**{"spread": 0.0} | settings).load(page_tokens).requests
 
 
-def unroll(request):
-    return [page for start, pages in request.runs for page in range(start, start + pages)]
-
-
 def test_a_system_prompt_is_shared_and_what_follows_is_not():
     """Prompts of 10 + 6 tokens: the pages at 0 and 4 lie within the system prompt."""
     left, right = load(sessions=2, mix={"chat": kind()})
     assert (left.prompt_tokens, left.output_tokens) == (16, 4)
-    assert (unroll(left), unroll(right)) == ([0, 1, 2, 3], [0, 1, 4, 5])
+    assert (pages_of(left.runs), pages_of(right.runs)) == ([0, 1, 2, 3], [0, 1, 4, 5])
 
 
 def test_a_turn_continues_prompt_and_answer_of_the_one_before_it():
@@ -33,23 +30,23 @@ def test_a_turn_continues_prompt_and_answer_of_the_one_before_it():
     turns = load(sessions=1, max_prompt_tokens=40, mix={"chat": kind(turns=1e9)})
     assert [turn.prompt_tokens for turn in turns] == [16, 26, 36]
     for before, after in pairwise(turns):
-        assert unroll(after)[: before.prompt_pages] == unroll(before)
+        assert pages_of(after.runs)[: before.prompt_pages] == pages_of(before.runs)
     assert [(turn.turn, turn.session, turn.kind) for turn in turns[:2]] == [(0, 0, "chat"), (1, 0, "chat")]
 
 
 def test_the_partial_page_of_a_turn_is_not_the_full_page_of_the_next():
     first, second = load(sessions=1, max_prompt_tokens=27, mix={"chat": kind(turns=1e9, message_tokens=5)}, tail="all")[:2]
     assert (first.prompt_tokens, second.prompt_tokens) == (15, 24)
-    assert unroll(second)[:3] == unroll(first)[:3]
-    assert unroll(first)[3] not in unroll(second)
+    assert pages_of(second.runs)[:3] == pages_of(first.runs)[:3]
+    assert pages_of(first.runs)[3] not in pages_of(second.runs)
 
 
 def test_questions_about_a_document_share_it_but_not_each_other():
     """10 + 8 tokens of system prompt and document, then 6 of question: 4 shared pages, 2 own ones."""
     questions = load(sessions=1, mix={"document": kind(document_tokens=8, turns=1e3, remembers=False)})
     assert all(question.prompt_tokens == 24 for question in questions)
-    assert [unroll(question)[:4] for question in questions] == [[0, 1, 2, 3]] * len(questions)
-    own = [page for question in questions for page in unroll(question)[4:]]
+    assert [pages_of(question.runs)[:4] for question in questions] == [[0, 1, 2, 3]] * len(questions)
+    own = [page for question in questions for page in pages_of(question.runs)[4:]]
     assert len(set(own)) == len(own) == 2 * len(questions) > 2
 
 
@@ -144,17 +141,14 @@ def test_nothing_about_a_kind_is_negative(name):
 
 @pytest.mark.parametrize("page_tokens", [1, 16])
 def test_an_answer_is_where_the_next_turn_goes_on(page_tokens):
-    def ids(runs):
-        return [start + at for start, pages in runs for at in range(pages)]
-
     requests = Synthetic(sessions=25, max_prompt_tokens=20_000).load(page_tokens).requests
     follow_ups = 0
     for request in requests:
-        whole = ids(request.runs) + ids(request.output_runs)
+        whole = pages_of(request.runs) + pages_of(request.output_runs)
         assert len(whole) == (request.prompt_tokens + request.output_tokens - 1) // page_tokens
         for other in requests:
             if other.session == request.session and other.turn == request.turn + 1 and other.kind != "document":
                 follow_ups += 1
                 shared = min(len(whole), other.prompt_pages)
-                assert ids(other.runs)[:shared] == whole[:shared]
+                assert pages_of(other.runs)[:shared] == whole[:shared]
     assert follow_ups > 10

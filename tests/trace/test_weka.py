@@ -169,7 +169,19 @@ def test_a_page_size_that_does_not_fit_is_refused_before_the_file_is_read():
         Weka(path="absent.jsonl").load(48)
 
 
-# --- the real traces ---
+# --- whole traces ---
+
+
+def test_in_a_closed_loop_all_requests_but_the_first_of_each_lane_wait(write):
+    """Forty sessions of one to six calls, some with a subagent of its own, in eight lanes."""
+    lines = []
+    for number in range(40):
+        calls = [call(3 * turn, 4 * (turn + 1), [0, 1, 100 * number, turn] if turn else [0, 1]) for turn in range(1 + number % 6)]
+        lines.append(session(*calls, *[subagent(20, call(0, 8, [0, 2]))] * (number % 3 == 0)))
+    requests = load(write, *lines, arrivals="closed_loop", concurrent_sessions=8)
+    waiting = [request for request in requests if request.after >= 0]
+    assert len(requests) - len(waiting) == 8
+    assert all(request.after < request.index and request.delay_s >= 0 for request in waiting)
 
 
 def test_the_real_sessions_have_their_published_statistics(shared, record_property):
@@ -182,11 +194,3 @@ def test_the_real_sessions_have_their_published_statistics(shared, record_proper
     assert round(numbers["pages"] / 1e6, 1) == 94.3
     assert round(numbers["unique_pages"] / 1e6, 2) == 3.45
     assert round(numbers["page_hit_rate"], 6) == 0.963409
-
-
-def test_the_real_sessions_close_their_loops(shared):
-    path = str(shared / "traces" / "weka_claude_code_traces_rle.jsonl.gz")
-    requests = Weka(path=path, arrivals="closed_loop", concurrent_sessions=8).load(64).requests
-    waiting = [request for request in requests if request.after >= 0]
-    assert len(requests) - len(waiting) == 8
-    assert all(request.after < request.index and request.delay_s >= 0 for request in waiting)

@@ -1,4 +1,4 @@
-"""A cache whose nodes move as a whole between GPU and host memory: the hierarchical radix cache of SGLang."""
+"""SGLang's hierarchical radix cache, whose nodes move as a whole between GPU and host memory."""
 
 from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.edge import Edge
@@ -12,18 +12,19 @@ from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
 class HostedNodeCache(WholeNodeCache):
     """``WholeNodeCache`` with a second tier: a node is on the GPU, on the host or on both.
 
-    load           what the host has of a prompt, whole or not at all, from ``load_min_tokens`` on; the host copy stays as the
-                   placement says; the GPU evicts the size of the load if it has less room than that
+    load           everything that only the host has of a prompt, if that is at least ``load_min_tokens``, or else nothing;
+                   placement decides whether the host copies stay; if less than the size of the load is free on the GPU, that
+                   whole size is evicted
     write          after a use, if placement wants it and the parent is on the host; or at eviction, whatever the parent
-    GPU eviction   leaves of what is on the GPU: with a host copy they stay there; without, they are written if placement
-                   wants it, or else removed with all that is below them
-    host eviction  leaves that are not on the GPU; for a copy, the node's whole size is asked for if there is less room;
-                   what went stays gone if that was not enough
-    hits           counted only where placement asks after a use; not of nodes that only the host has
-    room           free + evictable on the GPU; a copy on the host does not lower the need
+    GPU eviction   leaves among the nodes on the GPU: a node with a host copy stays on the host; one without is written if
+                   placement wants it, or else removed with everything below it
+    host eviction  leaves that are not on the GPU; if less than a new copy needs is free, its whole size is evicted; evicted
+                   nodes stay gone even if that was not enough
+    hits           counted only if placement is asked after a use, and not for nodes that only the host has
+    room           free + evictable pages of the GPU; copies on the host do not lower the need
 
-    While it is on the GPU, a node's host copy is pinned. So are copies on their way up, and those that a GPU eviction has made
-    until it ends or first finds no room on the host.
+    A node's host copy is pinned while the node is on the GPU or being loaded. A copy that a GPU eviction has written is pinned
+    until that eviction ends or first finds no room on the host.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class HostedNodeCache(WholeNodeCache):
         return lease
 
     def _insert_known(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
-        """Computed pages of a node that only the host has take it to the GPU; those of a node on the GPU are given back."""
+        """Use computed pages as the GPU copy of nodes that only the host has; give back those of nodes on the GPU."""
         gpu = self.gpu
         path, partial, agreed, rest = self.tree.walk(lease.node, runs)
         if partial is not None:
@@ -108,7 +109,7 @@ class HostedNodeCache(WholeNodeCache):
                 self.residency.free(node, self.cpu)
 
     def _arrive(self, lease: NodeLease, node: Node, slots: object, now: float) -> None:
-        """A node that only the host has comes to the GPU; its host copy is pinned already, and so is the path above it."""
+        """Add a GPU copy of a node that only the host has; its host copy and the path above it are pinned already."""
         gpu = self.gpu
         self.residency.add_copy(node, gpu, INCOMING, slots)
         node.pins[GPU] = 1
@@ -116,7 +117,7 @@ class HostedNodeCache(WholeNodeCache):
         self.residency.set_ready(node, gpu, now)
 
     def _keep(self, node: Node) -> None:
-        """Pin a host copy; nothing above it needs a pin, as only leaves leave."""
+        """Pin a host copy; copies above it need no pin, since only leaves are evicted."""
         if not node.pins[CPU]:
             self.cpu.evictable_pages -= node.pages
         node.pins[CPU] += 1
@@ -132,7 +133,7 @@ class HostedNodeCache(WholeNodeCache):
     # --- down --------------------------------------------------------------------------------------------------------
 
     def _use(self, node: Node, now: float) -> None:
-        """An insert has passed a node on the GPU."""
+        """Record that an insert has passed a node on the GPU."""
         if self._copies_after_use:
             node.hits += 1
         self.residency.tell_hits((node,), now)
@@ -147,7 +148,7 @@ class HostedNodeCache(WholeNodeCache):
             self._write(node, now)
 
     def _write(self, node: Node, now: float) -> bool:
-        """Copy a node that is on the GPU to the host; False if there is no room, even after evicting."""
+        """Copy a node on the GPU to the host. Returns False if there is no room, even after evicting."""
         cpu, pages = self.cpu, node.pages
         if cpu.pool.free < pages:
             self._evict_host(pages, now)
@@ -187,7 +188,7 @@ class HostedNodeCache(WholeNodeCache):
         nodes.clear()
 
     def _remove(self, node: Node) -> None:
-        """Take a GPU leaf without a host copy out of the cache, with all that the host has below it."""
+        """Remove a GPU leaf without a host copy, with everything that the host has below it."""
         for below in reversed(list(node.descendants())):
             self.counts.dropped_pages += below.pages
             self.residency.free(below, self.cpu)

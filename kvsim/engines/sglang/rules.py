@@ -1,4 +1,4 @@
-"""The rules of SGLang's radix cache and of its hierarchical one."""
+"""The rules of SGLang's radix cache and of its hierarchical cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from kvsim.core.tier import Tier
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 
-OTHER = "choose write_through, write_through_selective or write_back, or say rules=default"
-OWN = "or say rules=default, kvsim's own rules for the same policies"
+OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
+OWN = "or set rules=default for kvsim's own rules with the same policies"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGLangRules(Rules):
-    """Nodes leave and move as a whole, and a look-up alone refreshes them. Policies decide the rest.
+    """Nodes are evicted and moved as a whole, and a look-up alone refreshes them. Policies decide everything else.
 
     GPU only       RadixCache (SGLang 0.5.23), as ``WholeNodeCache``
     GPU and CPU    HiRadixCache (SGLang 0.5.15), as ``HostedNodeCache``
@@ -26,7 +26,7 @@ class SGLangRules(Rules):
     has_own_cache: ClassVar[bool] = True
 
     load_min_tokens: int = 10
-    """The least that is loaded from the CPU to the GPU; what is shorter is computed again."""
+    """Shortest hit in the CPU tier that is loaded to the GPU; a shorter one is recomputed."""
 
     def __post_init__(self) -> None:
         if self.load_min_tokens < 0:
@@ -34,9 +34,9 @@ class SGLangRules(Rules):
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command != "replay":
-            raise ValueError(f"SGLang's rules have no clock: say kvsim replay instead of kvsim {command}, {OWN}")
+            raise ValueError(f"SGLang's rules have no clock: run kvsim replay instead of kvsim {command}, {OWN}")
         if self.cache_output:
-            raise ValueError(f"cache_output is not replayed by SGLang's rules: set it to false, {OWN}")
+            raise ValueError(f"cache_output is not supported by SGLang's rules: set it to false, {OWN}")
         if "disk" in tiers:
             raise ValueError(f"SGLang's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
         if "cpu" not in tiers and self.load_min_tokens != SGLangRules.load_min_tokens:
@@ -52,9 +52,9 @@ class SGLangRules(Rules):
 
 
 def _check_placement(edge: Edge) -> None:
-    """Raise ValueError for a policy that decides about more than single nodes, after their uses and at their eviction."""
+    """Raise ValueError unless the policy decides node by node, after a use or at eviction."""
     if edge.copies_prompts:
         kind = type(edge.placement).__name__
-        raise ValueError(f"SGLang's rules copy node by node, but {kind} decides for whole prompts: {OTHER}")
+        raise ValueError(f"SGLang's rules copy node by node, but {kind} decides about whole prompts: {OTHER}")
     if edge.watermark():
-        raise ValueError(f"SGLang's rules write nothing back before it is evicted: set the watermark to 0, {OWN}")
+        raise ValueError(f"SGLang's rules never write pages back before they are evicted: set the watermark to 0, {OWN}")

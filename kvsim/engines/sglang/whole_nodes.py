@@ -1,4 +1,4 @@
-"""A cache whose nodes leave as a whole: the radix cache of SGLang, on one tier."""
+"""SGLang's radix cache, on one tier: nodes are evicted as a whole."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvsim.core.tree import Node, RadixTree
 
 
 class NodeLease:
-    """What a running request keeps: a pinned path down to ``node``, and slots for its answer and a partial page."""
+    """What a running request holds: a pinned path down to ``node``, and slots for its answer and a partial page."""
 
     __slots__ = ("hits", "node", "request", "slots")
 
@@ -25,15 +25,16 @@ class NodeLease:
 class WholeNodeCache:
     """Serves requests from one tier; the unit of eviction is a node.
 
-    node        all that one request inserted below the path it found; cut only where a later look-up or insert ended in it
-    eviction    whole unpinned leaves in the policy's order until there is room, so possibly more than is lacking
-    recency     a look-up counts, that of a request that finds no room, too; both parts of a cut are as recent as the look-up,
-                and the upper one counts as created by it
-    hits        one for the insert that made a node, one for each later insert that passes it; the parts of a cut both keep them
-    room        free + evictable >= what is not reused, tested with the path pinned; nothing is evicted otherwise
+    node        everything that one request inserted below the path it found; cut only where a later look-up or insert ended
+                inside it
+    eviction    whole unpinned leaves in the policy's order until there is room, so possibly more than needed
+    recency     a look-up counts, even for a request that finds no room; both parts of a cut are as recent as the look-up, and
+                the upper one counts as created by it
+    hits        one for the insert that made a node, one for each later insert that passes it; both parts of a cut keep them
+    room        free + evictable >= pages not reused, tested with the path pinned; otherwise nothing is evicted
 
-    Two moments are told apart in a request, the look-up and the insert: of two leaves that it touches, the one that it was
-    cut off from is the older.
+    A request has two moments, its look-up and its insert: if it cuts a node and then adds a leaf, the part that it cut off is
+    older than the new leaf.
     """
 
     def __init__(self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True) -> None:
@@ -46,11 +47,11 @@ class WholeNodeCache:
 
     @property
     def tree(self) -> RadixTree:
-        """Where pages are."""
+        """The radix tree of stored pages."""
         return self.residency.tree
 
     def serve(self, request: Request, pages: int, now: float) -> NodeLease | None:
-        """Look up, admit with room for ``pages`` pages in all, and insert. None without room: it was looked up, that is all."""
+        """Look up, admit with room for ``pages`` pages in all, and insert. Returns None, after the look-up, without room."""
         gpu = self.gpu
         pool = gpu.pool
         path, rest, now = self.look_up(request, now)
@@ -75,7 +76,7 @@ class WholeNodeCache:
         return lease
 
     def look_up(self, request: Request, now: float) -> tuple[list[Node], tuple[Run, ...], float]:
-        """The cached nodes of a prompt, cut where it ends or parts from them; the rest of its pages; when that was."""
+        """Return a prompt's cached nodes, cutting the last where the match ends, the rest of its pages, and the time."""
         now = self.residency.tick(now)
         pages = request.prompt_pages
         if self._recompute_last_token:
@@ -86,7 +87,7 @@ class WholeNodeCache:
         return path, rest, now
 
     def cut_at(self, node: Node, pages: int, now: float) -> Node:
-        """Cut a node that is touched in its first ``pages`` pages only; returns the upper part."""
+        """Cut a node of which only the first ``pages`` pages are touched. Returns the upper part."""
         node.last_used = now
         upper = self.residency.cut(node, pages)
         upper.created = upper.last_used = now
@@ -94,24 +95,24 @@ class WholeNodeCache:
         return upper
 
     def _tell_evictable(self, node: Node) -> None:
-        """The node's place in the order of leaving has changed, perhaps, although it was not pinned."""
+        """Announce a node again where it is evictable, since its place in the order of eviction may have changed."""
         for tier in self.tiers:
             if node.is_evictable(tier.index):
                 tier.eviction.on_evictable(node)
 
     def can_evict(self, pages: int, path: list[Node], path_pages: int) -> bool:
-        """Whether so many GPU pages can be evicted while the path, of so many pages there, stays."""
+        """Whether ``pages`` GPU pages can be evicted while the path stays, of which ``path_pages`` are on the GPU."""
         evictable = self.gpu.evictable_pages
         return pages + path_pages <= evictable or pages + sum([node.pages for node in path if not node.pins[GPU]]) <= evictable
 
     def touch(self, path: list[Node], now: float) -> None:
-        """The path has been looked up for a request that finds no room."""
+        """Refresh a path that has been looked up but is not used."""
         for node in path:
             node.last_used = now
             self._tell_evictable(node)
 
     def _evict(self, pages: int, now: float) -> None:
-        """Evict at least so many pages."""
+        """Evict at least ``pages`` pages."""
         gpu, counts = self.gpu, self.counts
         for offered in victims(gpu, now):
             node = victim(offered, self.tree, gpu)
@@ -124,7 +125,7 @@ class WholeNodeCache:
         check_enough(gpu, pages)
 
     def _insert_known(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
-        """Give back what the request computed although the cache has it; returns what it has not."""
+        """Give back computed pages that the cache has already. Returns those that it lacks."""
         gpu = self.gpu
         path, partial, agreed, rest = self.tree.walk(lease.node, runs)
         if partial is not None:
@@ -138,7 +139,7 @@ class WholeNodeCache:
         return rest
 
     def pin_known(self, lease: NodeLease, node: Node, now: float) -> None:
-        """Lengthen the path that a request holds by a node that is on the GPU."""
+        """Extend a request's pinned path by a node that is on the GPU."""
         node.last_used = now
         if not node.pins[GPU]:
             self.gpu.evictable_pages -= node.pages
@@ -146,14 +147,14 @@ class WholeNodeCache:
         lease.node = node
 
     def add_leaf(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> None:
-        """Make a node of all that nobody has; its pages are in slots of the request."""
+        """Add a node for the pages that the cache lacks, in slots of the request."""
         gpu, parent = self.gpu, lease.node
         pages = runs[0][1] if len(runs) == 1 else count_pages(runs)
         mine, lease.slots = gpu.pool.split(lease.slots, pages)
         lease.node = self.residency.add_leaf(parent, runs, pages, gpu, mine, now)
 
     def finish_request(self, lease: NodeLease) -> None:
-        """The request has its answer: its path is unpinned, its other slots are given back."""
+        """End a request whose answer is complete: unpin its path and give back its other slots."""
         self.residency.tell_finish(lease.request, lease.node, self.residency.now)
         self.gpu.pool.give(lease.slots)
         self.residency.unpin(lease.node, self.gpu)

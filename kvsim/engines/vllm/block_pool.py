@@ -1,4 +1,4 @@
-"""A pool of single blocks as vLLM keeps it: recency is that of the request that finished last, and a page may be there twice."""
+"""A pool of single blocks like vLLM's: pages become recent when a request finishes, and a page may be stored twice."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from kvsim.core.tree import ABSENT, NO_LIMIT, READY, Node, RadixTree
 
 
 class BlockLease:
-    """What an admitted request keeps until it finishes: a pinned path, and slots of its own for pages without a key."""
+    """What an admitted request holds until it finishes: a pinned path, and its own slots for pages without a key."""
 
     __slots__ = ("hits", "node", "offload", "request", "slots")
     hits: tuple[int, int, int]
     """Hit pages by tier: gpu, cpu, disk."""
     offload: Any
-    """What the CPU tier has seen of the request, if there is one."""
+    """The request's ``OffloadUse``, if there is a CPU tier."""
 
     def __init__(self, request: Request, node: Node, slots: Any) -> None:
         self.request = request
@@ -28,32 +28,32 @@ class BlockLease:
 class BlockPool:
     """The GPU's pages, in a tree.
 
-    match    pages are found as a prefix; nothing changes but a cut
-    admit    what was matched is pinned, the rest is taken from the pool, and all full pages of the prompt are found from now on
-    finish   the path is unpinned and becomes the most recent, its tail before its head; slots without a key are free at once
+    match    finds pages as a prefix; changes nothing, but may cut a node
+    admit    pins what was matched and takes the rest from the pool; from now on all full pages of the prompt can be found
+    finish   unpins the path and makes it the most recent, tail before head; slots without a key become free at once
 
-    A page that a request computes although it is there (the last one of a prompt that is cached whole) takes a second slot.
-    The older one is found. Both age by themselves: the younger is a leaf outside the tree that takes the place of the older
-    one when that leaves. Nothing hangs below either then: only leaves leave, and whoever goes on goes on from the older one.
+    A page that a request computes although it is stored (the last page of a fully cached prompt) takes a second slot. A match
+    finds the older copy. The two age separately: the younger is a leaf outside the tree, and takes the place of the older when
+    that is evicted. Neither has children then, since only leaves are evicted and new pages are added below the older copy.
     """
 
     def __init__(self, gpu: Tier, tiers: int = 1) -> None:
-        """``tiers`` is how many a node has room to speak of."""
+        """``tiers`` is the number of tiers in a node's lists."""
         self.residency = Residency([gpu], tiers)
         self.tree: RadixTree = self.residency.tree
         self.gpu = gpu
         self._younger: dict[int, list[Node]] = {}
-        """Further copies of a page that is a node of its own, by page id, the oldest first."""
+        """Younger copies of a page, each a node of one page, by page id, oldest first."""
         self._can_trim = not gpu.hears_splits and not gpu.hears_removals
 
     def match(self, runs: tuple[Run, ...], limit: int = NO_LIMIT) -> tuple[list[Node], tuple[Run, ...]]:
-        """The nodes of the longest prefix of ``limit`` pages at most that is there, and the rest of the path."""
+        """Return the nodes of the longest stored prefix, of at most ``limit`` pages, and the rest of the path."""
         return self.residency.follow(self.tree.root, runs, limit)
 
     def admit(self, request: Request, path: list[Node], rest: tuple[Run, ...], pages: int, now: float) -> BlockLease | None:
-        """Let a request run that takes ``pages`` pages: those of ``path``, which it shares, of ``rest``, and some without a key.
+        """Admit a request that takes ``pages`` pages: those of ``path``, which it shares, of ``rest``, and some without a key.
 
-        None, and nothing changed, without room.
+        Returns None, with nothing changed, if there is not enough room.
         """
         gpu, pool = self.gpu, self.gpu.pool
         node = path[-1] if path else self.tree.root
@@ -75,7 +75,7 @@ class BlockPool:
         return lease
 
     def finish(self, lease: BlockLease) -> None:
-        """The request is over."""
+        """End a request: unpin its path, make it the most recent, and free the slots without a key."""
         gpu, now = self.gpu, self.residency.tick(self.residency.now)
         self.residency.tell_finish(lease.request, lease.node, now)
         gpu.pool.give(lease.slots)
@@ -86,7 +86,7 @@ class BlockPool:
         self.residency.unpin(lease.node, gpu)
 
     def _name(self, lease: BlockLease, rest: tuple[Run, ...], now: float) -> None:
-        """The request's own full pages become a leaf, which it pins."""
+        """Add the request's own full pages as a leaf, which it pins."""
         gpu, parent, page = self.gpu, lease.node, rest[0][0]
         pages = count_pages(rest)
         older = parent.children.get(page)
@@ -104,7 +104,7 @@ class BlockPool:
         self.residency.set_ready(leaf, gpu, now)
 
     def _make_room(self, missing: int, now: float) -> None:
-        """Evict so many pages, of which there are as many."""
+        """Evict exactly ``missing`` pages; the caller has checked that they exist."""
         gpu, wanted = self.gpu, missing
         for offered in victims(gpu, now):
             node = victim(offered, self.tree, gpu)
@@ -123,7 +123,7 @@ class BlockPool:
         gpu.evicted_pages += wanted
 
     def _cut_off(self, node: Node, pages: int) -> None:
-        """Evict a leaf's last pages."""
+        """Evict the last ``pages`` pages of a leaf."""
         if not self._can_trim:
             self.residency.cut(node, node.pages - pages)
             self._remove(node)
@@ -135,7 +135,7 @@ class BlockPool:
         self.gpu.eviction.on_evictable(node)
 
     def _remove(self, node: Node) -> None:
-        """Evict a leaf. If its page is there once more, that copy takes its place."""
+        """Evict a leaf. If its page has another copy, that takes its place."""
         gpu, parent, page = self.gpu, node.parent, node.runs[0][0]
         assert parent is not None
         node.state[0] = ABSENT

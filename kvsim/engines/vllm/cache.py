@@ -1,4 +1,4 @@
-"""vLLM's GPU block pool, and its CPU offloading tier below it, as one cache."""
+"""vLLM's GPU block pool and the CPU offloading tier below it, as one cache."""
 
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
@@ -21,7 +21,7 @@ class VLLMCache:
         self._recompute_last_token = rules.recompute_last_token
 
     def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
-        """Match, admit with room for ``pages`` pages in all, load, store. None, and nothing changed but a cut, without room."""
+        """Match, admit with room for ``pages`` pages in all, load and store. Without room, return None; at most cut a node."""
         usable = request.prompt_pages
         if self._recompute_last_token:
             usable = min(usable, (request.prompt_tokens - 1) // self.page_tokens)
@@ -38,7 +38,7 @@ class VLLMCache:
         return lease
 
     def finish_request(self, lease: BlockLease) -> None:
-        """The request has its answer: what it used becomes the most recent."""
+        """End a request whose answer is complete: the pages that it used become the most recent."""
         self.pool.finish(lease)
         if self.offload is not None:
             self.offload.finish(lease.offload)

@@ -1,6 +1,6 @@
-"""vLLM's CPU offloading tier: pages one by one, offered by every request, in an order that the eviction policy chooses.
+"""vLLM's CPU offloading tier: single pages, offered by every request, in an order that the eviction policy defines.
 
-Pages here have no parents: any page may be stored or evicted. A request's pages are handled in runs.
+Pages have no parents here: any page may be stored or evicted. A request's pages are handled as runs.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OffloadCounts:
-    """What became of pages that were loaded or offered."""
+    """Pages loaded, stored or refused since the start of the run."""
 
     loaded_pages: int = 0
-    """Brought to the GPU."""
+    """Loaded to the GPU."""
     written_pages: int = 0
     """Stored in CPU memory."""
     below_threshold_pages: int = 0
-    """Offered, and not stored since they had not been offered often enough."""
+    """Offered, but not stored since they had not been offered often enough."""
     no_room_pages: int = 0
-    """To be stored, but others could not be evicted for all pages of the store."""
+    """Not stored, since too few other pages could be evicted for the whole store."""
 
 
 class OffloadUse(NamedTuple):
-    """What one request has been to the tier."""
+    """One request's use of the tier."""
 
     loaded_pages: int
     seen: "Seen"
@@ -37,7 +37,7 @@ class OffloadUse(NamedTuple):
 
 
 class OffloadTier:
-    """The CPU tier: loads what follows the GPU's hit and stores what is offered. A store that does not fit is dropped whole.
+    """The CPU tier: loads pages after the GPU's hit and stores pages that are offered. A store is made whole or not at all.
 
     The tier's eviction policy provides the order (``offload_order``), its placement policy the table of offers
     (``offer_table``); both raise ValueError if they have none.
@@ -50,12 +50,13 @@ class OffloadTier:
         self.order: OffloadOrder = tier.eviction.offload_order(tier.pool.capacity)
         self.offers: OfferTable = edge.placement.offer_table()
         self._slots = tier.pool.take(0)
-        """Of all pages together."""
+        """Slots of all stored pages together."""
 
     def use(self, runs: tuple[Run, ...], hit_pages: int, usable_pages: int) -> OffloadUse:
-        """Serve an admitted prompt. Its first ``hit_pages`` pages are on the GPU, and ``usable_pages`` at most may be reused.
+        """Serve an admitted prompt whose first ``hit_pages`` pages are on the GPU; at most ``usable_pages`` may be reused.
 
-        Loads end at the first page that is not here. With a load, the pages after it are offered; without one, all are.
+        A load ends at the first page that is not stored here. After a load, the pages that follow it are offered; without one,
+        all pages are.
         """
         head, offered = split_runs(runs, hit_pages)
         pieces = self.order.find(offered)
@@ -75,11 +76,11 @@ class OffloadTier:
         return OffloadUse(loaded_pages, seen, self._store(seen))
 
     def finish(self, use: OffloadUse) -> None:
-        """A request has finished: what it used becomes the most recent."""
+        """Record that a request has finished: the pages that it used become the most recent."""
         self.order.finish(use.seen, use.is_stored)
 
     def _admit(self, pieces: "Seen") -> "Seen":
-        """The pieces without what is missing and has not been offered often enough."""
+        """Return the pieces without missing pages that have not been offered often enough."""
         if self.offers.threshold < 2:
             return pieces
         seen: Seen = []
@@ -93,7 +94,7 @@ class OffloadTier:
         return seen
 
     def _store(self, seen: "Seen") -> bool:
-        """Make room for all missing pages and store them. False, and nothing is stored, if there is not enough to evict."""
+        """Make room for all missing pages and store them. Returns False, with nothing stored, if too few can be evicted."""
         order, tier, pool = self.order, self.tier, self.tier.pool
         order.offer(seen)
         keep = [run for run, was_here in seen if was_here]

@@ -6,12 +6,13 @@ from typing import Any
 
 import hydra
 
-from kvsim.build import Plan, build_run
+from kvsim.build import build_run
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
+from kvsim.plan import Plan
 from kvsim.policies.prefetch.base import Offer
 from kvsim.run import Prefetching, build_tiers
 from kvsim.substrates import SUBSTRATES

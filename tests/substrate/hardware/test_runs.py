@@ -218,11 +218,11 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
             ["page_tokens=3"],
             "page_tokens: a fragment (a page's bytes in one layer) must be a multiple of 16 bytes and at least 512",
         ),
-        (["tiers.cpu.capacity=100TiB"], "tiers.cpu.capacity: 102,400.0 GiB, but there are "),
-        (["tiers.gpu.capacity=100TiB"], "tiers.gpu.capacity: 102,400.0 GiB, but there are 131.3 GiB of hardware.memory_bytes"),
+        (["tiers.cpu.capacity=100TiB"], "tiers.cpu.capacity: 102,400.0 GiB, more than the "),
+        (["tiers.gpu.capacity=100TiB"], "tiers.gpu.capacity: 102,400.0 GiB, more than the 131.3 GiB of hardware.memory_bytes"),
         (["model=deepseek_v3", "tiers.gpu.capacity=10pages"], "model.kv_latent_dim: there is no kernel for latent attention"),
         (["disk.folder=trace.jsonl", *tiers(10, 10, 10)[1:]], "tiers.disk: trace.jsonl"),
-        (["tiers.disk.capacity=1000TiB", "tiers.cpu.capacity=10pages"], "tiers.disk.capacity: 1,024,000.0 GiB, but there"),
+        (["tiers.disk.capacity=1000TiB", "tiers.cpu.capacity=10pages"], "tiers.disk.capacity: 1,024,000.0 GiB, more than"),
     ],
 )
 def test_what_the_machine_has_not_is_said_in_one_line(words, problem, trace, capsys):
@@ -281,7 +281,7 @@ def test_a_validation_runs_both_and_ends_with_1_beyond_its_tolerances(trace, cap
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "hardware: say hardware=NAME"),
+        ([], "hardware: set hardware=NAME"),
         (["hardware=h200", "substrate=hardware"], "substrate has no effect on kvsim validate"),
         (["hardware=h200", "validate.identical=2"], "validate.identical is a share"),
         (["hardware=h200", "-m"], "-m: kvsim validate takes a single configuration"),

@@ -10,7 +10,8 @@ from kvsim.engine.substrate import Work
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.substrate.hardware.step_pages import StepPages
-from tests.core.small import make_request, make_tiers
+from tests.core.small import make_tiers
+from tests.workloads import make_request
 
 PAGE_TOKENS = 4
 

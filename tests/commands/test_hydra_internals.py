@@ -1,26 +1,61 @@
-"""A job's configuration is the one that Hydra's own loader composes, also the second time and beside others."""
+"""Hydra has the internals that kvsim relies on, and a job's configuration equals the one that Hydra's own loader composes."""
 
+import inspect
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, Node, OmegaConf
 
-from kvsim.commands import sweep_loader
-from kvsim.commands.sweep_loader import JobConfig, SweepLoader
+from kvsim.commands import hydra_internals
+from kvsim.commands.hydra_internals import JobConfig, SweepLoader
+
+INTERNALS = [
+    (ConfigLoaderImpl.load_configuration, "self config_name overrides run_mode from_shell validate_sweep_overrides"),
+    (ConfigLoaderImpl._apply_overrides_to_config, "overrides cfg"),
+    (get_overrides_dirname, "overrides exclude_keys item_sep kv_sep"),
+    (Plugins._scan_all_plugins, "modules"),
+    (Sweeper.validate_batch_is_legal, "self batch"),
+    (BasicSweeper.split_arguments, "overrides max_batch_size"),
+    (get_args_parser, ""),
+]
+
+
+@pytest.mark.parametrize(("function", "parameters"), INTERNALS, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_installed_hydra_has_the_internals_that_are_replaced_or_called(function: Callable[..., Any], parameters: str) -> None:
+    assert " ".join(inspect.signature(function).parameters) == parameters
+
+
+def test_nodes_of_the_installed_omegaconf_hold_what_is_copied() -> None:
+    config = OmegaConf.create({"a": {"b": 1}, "c": [2]})
+    names = {"_metadata", "_parent", "_flags_cache", "_content"}
+    assert set(vars(config)) == set(vars(config.a)) == set(vars(config.c)) == names
+    assert set(vars(config.a._get_node("b"))) == {"_metadata", "_parent", "_flags_cache", "_val"}
+    assert {"flags", "resolver_cache"} <= set(vars(config._metadata))
+
+
+def test_no_other_module_uses_internals_of_hydra() -> None:
+    package = Path(hydra_internals.__file__).parents[1]
+    users = [path for path in package.rglob("*.py") if "hydra._internal" in path.read_text()]
+    assert users == [Path(hydra_internals.__file__)]
 
 
 @pytest.fixture(autouse=True)
 def loaders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ConfigLoaderImpl, SweepLoader]]:
     """Hydra's and ours, for kvsim's configuration; nothing is composed yet."""
-    monkeypatch.setattr(sweep_loader, "_composed", {})
+    monkeypatch.setattr(hydra_internals, "_composed", {})
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         plain = GlobalHydra.instance().config_loader()
         assert isinstance(plain, ConfigLoaderImpl)
@@ -49,7 +84,7 @@ def test_it_is_what_hydra_composes(overrides: list[str], loaders: tuple[ConfigLo
         found = ours.load_configuration("config", task, RunMode.RUN)
         assert OmegaConf.to_container(found) == OmegaConf.to_container(expected)
         assert expected.hydra.overrides.task == [line for line in task if not line.startswith("hydra.")]
-    assert len(sweep_loader._composed) == 1
+    assert len(hydra_internals._composed) == 1
 
 
 def test_jobs_do_not_see_each_other(loaders: tuple[ConfigLoaderImpl, SweepLoader]) -> None:
@@ -58,7 +93,7 @@ def test_jobs_do_not_see_each_other(loaders: tuple[ConfigLoaderImpl, SweepLoader
     one.tiers.gpu.capacity = "7pages"
     assert isinstance(one, DictConfig) and (one.seed, other.seed) == (1, 2)
     assert other.tiers.gpu.capacity != "7pages" != ours.load_configuration("config", ["seed=3"], RunMode.RUN).tiers.gpu.capacity
-    assert len(sweep_loader._composed) == 1
+    assert len(hydra_internals._composed) == 1
 
 
 @pytest.mark.parametrize(
@@ -74,11 +109,11 @@ def test_a_mistake_is_the_one_that_hydra_finds(overrides: list[str], loaders: tu
 
 
 def test_no_more_is_kept_than_said(loaders: tuple[ConfigLoaderImpl, SweepLoader], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_loader, "MOST_COMPOSED", 2)
+    monkeypatch.setattr(hydra_internals, "MOST_COMPOSED", 2)
     for policy in ("lru", "fifo", "arc", "lru"):
         config = loaders[1].load_configuration("config", [f"eviction={policy}", "seed=1", "output=x"], RunMode.RUN)
         assert config.eviction._target_.rpartition(".")[2].lower() == policy
-        assert len(sweep_loader._composed) <= 2
+        assert len(hydra_internals._composed) <= 2
 
 
 def compare(found: Any, expected: Any, parent: Node | None) -> int:
@@ -116,7 +151,7 @@ def test_what_was_composed_is_sent_to_workers(
     task = ["eviction=slru", "tiers.gpu.capacity=100pages", "output=x"]
     expected = ours.load_configuration("config", task, RunMode.RUN)
     ours.send()
-    monkeypatch.setattr(sweep_loader, "_composed", {})
+    monkeypatch.setattr(hydra_internals, "_composed", {})
     there = SweepLoader(plain.get_search_path())
     there.sent = pickle.loads(pickle.dumps(ours.sent))
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", None)

@@ -1,14 +1,16 @@
 """A policy can be wrong, a result cannot: what breaks its contract ends the run with an error that names it."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvsim.core.answers import number, truth, whole_number, whole_numbers
 from kvsim.core.tier import PolicyError
-from kvsim.core.tree import Node, RadixTree
+from kvsim.core.tree import NO_LIMIT, Node, RadixTree
 from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
@@ -49,7 +51,7 @@ def test_a_policy_that_offers_nothing_does_not_make_the_cache_larger() -> None:
 
 
 def test_a_policy_that_stops_too_early_is_named() -> None:
-    assert "2 more pages must leave, and 2 could" in problem(cache_with(lambda cache: iter([cache.node("abcd")])))
+    assert "2 more pages must leave, and 2 still can" in problem(cache_with(lambda cache: iter([cache.node("abcd")])))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_what_is_not_a_node_is_refused(thing: Any) -> None:
 @pytest.mark.parametrize("thing", [None, 7, 1.5])
 def test_victims_that_do_not_come_one_after_another_are_refused(thing: Any) -> None:
     message = problem(cache_with(lambda cache: thing))
-    assert f"Offering, returned {thing!r} from victims(), not nodes, one after another" in message
+    assert f"Offering, returned {thing!r} from victims(), not an iterable of nodes" in message
 
 
 def test_victims_may_be_a_list() -> None:
@@ -267,3 +269,47 @@ def test_a_right_policy_is_not_refused() -> None:
     cache = small_cache(gpu=4, eviction=LRU)
     cache.use("abcd")
     assert cache.use("wxyz") == (0, 0, 0) and cache.on("gpu") == "wxyz"
+
+
+# --- answers one by one ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("check", "answer", "taken"),
+    [
+        (truth, True, True),
+        (truth, np.bool_(False), False),
+        (partial(whole_number, most=9), 9, 9),
+        (partial(whole_number, most=9), np.int64(0), 0),
+        (partial(whole_numbers, most=9), (3, np.int64(1)), [3, 1]),
+        (number, 2, 2.0),
+        (number, np.float32(0.5), 0.5),
+        (number, float("inf"), float("inf")),
+    ],
+)
+def test_a_right_answer_is_taken_as_it_is(check: Callable[..., Any], answer: Any, taken: Any) -> None:
+    assert check("the policy Mine", "ask()", answer) == taken
+
+
+@pytest.mark.parametrize(
+    ("check", "answer", "expected"),
+    [
+        (truth, None, "None from ask(), not True or False: is a return missing?"),
+        (truth, 1, "1 from ask(), not True or False"),
+        (partial(whole_number, most=9), 10, "10 from ask(), not a whole number of at least 0 and at most 9"),
+        (partial(whole_number, most=9, least=1), 0, "0 from ask(), not a whole number of at least 1 and at most 9"),
+        (partial(whole_number, most=NO_LIMIT), -1, "-1 from ask(), not a whole number of at least 0"),
+        (partial(whole_number, most=9), True, "True from ask(), not a whole number of at least 0 and at most 9"),
+        (partial(whole_number, most=9), 2.0, "2.0 from ask(), not a whole number of at least 0 and at most 9"),
+        (partial(whole_numbers, most=9), 3, "3 from ask(), not a list of whole numbers"),
+        (partial(whole_numbers, most=9), [3, 10], "10 from ask(), not a whole number of at least 0 and at most 9"),
+        (number, -0.5, "-0.5 from ask(), not a number of at least 0"),
+        (number, float("nan"), "nan from ask(), not a number of at least 0"),
+        (number, False, "False from ask(), not a number of at least 0"),
+        (partial(number, most=1.0), 1.5, "1.5 from ask(), not a number of at least 0 and at most 1"),
+    ],
+)
+def test_a_wrong_answer_says_who_gave_it_and_what_was_expected(check: Callable[..., Any], answer: Any, expected: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        check("the policy Mine", "ask()", answer)
+    assert str(error.value) == f"the policy Mine returned {expected}"

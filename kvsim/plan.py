@@ -1,0 +1,95 @@
+"""What a run is made of: a checked plan, from the objects that the configuration describes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsim.core.rules import Rules
+from kvsim.engine.engine import EngineSettings
+from kvsim.engine.replay import ReplaySettings
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.policies.prefetch.base import PrefetchPolicy
+from kvsim.report.logger import Logger
+from kvsim.report.validation import Tolerances
+from kvsim.trace.base import TraceSource
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings:
+    """Settings of a multirun as a whole."""
+
+    fail_fast: bool = False
+    dry_run: bool = False
+    objective: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective is not None and not self.objective:
+            raise ValueError("objective is empty: name fields of result.json, as [hit_rate, ttft_s.p99], or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskSettings:
+    """Settings of the disk tier on real hardware."""
+
+    folder: str | None = None
+    threads: int = 4
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {self.threads}")
+
+    @property
+    def path(self) -> Path | None:
+        """The folder chosen by the user; None for the default."""
+        return None if self.folder is None else Path(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierPlan:
+    """One tier of the run."""
+
+    name: str
+    capacity_pages: int | None
+    """None: unlimited."""
+    eviction: EvictionPolicy
+    placement: PlacementPolicy | None
+    """Decides which pages are written down into this tier; None for the GPU."""
+    above: str = ""
+    """Name of the tier directly above; empty for the GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything a run needs, checked. Policies are not bound yet."""
+
+    trace: TraceSource
+    page_tokens: int
+    tiers: list[TierPlan]
+    """From the GPU down."""
+    prefetch: PrefetchPolicy
+    checkpoint: CheckpointPolicy
+    states: list[int | None] | None
+    """Capacity for recurrent states of the GPU and the CPU (None: unlimited); None if states share the pages' capacity."""
+    model: ModelSpec
+    hardware: HardwareSpec
+    engine: EngineSettings
+    rules: Rules
+    replay: ReplaySettings
+    substrate: str
+    disk: DiskSettings
+    warmup: float
+    seed: int
+    print_tree: bool
+    timeline: bool
+    logger: Logger
+    sweep: SweepSettings
+    tolerances: Tolerances
+    output: Path
+    config: Config
+    """The resolved configuration for the record, without settings that do not affect the result, such as the folder."""

@@ -1,0 +1,112 @@
+"""Two neighbouring tiers: what the placement policy between them is asked, and that its answers are looked at."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from kvsim.core.edge import Edge, chain
+from kvsim.core.pool import Pool
+from kvsim.core.tier import PolicyError, Tier
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.store_threshold import StoreThreshold
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from tests.core.small import small_cache
+from tests.workloads import make_request
+
+
+class Answering(PlacementPolicy):
+    """Gives the same answer to everything."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def after_use(self, node: Any, now: float) -> Any:
+        return self.answer
+
+    def after_eviction(self, node: Any, now: float) -> Any:
+        return self.answer
+
+    def wanted_pages(self, request: Any, path: Any, now: float) -> Any:
+        return self.answer
+
+    @property
+    def keeps_loaded(self) -> Any:
+        return self.answer
+
+    @property
+    def watermark(self) -> Any:
+        return self.answer
+
+
+def tiers_of(count: int) -> list[Tier]:
+    return [Tier(("gpu", "cpu", "disk")[index], index, Pool(8), LRU()) for index in range(count)]
+
+
+def edge_of(placement: PlacementPolicy) -> Edge:
+    (edge,) = chain(tiers_of(2), [placement])
+    return edge
+
+
+def test_a_chain_joins_each_tier_to_the_next_one() -> None:
+    gpu, cpu, disk = tiers = tiers_of(3)
+    upper, lower = chain(tiers, [WriteBack(), WriteThrough()])
+    assert [(edge.upper, edge.lower) for edge in (upper, lower)] == [(gpu, cpu), (cpu, disk)]
+    assert (gpu.below, cpu.above, cpu.below, disk.above) == ([upper], [upper], [lower], [lower])
+    assert [repr(edge) for edge in (upper, lower)] == ["Edge(gpu-cpu)", "Edge(cpu-disk)"]
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "prompts"),
+    [
+        (WriteBack, False, False),
+        (Exclusive, False, False),
+        (WriteThrough, True, False),
+        (ByLength, False, True),
+        (partial(StoreThreshold, k=2), False, True),
+    ],
+)
+def test_a_policy_is_asked_after_a_use_for_nodes_or_for_prompts_or_not_at_all(
+    placement: Callable[[], PlacementPolicy], nodes: bool, prompts: bool
+) -> None:
+    edge = edge_of(placement())
+    assert (edge.copies_nodes, edge.copies_prompts, edge.copies_after_use) == (nodes, prompts, nodes or prompts)
+
+
+def test_only_a_policy_that_counts_requests_hears_of_them() -> None:
+    assert edge_of(StoreThreshold(k=2)).hears_requests
+    assert not edge_of(WriteBack()).hears_requests
+
+
+def test_right_answers_are_passed_on() -> None:
+    node, request = small_cache(gpu=4).tree.root, make_request([0, 1, 2])
+    edge = edge_of(Answering(True))
+    assert edge.wants_used(node, 0.0) and edge.wants_evicted(node, 0.0) and edge.keeps_loaded()
+    assert edge_of(Answering(2)).wanted_pages(request, [], 0.0) == 2
+    assert edge_of(Answering(0.5)).watermark() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer", "expected"),
+    [
+        (lambda edge, node, request: edge.wants_used(node, 0.0), None, "None from after_use(), not True or False"),
+        (lambda edge, node, request: edge.wants_evicted(node, 0.0), 1, "1 from after_eviction(), not True or False"),
+        (lambda edge, node, request: edge.keeps_loaded(), "yes", "'yes' from keeps_loaded, not True or False"),
+        (lambda edge, node, request: edge.watermark(), 1.5, "1.5 from watermark, not a number of at least 0 and at most 1"),
+        (lambda edge, node, request: edge.watermark(), -0.1, "-0.1 from watermark, not a number"),
+        (lambda edge, node, request: edge.wanted_pages(request, [], 0.0), 4, "4 from wanted_pages(), not a whole number"),
+        (lambda edge, node, request: edge.wanted_pages(request, [], 0.0), True, "True from wanted_pages(), not a whole"),
+    ],
+)
+def test_a_wrong_answer_names_the_policy_and_the_tier_below(
+    ask: Callable[[Edge, Any, Any], object], answer: Any, expected: str
+) -> None:
+    edge = edge_of(Answering(answer))
+    with pytest.raises(PolicyError) as error:
+        ask(edge, small_cache(gpu=4).tree.root, make_request([0, 1, 2]))
+    assert str(error.value).startswith(f"the placement policy of the cpu tier, Answering, returned {expected}")

@@ -1,0 +1,161 @@
+"""The radix tree alone: nodes of runs of page ids, matched, added, cut, shortened, joined and removed."""
+
+import pytest
+
+from kvsim.core.runs import Run
+from kvsim.core.tree import ABSENT, READY, Node, RadixTree, matching_pages, runs_after
+
+Runs = tuple[Run, ...]
+
+
+def grown() -> tuple[RadixTree, Node, Node, Node]:
+    """Pages 0 to 3, and after them 4 and 5 in one branch, 20 and 21 in another."""
+    tree = RadixTree(1)
+    stem = tree.add(tree.root, ((0, 4),), 4, 1.0)
+    return tree, stem, tree.add(stem, ((4, 2),), 2, 2.0), tree.add(stem, ((20, 2),), 2, 3.0)
+
+
+# --- walking ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_path_that_the_tree_has_is_followed_to_its_end() -> None:
+    tree, stem, left, right = grown()
+    assert tree.walk(tree.root, ((0, 6),)) == ([stem, left], None, 0, ())
+    assert tree.walk(tree.root, ((0, 4), (20, 2))) == ([stem, right], None, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("runs", "nodes", "rest"),
+    [
+        (((0, 9),), 2, ((6, 3),)),
+        (((0, 4), (30, 5)), 1, ((30, 5),)),
+        (((0, 4), (20, 2), (40, 1)), 2, ((40, 1),)),
+        (((7, 2),), 0, ((7, 2),)),
+        ((), 0, ()),
+    ],
+)
+def test_what_the_tree_does_not_have_is_the_rest_of_the_path(runs: Runs, nodes: int, rest: Runs) -> None:
+    tree = grown()[0]
+    path, partial, agreed, left = tree.walk(tree.root, runs)
+    assert (len(path), partial, agreed, left) == (nodes, None, 0, rest)
+
+
+@pytest.mark.parametrize(("runs", "agreed", "rest"), [(((0, 3),), 3, ()), (((0, 1), (50, 2)), 1, ((50, 2),))])
+def test_a_path_may_end_or_part_within_a_node(runs: Runs, agreed: int, rest: Runs) -> None:
+    tree, stem, _, _ = grown()
+    assert tree.walk(tree.root, runs) == ([], stem, agreed, rest)
+
+
+@pytest.mark.parametrize(
+    ("limit", "nodes", "agreed", "rest"), [(0, 0, 0, ((0, 6),)), (3, 0, 3, ((3, 3),)), (4, 1, 0, ((4, 2),)), (5, 1, 1, ((5, 1),))]
+)
+def test_a_walk_ends_at_its_limit(limit: int, nodes: int, agreed: int, rest: Runs) -> None:
+    tree = grown()[0]
+    path, _, found, left = tree.walk(tree.root, ((0, 6),), limit)
+    assert (len(path), found, left) == (nodes, agreed, rest)
+
+
+def test_a_node_of_several_runs_agrees_run_by_run() -> None:
+    """The node has pages 0, 1, 2, 10 and 11."""
+    tree = RadixTree(1)
+    node = tree.add(tree.root, ((0, 3), (10, 2)), 5, 1.0)
+    assert tree.walk(tree.root, ((0, 3), (10, 2))) == ([node], None, 0, ())
+    assert tree.walk(tree.root, ((0, 3), (10, 4))) == ([node], None, 0, ((12, 2),))
+    assert tree.walk(tree.root, ((0, 3), (10, 1), (90, 1))) == ([], node, 4, ((90, 1),))
+    assert tree.walk(tree.root, ((0, 5),)) == ([], node, 3, ((3, 2),))
+    assert tree.walk(tree.root, ((0, 3), (10, 2)), limit=4) == ([], node, 4, ((11, 1),))
+    assert matching_pages(node, ((7, 4), (10, 2)), 0, 4, 99) == (0, 0, 4), "it begins with another page"
+
+
+def test_the_rest_of_a_path_begins_within_a_run() -> None:
+    runs = ((0, 3), (10, 2))
+    assert runs_after(runs, 0, 2) == ((1, 2), (10, 2))
+    assert runs_after(runs, 1, 1) == ((11, 1),)
+    assert runs_after(runs, 2, 0) == ()
+
+
+# --- changing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_leaf_begins_where_its_parent_ends() -> None:
+    tree, stem, left, right = grown()
+    assert (stem.depth, left.depth, right.depth) == (0, 4, 4)
+    assert left.parent is stem and stem.children == {4: left, 20: right}
+    assert set(tree.root.descendants()) == {stem, left, right}
+
+
+def test_parents_come_before_their_children() -> None:
+    tree, stem, _, _ = grown()
+    assert next(tree.root.descendants()) is stem
+
+
+def test_leaves_share_no_children() -> None:
+    tree, _, left, right = grown()
+    tree.add(left, ((6, 1),), 1, 4.0)
+    assert list(left.children) == [6] and not right.children
+
+
+def test_the_lower_part_of_a_cut_stays_the_same_node() -> None:
+    tree, stem, left, _ = grown()
+    stem.hits, stem.last_used, stem.pins[0] = 7, 9.0, 2
+    stem.note(0, "seen")
+    upper = tree.cut(stem, 3)
+    assert (upper.runs, upper.depth, upper.pages) == (((0, 3),), 0, 3)
+    assert (stem.runs, stem.depth, stem.pages) == (((3, 1),), 3, 1)
+    assert tree.root.children == {0: upper} and upper.children == {3: stem} and stem.parent is upper
+    assert left.parent is stem
+    for part in (upper, stem):
+        assert (part.hits, part.last_used, part.created, part.pins, part.notes) == (7, 9.0, 1.0, [2], ["seen"])
+    assert upper.pins is not stem.pins and upper.notes is not stem.notes
+
+
+@pytest.mark.parametrize(("pages", "upper", "lower"), [(2, ((0, 2),), ((2, 1), (10, 2))), (3, ((0, 3),), ((10, 2),))])
+def test_a_node_of_several_runs_is_cut_anywhere(pages: int, upper: Runs, lower: Runs) -> None:
+    tree = RadixTree(1)
+    node = tree.add(tree.root, ((0, 3), (10, 2)), 5, 1.0)
+    assert (tree.cut(node, pages).runs, node.runs) == (upper, lower)
+    assert tree.walk(tree.root, ((0, 3), (10, 2)))[0] == [node.parent, node]
+
+
+def test_joining_undoes_a_cut() -> None:
+    tree, stem, left, right = grown()
+    upper = tree.cut(stem, 1)
+    tree.join(upper, stem)
+    assert (stem.runs, stem.depth, stem.pages, stem.parent) == (((0, 4),), 0, 4, tree.root)
+    assert tree.root.children == {0: stem} and stem.children == {4: left, 20: right}
+    assert upper.state == [ABSENT]
+
+
+def test_a_leaf_is_shortened_from_its_end() -> None:
+    tree, _, left, _ = grown()
+    tree.shorten(left, 1)
+    assert (left.runs, left.pages) == (((4, 1),), 1)
+    node = tree.add(tree.root, ((60, 3), (80, 2)), 5, 1.0)
+    tree.shorten(node, 3)
+    assert (node.runs, node.pages) == (((60, 2),), 2)
+
+
+def test_a_node_is_removed_with_what_is_below_it() -> None:
+    tree, stem, _, _ = grown()
+    tree.remove(stem)
+    assert list(tree.root.descendants()) == []
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_an_unpinned_ready_leaf_can_be_evicted() -> None:
+    _, stem, left, _ = grown()
+    assert not left.is_evictable(0), "it is not there"
+    left.state[0] = READY
+    assert left.is_evictable(0)
+    left.pins[0] = 1
+    assert not left.is_evictable(0)
+    stem.state[0], stem.children_in[0] = READY, 1
+    assert not stem.is_evictable(0)
+
+
+def test_nodes_share_empty_notes_until_a_policy_writes_one() -> None:
+    tree, stem, left, _ = grown()
+    left.note(0, 5)
+    assert left.notes == [5] and stem.notes is tree.no_notes
