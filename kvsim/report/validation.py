@@ -127,7 +127,7 @@ def _check_same(runs: tuple[RunRecord, RunRecord], outcomes: tuple[Outcome, Outc
     if prompts[0] != prompts[1]:
         raise UsageError(f"the two runs have different requests ({len(prompts[0])} and {len(prompts[1])})")
     if unmatched := np.flatnonzero(outcomes[0].status != outcomes[1].status).tolist():
-        raise UsageError(f"request {unmatched[0]} and {len(unmatched) - 1} others were rejected in only one of the two runs")
+        raise UsageError(f"rejected in only one of the two runs: request {unmatched[0]} and {len(unmatched) - 1} others")
 
 
 def _tier_rate(run: RunRecord, tier: str) -> float:
