@@ -298,7 +298,7 @@ class ModelSpec:
                     raise ValueError(f"{name} is {getattr(self, name)} but has no effect without recurrent_layers: set both")
         elif self.recurrent_layers >= self.layers:
             raise ValueError(
-                f"recurrent_layers must be below layers={self.layers}, not {self.recurrent_layers}: at least one must have attention"
+                f"recurrent_layers must be below layers={self.layers}, not {self.recurrent_layers}: some must have attention"
             )
         else:
             for name in (*RECURRENT, "state_flops_per_element"):

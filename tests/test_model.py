@@ -225,7 +225,7 @@ def test_deepseek_v3_reads_one_byte_per_active_weight_for_one_token() -> None:
         (
             TINY_HYBRID,
             {"recurrent_layers": 2},
-            "recurrent_layers must be below layers=2, not 2: at least one must have attention",
+            "recurrent_layers must be below layers=2, not 2: some must have attention",
         ),
         (TINY_HYBRID, {"state_key_dim": 0}, "state_key_dim must be above 0, not 0: recurrent_layers requires it"),
         (TINY_HYBRID, {"conv_width": 0}, "conv_width=0 with conv_channels=5: set both or neither"),
