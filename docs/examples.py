@@ -60,7 +60,7 @@ class Block:
 
     @property
     def name(self) -> str:
-        return f"{self.page.relative_to(DOCS).with_suffix('')}:{self.line}"
+        return f"{self.page.relative_to(ROOT).with_suffix('')}:{self.line}"
 
     @property
     def is_long(self) -> bool:
@@ -85,8 +85,8 @@ class Step:
 
 
 def pages() -> list[Path]:
-    """All pages that are stored in the repository."""
-    return sorted(DOCS.rglob("*.md"))
+    """README.md and the pages of the site that are stored in the repository."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:
@@ -232,7 +232,10 @@ def _normal(line: str) -> str:
 
 
 def update(page: Path) -> None:
-    """Write what the examples of a page print into it. Outputs with ``...`` in them stay; a difference is reported."""
+    """Write what the examples of a page print into it, where it differs by more than times and rates.
+
+    Outputs with ``...`` in them stay as they are; a difference is reported.
+    """
     replaced: list[tuple[int, int, str]] = []
     for block in console_blocks(page):
         if block.skip_reason:
@@ -258,12 +261,10 @@ def update(page: Path) -> None:
 def _updated(block: Block, step: Step, folder: Path, root: Path) -> Iterator[str]:
     printed = run_command(step.command, folder, root)
     yield f"$ {step.command}"
-    if "..." in step.shown:
-        if found := difference(step.shown, printed):
-            print(f"{block.name}: {found}")
-        yield from step.shown
-    else:
-        yield from printed
+    found = difference(step.shown, printed)
+    if found and "..." in step.shown:
+        print(f"{block.name}: {found}")
+    yield from step.shown if found is None or "..." in step.shown else printed
 
 
 if __name__ == "__main__":

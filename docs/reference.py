@@ -113,6 +113,12 @@ def run_settings() -> str:
     return _settings_table([setting for setting in settings if not setting.key.startswith("hydra")], has_anchors=True)
 
 
+def settings_under(prefix: str) -> str:
+    """The settings of ``conf/config.yaml`` below a key."""
+    settings = read_settings((CONF / "config.yaml").read_text())
+    return _settings_table([setting for setting in settings if setting.key.startswith(f"{prefix}.")])
+
+
 def calibrate_settings() -> str:
     """The settings of ``kvsim calibrate``."""
     settings = [setting for setting in read_settings((CONF / "calibrate.yaml").read_text()) if setting.key != "defaults"]
@@ -406,6 +412,7 @@ def _inline(text: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "run_settings": run_settings,
+    "settings_under": settings_under,
     "calibrate_settings": calibrate_settings,
     "groups_table": groups_table,
     "choice_sections": choice_sections,

@@ -9,7 +9,7 @@ BLOCK = 1024
 
 @triton.jit
 def gated_silu_kernel(both, out, width, both_stride, out_stride, BLOCK: tl.constexpr):
-    """One program makes one block of one row."""
+    """One program computes one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_element = column < width

@@ -1,4 +1,4 @@
-"""Copies pages between pools of any layout, in GPU memory or in pinned host memory, without staging."""
+"""Copies pages between pools of any layout, in GPU memory or pinned host memory, without staging."""
 
 import torch
 import triton
@@ -10,10 +10,10 @@ LEAST_FRAGMENT_BYTES = 512
 ALIGNMENT_BYTES = 16
 """Bytes that a thread reads or writes at once."""
 PIECE_BYTES = 4096
-"""The longest part of a fragment that is one row of a tile."""
+"""Largest piece of a fragment that forms one row of a tile."""
 TILE_BYTES = 65536
 WARPS = 32
-"""A tile is 64 bytes a thread. Two are in flight, so that few programs keep a link with a long latency busy."""
+"""A tile has 64 bytes per thread. Two tiles are in flight, so that few programs keep a high-latency link busy."""
 
 
 @triton.jit(do_not_specialize=["pages", "tiles", "tile_ns"])
@@ -37,7 +37,7 @@ def page_copy_kernel(
     IS_EVEN: tl.constexpr,
     IS_PACED: tl.constexpr,
 ):
-    """Tiles of ROWS pieces, one after another; the next tile's loads are under way before a tile is stored."""
+    """Copy tiles of ROWS pieces, one after another; the loads of the next tile are issued before a tile is stored."""
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
     page_pieces: tl.constexpr = LAYERS * PIECES
@@ -87,14 +87,14 @@ def copy_pages(
 ) -> None:
     """Copy ``source_pages`` of one pool to ``target_pages`` of another, in order, on the current stream.
 
-    A pool is a tensor ``[page, layer, fragment]`` with any strides: a layer-first pool is passed as
-    ``pool.transpose(0, 1)``, some of its layers as a slice. Either pool may be pinned host memory, which the kernel then
-    reads or writes over the bus. The page lists are int32 tensors in GPU memory; they are not checked here, and a target
-    page that stands in a list twice gets either content. The call returns at once.
+    A pool is a tensor ``[page, layer, fragment]`` with any strides: pass a layer-first pool as ``pool.transpose(0, 1)``, and
+    some of its layers as a slice. Either pool may be pinned host memory, which the kernel accesses over the bus. The page lists
+    are int32 tensors in GPU memory. They are not checked here; a duplicate target page gets the content of either source. The
+    call returns immediately.
 
-    ``bytes_per_s`` holds the programs back to that rate. A kernel that writes to the host faster than the link takes it
-    fills the queues in front of the link, and reads over the same link and the rest of the GPU wait behind them. On the
-    CPU there is no link and the rate has no meaning.
+    ``bytes_per_s`` throttles the programs to that rate. A kernel that writes to the host faster than the link can carry fills
+    the queues in front of the link, and delays reads over the same link and the rest of the GPU. On a CPU there is no link, and
+    the rate is ignored.
 
     Raises ValueError if shapes differ, or if fragments are shorter than 512 bytes or cannot be read 16 bytes at a time.
     """
@@ -138,13 +138,13 @@ def copy_pages(
 
 
 def check_pools(*pools: torch.Tensor) -> int:
-    """The bytes of a fragment of these pools ``[page, layer, fragment]``.
+    """Return the bytes of a fragment of these pools ``[page, layer, fragment]``.
 
-    Raises ValueError if they do not fit each other, or cannot be read and written 16 bytes at a time.
+    Raises ValueError if the pools do not match, or cannot be read and written 16 bytes at a time.
     """
     for pool in pools:
         if pool.dim() != 3 or pool.stride(2) != 1:
-            raise ValueError(f"a pool is [page, layer, fragment] with contiguous fragments, not {tuple(pool.shape)}")
+            raise ValueError(f"a pool must be [page, layer, fragment] with contiguous fragments, not {tuple(pool.shape)}")
         steps = [pool.stride(axis) * pool.element_size() for axis in (0, 1) if pool.shape[axis] > 1]
         if any(step % ALIGNMENT_BYTES for step in (*steps, pool.data_ptr())):
             raise ValueError(f"fragments must begin at multiples of {ALIGNMENT_BYTES} bytes: pad the pool")
@@ -154,7 +154,7 @@ def check_pools(*pools: torch.Tensor) -> int:
     fragment_bytes = pools[0].shape[2] * pools[0].element_size()
     if fragment_bytes < LEAST_FRAGMENT_BYTES or fragment_bytes % ALIGNMENT_BYTES:
         raise ValueError(
-            f"a fragment (a page's bytes of one layer) must be a multiple of {ALIGNMENT_BYTES} bytes "
+            f"a fragment (a page's bytes in one layer) must be a multiple of {ALIGNMENT_BYTES} bytes "
             f"and at least {LEAST_FRAGMENT_BYTES}, not {fragment_bytes}"
         )
     return fragment_bytes

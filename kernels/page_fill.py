@@ -1,4 +1,4 @@
-"""Fills pages with words that tell which page they belong to, and where in it."""
+"""Fills pages with words that identify their page and their position in it."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ BLOCK_WORDS = 1024
 
 @triton.jit
 def pattern(page_id, position, page_words):
-    """The word at ``position`` (layer by layer) of a page: no two words of any two pages are equal.
+    """Return the word at ``position`` (layer by layer) of a page. All words of all pages are different.
 
-    It mixes the word's number ``page_id * page_words + position + 1`` with MurmurHash3's 64-bit finalizer (Appleby, 2011),
+    It is the word's number ``page_id * page_words + position + 1``, mixed by MurmurHash3's 64-bit finalizer (Appleby, 2011),
     which is a bijection.
     """
     x = (page_id * page_words + position + 1).to(tl.uint64)
@@ -46,15 +46,15 @@ def page_fill_kernel(
 def fill_pages(pool: torch.Tensor, slots: torch.Tensor, page_ids: torch.Tensor) -> None:
     """Fill the pages in ``slots`` of a pool ``[page, layer, fragment]`` with the patterns of ``page_ids``.
 
-    ``slots`` is an int32, ``page_ids`` an int64 tensor in GPU memory. The pattern of a page does not depend on its slot or on
-    the pool's layout, so that it can be verified wherever the page was copied to. Fragments are multiples of 8 bytes; at most
-    65,535 layers, and as many pages a launch: longer lists take several launches.
+    ``slots`` is an int32 tensor and ``page_ids`` an int64 tensor, both in GPU memory. The pattern of a page depends neither on
+    its slot nor on the pool's layout, so it can be verified wherever the page is copied. Fragments are multiples of 8 bytes.
+    There may be at most 65,535 layers; lists of more than 65,535 pages take several launches.
     """
     launch(page_fill_kernel, pool, slots, page_ids)
 
 
 def launch(kernel: Any, pool: torch.Tensor, *lists: torch.Tensor) -> None:
-    """Run a kernel on the 8-byte words of the pages that ``lists``, with one entry a page each, tell of."""
+    """Run a kernel on the 8-byte words of pages; each of ``lists`` has one entry per page."""
     words = pool.view(torch.int64)
     for first in range(0, len(lists[0]), 65_535):
         parts = [entries[first : first + 65_535] for entries in lists]

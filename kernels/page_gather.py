@@ -7,7 +7,7 @@ import triton.language as tl
 WORD_BYTES = 4
 BLOCK_WORDS = 2048
 BOUNDED = {2: -0x40004001, 4: -0x40000001}
-"""By bytes of an element: all bits of a word but the highest of each exponent."""
+"""Mask of a word by bytes per element: all bits except the highest of each exponent."""
 
 
 @triton.jit
@@ -25,9 +25,9 @@ def gather_pages(pool: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> 
     """Copy the pages in ``slots`` (int32, in GPU memory) of one layer to ``out``, in order, on the current stream.
 
     ``pool`` is the layer's pages ``[page, fragment]``; a fragment has a page's keys, then its values. ``out`` is
-    ``[2, tokens, ...]``, keys then values, with room for all tokens of the pages, in the type that the bytes stand for: two or
-    four bytes an element. The highest bit of every exponent is left out, as ``paged_attention`` does. Raises ValueError if
-    ``out`` is too small. The call returns at once.
+    ``[2, tokens, ...]``, keys then values, with room for all tokens of the pages, in the element type that the bytes represent
+    (two or four bytes). The highest bit of every exponent is cleared, as in ``paged_attention``. Raises ValueError if ``out`` is
+    too small. The call returns immediately.
     """
     words, gathered = pool.view(torch.int32), out.flatten(1)
     half_words = words.shape[1] // 2

@@ -1,4 +1,4 @@
-"""Counts the words of pages that are not what ``page_fill`` wrote."""
+"""Counts the words of pages that differ from what ``page_fill`` wrote."""
 
 import torch
 import triton
@@ -32,10 +32,10 @@ def page_verify_kernel(
 
 
 def verify_pages(pool: torch.Tensor, slots: torch.Tensor, page_ids: torch.Tensor) -> torch.Tensor:
-    """How many 8-byte words of each page in ``slots`` differ from the pattern of its id in ``page_ids``.
+    """Return how many 8-byte words of each page in ``slots`` differ from the pattern of its id in ``page_ids``.
 
-    Arguments are those of ``fill_pages``. The answer is an int32 tensor in GPU memory, one entry a page; whoever reads it
-    waits for it, this call does not.
+    Arguments are those of ``fill_pages``. The result is an int32 tensor in GPU memory with one entry per page; this call does not
+    wait for it.
     """
     wrong = torch.zeros(len(slots), dtype=torch.int32, device=slots.device)
     launch(page_verify_kernel, pool, slots, page_ids, wrong)

@@ -1,6 +1,6 @@
-"""Attention of decoding requests over pages that lie anywhere in a pool, split over the context (flash-decoding).
+"""Attention of decoding requests over pages anywhere in a pool, split over the context (flash-decoding).
 
-One program attends with all query heads of a KV head to a part of one request's context, so that a few long contexts fill the
+One program attends with all query heads of a KV head to one part of a request's context, so that a few long contexts fill the
 GPU as well as many short ones; a second kernel joins the parts (Dao et al.: Flash-Decoding for long-context inference, 2023).
 Pages are those of PagedAttention (Kwon et al., SOSP 2023, arXiv:2309.06180).
 """
@@ -15,14 +15,15 @@ import triton
 import triton.language as tl
 
 BLOCK_TOKENS = 64
-"""Tokens that a program holds at a time."""
+"""Tokens that a program processes at a time."""
 LEAST_ROWS = 16
-"""The fewest rows that a matrix product on tensor cores has."""
+"""Fewest rows of a matrix product on tensor cores."""
 PROGRAMS_PER_MULTIPROCESSOR = 8
 INTERPRETED_PROGRAMS = 4
 JOINED_PARTS = 16
 BOUNDED = {2: -0x4001, 4: -0x40000001}
-"""By bytes of an element: all bits but the exponent's highest, which only numbers of 2 and more, infinities and NaN have set."""
+"""Mask by bytes per element: all bits except the exponent's highest, which is set only in numbers of magnitude 2 or more,
+infinities and NaN."""
 
 
 @triton.jit(do_not_specialize=["part_count"])
@@ -104,7 +105,7 @@ def join_kernel(
     DIMS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One program joins the parts of one request and one query head, in proportion to their sums of exponentials."""
+    """One program joins the parts of one request and one query head, weighted by their sums of exponentials."""
     request = tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(spans + request)
@@ -131,20 +132,20 @@ def join_kernel(
 
 @dataclass(frozen=True, slots=True)
 class ContextParts:
-    """How the contexts of a batch are cut into parts, in GPU memory: made once, used in every layer."""
+    """The parts into which the contexts of a batch are cut, in GPU memory: computed once per step, used in every layer."""
 
     parts: torch.Tensor
-    """int64 ``[3, parts]``: request, first token, end. Empty parts may follow."""
+    """Request, first token and end of each part, int64 ``[3, parts]``. Empty parts may follow."""
     spans: torch.Tensor
-    """int64 ``[2, requests]``: first part, number of parts."""
+    """First part and number of parts of each request, int64 ``[2, requests]``."""
     tables: torch.Tensor
-    """int64 ``[requests]``: where each request's page slots are. They must stay there."""
+    """Address of each request's page slots, int64 ``[requests]``. The slots must not move."""
     partial: torch.Tensor
     weights: torch.Tensor
 
     @classmethod
     def of(cls, table: torch.Tensor, parts: int, requests: int, heads: int, head_dim: int) -> "ContextParts":
-        """Parts, spans and tables are those of one ``table``, one after another."""
+        """Create parts, spans and tables as consecutive views of ``table``."""
         end = 3 * parts + 2 * requests
         return cls(
             parts=table[: 3 * parts].view(3, parts),
@@ -156,9 +157,9 @@ class ContextParts:
 
 
 class ContextRoom:
-    """Memory for the parts of up to ``requests`` contexts of any length, always at the same place, as a CUDA graph needs it.
+    """Memory for the parts of up to ``requests`` contexts of any length, at a fixed address, as a CUDA graph requires.
 
-    What is in ``parts`` is the last batch that was cut into it. Requests that the batch does not have attend to its first part.
+    ``parts`` describes the batch that was cut last. If it has fewer requests, the remaining ones attend to its first part.
     """
 
     def __init__(self, requests: int, *, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
@@ -169,7 +170,7 @@ class ContextRoom:
 
 
 def table_length(parts: int, requests: int) -> int:
-    """Numbers that say how so many requests are cut into so many parts."""
+    """Return the number of table entries for ``requests`` requests cut into ``parts`` parts."""
     return 3 * parts + 3 * requests
 
 
@@ -184,17 +185,17 @@ def cut_contexts(
     device: torch.device,
     room: ContextRoom | None = None,
 ) -> ContextParts:
-    """Cut contexts of so many tokens into parts of equal length, about as many as fill the GPU, written to ``room`` if given.
+    """Cut contexts, given by their tokens, into parts of equal length, about as many as fill the GPU.
 
-    ``slots`` has the page slots of each request (int32, contiguous, on ``device``), at least those of its context. The host
-    does not wait for the GPU. Raises ValueError for an empty context, one that has too few slots, and more than there is room
-    for.
+    The parts are written to ``room``, if given. ``slots`` has the page slots of each request (int32, contiguous, on ``device``),
+    at least those of its context. The host does not wait for the GPU. Raises ValueError for an empty context, a context with too
+    few slots, and more requests than ``room`` holds.
     """
     requests = len(contexts)
     counts = np.array([len(each) for each in slots])
     needed = -(-contexts // page_tokens)
     if contexts.min() < 1:
-        raise ValueError(f"a context must have a token at least, not {contexts.min()}")
+        raise ValueError(f"a context must have at least one token, not {contexts.min()}")
     if (counts < needed).any():
         short = int(np.flatnonzero(counts < needed)[0])
         raise ValueError(f"a context of {contexts[short]} tokens needs {needed[short]} pages, not {counts[short]}")
@@ -223,7 +224,7 @@ def cut_contexts(
 
 @cache
 def wanted_programs(device: torch.device) -> int:
-    """Programs that fill the GPU with some to spare, as they do not end at the same time. The interpreter wants few."""
+    """Return a number of programs that more than fills the GPU, as they end at different times; few for the interpreter."""
     if device.type != "cuda":
         return INTERPRETED_PROGRAMS
     multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
@@ -233,18 +234,18 @@ def wanted_programs(device: torch.device) -> int:
 def attend_pages(
     query: torch.Tensor, pool: torch.Tensor, cut: ContextParts, out: torch.Tensor, *, page_tokens: int, kv_heads: int
 ) -> None:
-    """Attend with one query token of each request to its context; the result is written to ``out``. On the current stream.
+    """Attend with one query token of each request to its context, and write the result to ``out``, on the current stream.
 
-    ``query`` and ``out`` are ``[request, head, dim]``, bf16, float16 or float32, a request's heads contiguous. ``pool`` is one
-    layer's pages ``[page, fragment]`` of bytes; a fragment has a page's keys, then its values, each ``[token, kv head, dim]``
-    of the query's type. Keys and values are taken without the highest bit of their exponent: this changes none below 2 in
-    magnitude, and makes numbers of whatever bits a page holds. Products are of the query's type and summed in float32; in
-    the interpreter they are of float32. The call returns at once. Raises ValueError if shapes do not fit.
+    ``query`` and ``out`` are ``[request, head, dim]``, bf16, float16 or float32, with contiguous heads per request. ``pool`` is
+    one layer's pages ``[page, fragment]`` in bytes; a fragment has a page's keys, then its values, each ``[token, kv head, dim]``
+    in the query's type. The highest exponent bit of keys and values is cleared: this does not change numbers of magnitude below
+    2, and makes finite numbers of any bits that a page contains. Products use the query's type (float32 in the interpreter) and
+    are summed in float32. The call returns immediately. Raises ValueError if shapes do not match.
     """
     requests, heads, dim = query.shape
     check_fragment(pool, page_tokens=page_tokens, kv_heads=kv_heads, head_dim=dim, element_bytes=query.element_size())
     if heads % kv_heads:
-        raise ValueError(f"kv_heads must divide {heads} query heads, {kv_heads} does not")
+        raise ValueError(f"kv_heads={kv_heads} must divide the number of query heads, {heads}")
     words = pool.view(torch.int16 if query.element_size() == 2 else torch.int32)
     group, dims = heads // kv_heads, max(LEAST_ROWS, triton.next_power_of_2(dim))
     parts = cut.parts.shape[1]
@@ -290,10 +291,10 @@ PRODUCTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float3
 
 
 def check_fragment(pool: torch.Tensor, *, page_tokens: int, kv_heads: int, head_dim: int, element_bytes: int) -> None:
-    """Raise ValueError unless a layer's pages ``[page, fragment]`` have room for keys and values of these shapes, and no more."""
+    """Raise ValueError unless a layer's pages ``[page, fragment]`` exactly fit keys and values of these shapes."""
     expected = 2 * page_tokens * kv_heads * head_dim * element_bytes
     if pool.dim() != 2 or pool.stride(1) != 1 or pool.shape[1] * pool.element_size() != expected:
         raise ValueError(
-            f"a layer of the pool is [page, fragment] with fragments of 2 x {page_tokens} tokens x {kv_heads} heads x {head_dim} "
+            f"a layer of the pool must be [page, fragment], a fragment 2 x {page_tokens} tokens x {kv_heads} heads x {head_dim} "
             f"x {element_bytes} = {expected} bytes, not {tuple(pool.shape)} of {pool.element_size()}"
         )

@@ -1,4 +1,4 @@
-"""Copies recurrent states between slots of GPU memory: a checkpoint is saved, or a request begins with one."""
+"""Copies recurrent states between slots in GPU memory, to save a checkpoint or to start a request from one."""
 
 import torch
 import triton
@@ -31,9 +31,9 @@ def state_copy_kernel(
 def copy_states(states: torch.Tensor, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
     """Copy the states in ``source_slots`` to ``target_slots`` of the same pool, on the current stream.
 
-    ``states`` is ``[layer, slot, state]``, a layer's state being contiguous and a multiple of 16 bytes. The slots are int32
-    tensors beside it; no slot may be source and target, and no target may stand there twice. A step waits for this copy, so
-    it takes the whole GPU. Between GPU and host a state is a page: ``page_copy`` copies it.
+    ``states`` is ``[layer, slot, state]``; the state of a layer is contiguous and a multiple of 16 bytes. The slots are int32
+    tensors on the same device. No slot may be both source and target, and targets must not repeat. A step waits for this copy,
+    so it uses the whole GPU. Between GPU and host, a state is copied like a page, by ``page_copy``.
 
     Raises ValueError if the states cannot be read 16 bytes at a time, or if the lists differ in length.
     """

@@ -10,11 +10,12 @@ results.html    the figure, with results.png as its screenshot where a Chromium 
 
 import csv
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from kvsim.report.screenshot import take_screenshot
 
 Cell = TypeVar("Cell")
 Row = TypeVar("Row")
+Place = TypeVar("Place")
 
 
 class Recording(NamedTuple):
@@ -59,6 +61,7 @@ class Study(Generic[Cell, Row]):
     run: Callable[[Namespace, Cell], Row]
     """Runs one cell in a worker process; cache the trace, so that each worker reads it once."""
     claims: Callable[[dict[Cell, Row]], list[Claim]]
+    """What is claimed, judged by the results."""
     table: Callable[[dict[Cell, Row]], Iterable[Sequence[object]]]
     """Lines of results.csv, the head first."""
     page: Callable[[Namespace, dict[Cell, Row]], Iterable[str]]
@@ -66,7 +69,7 @@ class Study(Generic[Cell, Row]):
     figure: Callable[[dict[Cell, Row]], Any]
     """A Plotly figure with width and height."""
     limit: int | tuple[int, ...] | None = None
-    """Requests to play from every trace (``--limit``) or from each (``--requests``); None plays whole traces."""
+    """Requests to play: one number for every trace (``--limit``), or one each (``--requests``); None plays whole traces."""
     processes: int | None = 2
     """Worker processes; None starts one per core."""
 
@@ -75,8 +78,8 @@ class Study(Generic[Cell, Row]):
         options = self.options()
         began = perf_counter()
         rows = self.play(options)
-        print(write_page(options.output, self.page(options, rows)))
         write_csv(options.output, self.table(rows))
+        print(write_page(options.output, self.page(options, rows)))
         write_figure(options.output, self.figure(rows))
         print(f"{len(rows)} cells took {perf_counter() - began:,.0f} s")
         return 0 if options.limit != self.limit or all(claim.holds for claim in self.claims(rows)) else 1
@@ -118,12 +121,14 @@ def existing_trace(path: str) -> str:
 
 
 def write_csv(folder: Path, lines: Iterable[Sequence[object]]) -> None:
+    """Write results.csv; like the page, into a folder that is created if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.csv").open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 def write_page(folder: Path, lines: Iterable[str]) -> str:
-    """Write results.md, making its folder if needed, and return its text."""
+    """Write results.md and return its text."""
     text = "\n".join(lines) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.md").write_text(text)
@@ -136,6 +141,16 @@ def write_figure(folder: Path, figure: Any) -> None:
     figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
     width, height = figure.layout.width + margin, figure.layout.height + margin
     take_screenshot(page, folder / "results.png", width=width, height=height)
+
+
+def lowest(values: Mapping[Place, float]) -> tuple[Place, float]:
+    """Return the place with the lowest value, and the value."""
+    return min(values.items(), key=itemgetter(1))
+
+
+def highest(values: Mapping[Place, float]) -> tuple[Place, float]:
+    """Return the place with the highest value, and the value."""
+    return max(values.items(), key=itemgetter(1))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 
 import kvsim.study
-from kvsim.study import Claim, Recording, Study, bold, claim_table, markdown
+from kvsim.study import Claim, Recording, Study, bold, claim_table, highest, lowest, markdown
 
 
 def square(options: Namespace, cell: int) -> tuple[int, int]:
@@ -92,3 +92,7 @@ def test_tables() -> None:
     assert markdown(("pages", ""), [("10", "x"), ("20", "")]) == ["| pages | |", "|---|---|", "| 10 | x |", "| 20 | |"]
     assert claim_table([Claim("a", "1", True), Claim("b", "2", False)])[2:] == ["| a | 1 | holds |", "| b | 2 | FAILS |"]
     assert bold([0.5, 0.25], 0.5, ".2f") == ["**0.50**", "0.25"]
+
+
+def test_extremes_come_with_their_place() -> None:
+    assert lowest({"a": 2, "b": 1}) == ("b", 1) and highest({"a": 2, "b": 1}) == ("a", 2)

@@ -26,13 +26,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import nan
-from operator import itemgetter
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import WEKA, Claim, Study, claim_table, markdown
+from kvsim.study import WEKA, Claim, Study, claim_table, highest, lowest, markdown
 from kvsim.trace.base import Trace
 
 SESSIONS = (16, 32, 64)
@@ -125,7 +124,7 @@ def claims(rows: Rows) -> list[Claim]:
     gains, left = gain(rows, "continuum"), gain(rows, BOUND)
     delays = {place: ratio for place, ratio in delay(rows).items() if rows[Cell(place, "lru")].hit_rate < SHORT_OF_MEMORY}
     closed = {place: gains[place] / left[place] for place in places() if left[place] > 0.001}
-    (widest, gap), (least, worst) = max(apart.items(), key=itemgetter(1)), min(gains.items(), key=itemgetter(1))
+    (widest, gap), (least, worst) = highest(apart), lowest(gains)
     most = max(closed, key=closed.__getitem__, default=None)
     sooner, later = (of(delays, key=delays.__getitem__, default=None) for of in (min, max))
     return [

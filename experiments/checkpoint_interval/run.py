@@ -28,7 +28,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, claim_table, markdown
+from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, claim_table, highest, markdown
 from kvsim.trace.base import Trace
 
 AGENTS, CHATS = "agents (WEKA)", "conversation"
@@ -139,8 +139,7 @@ def claims(rows: Rows) -> list[Claim]:
     flattest = min(agents + chats, key=lambda one: one.inner_gain)
     slowest = max(agents + chats, key=lambda one: one.delay)
     shortest, longest = INTERVALS[0], INTERVALS[-1]
-    lead = {str(one): one.rows[shortest].hit_rate - one.rows[longest].hit_rate for one in agents}
-    closest = max(lead, key=lead.__getitem__)
+    closest, lead = highest({one.gib: one.rows[shortest].hit_rate - one.rows[longest].hit_rate for one in agents})
     bests = {trace: [one.best for one in each] for trace, each in ((AGENTS, agents), (CHATS, chats))}
     return [
         Claim(
@@ -155,8 +154,8 @@ def claims(rows: Rows) -> list[Claim]:
         ),
         Claim(
             f"on WEKA's sessions an interval of {shortest} tokens hits less than one of {longest:,}",
-            f"at most {100 * lead[closest]:+.2f} points ({closest})",
-            lead[closest] < 0,
+            f"at most {100 * lead:+.2f} points ({AGENTS}, {closest} GiB)",
+            lead < 0,
         ),
         Claim(
             "the best interval shrinks or stays the same as memory grows",

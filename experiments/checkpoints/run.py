@@ -39,7 +39,7 @@ from kvsim.model import ModelSpec
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.flop_aware import FlopAware
 from kvsim.report.result import hit_tokens
-from kvsim.study import CONVERSATION, WEKA, Claim, Study, claim_table, markdown
+from kvsim.study import CONVERSATION, WEKA, Claim, Study, claim_table, highest, lowest, markdown
 from kvsim.trace.base import Trace
 
 READERS = {"conversation": "mooncake", "weka": "weka"}
@@ -181,18 +181,19 @@ def claims(rows: Rows) -> list[Claim]:
             places.setdefault((cell.trace, cell.model, cell.gib), {})[cell.choice] = row.hit_rate
     ratios = {place: rates[MARCONI] / rates[VLLM_PLUS] for place, rates in places.items() if rates[VLLM_PLUS]}
     margins = {place: rates[MARCONI] - rates[LAST] for place, rates in places.items()}
-    best, worst = max(ratios, key=ratios.__getitem__, default=None), min(margins, key=margins.__getitem__)
+    best, ratio = highest(ratios) if ratios else (None, 0.0)
+    worst, margin = lowest(margins)
     lost = sum(margin < 0 for margin in margins.values())
     return [
         Claim(
             f"{MARCONI} hits more than twice as much as {VLLM_PLUS} somewhere",
-            f"at most {ratios[best]:.2f} times ({name(best)})" if best else "no hits",
-            best is not None and ratios[best] > 2,
+            f"at most {ratio:.2f} times ({name(best)})" if best else "no hits",
+            ratio > 2,
         ),
         Claim(
             f"{MARCONI} nowhere hits less than {LAST}, lru",
-            f"less at {lost} of {len(margins)} places, at worst {100 * margins[worst]:+.2f} points ({name(worst)})",
-            margins[worst] >= 0,
+            f"less at {lost} of {len(margins)} places, at worst {100 * margin:+.2f} points ({name(worst)})",
+            margin >= 0,
         ),
         *(interval_claim(rows, checkpoint) for checkpoint in CHECKPOINTS),
         split_claim(rows),
@@ -207,9 +208,9 @@ def interval_claim(rows: Rows, checkpoint: str) -> Claim:
     texts, worse = [], []
     for trace in READERS:
         ttft_s = {int(choice): row.ttft_s for choice, row in results(rows, checkpoint, trace).items()}
-        fastest, longest = min(ttft_s, key=ttft_s.__getitem__), max(ttft_s)
-        texts.append(f"{trace}: {ttft_s[fastest]:.3f} s with {fastest:,} tokens, {ttft_s[longest]:.3f} s with {longest:,}")
-        worse.append(ttft_s[longest] > 1.01 * ttft_s[fastest])
+        (fastest, least_s), longest = lowest(ttft_s), max(ttft_s)
+        texts.append(f"{trace}: {least_s:.3f} s with {fastest:,} tokens, {ttft_s[longest]:.3f} s with {longest:,}")
+        worse.append(ttft_s[longest] > 1.01 * least_s)
     return Claim(f"with {checkpoint} there is an interval beyond which TTFT rises, on both traces", "; ".join(texts), all(worse))
 
 
@@ -217,9 +218,9 @@ def split_claim(rows: Rows) -> Claim:
     texts, falls = [], []
     for trace in READERS:
         rates = {float(choice): row.hit_rate for choice, row in results(rows, "split", trace).items()}
-        right, wrong = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
-        texts.append(f"{trace}: {rates[wrong]:.4f} with {wrong:.2%} for pages, {rates[right]:.4f} with {right:.2%}")
-        falls.append(rates[wrong] < rates[right] / 20)
+        (right, most), (wrong, least) = highest(rates), lowest(rates)
+        texts.append(f"{trace}: {least:.4f} with {wrong:.2%} for pages, {most:.4f} with {right:.2%}")
+        falls.append(least < most / 20)
     claim = f"a wrong split of {SPLIT_GIB} GiB cuts the hit rate to less than a twentieth"
     return Claim(claim, "; ".join(texts), any(falls))
 

@@ -302,7 +302,7 @@ def measure_products(machine: Machine, rates: dict[str, float], fragment_sizes: 
         leave_multiprocessors(8)
         for way in WAYS:
             action = copying(tiers, way, gpu_pages, host_pages, "kernel")
-            yield Beside(f"{product}, 8 multiprocessors left", way, "kernel", 2 * KIB, loop.slowdown(machine, action))
+            yield Beside(f"{product}, 8 multiprocessors free", way, "kernel", 2 * KIB, loop.slowdown(machine, action))
         leave_multiprocessors(0)
 
 
@@ -413,7 +413,7 @@ def claims(reach: list[Cell], pairs: list[Pair], besides: list[Beside]) -> list[
             if not slowdowns:
                 continue
             worst = max(slowdowns)
-            rows.append((f"GEMM {product} beside {method}", worst, 1.05, worst <= 1.05))
+            rows.append((f"GEMM {product} next to {method}", worst, 1.05, worst <= 1.05))
     return rows
 
 
@@ -456,7 +456,7 @@ def report(
     if not besides:
         return "\n".join(text), True
     rows = [[b.product, b.way, b.method, size(b.fragment_bytes), f"{b.slowdown:.3f}"] for b in besides]
-    text.append("## A loop of products beside the copies\n\n" + table(["product", "way", "method", "fragment", "time"], rows))
+    text.append("## A loop of products next to the copies\n\n" + table(["product", "way", "method", "fragment", "time"], rows))
     verdicts = claims(reach, pairs, besides)
     text.append("## Claims\n\n" + claims_table(verdicts))
     return "\n".join(text), all(holds for *_, holds in verdicts)

@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, markdown, verdict
+from kvsim.study import CONVERSATION, Claim, Study, bold, highest, markdown, verdict
 from kvsim.trace.base import Trace
 
 GPU_PAGES = (1_000, 3_000, 6_000, 12_000, 30_000)
@@ -159,8 +159,7 @@ def default(knob: Knob, rates: Rates) -> Default:
     for place in places:
         best = max((Cell(knob.name, choice, place.gpu, place.cpu) for choice in knob.choices), key=rates.__getitem__)
         losses[best] = rates[best] - rates[place]
-    worst = max(losses, key=losses.__getitem__)
-    return Default(knob, len(places), sum(loss >= 0.001 for loss in losses.values()), worst, losses[worst])
+    return Default(knob, len(places), sum(loss >= 0.001 for loss in losses.values()), *highest(losses))
 
 
 def claims(rates: Rates) -> list[Claim]:

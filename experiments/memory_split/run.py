@@ -9,7 +9,7 @@ host: it reads 3.2 and writes 3.0 GB/s, and is read at admission.
 Claims:
 
 1. in TTFT a GiB of GPU memory is worth most from every base;
-2. with write_back a GiB is worth the same hit rate in every tier, within .05 points, since each page is in one tier;
+2. with write_back a GiB is worth the same hit rate in every tier, within .05 points, since the tiers hold different pages;
 3. with write_through a GiB of GPU memory adds less hit rate than one of CPU memory, which has all GPU pages, from every base;
 4. the TTFT saved by a GiB of CPU memory falls from each base to the next larger one.
 
@@ -21,14 +21,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, claim_table, markdown
+from kvsim.study import CONVERSATION, Claim, Study, claim_table, highest, lowest, markdown
 from kvsim.trace.base import Trace
 
 RATE = 0.5
@@ -129,8 +128,7 @@ def claims(rows: Rows) -> list[Claim]:
     less = {base: each["cpu"].points - each["gpu"].points for base, each in through}
     points = {base: [one.points for one in each.values()] for base, each in back}
     apart = {base: max(values) - min(values) for base, values in points.items()}
-    (closest, ahead), (least, short) = (min(each.items(), key=itemgetter(1)) for each in (lead, less))
-    widest, gap = max(apart.items(), key=itemgetter(1))
+    (closest, ahead), (least, short), (widest, gap) = lowest(lead), lowest(less), highest(apart)
     falls = {policy: [found[Base(sizes, policy)]["cpu"].saved_ms for sizes in SIZES] for policy in POLICIES}
     return [
         Claim(

@@ -31,7 +31,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, claim_table, markdown
+from kvsim.study import CONVERSATION, Claim, Study, bold, claim_table, highest, markdown
 from kvsim.trace.base import Trace
 
 RATE = 0.5
@@ -112,7 +112,7 @@ def claims(rows: Rows) -> list[Claim]:
         for gb_per_s in GB_PER_S
         for shorter, longer in pairwise(THRESHOLDS)
     }
-    steepest = max(rises, key=rises.__getitem__)
+    (bandwidth, tokens), rise = highest(rises)
     none = rows[Cell(0, NO_DISK)].ttft_s
     slow = {gb_per_s: rows[Cell(gb_per_s, str(best(rows, gb_per_s)))].ttft_s for gb_per_s in GB_PER_S if gb_per_s <= 5}
     bests = [best(rows, gb_per_s) for gb_per_s in GB_PER_S]
@@ -120,8 +120,8 @@ def claims(rows: Rows) -> list[Claim]:
     return [
         Claim(
             "the hit rate never rises with the threshold",
-            f"at most {100 * rises[steepest]:+.2f} points, to {steepest[1]:,} tokens at {steepest[0]} GB/s",
-            rises[steepest] <= NOISE,
+            f"at most {100 * rise:+.2f} points, to {tokens:,} tokens at {bandwidth} GB/s",
+            rise <= NOISE,
         ),
         Claim(
             "at 5 GB/s or less no threshold has a lower mean TTFT than no disk",

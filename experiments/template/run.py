@@ -19,7 +19,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 import kvsim
-from kvsim.study import Claim, Study, bold, claim_table, markdown
+from kvsim.study import Claim, Study, bold, claim_table, lowest, markdown
 from kvsim.trace.base import Trace
 
 CAPACITIES = (4_000, 16_000, 64_000)
@@ -53,7 +53,7 @@ def run(options: Namespace, cell: Cell) -> float:
 def claims(rates: Rates) -> list[Claim]:
     gains = {pages: 100 * (rates[Cell(pages, "arc")] - rates[Cell(pages, "lru")]) for pages in CAPACITIES}
     smallest = CAPACITIES[0]
-    worst = min(gains, key=gains.__getitem__)
+    worst, gain = lowest(gains)
     return [
         Claim(
             f"with {smallest:,} pages ARC hits at least one point more than LRU",
@@ -62,8 +62,8 @@ def claims(rates: Rates) -> list[Claim]:
         ),
         Claim(
             "nowhere does it hit more than one point less",
-            f"at worst {gains[worst]:+.2f} points ({worst:,} pages)",
-            gains[worst] >= -1,
+            f"at worst {gain:+.2f} points ({worst:,} pages)",
+            gain >= -1,
         ),
     ]
 

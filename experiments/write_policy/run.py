@@ -20,13 +20,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, claim_table, markdown
+from kvsim.study import CONVERSATION, Claim, Study, bold, claim_table, highest, lowest, markdown
 from kvsim.trace.base import Trace
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -136,8 +135,8 @@ def contests(rows: Rows, link: str) -> list[Contest]:
 
 def claims(rows: Rows) -> list[Claim]:
     fast, slow = contests(rows, "fast"), contests(rows, "slow")
-    place, lead = min(((place, write_back_lead(rows, place)) for place in places()), key=itemgetter(1))
-    apart = max(rows, key=lambda cell: rows[cell].apart)
+    place, lead = lowest({place: write_back_lead(rows, place) for place in places()})
+    furthest, apart = highest({cell: row.apart for cell, row in rows.items()})
     return [
         Claim(
             "in the replay write_back hits most at every place",
@@ -156,8 +155,8 @@ def claims(rows: Rows) -> list[Claim]:
         ),
         Claim(
             "simulated hit rates are within one point of the replay's",
-            f"at most {100 * rows[apart].apart:.2f} points apart ({apart.policy}, {apart.place})",
-            rows[apart].apart <= 0.01,
+            f"at most {100 * apart:.2f} points apart ({furthest.policy}, {furthest.place})",
+            apart <= 0.01,
         ),
     ]
 

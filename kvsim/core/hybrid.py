@@ -53,8 +53,8 @@ class HybridCache(ServedCache):
     """A KV cache whose hits end at saved recurrent states.
 
     States are stored in the KV's tiers or, if ``state_tiers`` are given, in tiers of their own. When the KV of a state's page
-    leaves the GPU, the state leaves too, unless the policy keeps it detached. States exist only after multiples of
-    ``grid_pages`` pages.
+    leaves a tier, the state leaves that tier too; from the GPU it becomes detached instead, if the policy says so. States exist
+    only after multiples of ``grid_pages`` pages.
     """
 
     def __init__(

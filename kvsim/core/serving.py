@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Claim(NamedTuple):
-    """The fate of promised slots: the request has them, they are lost, or ``waits`` must end before it asks again."""
+    """What became of promised slots: the request has them, they are lost, or ``waits`` must end before it asks again."""
 
     waits: list[Transfer]
     is_lost: bool = False

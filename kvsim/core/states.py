@@ -194,7 +194,7 @@ class StateStore:
         self.counts = CheckpointCounts()
         self.index: StateIndex[Node] = StateIndex()
         self._came = 0
-        """States saved at a place that had none, neither in a tier nor detached."""
+        """Number of states saved at places that had no state, neither in a tier nor detached."""
 
     @staticmethod
     def page_of(node: Node) -> int:

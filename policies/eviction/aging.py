@@ -10,7 +10,7 @@ from kvsim.policies.eviction.base import RankedEviction
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AgingEviction(RankedEviction):
-    """Evicts by ``H = L + worth``, lowest first. L is the H of the last victim, as of the node's last use, which notes it."""
+    """Evicts by ``H = L + worth``, lowest first. L is the H of the last victim; each node notes the L at its last use."""
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)

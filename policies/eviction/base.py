@@ -132,7 +132,7 @@ class EvictionPolicy(metaclass=ABCMeta):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BypassEviction(EvictionPolicy):
-    """Decides after each request which pages to keep, among those in the tier and the request's own, even none of them.
+    """Decides after each request which pages to keep, among those in the tier and the request's own; it may keep none of these.
 
     Running requests take no room and pin nothing, so the result bounds what a real tier of the same size can do. More room
     never means fewer hits. It rejects the same requests as any other policy.
@@ -162,7 +162,7 @@ class BypassEviction(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
-    """Evicts by rank, which depends on one node alone: the lowest rank leaves first.
+    """Evicts by a rank that depends on the node alone: the lowest rank leaves first.
 
     Leaves wait in a lazy queue. An entry is made when a node becomes evictable and checked when it reaches the front: it is
     dropped if the node is no longer evictable, and put back if its rank has risen. A rank may rise at any time but fall only

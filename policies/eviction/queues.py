@@ -1,4 +1,4 @@
-"""Queues of pages that cost time per node: the base class of policies that keep several lists."""
+"""Queues of pages, at a cost per node instead of per page: the base class of policies that keep several lists."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -90,7 +90,7 @@ class QueueEviction(EvictionPolicy):
         return 2
 
     def share(self, fraction: float) -> float:
-        """Return a fraction of the tier's capacity in whole pages."""
+        """Return a fraction of the tier's capacity, rounded down to whole pages."""
         pages = fraction * self.capacity_pages
         return floor(pages + 1e-9) if pages < inf else inf
 

@@ -28,7 +28,7 @@ def check_rank(policy: object, node: Node, rank: Any) -> None:
 
 
 def check_risen(policy: object, node: Node, before: Any, rank: Any) -> None:
-    """Raise PolicyError unless the rank of a node, which has been evictable all the time, has risen from ``before``."""
+    """Raise PolicyError unless the rank of a node that has stayed evictable has risen from ``before``."""
     try:
         if rank > before:
             return

@@ -29,7 +29,7 @@ class ByLength(PlacementPolicy):
 
     The boundary is ``min_tokens`` for the CPU tier and ``disk_min_tokens`` for the disk. With ``adaptive``, these apply until
     512 prompts have been seen. From then on the boundary is such that, of the last 512 prompts, those below it have the same
-    share of all tokens as the tiers above have of the total capacity.
+    share of all tokens as the tiers above have of the capacity down to this tier.
     """
 
     min_tokens: int = 256

@@ -11,7 +11,7 @@ from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class BreakEvenPrefetch(StoppedPrefetch):
-    """Fetches what reaches the GPU sooner than it could be recomputed there, by the model's FLOPs and the links' rates.
+    """Fetches what reaches the GPU sooner than it could be recomputed, judged by the model's FLOPs and the links' rates.
 
     The longer a continuation, the more of its compute time goes into attention, while reading takes a fixed time plus an equal
     time per page: if fetching a part of it pays, fetching all of it pays more.

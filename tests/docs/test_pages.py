@@ -37,6 +37,7 @@ examples = load("examples")
 offline = load("offline")
 reference = load("reference")
 PAGES = examples.pages()
+SITE = [page for page in PAGES if DOCS in page.parents]
 CONSOLE = [
     pytest.param(block, id=block.name, marks=[pytest.mark.long] if block.is_long else [])
     for page in PAGES
@@ -56,7 +57,7 @@ def test_a_command_prints_what_its_page_shows(block: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=str(page.relative_to(DOCS))) for page in PAGES if examples.python_blocks(page)],
+    [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if examples.python_blocks(page)],
 )
 def test_code_prints_what_its_page_shows(page: Path, tmp_path: Path) -> None:
     printed = examples.run_python(page, tmp_path, examples.prepare(page, tmp_path))
@@ -82,7 +83,7 @@ def test_an_output_is_compared_but_for_times_and_rates() -> None:
     assert examples.difference(["job 0  hit rate 1.00%, 0.1 s"], ["job 0  hit rate 1.10%, 0.1 s"])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
@@ -98,12 +99,13 @@ def test_all_pages_are_in_the_navigation() -> None:
 
     Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
     listed = set(re.findall(r"[\w/]+\.md", json.dumps(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"])))
-    assert {str(page.relative_to(DOCS)) for page in PAGES} <= listed
-    for page in listed - {str(page.relative_to(DOCS)) for page in PAGES}:
+    assert {str(page.relative_to(DOCS)) for page in SITE} <= listed
+    for page in listed - {str(page.relative_to(DOCS)) for page in SITE}:
         assert (ROOT / "experiments" / page.removeprefix("studies/")).is_file(), page
 
 
 def filled_pages() -> str:
+    """The pages of the reference, as they are built."""
     return "\n".join(reference.fill(page.read_text()) for page in PAGES if page.parent.name == "reference")
 
 

@@ -1,4 +1,4 @@
-"""Every study runs, on a trace of thirty requests, and writes its table and its page. What it claims is about the whole trace."""
+"""Every study runs on a trace of thirty requests and writes its table and its page; its claims are about whole traces."""
 
 import csv
 import gzip
@@ -30,7 +30,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def study(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:
-    """The module of a study's ``run.py``, with the arguments that it will read."""
+    """The module of a study's ``run.py``, with the command line that it will read."""
     path = EXPERIMENTS / name / "run.py"
     spec = importlib.util.spec_from_file_location(f"study_{name}", path)
     assert spec is not None and spec.loader is not None
@@ -132,7 +132,7 @@ def test_checkpoints(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: p
 
 
 def verdicts(table: str) -> int:
-    """The claims of a study that were decided."""
+    """The number of claims with a verdict."""
     return table.count("| holds |") + table.count("| FAILS |")
 
 
@@ -197,8 +197,19 @@ def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkey
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3
 
 
+@pytest.mark.long
+def test_policy_speed(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--conversation", str(trace), "--weka", str(sessions), "--output", str(tmp_path))
+    module = study("policy_speed", monkeypatch, *files, "--only", "belady", "--limit", "9")
+    monkeypatch.setattr(module, "CONVERSATION_PAGES", (10, 20))
+    monkeypatch.setattr(module, "WEKA_PAGES", (50,))
+    assert module.main() == 0
+    (page,) = tmp_path.glob("results_belady*.md")
+    assert page.read_text().count("| holds |") == 3 and "--only belady --limit 9`" in page.read_text()
+
+
 def hardware_study(name: str) -> ModuleType:
-    """The module of a study on hardware, which is a file of its own."""
+    """The module of a study on hardware."""
     spec = importlib.util.spec_from_file_location(f"study_{name}", EXPERIMENTS / "hardware" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -207,7 +218,7 @@ def hardware_study(name: str) -> ModuleType:
 
 
 def test_reused_pages(tmp_path: Path) -> None:
-    """A few requests in the interpreter: too few movements for the claim, and all that is hit is verified."""
+    """A few requests in the interpreter: too few movements for the claim, but every hit page is verified."""
     assert hardware_study("reuse").main(["--tiny", "--output", str(tmp_path), "trace.limit=5"]) == 1
     table = (tmp_path / "reuse.md").read_text()
     assert "| >= 100 | **fails** |" in table and "| wrong words | 0 | 0 | holds |" in table
@@ -215,7 +226,7 @@ def test_reused_pages(tmp_path: Path) -> None:
 
 
 def test_what_is_claimed_of_reused_pages() -> None:
-    """Each of these runs fails one claim, the first none."""
+    """The first run fails no claim, each other one a single claim."""
     module = hardware_study("reuse")
     links = ("gpu-cpu", "cpu-disk", "disk-cpu", "cpu-gpu")
     good = {"page_moves": dict.fromkeys(links, 5), "verified_pages": 7, "wrong_words": 0, "disk_faults": {}}
@@ -277,7 +288,7 @@ def test_validation_tables(tmp_path: Path) -> None:
 def test_speed_of_a_sweep(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Thirty requests take no time, and starting does: the claim, which allows 90 ms a job, fails."""
+    """Starting a job takes longer than replaying thirty requests, so the claim, which allows 90 ms per job, fails."""
     output = tmp_path / "out"
     output.mkdir()
     options = ("--only", "sweep", "--repeats", "1", "--output", str(output))
@@ -307,7 +318,7 @@ def test_speed_without_a_yardstick(
 
 @pytest.mark.parametrize(("build", "least"), [("pure Python", 0.18), ("compiled", 0.5)])
 def test_floors_of_a_build(build: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best of the runs over the best of the yardstick's; what is aimed at is no claim."""
+    """The best run relative to the yardstick's best; the aim is not a claim."""
     module = study("speed", monkeypatch)
     monkeypatch.setattr(module, "build_name", lambda: build)
     for factor, holds in ((0.99, False), (1.0, True)):

@@ -150,11 +150,11 @@ def test_what_does_not_fit_is_refused(device):
     query, one = torch.randn(1, 4, 16, device=device), [torch.zeros(1, dtype=torch.int32, device=device)]
     with pytest.raises(ValueError, match="a context of 5 tokens needs 2 pages, not 1"):
         attend(query, pool, one, [5], 4, 2)
-    with pytest.raises(ValueError, match="a context must have a token at least, not 0"):
+    with pytest.raises(ValueError, match="a context must have at least one token, not 0"):
         attend(query, pool, one, [0], 4, 2)
     with pytest.raises(ValueError, match="2 x 8 tokens x 2 heads x 16 x 4 = 2048 bytes"):
         attend(query, pool, one, [4], 8, 2)
-    with pytest.raises(ValueError, match="kv_heads must divide 3 query heads, 2 does not"):
+    with pytest.raises(ValueError, match="kv_heads=2 must divide the number of query heads, 3"):
         attend(query[:, :3], pool, one, [4], 4, 2)
     with pytest.raises(ValueError, match="2 pages of 2 x 512 bytes do not fit"):
         gather_pages(pool, one[0].repeat(2), torch.empty(2, 4, 2, 16, device=device))

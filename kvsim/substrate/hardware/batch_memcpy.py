@@ -1,4 +1,4 @@
-"""Many copies by the GPU's copy engines, submitted in one call."""
+"""Submits many copies to the GPU's copy engines in one call."""
 
 import ctypes
 from functools import cache
@@ -8,7 +8,7 @@ import torch
 
 
 class CopyAttributes(ctypes.Structure):
-    """``CUmemcpyAttributes`` of the CUDA driver API, from version 12.8 on."""
+    """``CUmemcpyAttributes`` of the CUDA driver API, available from version 12.8."""
 
     _fields_ = (
         ("source_access_order", ctypes.c_int),
@@ -19,7 +19,7 @@ class CopyAttributes(ctypes.Structure):
 
 
 IN_STREAM_ORDER = 1
-"""``CU_MEMCPY_SRC_ACCESS_ORDER_STREAM``: sources are read after what the stream did before."""
+"""``CU_MEMCPY_SRC_ACCESS_ORDER_STREAM``: sources are read after the preceding work in the stream."""
 
 
 @cache
@@ -28,7 +28,7 @@ def driver() -> ctypes.CDLL:
 
 
 def merged(targets: np.ndarray, sources: np.ndarray, n_bytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Copies of ``n_bytes`` each, as (targets, sources, bytes) of fewer: neighbours on both sides become one."""
+    """Merge copies of ``n_bytes`` each that are adjacent on both sides, and return (targets, sources, bytes)."""
     is_first = np.ones(len(targets), dtype=bool)
     is_first[1:] = (np.diff(targets) != n_bytes) | (np.diff(sources) != n_bytes)
     first = np.flatnonzero(is_first)
@@ -37,11 +37,11 @@ def merged(targets: np.ndarray, sources: np.ndarray, n_bytes: int) -> tuple[np.n
 
 
 def copy_batch(targets: np.ndarray, sources: np.ndarray, n_bytes: int, stream: torch.cuda.Stream | None) -> None:
-    """Copy ``n_bytes`` from each address of ``sources`` to that of ``targets`` (int64), in ``stream``.
+    """Copy ``n_bytes`` from each address in ``sources`` to the corresponding one in ``targets`` (int64), in ``stream``.
 
-    The host side is pinned memory. Without a stream both are host memory, and the copies are made before this returns.
-    Drivers older than CUDA 12.8 take the copies one by one, which costs microseconds each. Raises RuntimeError if the
-    driver refuses.
+    The host side is pinned memory. Without a stream, both sides are host memory, and the copies are complete on return.
+    Drivers older than CUDA 12.8 get the copies one by one, which costs microseconds each. Raises RuntimeError if the driver
+    reports an error.
     """
     targets, sources, lengths = merged(targets, sources, n_bytes)
     if stream is None:
@@ -57,7 +57,7 @@ def copy_batch(targets: np.ndarray, sources: np.ndarray, n_bytes: int, stream: t
 
 
 def submit(targets: np.ndarray, sources: np.ndarray, lengths: np.ndarray, stream: int) -> None:
-    """All copies by one call of the driver."""
+    """Submit all copies in one driver call."""
     attributes = CopyAttributes(source_access_order=IN_STREAM_ORDER)
     applies_from, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
     arrays = [np.ascontiguousarray(array, dtype=np.uint64) for array in (targets, sources, lengths)]
@@ -75,4 +75,4 @@ def submit(targets: np.ndarray, sources: np.ndarray, lengths: np.ndarray, stream
 
 def answered(answer: int, call: str) -> None:
     if answer:
-        raise RuntimeError(f"the CUDA driver refused {call}: error {answer}")
+        raise RuntimeError(f"CUDA driver call {call} failed with error {answer}")

@@ -1,4 +1,4 @@
-"""Measures a machine: peaks, copies by fragment size, a disk by page size, the parts of a step by their sizes."""
+"""Measures a machine: peak rates, copies by fragment size, a disk by page size, and the parts of a step by size."""
 
 import gc
 import os
@@ -26,47 +26,48 @@ IN_A_ROW = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured."""
+    """The sizes at which a machine is measured."""
 
     product: int = 8192
-    """Rows, columns and inner size of the product that stands for the peak."""
+    """Rows, columns and inner size of the matrix product that measures the peak rate."""
     link_bytes: int = GIB
-    """Of the pools between which is copied."""
+    """Size of each pool between which pages are copied."""
     fragments: tuple[int, ...] = tuple(KIB << k for k in range(0, 12, 2))
     list_bytes: int = 256 * MIB
-    """Of the lists by which methods are compared."""
+    """Size of the page lists that compare copy methods."""
     programs: tuple[int, ...] = (2, 4, 8, 16)
     paces: tuple[float, ...] = (0.8, 0.85, 0.9, 0.95, 1.0)
     copies: tuple[int, ...] = (0, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-    """Bytes of a copy, one page at least."""
+    """Sizes of copies in bytes; each copies at least one page."""
     disk_bytes: int = 512 * MIB
-    """Of a list of pages."""
+    """Largest size of a list of pages on disk."""
     most_disk_pages: int = 4096
-    """Of such a list, where pages are small."""
+    """Most pages in such a list, which limits lists of small pages."""
     disk_pages: tuple[int, ...] = tuple(KIB << k for k in (4, 6, 8, 10, 12, 14))
-    """The model's own are measured, too."""
+    """Page sizes on disk; the model's own page size is measured as well."""
     depths: tuple[int, ...] = (1, 4, 16)
     kv_bytes: int = 32 * GIB
-    """Of the pool of pages that steps read; a quarter of the GPU's memory at most."""
+    """Size of the pool of pages that steps read; at most a quarter of the GPU's memory is used."""
     tile_tokens: int = PADDING
-    """By so many tokens, steps with prefill up to ``tiled_tokens`` are measured: how well tiles fill the multiprocessors decides
-    how long they take."""
+    """Interval of tokens at which steps with prefill are measured, up to ``tiled_tokens``: their times depend on how well tiles
+    fill the multiprocessors."""
     tiled_tokens: int = 2048
     tokens: tuple[int, ...] = (1, 8, 32, 3072, 4096, 8192)
-    """Other sizes of steps."""
+    """Further step sizes."""
     chunks: tuple[int, ...] = (128, 1024, 8192)
     contexts: tuple[int, ...] = (128, 1024, 8192, 32768, 65536)
     tiled_contexts: tuple[int, ...] = (2048, 16384)
-    """Of chunks of other sizes up to ``tiled_tokens``, which are measured without what came before them, too."""
+    """Contexts of chunks of the other sizes up to ``tiled_tokens``, which are also measured without a prefix."""
     decode_tokens: tuple[int, ...] = (16, 256, 4096, 65536, 524288)
-    """Context tokens of all decoding requests together."""
+    """Total context tokens of all decoding requests."""
     batches: tuple[int, ...] = (1, 16, 128)
     repeats: int = 5
     heat_s: float = 0.5
-    """How long each product and step goes on before it is timed."""
+    """Time for which each product and step runs before it is timed."""
     rest_s: float = 1.0
+    """Idle time before the steps that show how a GPU warms up."""
     course_s: float = 1.5
-    """Steps of ``tiled_tokens`` go on for so long, after such a rest: they show how a GPU warms up."""
+    """Duration of these steps, which have ``tiled_tokens`` tokens."""
 
 
 INTERPRETED = Sizes(
@@ -95,26 +96,26 @@ INTERPRETED = Sizes(
     rest_s=0.0,
     course_s=0.0,
 )
-"""For Triton's interpreter."""
+"""Sizes for Triton's interpreter."""
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """A machine, and what of it is for the reader alone."""
+    """A measured machine, and findings that are only shown to the user."""
 
     hardware: HardwareSpec
     launch_s: float
-    """From the launch of a small kernel to its end being seen."""
+    """Time from the launch of a small kernel until the host sees its end."""
     is_direct: bool
     """Whether the disk was measured without the system's page cache."""
     decode_spread: float
-    """How far batches of the same context tokens in all are apart, as the largest ratio of their times."""
+    """Largest ratio between the times of batches with the same total of context tokens."""
 
 
 class Calibration:
-    """Measures the device and the host at hand, and a disk at ``folder``, with the work of ``model``.
+    """Measures this machine's device and host, and the disk at ``folder``, with the work of ``model``.
 
-    All times are from the call to the end of the last byte or product as the host sees it, the median of several.
+    Each time is the median of several, from the call until the host sees the end of the last byte or product.
     """
 
     def __init__(
@@ -128,19 +129,19 @@ class Calibration:
         self.steady = Stopwatch(device, self.sizes.repeats, self.sizes.heat_s)
 
     def run(self) -> Measured:
-        """Measure everything. Raises ValueError for a model that the hardware cannot run, OSError for a disk that is full."""
+        """Measure everything. Raises ValueError for a model that the hardware cannot run, and OSError if the disk is full."""
         check_model(self.model, self.device)
-        self.say("products and memory")
+        self.say("measuring matrix products and memory")
         peaks = self.peaks()
-        self.say("copies between GPU and host")
+        self.say("measuring copies between GPU and host")
         with LinkRates(self.watch, layers=self.model.attention_layers, pool_bytes=self.sizes.link_bytes, seed=self.seed) as link:
             link_peaks = link.peaks()
             copy_rule = self.copy_rule(link, link_peaks)
             links = link.curves(self.sizes.fragments, self.sizes.copies)
         del link
-        self.say("disk")
+        self.say("measuring the disk")
         disk, disk_latency_s, is_direct = self.disk()
-        self.say("steps")
+        self.say("measuring steps")
         compute, overhead_s, spread = self.compute(peaks["flops_per_s"], peaks["memory_bytes_per_s"])
         fragment_bytes = self.model.page_bytes(self.page_tokens) / self.model.attention_layers
         hardware = HardwareSpec(
@@ -160,7 +161,10 @@ class Calibration:
     # Peaks
 
     def peaks(self) -> dict[str, Any]:
-        """Rate of a large product of random matrices, size of the memory, and rate at which it is copied, both sides counted."""
+        """Return the rate of a large product of random matrices, the memory size, and the rate of a copy within memory.
+
+        The copy counts bytes read and bytes written.
+        """
         size = self.sizes.product
         dtype = torch.bfloat16 if self.is_gpu else torch.float32
         left, right = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
@@ -177,7 +181,7 @@ class Calibration:
         }
 
     def _each_s(self, action: Callable[[], object]) -> float:
-        """Seconds of each of several in a row, so that their launches do not count."""
+        """Return the seconds of one of several consecutive actions, so that launches do not count."""
 
         def several() -> None:
             for _ in range(IN_A_ROW):
@@ -186,12 +190,12 @@ class Calibration:
         return self.steady.seconds(several) / IN_A_ROW
 
     def launch_s(self) -> float:
-        """From the launch of a kernel that does next to nothing to its end."""
+        """Return the time from the launch of a trivial kernel to its end."""
         both, out = torch.ones(1, 32, device=self.device), torch.empty(1, 16, device=self.device)
         return self.watch.seconds(lambda: gate_silu(both, out))
 
     def copy_rule(self, link: LinkRates, peaks: dict[str, float]) -> CopyRule:
-        """Which method copies pages of which size, by comparing them."""
+        """Find the rule that chooses copy methods, by comparing them."""
         sizes = self.sizes
         return link.find_rule(
             sizes.fragments,
@@ -205,7 +209,7 @@ class Calibration:
     # Disk
 
     def disk(self) -> tuple[DiskCurves, float, bool]:
-        """Curves, the time of reading the smallest page, and whether the page cache was passed by."""
+        """Return curves, the time to read the smallest page, and whether the page cache was bypassed."""
         sizes = self.sizes
         rates = DiskRates(self.folder, most_bytes=sizes.disk_bytes, most_pages=sizes.most_disk_pages, seed=self.seed)
         own_bytes = self.model.page_bytes(self.page_tokens)
@@ -219,7 +223,7 @@ class Calibration:
     # Steps
 
     def compute(self, flops_per_s: float, memory_bytes_per_s: float) -> tuple[ComputeCurves, float, float]:
-        """Curves, the overhead of a step, and how far batches of equal context are apart. No part is faster than the peaks."""
+        """Return curves, the overhead of a step, and the spread of batches with equal context. No part exceeds the peak rates."""
         gc.collect()
         sizes = self.sizes
         transformer = self._transformer()
@@ -248,7 +252,7 @@ class Calibration:
         return curves, steps.overhead_s, spread
 
     def _transformer(self) -> Transformer:
-        """Over a pool much larger than the caches, filled with any bits."""
+        """Create a transformer over a pool much larger than the GPU's caches, filled with random bits."""
         model, page_bytes = self.model, self.model.page_bytes(self.page_tokens)
         kv_bytes = self.sizes.kv_bytes
         if self.is_gpu:
@@ -260,5 +264,5 @@ class Calibration:
 
 
 def host_memory_bytes() -> int:
-    """What stands for the GPU's memory where there is none."""
+    """Return the host's memory size, which replaces the GPU's without a GPU."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""The GPU's work: steps and leaps, one after another, in a thread and a stream of their own."""
+"""Runs steps and leaps on the GPU, one after another, in their own thread and stream."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,24 +21,24 @@ from kvsim.substrate.hardware.worker import Worker
 
 @dataclass(frozen=True, kw_only=True)
 class Leap:
-    """A step, or several decode steps, and what it touches."""
+    """One step, or several decode steps, with the pages and loads involved."""
 
     chunks: list[ChunkPages]
     decodes: list[DecodePages]
     loads: list[Flight]
     steps: int
     stop: Event | None
-    """If it has been triggered, the leap ends at the next boundary between two steps."""
+    """Once triggered, the leap ends at the next step boundary."""
     done: Event
     """Its value is the number of steps done."""
 
 
 class Compute:
-    """Runs leaps in the order in which they are given.
+    """Runs leaps in the order in which they are sent.
 
-    The host waits for the end of each step, as an engine does that needs its tokens. Within a step nobody waits for the GPU:
-    layer l starts when the GPU has layer l of the loads. After a request's first chunk all pages that it reuses are verified;
-    pages that a step completes are filled.
+    The host waits for the end of each step, like an engine that needs its tokens. Within a step it does not wait for the GPU:
+    layer l starts on the GPU when layer l of the loads has arrived. After a request's first chunk, all pages it reuses are
+    verified; pages that a step completes are filled.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Compute:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._tables: dict[Lease, tuple[np.ndarray, torch.Tensor]] = {}
-        """The slots of each decoding request, here and in GPU memory."""
+        """Slots of each decoding request, in host and GPU memory."""
         self._worker: Worker[Leap] = Worker("compute", self._run, self._fail, device)
 
     def send(self, leap: Leap) -> None:
-        """Run a leap after those that were sent before."""
+        """Run a leap after those sent before it."""
         self._worker.give(leap)
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """Run a function in the thread and the stream of the steps, and wait for it."""
+        """Run a function in the steps' thread and stream, and wait for it."""
 
         def run() -> None:
             with self._active():
@@ -69,7 +69,7 @@ class Compute:
         self._worker.call(run)
 
     def close(self) -> bool:
-        """Drop what is queued. Returns whether nothing is under way any more; then the weights are given back, too."""
+        """Drop queued leaps and end the thread. Returns whether it has ended; only then are the weights freed."""
         if not self._worker.close():
             return False
         del self.transformer, self.patterns
@@ -88,7 +88,7 @@ class Compute:
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
     def _compute(self, leap: Leap) -> int:
-        """Do the steps; returns how many."""
+        """Run the steps and return how many were run."""
         tables, reused, filled = self._upload(leap)
         chunks = [ChunkSlots(chunk.tokens, chunk.start, table) for chunk, table in zip(leap.chunks, tables, strict=True)]
         sampled = sum(chunk.is_sampled for chunk in leap.chunks)
@@ -105,7 +105,7 @@ class Compute:
         return step + 1
 
     def _stamp(self, reused: list[torch.Tensor], filled: list[torch.Tensor]) -> None:
-        """Verify the pages that are used again, then fill those that are new."""
+        """Verify the reused pages, then fill the new ones."""
         if len(reused[0]):
             self.patterns.verify(*reused)
         if len(filled[0]):
@@ -115,9 +115,9 @@ class Compute:
         return WaitLayer(loads, self.stream, self.turn) if loads else None
 
     def _upload(self, leap: Leap) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-        """The chunks' slots, and (slots, numbers) of the pages to be verified and filled, in GPU memory.
+        """Upload the chunks' slots, and the slots and pattern numbers of the pages to verify and to fill.
 
-        The slots of decoding requests are sent only where they have changed.
+        The slots of decoding requests are uploaded only if they have changed.
         """
         chunks, decodes = leap.chunks, leap.decodes
         known, self._tables = self._tables, {}
@@ -143,7 +143,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class WaitLayer:
-    """Lets a stream wait for a layer of all loads."""
+    """Makes a stream wait for a layer of all loads."""
 
     loads: list[Flight]
     stream: "torch.cuda.Stream | None"
@@ -155,5 +155,5 @@ class WaitLayer:
 
 
 def joined(arrays: list[np.ndarray]) -> np.ndarray:
-    """All of them in a row, int64."""
+    """Concatenate the arrays to one int64 array."""
     return np.concatenate([np.empty(0, dtype=np.int64), *arrays])

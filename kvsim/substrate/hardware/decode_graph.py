@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: recorded once, then launched as one (NVIDIA: CUDA C++ programming guide, CUDA graphs)."""
+"""Records steps as CUDA graphs, each launched as a whole (NVIDIA: CUDA C++ programming guide, CUDA graphs)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,24 +10,27 @@ from kvsim.kernels.paged_attention import ContextRoom
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """A recorded step in which as many requests decode as ``room`` has. For fewer it takes as long."""
+    """A recorded step for as many decoding requests as ``room`` holds. It takes as long for fewer."""
 
     room: ContextRoom
-    """Which contexts the step attends to."""
+    """The contexts that the step attends to."""
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
     kept: list[torch.Tensor]
-    """What the step reads and writes, and what therefore must not be given back."""
+    """Tensors that the step reads and writes, kept alive because they must not be freed."""
 
     def replay(self, requests: int) -> torch.Tensor:
-        """Enqueue the step on the current stream; returns the logits of the first requests."""
+        """Enqueue the step on the current stream, and return the logits of the first ``requests`` requests."""
         self.graph.replay()
         return self.logits[:requests]
 
 
 def recorded(step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """What ``step`` enqueues, and its result, which every replay writes anew. No other thread may use the GPU meanwhile."""
-    step()  # compiles and loads what it needs
+    """Record ``step`` as a graph, and return it with its result, which every replay overwrites.
+
+    No other thread may use the GPU meanwhile.
+    """
+    step()  # compiles and loads its kernels
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = step()
@@ -35,7 +38,7 @@ def recorded(step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, to
 
 
 def graph_sizes(most: int) -> Iterator[int]:
-    """Numbers of requests, up to ``most``, such that the next larger one is never far."""
+    """Yield numbers of requests up to ``most``, spaced so that the next larger one is never much larger."""
     size = 1
     while size < most:
         yield size

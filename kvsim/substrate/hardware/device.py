@@ -1,4 +1,4 @@
-"""Which device there is."""
+"""Finds the device to run on."""
 
 import os
 from typing import TYPE_CHECKING
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def find_device() -> "torch.device":
-    """The first GPU or, without one, the CPU, on which Triton interprets kernels.
+    """Return the current GPU or, without one, the CPU, on which Triton interprets kernels.
 
-    To be called before Triton is imported and CUDA begins, since both read the environment then. Raises UsageError if the
-    packages are missing.
+    Call this before Triton is imported and CUDA is initialized, because both read the environment then. Raises UsageError if
+    torch or triton is missing.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Streams that share a hardware queue wait for each other.
     try:

@@ -1,4 +1,4 @@
-"""The disk tier: pages in the slots of one file, read and written by threads, each page checked when it is read."""
+"""The disk tier: pages in the slots of one file, read and written by threads, and verified when read."""
 
 import errno
 import mmap
@@ -14,40 +14,40 @@ from kvsim.substrate.hardware.disk_index import DiskIndex, reserve
 from kvsim.substrate.hardware.disk_job import BLOCK_BYTES, DiskJob, ReadJob, WriteJob
 
 IO_BYTES = 4 << 20
-"""Neighbouring slots are read or written at once up to so many bytes."""
+"""Most bytes of neighbouring slots that are read or written at once."""
 MOST_BUFFERS = 1024
-"""Pieces of memory that one system call reads or writes at most."""
+"""Most pieces of memory that one system call reads or writes."""
 FAULTS = ("missing", "key", "checksum", "short_read", "read_error", "write_error")
 
 Extent = tuple[int, int]
-"""Of a list of pages, those from the first place to before the second: their slots are neighbours."""
+"""Begin and end (exclusive) in a list of pages; the slots in between are neighbours."""
 
 
 class DiskFile:
-    """Slots for ``pages`` pages of ``page_bytes`` bytes in a folder of their own, kept from run to run.
+    """Slots for ``pages`` pages of ``page_bytes`` bytes, stored in their own folder and kept between runs.
 
-    All disk space is reserved at the beginning. Memory is read and written without the system's page cache (O_DIRECT), as
-    ``is_direct`` says; where the file system cannot do that, through it. Slots are rounded up to blocks of 4096 bytes.
-    Memory that is not aligned to blocks, or pages that do not fill their slots, cost a copy. ``threads`` read and as many
-    write, each list of pages by as many of them as it has extents: neighbouring slots are one extent.
+    All disk space is reserved at the start. If ``is_direct``, I/O bypasses the system's page cache (O_DIRECT); file systems that
+    do not support this use the page cache. Slots are rounded up to blocks of 4096 bytes. Memory that is not aligned to blocks,
+    or pages that do not fill their slots, cost a copy. ``threads`` threads read and as many write. Neighbouring slots form an
+    extent; as many threads as a list has extents work on it at once.
 
-    A page is found again under its key, 16 bytes, as long as its slot is not written anew: also by the next process, however
-    this one ends. After a loss of power pages may be missing. Whatever happens, a page is read whole or not at all: the
-    checksum of its bytes (xxh3_64) decides.
+    A page can be found by its 16-byte key until its slot is overwritten, also by the next process, however this one ends. After
+    a power loss, pages may be missing. In any case a page is read completely or not at all, which the checksum of its bytes
+    (xxh3_64) guarantees.
 
-    ``faults`` counts what ended a list early, by kind:
+    ``faults`` counts the faults that ended a list early, by kind:
 
-        missing, key            there is no whole page in the slot; there is another one
-        checksum, short_read    the bytes are not those that were written; the file ends before the page does
-        read_error              the system could not read. A page with one of these three faults is missing from then on
-        write_error             the system could not write, or not everything
+        missing, key            the slot has no complete page; it has a different page
+        checksum, short_read    the bytes differ from those written; the file ends within the page
+        read_error              the system could not read. A page with one of these three faults counts as missing afterwards
+        write_error             the system could not write, or not completely
     """
 
     def __init__(self, folder: Path, *, pages: int, page_bytes: int, threads: int = 4, is_direct: bool = True) -> None:
-        """Open the pages that a folder has, or make it. It may have had more or fewer slots.
+        """Open the pages in a folder, or create it. The number of slots may differ from before.
 
-        Raises ValueError for a number below 1 or a folder with pages of another size, and OSError, which names the file, if
-        it cannot be used, another process uses it, or the disk is full.
+        Raises ValueError for a number below 1 or a folder with another page size, and OSError with the file's name if the folder
+        cannot be used, another process uses it, or the disk is full.
         """
         for name, value in (("pages", pages), ("page_bytes", page_bytes), ("threads", threads)):
             if value < 1:
@@ -73,7 +73,7 @@ class DiskFile:
         self._writers = ThreadPoolExecutor(threads, "disk-write")
 
     def recovered(self) -> dict[bytes, int]:
-        """The slot of each page that can be read, by its key; what was written first is at the front."""
+        """Return the slot of each stored page by its key, in order of writing."""
         return self.index.recovered()
 
     def read(
@@ -81,23 +81,24 @@ class DiskFile:
     ) -> "Future[int]":
         """Read pages with these keys from slots of the file into rows of ``host``, uint8 ``[pages, page_bytes]``.
 
-        The result is how many arrived whole, from the first on; other rows may hold anything. It ends early at the first
-        fault, which it counts, and soon after ``cancelled`` answers True. ``slots`` and ``host_slots`` are integers, one a
-        page. A slot must not be written meanwhile. Raises ValueError if the lists do not fit, or after ``close``.
+        The result is the number of complete pages that arrived, from the first on; other rows have undefined content. Reading
+        stops at the first fault, which is counted, and soon after ``cancelled`` returns True. ``slots`` and ``host_slots`` have
+        one integer per page. The slots must not be written meanwhile. Raises ValueError if the lists do not match, or after
+        ``close``.
         """
         return self._start(self._readers, ReadJob(self, slots, keys, host, host_slots, cancelled))
 
     def write(
         self, slots: np.ndarray, keys: list[bytes], host: np.ndarray, host_slots: np.ndarray, *, cancelled: Callable[[], bool]
     ) -> "Future[int]":
-        """Write rows of ``host`` to slots of the file; what these held before is gone as soon as their turn has come.
+        """Write rows of ``host`` to slots of the file; each slot loses its old page as soon as its turn comes.
 
-        The result is how many were written whole, from the first on. As ``read`` for all else.
+        The result is the number of complete pages written, from the first on. Everything else is as for ``read``.
         """
         return self._start(self._writers, WriteJob(self, slots, keys, host, host_slots, cancelled))
 
     def close(self) -> None:
-        """Stop, as if all lists had been cancelled, and let another process have the folder. Not to be called by a worker."""
+        """Stop as if all lists were cancelled, and release the folder for other processes. Must not be called by a worker."""
         with self._lock:
             if self.is_closed:
                 return
@@ -123,7 +124,7 @@ class DiskFile:
             self.faults[kind] += 1
 
     def buffer(self) -> np.ndarray:
-        """The calling thread's own memory for one extent, ``[slots, slot_bytes]``, aligned to blocks."""
+        """Return the calling thread's own buffer for one extent, ``[slots, slot_bytes]``, aligned to blocks."""
         if not hasattr(self._buffers, "own"):
             memory = mmap.mmap(-1, self._most * self.slot_bytes)
             self._buffers.own = np.frombuffer(memory, dtype=np.uint8).reshape(self._most, self.slot_bytes)
@@ -131,7 +132,7 @@ class DiskFile:
         return own
 
     def extents(self, slots: np.ndarray) -> list[Extent]:
-        """A list of slots as extents, each small enough for one system call."""
+        """Split a list of slots into extents, each small enough for one system call."""
         breaks = np.flatnonzero(np.diff(slots) != 1) + 1
         return [
             (at, min(at + self._most, stop))
@@ -141,7 +142,7 @@ class DiskFile:
 
 
 def open_data(path: Path, n_bytes: int, is_direct: bool) -> tuple[int, bool, int]:
-    """Open a file of ``n_bytes``, all of them reserved. Returns it, whether it is read and written directly, and its old size."""
+    """Open a file of ``n_bytes`` with all space reserved. Returns its descriptor, whether it uses O_DIRECT, and its old size."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         old_bytes = reserve(file, n_bytes, path)
@@ -156,7 +157,7 @@ def open_data(path: Path, n_bytes: int, is_direct: bool) -> tuple[int, bool, int
 
 
 def open_directly(path: Path) -> int | None:
-    """Open a file that exists with O_DIRECT; None where the file system does not let it be read like that."""
+    """Open an existing file with O_DIRECT; None if the file system does not support it."""
     try:
         file = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:

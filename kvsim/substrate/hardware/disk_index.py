@@ -1,4 +1,4 @@
-"""Which page lies in which slot of a disk file, kept so that the next process finds the pages again."""
+"""A persistent index of which page is in which slot of a disk file, so that the next process finds the pages."""
 
 import fcntl
 import os
@@ -10,17 +10,18 @@ import numpy as np
 
 KEY_BYTES = 16
 ENTRY = np.dtype([("key", "<u8", 2), ("checksum", "<u8"), ("order", "<u8"), ("seal", "<u8")])
-"""One slot: its page's key and checksum, the number of the write, and a hash of all that, odd. A seal of 0: no whole page."""
+"""The entry of a slot: key and checksum of its page, number of the write, and an odd hash of these. A seal of 0 means that the
+slot has no complete page."""
 HEADER = Struct("<16sQ")
-"""What kind of file this is, and the bytes of a page."""
+"""File type and bytes per page."""
 HEADER_BYTES = 4096
 MAGIC = b"kvsim pages 1\n\0\0"
 
 
 def reserve(file: int, n_bytes: int, path: Path) -> int:
-    """Give an open file exactly ``n_bytes`` and room on the disk for them. Returns the bytes that it had.
+    """Resize an open file to exactly ``n_bytes``, reserve the disk space, and return the previous size.
 
-    Raises OSError, and leaves the file as it was, if there is no such room.
+    Raises OSError, leaving the size unchanged, if the space is not available.
     """
     before = os.fstat(file).st_size
     try:
@@ -33,18 +34,18 @@ def reserve(file: int, n_bytes: int, path: Path) -> int:
 
 
 class DiskIndex:
-    """A table in a mapped file, an entry for each slot.
+    """A table in a memory-mapped file, with one entry per slot.
 
-    A slot that is to be filled is first made empty, and named again when its bytes are in the file: whenever the process is
-    killed, an entry stands for a page that was whole. What a loss of power or a fault of the disk may have done to the bytes
-    only their checksum tells. The methods may be called from several threads, for different slots.
+    Before a slot is filled, its entry is cleared; it is set again when the bytes are in the file. If the process is killed at
+    any time, every entry therefore refers to a complete page. Damage by power loss or disk faults is only detected by the
+    checksum. The methods may be called from several threads, for different slots.
     """
 
     def __init__(self, path: Path, *, pages: int, page_bytes: int) -> None:
-        """Open the index, or make one. Slots from ``pages`` on are forgotten.
+        """Open the index, or create it. Entries of slots from ``pages`` on are dropped.
 
-        Raises ValueError for a file that is no index, or one of pages of another size, and OSError if another process has it
-        or there is no room for it.
+        Raises ValueError if the file is not an index or has another page size, and OSError if another process uses it or the
+        disk is full.
         """
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -71,7 +72,7 @@ class DiskIndex:
             raise OSError(error.errno, "another process uses these pages", str(self.path)) from None
 
     def _check_header(self, page_bytes: int) -> bool:
-        """Whether the index has yet to be made."""
+        """Check the header, and return whether the index has yet to be created."""
         header = os.pread(self._file, HEADER.size, 0).ljust(HEADER.size, b"\0")
         if not any(header):
             return True
@@ -79,13 +80,13 @@ class DiskIndex:
         if magic != MAGIC:
             raise ValueError(f"{self.path} is not an index of pages: choose another folder")
         if there != page_bytes:
-            raise ValueError(f"{self.path} is of pages of {there:,} bytes, not {page_bytes:,}: choose another folder or empty it")
+            raise ValueError(f"{self.path} has pages of {there:,} bytes, not {page_bytes:,}: choose another folder or empty it")
         return False
 
     def leading(self, slots: np.ndarray, keys: np.ndarray) -> tuple[int, str]:
-        """How many of the slots, from the first on, hold a whole page with that key, and what is wrong with the next one.
+        """Return how many leading slots hold a complete page with the expected key, and the fault of the next one.
 
-        That is ``missing`` (no whole page), ``key`` (another one) or nothing. ``keys`` are as ``packed`` returns them.
+        The fault is ``missing`` (no complete page), ``key`` (another page) or empty (none). ``keys`` come from ``packed``.
         """
         entries = self._entries[slots]
         is_missing = entries["seal"] == 0
@@ -95,16 +96,16 @@ class DiskIndex:
         return int(wrong[0]), "missing" if is_missing[wrong[0]] else "key"
 
     def checksums(self, slots: np.ndarray) -> list[int]:
-        """The checksums of the slots' pages."""
+        """Return the checksums of the slots' pages."""
         checksums: list[int] = self._entries["checksum"][slots].tolist()
         return checksums
 
     def clear(self, slots: np.ndarray) -> None:
-        """The slots hold no whole pages from now on."""
+        """Mark the slots as having no complete page."""
         self._entries["seal"][slots] = 0
 
     def fill(self, slots: np.ndarray, keys: np.ndarray, checksums: list[int]) -> None:
-        """The slots, cleared before, hold whole pages now. ``keys`` are as ``packed`` returns them."""
+        """Mark the slots, cleared before, as holding complete pages. ``keys`` come from ``packed``."""
         with self._orders:
             first = self._next_order
             self._next_order += len(slots)
@@ -115,7 +116,7 @@ class DiskIndex:
         entries["seal"][slots] = self._seals(slots)
 
     def recovered(self) -> dict[bytes, int]:
-        """The slot of each whole page by its key, what was written first at the front; of several copies the last one."""
+        """Return the slot of each complete page by key, in order of writing; of several copies, only the last written."""
         slots = np.flatnonzero(self._entries["seal"])
         slots = slots[np.argsort(self._entries["order"][slots])]
         keys = self._entries["key"][slots].tobytes()
@@ -127,12 +128,12 @@ class DiskIndex:
         return found
 
     def close(self) -> None:
-        """Let another process have the index. Nothing else may be called after that."""
+        """Release the index for other processes. No method may be called afterwards."""
         del self._entries
         os.close(self._file)
 
     def _seals(self, slots: np.ndarray) -> np.ndarray:
-        """What the entries of these slots must be sealed with: all mixed by MurmurHash3's 64-bit finalizer (Appleby, 2011)."""
+        """Return the seals of these slots' entries: slot and fields mixed by MurmurHash3's 64-bit finalizer (Appleby, 2011)."""
         entries = self._entries[slots]
         seals = slots.astype(np.uint64)
         for words in (entries["key"][:, 0], entries["key"][:, 1], entries["checksum"], entries["order"]):
@@ -144,8 +145,8 @@ class DiskIndex:
 
 
 def packed(keys: list[bytes]) -> np.ndarray:
-    """Keys as rows of two words. Raises ValueError for a key that has not 16 bytes."""
+    """Return keys as rows of two 64-bit words. Raises ValueError for a key that does not have 16 bytes."""
     wrong = next((key for key in keys if len(key) != KEY_BYTES), None)
     if wrong is not None:
-        raise ValueError(f"a page's key has {KEY_BYTES} bytes, not {len(wrong)}")
+        raise ValueError(f"a page's key must have {KEY_BYTES} bytes, not {len(wrong)}")
     return np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, 2)

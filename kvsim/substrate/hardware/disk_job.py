@@ -1,4 +1,4 @@
-"""Lists of pages on their way between memory and a disk file."""
+"""Reads and writes lists of pages between memory and a disk file."""
 
 import os
 from collections.abc import Callable
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from kvsim.substrate.hardware.disk_file import DiskFile
 
 BLOCK_BYTES = 4096
-"""What O_DIRECT wants addresses, lengths and places in the file to be multiples of."""
+"""Alignment that O_DIRECT requires of addresses, lengths and file offsets."""
 
 
 class DiskJob:
-    """One list of pages on its way. Workers take its extents in turn; the last one to stop gives the result."""
+    """One list of pages to read or write. Workers take its extents in turn; the last worker to stop sets the result."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class DiskJob:
         self.host_slots = check_slots(host_slots, len(host), "host_slots")
         self.cancelled = cancelled
         if not len(slots) == len(keys) == len(host_slots):
-            raise ValueError(f"{len(slots)} slots, {len(keys)} keys and {len(host_slots)} host_slots: there must be as many")
+            raise ValueError(f"{len(slots)} slots, {len(keys)} keys and {len(host_slots)} host_slots: the numbers must be equal")
         if host.dtype != np.uint8 or host.shape[1:] != (disk.page_bytes,) or not host.flags.c_contiguous:
             raise ValueError(f"host must be contiguous uint8 [pages, {disk.page_bytes}], not {host.dtype} {list(host.shape)}")
         is_aligned = host.ctypes.data % BLOCK_BYTES == 0 or not disk.is_direct
@@ -54,7 +54,7 @@ class DiskJob:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """What a worker does."""
+        """Process extents until none is left; runs in each worker."""
         try:
             while not self._is_over and (turn := next(self._turn)) < len(self.extents) and not self._is_cancelled():
                 start, stop = self.extents[turn]
@@ -73,7 +73,7 @@ class DiskJob:
             self.result.set_result(self._whole_pages())
 
     def move(self, part: slice) -> int:
-        """Move one extent; returns the whole pages that were moved, from its first on."""
+        """Move one extent, and return the number of complete pages moved, from its first page on."""
         raise NotImplementedError
 
     def _is_cancelled(self) -> bool:
@@ -88,7 +88,7 @@ class DiskJob:
         return pages
 
     def memory(self, rows: np.ndarray) -> list[Any]:
-        """Where the pages of an extent are, in as few pieces as can be: their rows, or this thread's buffer."""
+        """Return the memory of an extent's pages, in as few pieces as possible: their rows, or this thread's buffer."""
         if not self.is_in_place:
             return [self.disk.buffer()[: len(rows)]]
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
@@ -96,16 +96,16 @@ class DiskJob:
         return [self.host[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     def digests(self, rows: np.ndarray) -> list[int]:
-        """The checksum of each of the rows."""
+        """Return the checksum of each row."""
         return [xxhash.xxh3_64_intdigest(self.host[row]) for row in rows.tolist()]
 
     def place(self, part: slice) -> int:
-        """Where the extent begins in the file."""
+        """Return the extent's offset in the file."""
         return int(self.slots[part.start]) * self.disk.slot_bytes
 
 
 class ReadJob(DiskJob):
-    """Pages on their way from the file."""
+    """Reads pages from the file."""
 
     def move(self, part: slice) -> int:
         disk, slots, rows = self.disk, self.slots[part], self.host_slots[part]
@@ -122,7 +122,7 @@ class ReadJob(DiskJob):
         return whole
 
     def _read(self, part: slice, rows: np.ndarray) -> tuple[int, str]:
-        """Read the first pages of an extent into these rows. Returns how many are whole, and what is wrong with the next."""
+        """Read the first pages of an extent into these rows. Returns how many are complete, and the fault of the next one."""
         disk, memory = self.disk, self.memory(rows)
         try:
             arrived = os.preadv(disk.file, memory, self.place(part)) // disk.slot_bytes
@@ -138,7 +138,7 @@ class ReadJob(DiskJob):
 
 
 class WriteJob(DiskJob):
-    """Pages on their way to the file."""
+    """Writes pages to the file."""
 
     def move(self, part: slice) -> int:
         disk, slots, rows = self.disk, self.slots[part], self.host_slots[part]
@@ -157,7 +157,7 @@ class WriteJob(DiskJob):
 
 
 def check_slots(slots: np.ndarray, pages: int, name: str) -> np.ndarray:
-    """The slots as int64. Raises ValueError if one of them is not there."""
+    """Return the slots as int64. Raises ValueError if one is out of range."""
     if len(slots) and not (int(slots.min()) >= 0 and int(slots.max()) < pages):
         raise ValueError(f"{name} must lie in 0 ... {pages - 1}, not {int(slots.min())} ... {int(slots.max())}")
     return slots.astype(np.int64)

@@ -1,4 +1,4 @@
-"""How fast a disk tier reads and writes pages, by their size and by its threads."""
+"""Measures the rates at which a disk tier reads and writes pages, by page size and number of threads."""
 
 import mmap
 import statistics
@@ -18,25 +18,24 @@ LATENCY_PAGES = 100
 
 
 class DiskRates:
-    """Writes pages to a new disk file in ``folder`` and reads them again; the file is removed.
+    """Writes pages to a new disk file in ``folder``, reads them back, and removes the file.
 
-    Pages lie one after another, as those of a prompt do in a tier that takes in and evicts whole nodes: several are read or
-    written by one system call. What is timed is the disk tier's own work: checksums and the index with the bytes.
-    ``is_direct`` says whether the system's page cache was passed by. Raises OSError if the folder has no room, or if pages do
-    not come back whole.
+    Pages are adjacent, like those of a prompt in a tier that inserts and evicts whole nodes, so one system call reads or writes
+    several. The times include all work of the disk tier: checksums, the index and the bytes. ``is_direct`` is False if the
+    system's page cache was used. Raises OSError if the disk is full or if pages do not come back intact.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int, most_pages: int, seed: int) -> None:
         self.folder = folder
         self.most_bytes, self.most_pages = most_bytes, most_pages
-        """Of one list of pages."""
+        """Limits of one list of pages."""
         drawn = np.random.default_rng(seed).bytes(min(DRAWN_BYTES, most_bytes))
         self.memory = np.frombuffer(mmap.mmap(-1, most_bytes), dtype=np.uint8)
         self.memory[:] = np.resize(np.frombuffer(drawn, dtype=np.uint8), most_bytes)
         self.is_direct = True
 
     def bytes_per_s(self, page_bytes: int, threads: int) -> tuple[float, float, float]:
-        """Rates of reading one long list of pages, of writing it, and the sum of both while some are read and others written."""
+        """Return the rate of reading a long list of pages, of writing it, and the total of both at the same time."""
         pages = max(1, min(self.most_pages, self.most_bytes // page_bytes))
         with self._open(pages, page_bytes, threads) as disk:
             write_s = self._seconds(disk, disk.write, np.arange(pages))
@@ -46,7 +45,7 @@ class DiskRates:
         return n_bytes / read_s, n_bytes / write_s, n_bytes / both_s
 
     def latency_s(self, page_bytes: int) -> float:
-        """The median time of reading one page, nothing else being under way."""
+        """Return the median time to read one page from an idle disk."""
         pages = min(LATENCY_PAGES, self.most_bytes // page_bytes)
         with self._open(pages, page_bytes, 1) as disk:
             self._seconds(disk, disk.write, np.arange(pages))
@@ -63,13 +62,13 @@ class DiskRates:
                 disk.close()
 
     def _seconds(self, disk: DiskFile, move: Callable[..., "Future[int]"], order: np.ndarray) -> float:
-        """From asking for pages in this order to the last byte."""
+        """Return the time from the request for pages in this order to the last byte."""
         start = time.perf_counter()
         self._wait(disk, len(order), self._start(disk, move, order))
         return time.perf_counter() - start
 
     def _both_seconds(self, disk: DiskFile, order: np.ndarray, read_share: float) -> float:
-        """The same for reading the first pages while the others are written; both take about as long by themselves."""
+        """Return the time to read the first pages while the others are written; each alone would take about as long."""
         reads = round(read_share * len(order))
         start = time.perf_counter()
         read, written = self._start(disk, disk.read, order[:reads]), self._start(disk, disk.write, order[reads:])

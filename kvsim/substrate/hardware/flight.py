@@ -1,4 +1,4 @@
-"""Copies under way, and what a link has carried."""
+"""Copies under way, and counters of what a link has carried."""
 
 from dataclasses import dataclass, field
 from threading import Event as Flag
@@ -13,26 +13,26 @@ from kvsim.substrate.hardware.turn import Turn
 
 
 class Landing:
-    """A part of a load, some layers of its pages: ``submitted`` once the GPU knows of it, landed when ``event`` has happened."""
+    """A part of a load: some layers of its pages. ``submitted`` is set once the GPU has the copy; ``event`` marks its end."""
 
     def __init__(self) -> None:
         self.submitted = Flag()
         self.event: torch.cuda.Event | None = None
-        """Stays None on a CPU, where what is submitted has landed."""
+        """Stays None on a CPU, where submitted copies are complete."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Flight:
-    """The pages of a transfer as they were when it was submitted; its nodes may be cut, and slots change hands, afterwards."""
+    """The pages of a transfer when it was submitted; afterwards its nodes may be split and slots may change owner."""
 
     sources: np.ndarray
-    """Slots in the tier above or below, int64, in the order in which the pages arrive."""
+    """Slots in the source tier, int64, in the order in which the pages arrive."""
     targets: np.ndarray
     page_ids: np.ndarray
     done: Event
     """Its value is the number of pages that arrived."""
     layers_at_once: int = 0
-    """Of a load: the layers of each landing."""
+    """Layers per landing, for loads."""
     landings: list[Landing] = field(default_factory=list)
     is_cancelled: bool = False
 
@@ -41,9 +41,9 @@ class Flight:
         return len(self.sources)
 
     def await_layer(self, layer: int, stream: "torch.cuda.Stream | None", turn: Turn) -> None:
-        """Let what is submitted to ``stream`` from now on run after the load's ``layer`` has landed.
+        """Make work submitted to ``stream`` from now on wait until the load's ``layer`` has landed.
 
-        The caller waits only until the GPU knows of the copy.
+        The caller waits only until the copy is submitted to the GPU.
         """
         if not self.landings:
             return
@@ -55,17 +55,17 @@ class Flight:
             stream.wait_event(landing.event)
 
     def give_up(self) -> None:
-        """Nobody shall wait for a landing any more."""
+        """Release every thread that waits for a landing."""
         for landing in self.landings:
             landing.submitted.set()
 
 
 class Meter:
-    """What one direction of a link has carried, and what it still has to. Any thread may book."""
+    """Counts what one direction of a link has carried and still has to carry. Any thread may call its methods."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
-        """Assumed until something has been carried."""
+        """Rate assumed until something has been carried."""
         self._asked_bytes = self._answered_bytes = 0
         self._use = LinkUse()
         self._busy_until_s = 0.0
@@ -73,12 +73,12 @@ class Meter:
         self._lock = Lock()
 
     def ask(self, n_bytes: int) -> None:
-        """So much is to be carried."""
+        """Record that ``n_bytes`` are to be carried."""
         with self._lock:
             self._asked_bytes += n_bytes
 
     def book(self, start_s: float, end_s: float, n_bytes: int, asked_bytes: int) -> None:
-        """Of ``asked_bytes``, ``n_bytes`` were carried in this time; the others are not wanted any more."""
+        """Record that ``n_bytes`` of ``asked_bytes`` were carried in this interval; the rest will not be carried."""
         with self._lock:
             self._answered_bytes += asked_bytes
             use = self._use
@@ -90,17 +90,17 @@ class Meter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is to be carried, or under way."""
+        """Whether bytes are queued or under way."""
         return self._asked_bytes > self._answered_bytes
 
     def queued_s(self) -> float:
-        """Seconds until all that was asked for is carried, at the rate so far."""
+        """Return the seconds until all requested bytes are carried, at the rate so far."""
         with self._lock:
             rate = self._use.bytes / self._use.busy_s if self._use.bytes and self._use.busy_s else self._bytes_per_s
             return (self._asked_bytes - self._answered_bytes) / rate
 
     def used(self) -> LinkUse:
-        """What was carried so far."""
+        """Return what was carried so far."""
         with self._lock:
             self._use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 3)
             return self._use

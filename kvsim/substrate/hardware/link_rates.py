@@ -1,4 +1,4 @@
-"""How fast pages are copied between GPU and host, by the size of their fragments."""
+"""Measures the rates of page copies between GPU and host, by fragment size."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +19,9 @@ LOADS: tuple[Method, ...] = ("kernel", "staged")
 
 
 class LinkRates:
-    """Copies between two buffers of ``pool_bytes``, one in GPU memory, one pinned, taken as pools of ``layers`` layers.
+    """Copies between two buffers of ``pool_bytes``, one in GPU memory and one pinned, used as pools of ``layers`` layers.
 
-    Pages are in random order on both sides, as in a cache that has been in use. To be used in a ``with`` block.
+    Pages are in random order on both sides, as in a cache that has been in use. Use it in a ``with`` block.
     """
 
     def __init__(self, watch: Stopwatch, *, layers: int, pool_bytes: int, seed: int) -> None:
@@ -50,9 +50,10 @@ class LinkRates:
         store_bytes_per_s: float,
         both_bytes_per_s: float,
     ) -> CopyRule:
-        """Measure the methods with lists of so many bytes, and copy by the rule that follows from here on.
+        """Measure the methods with lists of ``list_bytes``, derive the rule, and use it from here on.
 
-        ``paces`` of a kernel that stores beside loads are shares of half of ``both_bytes_per_s``; both rates are a plain copy's.
+        ``paces`` are rates of a kernel that stores during loads, as shares of half of ``both_bytes_per_s``. The two rates given
+        are those of plain copies.
         """
         by_programs: dict[int, float] = {}
         for count in programs:
@@ -73,7 +74,10 @@ class LinkRates:
         return self.rule
 
     def curves(self, fragments: Sequence[int], copies: Sequence[int]) -> LinkCurves:
-        """Curves through these sizes of fragments, from copies of so many bytes, a page at least; both ways from long ones."""
+        """Measure curves at these fragment sizes, from copies of these sizes in bytes, at least one page each.
+
+        Rates of both directions together come from long copies.
+        """
         to_device: Rows = []
         to_host: Rows = []
         both: Rows = []
@@ -85,7 +89,7 @@ class LinkRates:
         return LinkCurves(host_to_device=to_device, device_to_host=to_host, both_directions=both)
 
     def peaks(self) -> dict[str, float]:
-        """The rates of plain copies, by their names in HardwareSpec."""
+        """Measure the rates of plain copies, by their names in HardwareSpec."""
         gpu, host, half = self.gpu, self.host, len(self.gpu) // 2
         down = [lambda: gpu[:half].copy_(host[:half], non_blocking=True)]
         up = [lambda: host[half:].copy_(gpu[half:], non_blocking=True)]
@@ -100,7 +104,7 @@ class LinkRates:
         return TierCopy(gpu, host, rule or self.rule)
 
     def _fit(self, tiers: TierCopy, copy: Callable[..., None], copies: Sequence[int]) -> list[float]:
-        """Latency and rate of the line through copies of several sizes that is relatively nearest to all."""
+        """Fit latency and rate to copies of several sizes, minimizing relative errors."""
         pool_pages = len(tiers.host)
         counts = sorted({min(pool_pages, max(1, n_bytes // tiers.page_bytes)) for n_bytes in copies})
         times = []
@@ -110,7 +114,7 @@ class LinkRates:
         return list(fitted(np.array(counts) * tiers.page_bytes, np.array(times)))
 
     def _rate(self, fragment_bytes: int, list_bytes: int, way: Way, method: Method) -> float:
-        """Bytes a second of one long list."""
+        """Measure the rate of one long list, in bytes per second."""
         tiers = self._tiers(fragment_bytes)
         count = min(len(tiers.host), max(1, list_bytes // tiers.page_bytes))
         gpu, host = (self.rng.permutation(len(tiers.host))[:count] for _ in range(2))
@@ -118,7 +122,7 @@ class LinkRates:
         return count * tiers.page_bytes / self.watch.seconds(copy)
 
     def _both(self, tiers: TierCopy, load_by: Method | None = None, store_by: Method | None = None) -> float:
-        """The sum of both directions, each of which copies half of the pool; by the rule's methods unless some are given."""
+        """Measure the total rate of both directions, each copying half of the pool, by the given methods or by the rule's."""
         pool_pages = len(tiers.host)
         count = max(1, pool_pages // 2)
         gpu, host = self.rng.permutation(pool_pages), self.rng.permutation(pool_pages)
@@ -128,12 +132,12 @@ class LinkRates:
 
 
 def load_layerwise(tiers: TierCopy, host_pages: np.ndarray, gpu_pages: np.ndarray) -> None:
-    """Load pages as a run does: in parts of some layers."""
+    """Load pages as a run does: in groups of layers."""
     tiers.load(host_pages, gpu_pages, layers_at_once=tiers.layerwise(len(host_pages)))
 
 
 class Ways:
-    """Two threads, each with a stream of its own on a GPU, so that copies both ways are submitted and made at once."""
+    """Two threads, each with its own stream on a GPU, so that copies in both directions are submitted and run at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -144,7 +148,7 @@ class Ways:
         self.threads.shutdown()
 
     def start(self, *actions: Callable[[], object]) -> None:
-        """Start each; the current stream goes on when all have ended. Without a GPU they run one after another."""
+        """Start all actions; the current stream waits until they have ended. Without a GPU they run one after another."""
         if not self.streams:
             for action in actions:
                 action()
@@ -163,7 +167,7 @@ class Ways:
 
 
 def fitted(n_bytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    """Latency and rate: the line through these points that is nearest to them, as a share of each. Both are above 0."""
+    """Return latency and rate, both above 0, of the line that fits these points with the least relative squared error."""
     sides = np.stack([1 / seconds, n_bytes / seconds], axis=1)
     latency_s, byte_s = np.linalg.lstsq(sides, np.ones(len(seconds)), rcond=None)[0].tolist()
     if len(seconds) == 1 or byte_s <= 0:

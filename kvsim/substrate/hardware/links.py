@@ -1,4 +1,4 @@
-"""What carries pages: each direction between the GPU and host memory, and between host memory and a disk file."""
+"""Links that carry pages, one per direction, between GPU and host memory and between host memory and a disk file."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,22 +16,22 @@ from kvsim.substrate.hardware.worker import Worker
 
 
 class Link(Protocol):
-    """One direction of a link. Flights are carried in the order in which they come."""
+    """One direction of a link. Flights are carried in the order in which they are sent."""
 
     meter: Meter
 
     def send(self, flight: Flight) -> None:
-        """Carry a flight; its event happens when that has ended."""
+        """Carry a flight; its event triggers at the end."""
 
     def warm_up(self, counts: Sequence[int]) -> None:
-        """Copy so many pages each, so that no kernel has to be compiled later. What the pools hold is lost."""
+        """Copy each of these numbers of pages, so that no kernel has to be compiled later. Overwrites the pools."""
 
     def close(self) -> bool:
-        """Give up what is queued. Returns whether nothing is under way any more; then the pools are let go."""
+        """Drop queued flights. Returns whether no copy is under way any more; only then are the pools released."""
 
 
 class HostLink:
-    """Between the GPU and host memory. One thread submits the copies to a stream of this direction, another waits for them."""
+    """One direction between GPU and host memory. One thread submits copies to this direction's stream, another waits for them."""
 
     def __init__(
         self, clock: WallClock, tiers: TierCopy, turn: Turn, meter: Meter, opposite: Meter, *, is_load: bool, is_layerwise: bool
@@ -99,7 +99,7 @@ class HostLink:
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
     def _record(self) -> "torch.cuda.Event | None":
-        """An event in the stream; who waits for it sleeps."""
+        """Record an event in the stream; a thread that waits for it sleeps."""
         if self.stream is None:
             return None
         event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
@@ -144,29 +144,29 @@ class HostLink:
 
 
 class Disk(Protocol):
-    """What is asked of a ``DiskFile``."""
+    """The interface of ``DiskFile`` that links use."""
 
     faults: dict[str, int]
 
     def recovered(self) -> dict[bytes, int]:
-        """The slot of each page that it has from an earlier run, by its key."""
+        """Return the slot of each page from earlier runs, by key."""
 
     def read(
         self, slots: np.ndarray, keys: list[bytes], host: np.ndarray, host_slots: np.ndarray, *, cancelled: Callable[[], bool]
     ) -> "Future[int]":
-        """Pages that arrived whole, from the first one on."""
+        """Read pages; the result is the number of complete pages that arrived, from the first on."""
 
     def write(
         self, slots: np.ndarray, keys: list[bytes], host: np.ndarray, host_slots: np.ndarray, *, cancelled: Callable[[], bool]
     ) -> "Future[int]":
-        """Pages that were written whole, from the first one on."""
+        """Write pages; the result is the number of complete pages written, from the first on."""
 
     def close(self) -> None:
-        """End all reading and writing."""
+        """Stop all reads and writes."""
 
 
 class DiskLink:
-    """Between host memory and a disk file, one flight after another; the disk file divides each among its threads."""
+    """One direction between host memory and a disk file, one flight at a time; the disk file splits each among its threads."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class DiskLink:
         self._worker.give(flight)
 
     def warm_up(self, counts: Sequence[int]) -> None:
-        """There are no kernels."""
+        """Do nothing: there are no kernels."""
 
     def close(self) -> bool:
         if (flight := self._flight) is not None:

@@ -1,4 +1,4 @@
-"""Opens the machine at hand for a run: checks what it can do, allocates memory, warms kernels up, starts the threads."""
+"""Opens this machine for a run: checks its abilities, allocates memory, starts threads, warms up kernels."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -26,19 +26,19 @@ from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.wall_clock import WallClock
 
 WARM_COPY_PAGES = (1, 2, 3, 5, 16, 17, 64, 256)
-"""Kernels are compiled for few and for many pages, and for numbers of them that 16 divides."""
+"""Numbers of pages to copy: separate kernels are compiled for few pages, many pages, and multiples of 16."""
 WARM_CONTEXT_TOKENS = 1023
 WARM_DECODES = (*range(1, 33), 64, 128, 256)
-"""Kernels of products by so many sampled tokens are chosen when they are first used."""
+"""Numbers of decoding requests to warm up: the library chooses the kernels of their products on first use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What a run asks of the machine. Capacities are in pages; 0: no such tier."""
+    """The requirements of a run. Capacities are in pages; 0 means that the tier is absent."""
 
     model: ModelSpec
     hardware: HardwareSpec
-    """Its rates are assumed of a link before it has carried anything; its ``copy_rule`` chooses how pages are copied."""
+    """Its rates are assumed for links that have not carried anything yet; its ``copy_rule`` chooses the copy method."""
     page_tokens: int
     gpu_pages: int
     cpu_pages: int
@@ -49,17 +49,17 @@ class Demand:
     caches_output: bool
     seed: int
     page_ids: int
-    """Page ids of the trace are below this."""
+    """Upper limit (exclusive) of the trace's page ids."""
     key: Callable[[int], bytes]
-    """The key of a page for the disk: the same in every run."""
+    """Returns the key of a page on disk, the same in every run."""
     disk_folder: Path
     keeps_disk: bool
-    """Whether the disk file stays, for the next run to begin with."""
+    """Whether the disk file is kept for the next run."""
     disk_threads: int
 
 
 def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
-    """Raises UsageError for what the machine has not, or cannot do."""
+    """Open the machine for a run. Raises UsageError for requirements that it cannot meet."""
     model, page_tokens = demand.model, demand.page_tokens
     with ExitStack() as undo:
         try:
@@ -106,7 +106,7 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
 
 
 def open_disk(demand: Demand, page_bytes: int) -> DiskFile:
-    """The disk file. Raises UsageError if the folder cannot be used or the disk is full."""
+    """Open the disk file. Raises UsageError if the folder cannot be used or the disk is full."""
     try:
         return DiskFile(demand.disk_folder, pages=demand.disk_pages, page_bytes=page_bytes, threads=demand.disk_threads)
     except ValueError as error:
@@ -123,7 +123,7 @@ def open_links(
     disk: Disk | None,
     names: PageNames,
 ) -> dict[str, Link]:
-    """The links between the tiers that there are, by name."""
+    """Create the links between the existing tiers, by name."""
     links: dict[str, Link] = {}
     spec = demand.hardware
     if pools.host is not None:
@@ -139,9 +139,9 @@ def open_links(
 
 
 def warm_up(demand: Demand, substrate: HardwareSubstrate) -> None:
-    """Compile and load what a run will need, before its clock starts, in the threads that will. The pools hold nothing yet.
+    """Compile and load everything a run will need before its clock starts, in the threads that will use it.
 
-    Raises UsageError if the largest step does not fit beside the pools.
+    Overwrites the pools. Raises UsageError if the largest step does not fit into memory next to the pools.
     """
     device, most = substrate.pools.device, substrate.pools.gpu.shape[1]
 
@@ -161,7 +161,7 @@ def warm_up(demand: Demand, substrate: HardwareSubstrate) -> None:
                 (tokens, tokens),
                 (tokens - 3, 0),
                 (tokens - 3, 5),
-            ):  # even and odd ones, from the start and on
+            ):  # even and odd sizes, at the start of a prompt and later
                 transformer.step([ChunkSlots(*chunk, table)], [], None, sampled_tokens=1)
         for decodes in (count for count in WARM_DECODES if count <= demand.max_running_requests):
             transformer.step([], [DecodeSlots(WARM_CONTEXT_TOKENS, table)] * decodes, None)
@@ -175,14 +175,14 @@ def warm_up(demand: Demand, substrate: HardwareSubstrate) -> None:
         torch.cuda.synchronize(device)
     except torch.OutOfMemoryError as error:
         substrate.close()
-        raise UsageError(f"tiers.gpu.capacity leaves too little memory for a step: {error}; give it less") from error
+        raise UsageError(f"tiers.gpu.capacity leaves too little memory for a step: {error}; decrease it") from error
     except BaseException:
         substrate.close()
         raise
 
 
 def warm_sizes(most: int) -> Sequence[int]:
-    """Numbers of prompt tokens up to the largest step's."""
+    """Return numbers of prompt tokens to warm up, doubling from 16 to ``most``."""
     sizes = [16]
     while sizes[-1] < most:
         sizes.append(min(2 * sizes[-1], most))

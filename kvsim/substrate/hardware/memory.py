@@ -1,4 +1,4 @@
-"""How much host memory and disk space there is."""
+"""Available host memory and disk space."""
 
 from pathlib import Path
 from shutil import disk_usage
@@ -7,7 +7,7 @@ GIB = 1 << 30
 
 
 def available_bytes() -> int:
-    """Memory that the system can give, and the control group allows."""
+    """Return the memory that the system has available and the control group allows."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     group = Path("/sys/fs/cgroup")
@@ -21,12 +21,12 @@ def available_bytes() -> int:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Room in the file system of a folder, or of the nearest one above it that exists, the folder's own files included."""
+    """Return the free bytes of a folder's file system, counting the folder's own files as free. The folder need not exist."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     own = sum(path.stat().st_blocks * 512 for path in folder.glob("*") if path.is_file())
     return disk_usage(existing).free + own
 
 
 def gib(n_bytes: float) -> str:
-    """Bytes as people read them."""
+    """Format bytes as GiB or MiB."""
     return f"{n_bytes / GIB:,.1f} GiB" if n_bytes >= GIB / 10 else f"{n_bytes / (1 << 20):,.1f} MiB"

@@ -1,4 +1,4 @@
-"""Which method copies pages fastest, by the size of their fragments: measured, and made a rule."""
+"""Derives the rule that chooses a copy method by fragment size, from measured rates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,22 +7,25 @@ from kvsim.copy_rule import CopyRule, Method
 from kvsim.substrate.hardware.tier_copy import Way
 
 STORE_PACE = 0.945
-"""Share of memcpy's rate at which a kernel that stores is held: just below what it reaches, so that no queue builds up."""
+"""Rate to which a storing kernel is throttled, as a share of memcpy's: just below its limit, so that no queue builds up."""
 KEEPS_UP = 0.98
-"""Share of the fastest method's rate from which on staging is preferred to a kernel that reaches over the bus."""
+"""Staging is preferred to a kernel that accesses the bus if it reaches at least this share of the kernel's rate."""
 WITHOUT_KERNELS = 0.75
-"""The same for memcpy, which takes no multiprocessor. Beside prefill a kernel waits until a product of large matrices has ended:
-on an H200 staged loads of 100 to 500 MB then went at 1 to 5 GB/s."""
+"""memcpy, which uses no multiprocessors, is preferred if it reaches at least this share of the best rate. During
+prefill a kernel waits for products of large matrices to end: on an H200 staged loads of 100 to 500 MB then ran at 1 to 5 GB/s."""
 ENOUGH = 0.99
-"""Share of the best rate that so many programs must reach."""
+"""A number of programs suffices if it reaches at least this share of the best rate."""
 
 Rates = Mapping[tuple[Way, Method, int], float]
-"""By direction, method and fragment size; in any unit."""
+"""Rates by direction, method and fragment size, in any unit."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Both directions at once; the kernel that stores is held to ``pace_bytes_per_s``. ``rate`` is the sum, in any unit."""
+    """Copies in both directions at once, with the storing kernel throttled to ``pace_bytes_per_s``.
+
+    ``rate`` is the total of both directions, in any unit.
+    """
 
     fragment_bytes: int
     load: Method
@@ -31,14 +34,15 @@ class Pair:
 
 
 def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, store_bytes_per_s: float, programs: int = 4) -> CopyRule:
-    """The launcher's rule, from long copies of pages of ``layers`` fragments: copy engines as soon as they keep up.
+    """Derive the rule from the rates of long copies of pages of ``layers`` fragments: use copy engines where they keep up.
 
-    ``pairs`` have loads by ``kernel`` and ``staged`` for the same fragments. ``store_bytes_per_s`` is a plain copy's rate.
+    ``pairs`` must contain loads by ``kernel`` and ``staged`` for the same fragment sizes. ``store_bytes_per_s`` is the rate of
+    a plain copy.
     """
     sizes = sorted({size for _, _, size in alone}, reverse=True)
 
     def good_from(method: Method, others: Sequence[Method], ways: Sequence[Way], share: float = KEEPS_UP) -> int:
-        """The least fragment from which on the method reaches this share; beyond the largest if it never does."""
+        """Return the smallest fragment size from which on the method reaches this share; above the largest if it never does."""
         least = 2 * sizes[0]
         for size in sizes:
             if any(alone[way, method, size] < share * max(alone[way, other, size] for other in others) for way in ways):
@@ -66,10 +70,10 @@ def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, store_byte
 
 
 def paced(rule: CopyRule, bytes_per_s: float) -> CopyRule:
-    """The same rule with stores held to a rate, whatever runs beside them."""
+    """Return the rule with stores throttled to one rate, whether or not loads are under way."""
     return replace(rule, store_bytes_per_s=bytes_per_s, store_beside_load_bytes_per_s=bytes_per_s)
 
 
 def fewest_programs(rates: Mapping[int, float]) -> int:
-    """The fewest programs that are about as fast as any number of them, by their rates."""
+    """Return the smallest number of programs whose rate is close to the best; ``rates`` is by number of programs."""
     return min(programs for programs, rate in rates.items() if rate >= ENOUGH * max(rates.values()))

@@ -1,31 +1,31 @@
-"""Lists of pages that go from one pool to another."""
+"""Checks and uploads lists of pages to copy between pools."""
 
 import numpy as np
 import torch
 
 ALIGNED_ENTRIES = 4
-"""Each row begins where 16 bytes divide the address: kernels are compiled anew for one that does not."""
+"""Alignment of rows in entries: each begins at a multiple of 16 bytes; otherwise kernels would be recompiled."""
 
 
 def check_page_list(pages: np.ndarray, seen: np.ndarray, *, name: str) -> None:
-    """Raise ValueError if ``pages`` names a page twice or one that the pool does not have.
+    """Raise ValueError if ``pages`` contains a duplicate or a page that the pool does not have.
 
-    ``seen`` is int32 scratch space, one entry for each page of the pool; what it holds does not matter.
+    ``seen`` is int32 scratch space with one entry per page of the pool; its content does not matter.
     """
     if not len(pages):
         return
     least, most = int(pages.min()), int(pages.max())
     if least < 0 or most >= len(seen):
-        raise ValueError(f"{name} names page {least if least < 0 else most}, but the pool has pages 0 to {len(seen) - 1}")
+        raise ValueError(f"{name} contains page {least if least < 0 else most}, but the pool has pages 0 to {len(seen) - 1}")
     order = np.arange(len(pages), dtype=np.int32)
     seen[pages] = order
     again = np.flatnonzero(seen[pages] != order)
     if len(again):
-        raise ValueError(f"{name} names page {pages[again[0]]} twice")
+        raise ValueError(f"{name} contains page {pages[again[0]]} twice")
 
 
 def upload_page_lists(*lists: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The lists, equally long, as rows of an int32 tensor on ``device``, without waiting for the GPU."""
+    """Upload lists of equal length as rows of an int32 tensor on ``device``, without waiting for the GPU."""
     count = len(lists[0])
     rows = torch.empty(
         (len(lists), -(-count // ALIGNED_ENTRIES) * ALIGNED_ENTRIES), dtype=torch.int32, pin_memory=device.type == "cuda"

@@ -1,4 +1,4 @@
-"""What pages are called outside of a run."""
+"""Names of pages that are valid beyond a single run."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ KEY_BYTES = 16
 class PageNames:
     """Keys and patterns of the page ids below ``pages``.
 
-    With ``key``, which gives a page its key of 16 bytes, keys and patterns are the same in every run, so that pages can
-    outlive one. Without it there are no keys, and the pattern of a page is its id.
+    With ``key``, a function that returns a page's 16-byte key, keys and patterns are the same in every run, so pages can be kept
+    between runs. Without it there are no keys, and the pattern of a page is its id.
     """
 
     def __init__(self, pages: int, key: Callable[[int], bytes] | None = None) -> None:
@@ -20,13 +20,13 @@ class PageNames:
             self._keys = np.frombuffer(b"".join(map(key, range(pages))), dtype=np.uint8).reshape(pages, KEY_BYTES)
 
     def keys(self, page_ids: np.ndarray) -> list[bytes]:
-        """The key of each page."""
+        """Return the key of each page."""
         assert self._keys is not None
         joined = self._keys[page_ids].tobytes()
         return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
 
     def patterns(self, page_ids: np.ndarray) -> np.ndarray:
-        """The number, int64, that the words of each page are made of."""
+        """Return the int64 number from which the words of each page are derived."""
         if self._keys is None:
             return page_ids
         return self._keys[page_ids, : KEY_BYTES // 2].copy().view("<i8").ravel()

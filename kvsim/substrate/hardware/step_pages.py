@@ -1,4 +1,4 @@
-"""Which slots and pages a step is about: read from the requests' leases, before the tree changes under it."""
+"""Determines the slots and pages of a step, from the requests' leases, before the tree changes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,47 +25,49 @@ class ChunkPages:
     tokens: int
     start: int
     is_sampled: bool
-    """Whether it gives the request's next token."""
+    """Whether it produces the request's next token."""
     slots: np.ndarray
-    """Of all pages up to the chunk's end."""
+    """Slots of all pages up to the chunk's end."""
     reused: np.ndarray
-    """Of the first chunk after an admission: which entries of ``slots`` hold pages that were there or are being loaded."""
+    """Indices into ``slots`` of pages that were present or are being loaded; empty except in the first chunk after admission."""
     reused_ids: np.ndarray
     filled_slots: np.ndarray
-    """Of the pages that are whole with this chunk, and their ids."""
+    """Slots of the pages that this chunk completes."""
     filled_ids: np.ndarray
+    """Ids of the pages that this chunk completes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodePages:
-    """A decoding request, as it is before the first of ``steps`` steps."""
+    """A decoding request, before the first step of a leap."""
 
     lease: Lease
     context_tokens: int
     slots: np.ndarray
     filled_slots: np.ndarray
-    """Of the pages that are whole after the last step, and their ids."""
+    """Slots of the pages that are complete after the last step of the leap."""
     filled_ids: np.ndarray
+    """Ids of these pages."""
 
 
 class StepPages:
-    """Turns work into the pages that it reads and writes. ``caches_output``: pages of answers have ids and may be reused."""
+    """Determines the pages that work reads and writes. With ``caches_output``, answer pages have ids and may be reused."""
 
     def __init__(self, page_tokens: int, *, caches_output: bool) -> None:
         self.page_tokens = page_tokens
         self.caches_output = caches_output
         self._begun: dict[Job, Lease] = {}
-        """Running requests, each with the lease of its last chunk."""
+        """Lease of the last chunk of each running request."""
         self._decoding: dict[Lease, np.ndarray] = {}
-        """The slots of each decoding request; a list only grows."""
+        """Slots of each decoding request; the list of a request only grows."""
 
     def chunks(self, work: Work) -> list[ChunkPages]:
-        """The chunks of a step."""
+        """Return the chunks of a step."""
         self._begun = {job: lease for job, lease in self._begun.items() if job.lease is lease}
         return [self._chunk(job, tokens) for job, tokens in work.prefilling]
 
     def decodes(self, work: Work) -> list[DecodePages]:
-        """The decoding requests of a leap."""
+        """Return the decoding requests of a leap."""
         known, self._decoding = self._decoding, {}
         decodes = []
         for job in work.decoding:
@@ -114,12 +116,12 @@ class StepPages:
         return DecodePages(lease=lease, context_tokens=context, slots=slots, filled_slots=slots[filled], filled_ids=filled_ids)
 
     def _whole_pages(self, request: Request, tokens: int, named_pages: int) -> int:
-        """How many of the named pages are whole when so many tokens are computed; the prompt's end may be a partial one's."""
+        """Return how many named pages are complete after ``tokens`` tokens; the prompt's last page may be partial."""
         pages = tokens // self.page_tokens
         return min(max(pages, request.prompt_pages) if tokens >= request.prompt_tokens else pages, named_pages)
 
     def _ids(self, request: Request) -> np.ndarray:
-        """The ids of a request's pages: its prompt's and, if they may be reused, its answer's."""
+        """Return the ids of a request's pages: those of its prompt and, if they may be reused, of its answer."""
         runs = request.runs
         if self.caches_output and request.output_runs:
             runs = (*runs, *request.output_runs)
@@ -127,12 +129,12 @@ class StepPages:
 
 
 def ids_of(runs: tuple[Run, ...]) -> np.ndarray:
-    """All page ids of some runs."""
+    """Return all page ids of some runs."""
     return np.concatenate([np.arange(start, start + pages, dtype=np.int64) for start, pages in runs]) if runs else NOTHING
 
 
 def path_of(lease: Lease) -> list[Node]:
-    """The nodes of a request's pages, from the first to the last."""
+    """Return the nodes of a request's pages, from first to last."""
     path, node = [], lease.node
     while node.parent is not None:
         path.append(node)
@@ -141,5 +143,5 @@ def path_of(lease: Lease) -> list[Node]:
 
 
 def is_gap(node: Node) -> bool:
-    """Whether the node's GPU slots wait for pages that no load brings any more."""
+    """Whether the node's GPU slots are reserved for pages that no load will bring any more."""
     return node.state[GPU] == INCOMING and not any(transfer.target.index == GPU for transfer in node.transfers)

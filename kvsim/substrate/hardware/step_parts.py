@@ -1,4 +1,4 @@
-"""How fast the parts of a step are, by their sizes."""
+"""Measures the parts of a step, by their sizes."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transf
 from kvsim.substrate.hardware.warming import warming
 
 DECODE_TOKENS = 256
-"""Up to so many tokens a step is taken for one that decodes: all are sampled. Of more, one is."""
+"""A step of up to this many tokens counts as decoding: all tokens are sampled. In a larger step only one is."""
 
 
 class StepParts:
-    """The parts of a step: what remains of whole steps when steps without that part are taken away.
+    """Measures each part of a step as the difference between whole steps and steps without that part.
 
-    What the GPU takes is measured with steps that are replayed as CUDA graphs, so that their launches do not count.
+    GPU times are measured with steps replayed as CUDA graphs, which excludes kernel launches.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class StepParts:
         self.overhead_s = self._overhead_s()
 
     def linear_row(self, tokens: int) -> list[float]:
-        """FLOPs a byte of weights, and rate, of a step without attention."""
+        """Return FLOPs per byte of weights, and rate, of a step without attention."""
         model, sampled = self.model, tokens if tokens <= DECODE_TOKENS else 1
         flops = tokens * model.linear_flops_per_token + sampled * model.sampling_flops_per_token
         return [flops / model.weight_bytes(tokens), flops / max(self._products_s(tokens, sampled) - self.overhead_s, 1e-9)]
 
     def prefill_row(self, tokens: int, context: int) -> list[float]:
-        """Rows of queries, context and rate of a chunk's attention."""
+        """Return query rows, context and rate of a chunk's attention."""
         chunk = ChunkSlots(tokens, context - tokens, self._slots(context))
         step_s = self._replayed_s(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
         pairs = tokens * (context - tokens) + tokens * (tokens + 1) / 2
@@ -48,7 +48,10 @@ class StepParts:
         return [tokens * self.model.heads, context, flops / seconds]
 
     def decode_rows(self, totals: Sequence[int], batches: Sequence[int]) -> tuple[Rows, float]:
-        """Bytes of a layer, and rate, by context tokens of all requests; the mean of batches, and how far they are apart."""
+        """Return rows of bytes per layer and rate, one per total number of context tokens, and the spread between batches.
+
+        Each row is the geometric mean over batch sizes; the spread is the largest ratio between their times.
+        """
         token_bytes = self.model.kv_bytes_per_token / self.layers
         rows: Rows = []
         spread, least_s = 1.0, 0.0
@@ -62,7 +65,7 @@ class StepParts:
         return rows, spread
 
     def warming(self, tokens: int, *, rest_s: float, course_s: float) -> tuple[float, float]:
-        """What a step with prefill takes on a rested GPU as a share of a busy one's, and the time constant between them."""
+        """Return the time of a step with prefill on a rested GPU as a share of a busy GPU's, and the time constant of warming."""
         chunk = ChunkSlots(tokens, 0, self._slots(tokens))
         action = self._replayable(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
         action()
@@ -70,7 +73,7 @@ class StepParts:
         return warming([statistics.median(step) for step in zip(*courses, strict=False)])
 
     def _decode_s(self, context: int, batch: int) -> float:
-        """What the attention of a batch takes in one layer."""
+        """Return the seconds that the attention of a batch takes in one layer."""
         decodes = [DecodeSlots(context, self._slots(context)) for _ in range(batch)]
         step_s = self.watch.seconds(lambda: self.transformer.step([], decodes))
         return (step_s - self._products_s(batch, batch)) / self.layers
@@ -85,14 +88,14 @@ class StepParts:
         return self.watch.seconds(self._replayable(step))
 
     def _replayable(self, step: Callable[[], torch.Tensor]) -> Callable[[], object]:
-        """The step's recording, where there is a GPU."""
+        """Return the step as a CUDA graph; without a GPU, the step itself."""
         if self.watch.device.type != "cuda":
             return step
         graph, _ = recorded(step)
         return graph.replay
 
     def _overhead_s(self) -> float:
-        """What a step of one token takes longer than the GPU is busy with it: its launch, and the news of its end."""
+        """Return the time of a step of one token during which the GPU is idle: its launch and the notification of its end."""
         if self.watch.device.type != "cuda":
             return 0.0
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -107,7 +110,7 @@ class StepParts:
         return max(0.0, wall_s - float(begin.elapsed_time(end)) / 1e3)
 
     def _slots(self, tokens: int) -> torch.Tensor:
-        """Pages for so many tokens, anywhere in the pool; one may stand there twice."""
+        """Return random pages of the pool for ``tokens`` tokens, possibly with duplicates."""
         page_tokens, pages = self.transformer.page_tokens, self.transformer.kv.shape[1]
         chosen = self.rng.integers(0, pages, -(-tokens // page_tokens), dtype=np.int32)
         return torch.from_numpy(chosen).to(self.transformer.device)

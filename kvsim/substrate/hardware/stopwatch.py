@@ -1,4 +1,4 @@
-"""Times what is done on a device, as the host sees it."""
+"""Measures the time of actions on a device, as seen by the host."""
 
 import statistics
 import time
@@ -8,10 +8,10 @@ import torch
 
 
 class Stopwatch:
-    """Medians of several repeats, after what is to be timed has gone on for ``heat_s`` seconds, and once at least.
+    """Takes the median of several repeats, after running the action for ``heat_s`` seconds, at least once.
 
-    A GPU lowers its clock under load: what it does at first is faster than what it does all the time. Without a GPU what is
-    called has ended when it returns.
+    A GPU lowers its clock under load, so its first actions are faster than sustained work. Without a GPU, actions are complete
+    when they return.
     """
 
     def __init__(self, device: torch.device, repeats: int, heat_s: float = 0.0) -> None:
@@ -20,7 +20,7 @@ class Stopwatch:
         self.heat_s = heat_s
 
     def seconds(self, action: Callable[[], object]) -> float:
-        """From the call to the end of what it started."""
+        """Return the median time from the call of ``action`` to the end of the work it starts."""
         until = time.perf_counter() + self.heat_s
         action()
         while time.perf_counter() < until:
@@ -36,7 +36,7 @@ class Stopwatch:
         return statistics.median(times)
 
     def course(self, action: Callable[[], object], *, rest_s: float, seconds: float) -> list[float]:
-        """Times of calls one after another for so many seconds, once at least, that begin on a device that has rested."""
+        """Return the times of consecutive calls, for ``seconds`` and at least once, after a rest of ``rest_s``."""
         self.wait()
         time.sleep(rest_s)
         begin = now = time.perf_counter()
@@ -49,6 +49,6 @@ class Stopwatch:
         return times
 
     def wait(self) -> None:
-        """Return when the device has done everything."""
+        """Wait until the device has completed all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

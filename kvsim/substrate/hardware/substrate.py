@@ -1,4 +1,4 @@
-"""The substrate of real memory: pages move between a GPU, pinned host memory and a disk file, and steps are computed."""
+"""The hardware substrate: pages move between a GPU, pinned host memory and a disk file, and steps are really computed."""
 
 import sys
 from pathlib import Path
@@ -21,14 +21,14 @@ from kvsim.substrate.hardware.step_pages import NOTHING, StepPages, ids_of
 from kvsim.substrate.hardware.wall_clock import WallClock
 
 SWITCH_S = 5e-4
-"""After so long a thread that computes in Python gives way to one that has something to submit."""
+"""Time after which a thread that runs Python code yields to one that has work to submit."""
 
 
 class HardwareSubstrate:
-    """Pools, links and compute on one wall clock.
+    """Combines pools, links and compute on one wall clock.
 
-    The slots and pages of a transfer or a step are read from nodes and leases when it is asked for; threads carry it out. So
-    the engine's own thread never waits for the GPU or a disk, and nothing but this class touches the cache's objects.
+    The slots and pages of a transfer or step are read from nodes and leases when it is requested; threads carry it out. The
+    engine's thread therefore never waits for the GPU or a disk, and only this class and ``StepPages`` read the cache's objects.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class HardwareSubstrate:
         disk: Disk | None,
         scratch: Path | None = None,
     ) -> None:
-        """``links`` by name, as ``gpu-cpu``. The folder ``scratch`` is removed at the end."""
+        """``links`` are by name, such as ``gpu-cpu``. The folder ``scratch`` is removed at the end."""
         self.env: Environment = clock
         self.clock = clock
         self.pools = pools
@@ -58,10 +58,10 @@ class HardwareSubstrate:
         self.flights: dict[Transfer, Flight] = {}
         self.moved_pages = dict.fromkeys(links, 0)
         self.restored_pages = 0
-        """Pages that the disk tier began with."""
+        """Number of pages that the disk tier started with."""
 
     def copy(self, transfer: Transfer) -> Event:
-        """As in the contract. What arrived is less than was asked for if a disk cannot read or write, or after ``cancel``."""
+        """Implement the contract. Fewer pages than requested arrive if a disk fails to read or write, or after ``cancel``."""
         done = self.clock.expect()
         flight = self.flights[transfer] = Flight(
             sources=slots_in(transfer, transfer.source.index),
@@ -105,7 +105,7 @@ class HardwareSubstrate:
         return {name: use for name, use in used.items() if use.transfers}
 
     def findings(self) -> dict[str, Any]:
-        """Pages moved and verified, words that were wrong, faults of the disk, and how far the host was behind the clock."""
+        """Return pages moved and verified, wrong words, disk faults, and how far event handling fell behind the clock."""
         wrong_words, wrong_pages = self.patterns.wrong()
         device = self.pools.device
         return {
@@ -120,9 +120,9 @@ class HardwareSubstrate:
         }
 
     def close(self) -> None:
-        """End the threads and give back the memory; the disk file stays unless it is scratch.
+        """End the threads and free the memory; the disk file stays unless it is in the scratch folder.
 
-        Not left to the garbage collector: the next job of a sweep needs the memory.
+        This is not left to the garbage collector, because the next job of a sweep needs the memory.
         """
         for flight in self.flights.values():
             flight.is_cancelled = True
@@ -139,11 +139,11 @@ class HardwareSubstrate:
 
 
 def remove(folder: Path | None) -> None:
-    """Remove a folder with what is in it, if one is given."""
+    """Remove a folder and its content, if one is given."""
     if folder is not None:
         rmtree(folder, ignore_errors=True)
 
 
 def slots_in(transfer: Transfer, tier: int) -> np.ndarray:
-    """The slots of a transfer's pages in a tier, in the order in which they are copied."""
+    """Return the slots of a transfer's pages in a tier, in copy order."""
     return np.concatenate([NOTHING, *(node.slots[tier] for node in transfer.nodes)])

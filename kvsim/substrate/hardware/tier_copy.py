@@ -1,4 +1,4 @@
-"""Copies pages between the GPU's pool and the host's, by whichever method is fastest for their size."""
+"""Copies pages between the GPU's pool and the host's, with the method that suits their size."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,17 +15,18 @@ from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES, check_page_list,
 Way = Literal["load", "store"]
 WAYS: tuple[Way, ...] = get_args(Way)
 PART_BYTES = 32 << 20
-"""A load goes in parts of some layers, each at least so long: shorter ones cost more in calls than computing earlier gains."""
+"""Smallest part, a group of layers, into which a load is split: smaller parts cost more in calls than an earlier start saves."""
 
 
 class TierCopy:
-    """Copies in one direction or both between a layer-first GPU pool and a page-first host pool.
+    """Copies pages in both directions between a layer-first GPU pool and a page-first host pool.
 
-    ``gpu`` is ``[layer, page, fragment]``, ``host`` is pinned and ``[page, layer, fragment]``, so that a page is contiguous
-    there. Copies are ordered with the current stream like any kernel, and nothing waits for the GPU, but a driver whose queue
-    is full makes the caller wait: long lists for copy engines are best submitted from a thread. It needs a few streams, and
-    streams that share a hardware queue wait for each other: set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` before CUDA starts.
-    Of the lists, the n-th page goes to the n-th page. A list that names a page twice or one that is not there raises ValueError.
+    ``gpu`` is ``[layer, page, fragment]``; ``host`` is pinned and ``[page, layer, fragment]``, so a page is contiguous there.
+    Copies are ordered with the current stream like any kernel. Calls do not wait for the GPU, but a driver whose queue is full
+    blocks the caller, so submit long lists for copy engines from a thread. Streams that share a hardware queue wait for each
+    other, and copies use several: set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` before CUDA starts.
+    The n-th page of one list is copied to the n-th page of the other. A list with a duplicate page, or a page that the pool does
+    not have, raises ValueError.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class TierCopy:
         self.layers = self.gpu.shape[1]
         self.page_bytes = self.layers * self.fragment_bytes
         if not self.host.is_contiguous():
-            raise ValueError("a page must be contiguous in the host's pool: it is [page, layer, fragment] without gaps")
+            raise ValueError("the host's pool must be contiguous [page, layer, fragment], without gaps")
         self.device = gpu.device
         self.gpu_seen, self.host_seen = (np.zeros(pool.shape[0], dtype=np.int32) for pool in (self.gpu, self.host))
         self.programs = 4 if not gpu.is_cuda else torch.cuda.get_device_properties(gpu.device).multi_processor_count
@@ -53,7 +54,7 @@ class TierCopy:
         self.loading, self.storing = ([Lane(self, lane_pages) for _ in range(lanes)] for _ in range(2))
 
     def layerwise(self, pages: int) -> int:
-        """Layers to load at once, so that the first ones of so many pages can be used before the last ones are there."""
+        """Return how many layers of ``pages`` pages to load at a time, so that the first can be used before the last arrive."""
         parts = max(1, min(self.layers, pages * self.page_bytes // PART_BYTES))
         return -(-self.layers // parts)
 
@@ -67,11 +68,11 @@ class TierCopy:
         layers_at_once: int | None = None,
         submitted: Callable[[], None] | None = None,
     ) -> None:
-        """Copy pages to the GPU, by the method that the rule chooses unless one is given.
+        """Copy pages to the GPU by ``method``, or by the method that the rule chooses.
 
-        ``is_shared`` says that pages are, or will be, stored meanwhile. Of ``layers_at_once`` layers (all of them unless
-        given), the first ones first, all pages are copied before the next layers are; ``submitted`` is called after each
-        of these parts, when the current stream is about to end it.
+        ``is_shared`` means that pages are, or will be, stored meanwhile. All pages are copied in groups of ``layers_at_once``
+        layers (by default all layers), the first layers first. ``submitted`` is called after each group has been submitted; an
+        event recorded then in the current stream marks its end.
         """
         layers_at_once = layers_at_once or self.layers
         part_bytes = layers_at_once * self.fragment_bytes
@@ -90,9 +91,9 @@ class TierCopy:
     def store(
         self, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method | None = None, *, is_shared: bool = False
     ) -> None:
-        """Copy pages to the host, by the method that the rule chooses unless one is given.
+        """Copy pages to the host by ``method``, or by the method that the rule chooses.
 
-        ``is_shared`` says that pages are, or will be, loaded meanwhile: then the kernel leaves the link time for that.
+        ``is_shared`` means that pages are, or will be, loaded meanwhile: the kernel then leaves room on the link for them.
         """
         known = self.rule
         method = method or known.store_method(self.fragment_bytes, self.page_bytes)
@@ -104,7 +105,7 @@ class TierCopy:
             self._spread(self.storing, "store", gpu_pages, host_pages, lists, slice(0, self.layers), is_staged=method == "staged")
 
     def _lists(self, gpu_pages: np.ndarray, host_pages: np.ndarray) -> torch.Tensor:
-        """Both lists, checked, in GPU memory."""
+        """Check both lists and return them in GPU memory."""
         if len(gpu_pages) != len(host_pages):
             raise ValueError(f"{len(gpu_pages)} pages of the GPU do not match {len(host_pages)} pages of the host")
         check_page_list(gpu_pages, self.gpu_seen, name="gpu_pages")
@@ -122,7 +123,7 @@ class TierCopy:
         *,
         is_staged: bool,
     ) -> None:
-        """Chunks of the lists go to the lanes in turn, so that one lane's copy fills the gaps of the others."""
+        """Distribute chunks of the lists over the lanes in turn, so that one lane's copies fill the gaps of the others."""
         caller = torch.cuda.current_stream(self.device) if self.gpu.is_cuda else None
         begun = None if caller is None else caller.record_event()
         chunk = max(1, -(-len(gpu_pages) // (2 * len(lanes))))
@@ -145,7 +146,7 @@ class TierCopy:
 
 
 class Lane:
-    """A stream with a staging buffer of its own: what it does is in order, so the buffer is free when it is used again."""
+    """A stream with its own staging buffer. The stream works in order, so the buffer is free when it is used again."""
 
     def __init__(self, tiers: TierCopy, pages: int) -> None:
         self.tiers = tiers
@@ -154,7 +155,7 @@ class Lane:
         self.stream = torch.cuda.Stream(tiers.device, priority=-1) if tiers.gpu.is_cuda else None  # type: ignore[no-untyped-call]
 
     def active(self) -> AbstractContextManager[None]:
-        """Makes the lane's stream the current one."""
+        """Make the lane's stream the current one."""
         return torch.cuda.stream(self.stream)
 
     def follow(self, begun: "torch.cuda.Event | None") -> None:
@@ -166,19 +167,19 @@ class Lane:
             caller.wait_event(self.stream.record_event())
 
     def load(self, host_pages: np.ndarray, gpu_list: torch.Tensor, layers: slice) -> None:
-        """Some layers of pages to the staging buffer, then from there to their places."""
+        """Copy some layers of pages to the staging buffer, then scatter them to their places."""
         tiers, staging = self.tiers, self.buffer(len(host_pages), layers)
         copy_batch(self._staged(staging), self._hosted(host_pages, layers), staging[0].numel(), self.stream)
         copy_pages(staging, tiers.gpu[:, layers], tiers.lane_list[: len(host_pages)], gpu_list, programs=tiers.programs)
 
     def store(self, host_pages: np.ndarray, gpu_list: torch.Tensor, layers: slice) -> None:
-        """Some layers of pages gathered in the staging buffer, then to the host."""
+        """Gather some layers of pages in the staging buffer, then copy them to the host."""
         tiers, staging = self.tiers, self.buffer(len(host_pages), layers)
         copy_pages(tiers.gpu[:, layers], staging, gpu_list, tiers.lane_list[: len(host_pages)], programs=tiers.programs)
         copy_batch(self._hosted(host_pages, layers), self._staged(staging), staging[0].numel(), self.stream)
 
     def move(self, way: Way, gpu_pages: np.ndarray, host_pages: np.ndarray, layers: slice) -> None:
-        """Every fragment by a copy of its own."""
+        """Copy every fragment individually, merging neighbours."""
         tiers, layer = self.tiers, np.arange(layers.stop - layers.start)
         page_stride, layer_stride = tiers.gpu.stride(0), tiers.gpu.stride(1)
         first = tiers.gpu.data_ptr() + layers.start * layer_stride
@@ -187,7 +188,7 @@ class Lane:
         copy_batch(*((gpu, host) if way == "load" else (host, gpu)), tiers.fragment_bytes, self.stream)
 
     def buffer(self, pages: int, layers: slice) -> torch.Tensor:
-        """Room for some layers of so many pages in the staging buffer, which is made when it is first used."""
+        """Return the part of the staging buffer for some layers of ``pages`` pages. The buffer is allocated on first use."""
         tiers, shape = self.tiers, (pages, layers.stop - layers.start, self.tiers.fragment_bytes)
         if self.staging is None:
             self.staging = torch.empty(self.pages * tiers.page_bytes, dtype=torch.uint8, device=tiers.device)

@@ -1,4 +1,4 @@
-"""The work of a step on a GPU: all matrix products and all attention of a model, with random weights."""
+"""Performs the work of a step on a GPU: all matrix products and all attention of a model, with random weights."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -17,13 +17,13 @@ from kvsim.model import ModelSpec
 from kvsim.substrate.hardware.decode_graph import DecodeGraph, graph_sizes, recorded
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
-"""By bytes of an element."""
+"""Element types by bytes per element."""
 PADDING = 128
-"""Rows of a step with prefill are filled up to a multiple of so many, of twice as many from 16,384 on, and so forth. Products and
-attention work in tiles of 64 or 128 rows: on an H200 a step of 448 rows takes 20 % longer than one of 512. And the library takes
-milliseconds to choose a product's kernel for a size that it sees for the first time."""
+"""Rows of a step with prefill are padded to a multiple of this number, from 16,384 rows on to a multiple of twice as many, and
+so on. Products and attention work in tiles of 64 or 128 rows: on an H200 a step of 448 rows takes 20% longer than one of 512.
+Besides, the library takes milliseconds to choose a kernel for a product of a new size."""
 SPARE_BYTES = 2 << 30
-"""GPU memory that is left for a step's own tensors."""
+"""GPU memory left for the tensors of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,61 +33,61 @@ class ChunkSlots:
     tokens: int
     start: int
     slots: torch.Tensor
-    """int32, in GPU memory: the slots of the prompt's pages, at least those up to the chunk's end."""
+    """Slots of the prompt's pages, at least up to the chunk's end; int32, in GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeSlots:
-    """A request that decodes one token, which attends to ``context_tokens`` cached ones."""
+    """A request that decodes one token, which attends to ``context_tokens`` cached tokens."""
 
     context_tokens: int
     slots: torch.Tensor
-    """int32, in GPU memory: the slots of the request's pages, at least those of its context."""
+    """Slots of the request's pages, at least those of its context; int32, in GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer, ``[in, out]``, as views of matrices that are stored ``[out, in]``."""
+    """The weights of one layer, ``[in, out]``, as views of matrices stored as ``[out, in]``."""
 
     inward: torch.Tensor
-    """Queries, keys, values and, if the model has one, the gate of attention, side by side."""
+    """Projections of queries, keys, values and, if the model has one, the attention gate, concatenated."""
     outward: torch.Tensor
     up: torch.Tensor | None = None
-    """Gate and up side by side, or up alone; None in a layer without a dense MLP."""
+    """Gate and up projections concatenated, or up alone; None in a layer without a dense MLP."""
     down: torch.Tensor | None = None
     router: torch.Tensor | None = None
     experts_up: torch.Tensor | None = None
-    """``[expert, in, out]``, gate and up side by side."""
+    """Gate and up projections concatenated, ``[expert, in, out]``."""
     experts_down: torch.Tensor | None = None
 
     @property
     def weights(self) -> Iterator[torch.Tensor | None]:
-        """All of them, in order."""
+        """All weights, in order."""
         return (getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Which experts take which tokens."""
+    """The assignment of tokens to experts."""
 
     tokens: torch.Tensor
-    """The token of each pair of token and expert, sorted by expert."""
+    """Token of each (token, expert) pair, sorted by expert."""
     ends: torch.Tensor
-    """int32: where each expert's pairs end."""
+    """End of each expert's pairs, int32."""
 
 
 class Transformer:
-    """Does on the current stream what the steps of a serving engine do, and never waits for it.
+    """Enqueues the work of a serving engine's steps on the current stream, and never waits for it.
 
     ``kv`` is the GPU's pool ``[layer, page, fragment bytes]``, uint8. A fragment has the keys of a page's tokens, then their
-    values, each ``[token, kv head, head dim]``. What pages hold decides no step's time: keys and values are taken as
-    ``kernels/paged_attention.py`` says, so that any bits are numbers below 2. Nothing is written to the pool; rotary embedding
-    is left out, as ``ModelSpec`` leaves it out.
+    values, each ``[token, kv head, head dim]``. The content of pages does not affect the time of a step: keys and values are
+    masked as ``kernels/paged_attention.py`` describes, so any bits are numbers below 2. The pool is never written; rotary
+    embedding is left out, as in ``ModelSpec``.
 
-    Each layer has weights of its own, drawn with ``seed``, so that a step reads as many bytes as ModelSpec says. In a mixture
-    of experts every token has experts of its own, drawn once, all equally likely; the router's product is made beside.
-    Elements are bf16 if ``kv_dtype_bytes`` and ``weight_dtype_bytes`` are 2, float32 if they are 4. Steps belong in one
-    stream: they use the same buffers. Raises ValueError for a model whose work cannot be done, and for one that does not fit.
+    Each layer has its own random weights, drawn with ``seed``, so a step reads as many bytes as ModelSpec says. In a mixture of
+    experts, every token has its own experts, drawn once with equal probability; the router's product is computed but not used.
+    Elements are bf16 if ``kv_dtype_bytes`` and ``weight_dtype_bytes`` are 2, and float32 if they are 4. All steps must use one
+    stream, because they share buffers. Raises ValueError for a model that is not supported or does not fit.
     """
 
     def __init__(self, model: ModelSpec, kv: torch.Tensor, page_tokens: int, *, device: torch.device, seed: int) -> None:
@@ -100,7 +100,7 @@ class Transformer:
         check_fragment(self.kv[0], page_tokens=page_tokens, **shape)
         check_memory(model, device)
         if device.type == "cuda":
-            # Chunks that begin a prompt and those that go on are attended by one kernel: cuDNN's is for the former alone.
+            # Use one attention kernel for all chunks: cuDNN's handles only those at the start of a prompt.
             torch.backends.cuda.enable_cudnn_sdp(False)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.attention: dict[str, Any] = {
@@ -117,9 +117,9 @@ class Transformer:
 
     @torch.inference_mode()
     def record_decodes(self, most: int) -> None:
-        """From now on, steps in which up to ``most`` requests decode and nothing else is done are replayed as CUDA graphs.
+        """Record CUDA graphs, which from now on replay steps that only decode, for up to ``most`` requests.
 
-        To be called after the largest step, whose buffers they use. Without a GPU nothing is recorded.
+        Call this after the largest step, whose buffers the graphs use. Without a GPU nothing is recorded.
         """
         if self.device.type != "cuda":
             return
@@ -139,11 +139,11 @@ class Transformer:
         *,
         sampled_tokens: int = 0,
     ) -> torch.Tensor:
-        """Enqueue one step: a token of each of ``decodes``, then the chunks.
+        """Enqueue one step: one token of each of ``decodes``, then the chunks.
 
-        ``wait_layer(l)`` is called before layer l is enqueued; it makes the stream wait until that layer's pages are there.
-        ``sampled_tokens`` says how many of the chunks, the first ones, end their prompt and so give a token. Returns the logits
-        ``[sampled, vocabulary]`` of the decodes and of these chunks, in a buffer that the next step uses again.
+        ``wait_layer(l)`` is called before layer l is enqueued; it makes the stream wait until that layer's pages have arrived.
+        The first ``sampled_tokens`` chunks end their prompts and so produce a token. Returns the logits
+        ``[sampled, vocabulary]`` of the decodes and these chunks, in a buffer that the next step reuses.
         """
         if not chunks and wait_layer is None and (graph := self._graph(len(decodes))) is not None:
             self._cut(decodes, graph.room)
@@ -157,7 +157,7 @@ class Transformer:
 
     @torch.inference_mode()
     def warm_up_products(self, most: int) -> None:
-        """Let the library choose the kernels of steps with prefill of up to ``most`` tokens; one layer of each kind is done."""
+        """Make the library choose the kernels for prefill steps of up to ``most`` tokens, using one layer of each kind."""
         layers, kinds = self.layers, {}
         for layer in layers:
             kinds[tuple(None if weights is None else weights.shape for weights in layer.weights)] = layer
@@ -168,19 +168,19 @@ class Transformer:
 
     @torch.inference_mode()
     def products(self, tokens: int, *, sampled_tokens: int) -> torch.Tensor:
-        """Enqueue a step without attention, ``sampled_tokens`` of its tokens sampled: what any tokens cost, whatever they see."""
+        """Enqueue a step without attention, with ``sampled_tokens`` sampled tokens: its cost does not depend on contexts."""
         return self._sample([self._run(tokens, None, None, None)[:sampled_tokens]])
 
     def _rows(self, tokens: int) -> int:
-        """Rows of a step with prefill. Without a GPU there is no kernel to choose."""
+        """Return the rows of a step with prefill. Without a GPU, rows are not padded."""
         return padded(tokens) if self.device.type == "cuda" else tokens
 
     def _graph(self, requests: int) -> DecodeGraph | None:
-        """The least one that so many requests fit in."""
+        """Return the smallest graph that fits this many requests."""
         return next((graph for graph in self.graphs if graph.room.requests >= requests), None)
 
     def _decode(self, cut: ContextParts) -> torch.Tensor:
-        """A step of decodes alone."""
+        """Enqueue a step that only decodes."""
         return self._sample([self._run(cut.spans.shape[1], cut, None, None)])
 
     def _run(
@@ -190,7 +190,7 @@ class Transformer:
         prompts: "Prompts | None",
         wait_layer: Callable[[int], None] | None,
     ) -> torch.Tensor:
-        """All layers; returns the hidden states."""
+        """Enqueue all layers and return the hidden states."""
         hidden = self._buffer("hidden", tokens, self.model.hidden_size)
         torch.index_select(self.embeddings, 0, self._inputs(tokens), out=hidden)
         routes = self._routes(tokens) if self.model.routed_experts else None
@@ -237,7 +237,7 @@ class Transformer:
             hidden.index_add_(0, routes.tokens, result, alpha=1 / self.model.experts_per_token)
 
     def _activate(self, both: torch.Tensor, width: int) -> torch.Tensor:
-        """Gated SiLU, or a squared ReLU where there is no gate."""
+        """Apply a gated SiLU, or a squared ReLU without a gate."""
         if both.shape[1] == width:
             return both.relu_().square_()
         activated = self._buffer("activated", len(both), width)
@@ -245,14 +245,14 @@ class Transformer:
         return activated
 
     def _sample(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The logits of these rows of hidden states."""
+        """Return the logits of these rows of hidden states."""
         sampled = torch.cat(parts) if len(parts) > 1 else parts[0]
         logits = self._buffer("logits", len(sampled), self.model.vocabulary)
         if len(sampled):
             torch.mm(rms_norm(sampled, sampled.shape[1:]), self.head, out=logits)
         return logits
 
-    # What is made once a step
+    # Once per step
 
     def _cut(self, decodes: Sequence[DecodeSlots], room: ContextRoom | None = None) -> ContextParts:
         return cut_contexts(
@@ -264,7 +264,7 @@ class Transformer:
         )
 
     def _inputs(self, tokens: int) -> torch.Tensor:
-        """So many tokens, drawn once."""
+        """Return ``tokens`` random input tokens, drawn once."""
         if missing := max(0, tokens - len(self.inputs)):
             more = torch.randint(self.model.vocabulary, (rounded(missing),), generator=self.generator, device=self.device)
             self.inputs = torch.cat([self.inputs, more])
@@ -281,7 +281,7 @@ class Transformer:
         return Routes(order // model.experts_per_token, ends)
 
     def _buffer(self, name: str, rows: int, width: int) -> torch.Tensor:
-        """The first rows of a buffer that grows to the largest step's needs and is then used again."""
+        """Return the first rows of a reused buffer that grows to the needs of the largest step."""
         buffer = self.buffers.get((name, width))
         if buffer is None or len(buffer) < rows:
             self.buffers.pop((name, width), None)
@@ -316,13 +316,13 @@ class Transformer:
         return self._matrix((matrices - 1) * width, hidden).t(), self._matrix(hidden, width).t()
 
     def _matrix(self, *shape: int) -> torch.Tensor:
-        """Weights that leave the size of what they multiply as it is."""
+        """Draw random weights, scaled so that products keep the magnitude of their inputs."""
         matrix = torch.empty(shape, dtype=self.dtype, device=self.device)
         return matrix.normal_(0, shape[-1] ** -0.5, generator=self.generator)
 
 
 class Prompts:
-    """The attention of a step's chunks. A layer gathers the pages of all of them at once; then one attends after another."""
+    """The attention of a step's chunks. Each layer gathers the pages of all chunks at once; then the chunks attend in turn."""
 
     def __init__(self, transformer: Transformer, chunks: Sequence[ChunkSlots], first_row: int) -> None:
         model, page_tokens = transformer.model, transformer.page_tokens
@@ -347,7 +347,7 @@ class Prompts:
             begin += needed * page_tokens
 
     def attend(self, pool: torch.Tensor, query: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend in one layer. ``query`` and ``out`` are ``[row, head, dim]``, of the whole step."""
+        """Attend in one layer. ``query`` and ``out`` are ``[row, head, dim]`` for the whole step."""
         gather_pages(pool, self.slots, self.gathered)
         for rows, keys, values, mask in self.parts:
             asked = query[rows].transpose(0, 1).unsqueeze(0)
@@ -356,9 +356,9 @@ class Prompts:
 
 
 def causal_mask(tokens: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Lets the last of ``tokens`` queries attend to all ``keys``, each before it to one less.
+    """Return the mask that lets the last of ``tokens`` queries attend to all ``keys``, and each earlier query to one key fewer.
 
-    On a GPU it is a name for this mask that flash attention knows; the mask itself would take memory for every pair.
+    On a GPU it is a symbolic mask that flash attention understands, because the mask itself would take memory for every pair.
     """
     if device.type == "cuda":
         return causal_lower_right(tokens, keys)
@@ -366,18 +366,18 @@ def causal_mask(tokens: int, keys: int, device: torch.device) -> torch.Tensor:
 
 
 def check_model(model: ModelSpec, device: torch.device) -> None:
-    """Raise ValueError for a model whose work ``Transformer`` cannot do as ModelSpec counts it."""
+    """Raise ValueError for a model whose work, as counted by ModelSpec, ``Transformer`` cannot do."""
     if model.is_hybrid:
-        raise ValueError("recurrent_layers: there is no kernel for recurrent layers: choose a model that has attention only")
+        raise ValueError("recurrent_layers: there is no kernel for recurrent layers: choose a model with attention only")
     if model.is_latent:
         raise ValueError("kv_latent_dim: there is no kernel for latent attention: choose a model with grouped-query attention")
     for name in ("kv_dtype_bytes", "weight_dtype_bytes"):
         if getattr(model, name) not in DTYPES:
             raise ValueError(f"{name} must be 2 (bf16) or 4 (float32) on hardware, not {getattr(model, name)}")
     if model.kv_dtype_bytes != model.weight_dtype_bytes:
-        raise ValueError(f"weight_dtype_bytes must be kv_dtype_bytes={model.kv_dtype_bytes}, not {model.weight_dtype_bytes}")
+        raise ValueError(f"weight_dtype_bytes must equal kv_dtype_bytes={model.kv_dtype_bytes}, not {model.weight_dtype_bytes}")
     if model.routed_experts and not hasattr(functional, "grouped_mm"):
-        raise ValueError(f"routed_experts: torch {torch.__version__} has no grouped products: install 2.10 or later")
+        raise ValueError(f"routed_experts: torch {torch.__version__} has no grouped_mm: install torch 2.10 or later")
     if model.routed_experts and device.type == "cuda" and model.weight_dtype_bytes != 2:
         raise ValueError(f"weight_dtype_bytes must be 2 (bf16) for experts on a GPU, not {model.weight_dtype_bytes}")
 
@@ -389,17 +389,17 @@ def check_memory(model: ModelSpec, device: torch.device) -> None:
     needed, free = int(model.parameters * model.weight_dtype_bytes), torch.cuda.mem_get_info(device)[0]
     if needed + SPARE_BYTES > free:
         raise ValueError(
-            f"the model's weights take {needed / 1e9:.1f} GB, and the GPU has {free / 1e9:.1f} GB free: "
+            f"the model's weights take {needed / 1e9:.1f} GB, but the GPU has only {free / 1e9:.1f} GB free: "
             "choose a smaller model or pool"
         )
 
 
 def padded(tokens: int) -> int:
-    """The rows of a step with prefill of so many tokens."""
+    """Return the padded rows of a step with prefill of ``tokens`` tokens."""
     step = max(PADDING, 1 << max(0, tokens.bit_length() - 7))
     return -(-tokens // step) * step
 
 
 def rounded(rows: int) -> int:
-    """The next power of two, so that a buffer grows seldom."""
+    """Round up to a power of two, so that buffers rarely grow."""
     return 1 << max(0, rows - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Who may run kernels on a CPU."""
+"""A lock for running kernels on a CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ import torch
 
 
 class Turn:
-    """Held while kernels are launched. On a GPU, all threads may launch at once.
+    """A lock held while kernels are launched. On a GPU it does nothing: all threads may launch at once.
 
-    Triton's interpreter keeps the kernel that it interprets in global variables, so on a CPU one thread runs at a time.
+    Triton's interpreter keeps the kernel being interpreted in global variables, so only one thread at a time may run on a CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,7 +28,7 @@ class Turn:
 
     @contextmanager
     def given_up(self) -> Iterator[None]:
-        """Lets others run meanwhile."""
+        """Release the lock while the block runs."""
         self.__exit__()
         try:
             yield

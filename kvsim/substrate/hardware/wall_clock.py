@@ -1,4 +1,4 @@
-"""SimPy's environment on real time."""
+"""A SimPy environment that runs in real time."""
 
 from queue import Empty, SimpleQueue
 from sys import getswitchinterval, setswitchinterval
@@ -10,37 +10,38 @@ from simpy.core import EmptySchedule
 from simpy.events import NORMAL
 
 SWITCH_INTERVAL_S = 5e-5
-"""How long a thread that has Python lets others wait: by default 5 ms, in which a link carries 250 MB."""
+"""Time after which a thread that holds the interpreter lock lets others run. Python's default is 5 ms, in which a link moves
+250 MB."""
 
 
 class WallClock(Environment):
     """Sleeps until the next event is due, or until another thread completes one.
 
-    ``now`` is the moment of the event that is being handled, in seconds of real time since ``run`` was first called: when a
-    timer was due, or when the other thread reported. So times do not grow with the time that handling takes, and a timer
-    that follows another one does not drift. ``run`` ends when nothing is scheduled and no event is expected.
+    ``now`` is the time of the event being handled, in seconds of real time since the first call of ``run``: when a timer was
+    due, or when the other thread reported. Times therefore exclude the time that handling takes, and chained timers do not
+    drift. ``run`` ends when no event is scheduled or expected.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.most_behind_s = 0.0
-        """The longest that an event had to wait for its handling."""
+        """Longest time that an event waited to be handled, in seconds."""
         self._reports: SimpleQueue[tuple[float, Event | None, Any]] = SimpleQueue()
-        """(when, what happened, its value), or an error in the place of a value."""
+        """Entries (time, event, value); without an event, the value is an error."""
         self._expected = 0
         self._began_s: float | None = None
 
     def elapsed_s(self) -> float:
-        """Seconds of real time since the run began, 0 before. Any thread may ask."""
+        """Return the seconds of real time since the run began; 0 before. Any thread may call this."""
         return 0.0 if self._began_s is None else perf_counter() - self._began_s
 
     def expect(self) -> Event:
-        """An event that another thread will complete, once."""
+        """Return an event that another thread will complete, once."""
         self._expected += 1
         return self.event()
 
     def complete(self, event: Event, value: Any = None) -> None:
-        """Let an expected event happen now. Any thread may call this."""
+        """Trigger an expected event now. Any thread may call this."""
         self._reports.put((self.elapsed_s(), event, value))
 
     def fail(self, error: BaseException) -> None:
@@ -58,7 +59,7 @@ class WallClock(Environment):
             setswitchinterval(before_s)
 
     def step(self) -> None:
-        """Handle the next event when it is due. Raises EmptySchedule if there is none and none is expected."""
+        """Handle the next event when it is due. Raises EmptySchedule if no event is scheduled or expected."""
         while True:
             while not self._reports.empty():
                 self._schedule_report(*self._reports.get_nowait())

@@ -1,4 +1,4 @@
-"""What steps one after another say of a GPU that warms up."""
+"""Estimates how a GPU warms up from the times of consecutive steps."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -6,16 +6,16 @@ from math import exp
 from statistics import covariance, fmean, variance
 
 TIMES_S = [0.05 * 1.2**power for power in range(17)]
-"""Time constants that are tried, up to 0.92 seconds."""
+"""Candidate time constants, up to 0.92 seconds."""
 FEWEST = 9
-"""Steps; of fewer there is nothing to be said."""
+"""Fewest steps needed for an estimate."""
 
 
 def warming(step_s: Sequence[float]) -> tuple[float, float]:
-    """(time of a step on a rested GPU as a share of that on a warm one, time constant in seconds).
+    """Return the time of a step on a rested GPU as a share of that on a warm GPU, and the time constant in seconds.
 
-    The first step follows a rest. Least squares: a step takes what it takes on a warm GPU, less a gain times the mean of
-    exp(-t / time constant) while it runs. (1, the longest time constant) where rest makes no step faster.
+    The first step follows a rest. The model, fitted by least squares: a step takes its time on a warm GPU minus a gain times the
+    mean of exp(-t / time constant) while it runs. Returns 1 and the longest time constant if rest makes no step faster.
     """
     if len(step_s) < FEWEST:
         return 1.0, TIMES_S[-1]

@@ -1,4 +1,4 @@
-"""A thread that does one thing after another."""
+"""A thread that processes tasks one after another."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,7 +14,7 @@ PATIENCE_S = 60.0
 
 
 class Worker(Thread, Generic[T]):
-    """Does ``work`` with everything that it is given, in order. ``failed`` is told of what went wrong with which one."""
+    """Calls ``work`` with each task it is given, in order, and ``failed`` with a task and the error it raised."""
 
     def __init__(
         self, name: str, work: Callable[[T], None], failed: Callable[[T, BaseException], None], device: torch.device
@@ -24,16 +24,16 @@ class Worker(Thread, Generic[T]):
         self.failed = failed
         self.device = device
         self.is_closing = False
-        """What is under way may end early."""
+        """Set when the task under way may end early."""
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.start()
 
     def give(self, task: T) -> None:
-        """Queue something to be done."""
+        """Queue a task."""
         self._given.put(partial(self._do, task))
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run a function in this thread, which has libraries' handles of its own, and wait for it. Raises what it raises."""
+        """Run a function in this thread, which has its own library handles, and wait for it. Raises what the function raises."""
         answer: Future[None] = Future()
 
         def answered() -> None:
@@ -55,7 +55,7 @@ class Worker(Thread, Generic[T]):
                 act()
 
     def close(self) -> bool:
-        """End after the task under way; what is queued is dropped. Returns whether the thread has ended."""
+        """End the thread after the current task, dropping queued ones. Returns whether it has ended within ``PATIENCE_S``."""
         self.is_closing = True
         self._given.put(None)
         self.join(PATIENCE_S)

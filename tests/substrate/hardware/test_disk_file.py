@@ -382,7 +382,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_behind(tmp_path: Path) -> No
 
 def test_a_folder_that_cannot_be_used_is_refused(disk: Open, tmp_path: Path) -> None:
     write(disk(), {0: 1})
-    with pytest.raises(ValueError, match=r"pages.index is of pages of 4,096 bytes, not 8,192: choose another folder or empty it"):
+    with pytest.raises(ValueError, match=r"pages.index has pages of 4,096 bytes, not 8,192: choose another folder or empty it"):
         disk(page_bytes=8192)
     assert disk().recovered() == {key(1): 0}
     (tmp_path / "other").mkdir()
@@ -402,13 +402,13 @@ def test_numbers_are_at_least_one(tmp_path: Path, name: str) -> None:
 
 def test_lists_that_do_not_fit_are_refused(disk: Open) -> None:
     file, one, host = disk(), np.array([0]), memory(2, BLOCK_BYTES)
-    with pytest.raises(ValueError, match="1 slots, 0 keys and 1 host_slots: there must be as many"):
+    with pytest.raises(ValueError, match="1 slots, 0 keys and 1 host_slots: the numbers must be equal"):
         file.read(one, [], host, one, cancelled=lambda: False)
     with pytest.raises(ValueError, match=r"slots must lie in 0 ... 7, not 8 ... 8"):
         file.read(one + 8, [key(0)], host, one, cancelled=lambda: False)
     with pytest.raises(ValueError, match=r"host_slots must lie in 0 ... 1, not -1 ... -1"):
         file.read(one, [key(0)], host, one - 1, cancelled=lambda: False)
-    with pytest.raises(ValueError, match="a page's key has 16 bytes, not 3"):
+    with pytest.raises(ValueError, match="a page's key must have 16 bytes, not 3"):
         file.read(one, [b"key"], host, one, cancelled=lambda: False)
     with pytest.raises(ValueError, match=r"host must be contiguous uint8 \[pages, 4096\], not uint8 \[2, 2048\]"):
         file.read(one, [key(0)], host[:, ::2], one, cancelled=lambda: False)

@@ -40,12 +40,12 @@ def test_a_page_that_kernels_cannot_copy_is_refused(fragment_bytes, device):
 
 def test_a_host_pool_larger_than_memory_is_refused(device):
     pages = 2 * available_bytes() // (3 * 4096)
-    with pytest.raises(UsageError, match=r"tiers.*GiB.* are available: give"):
+    with pytest.raises(UsageError, match=r"tiers.*GiB.* are available: decrease"):
         pools(device, cpu_pages=pages)
 
 
 def test_a_gpu_pool_larger_than_memory_is_refused(device):
-    with pytest.raises(UsageError, match=r"tiers.* GiB .*give"):
+    with pytest.raises(UsageError, match=r"tiers.* GiB .*decrease"):
         pools(device, gpu_pages=(1 << 50) // (3 * 4096))
 
 

@@ -216,7 +216,7 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
     [
         (
             ["page_tokens=3"],
-            "page_tokens: a fragment (a page's bytes of one layer) must be a multiple of 16 bytes and at least 512",
+            "page_tokens: a fragment (a page's bytes in one layer) must be a multiple of 16 bytes and at least 512",
         ),
         (["tiers.cpu.capacity=100TiB"], "tiers.cpu.capacity: 102,400.0 GiB, more than the "),
         (["tiers.gpu.capacity=100TiB"], "tiers.gpu.capacity: 102,400.0 GiB, more than the 131.3 GiB of hardware.memory_bytes"),

@@ -68,10 +68,10 @@ def test_layers_can_be_loaded_one_part_after_another(method, device):
 @pytest.mark.parametrize(
     ("gpu_pages", "host_pages", "problem"),
     [
-        ([1, 2, 1], [0, 1, 2], "gpu_pages names page 1 twice"),
-        ([0, 1, 2], [4, 4, 5], "host_pages names page 4 twice"),
-        ([0, 20], [0, 1], "gpu_pages names page 20, but the pool has pages 0 to 19"),
-        ([0, 1], [0, -1], "host_pages names page -1, but the pool has pages 0 to 24"),
+        ([1, 2, 1], [0, 1, 2], "gpu_pages contains page 1 twice"),
+        ([0, 1, 2], [4, 4, 5], "host_pages contains page 4 twice"),
+        ([0, 20], [0, 1], "gpu_pages contains page 20, but the pool has pages 0 to 19"),
+        ([0, 1], [0, -1], "host_pages contains page -1, but the pool has pages 0 to 24"),
         ([0, 1], [0], "2 pages of the GPU do not match 1 pages of the host"),
     ],
 )
@@ -89,7 +89,7 @@ def test_bad_lists_are_refused_and_nothing_moves(gpu_pages, host_pages, problem,
 
 def test_a_host_pool_with_gaps_is_refused(device):
     gpu, host = torch.zeros(2, 4, 512, dtype=torch.uint8, device=device), torch.zeros(4, 2, 1024, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="contiguous in the host's pool"):
+    with pytest.raises(ValueError, match="the host's pool must be contiguous"):
         TierCopy(gpu, host[:, :, :512], CopyRule())
 
 
@@ -97,7 +97,7 @@ def test_scratch_space_need_not_be_cleared():
     seen = np.full(5, 2, dtype=np.int32)
     check_page_list(np.array([4, 0, 1]), seen, name="pages")
     check_page_list(np.array([2, 4]), seen, name="pages")
-    with pytest.raises(ValueError, match="pages names page 4 twice"):
+    with pytest.raises(ValueError, match="pages contains page 4 twice"):
         check_page_list(np.array([4, 2, 4]), seen, name="pages")
 
 

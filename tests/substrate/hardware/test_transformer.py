@@ -206,7 +206,7 @@ def test_the_experts_of_a_token_differ(device):
     [
         ({"kv_dtype_bytes": 1}, r"kv_dtype_bytes must be 2 \(bf16\) or 4 \(float32\) on hardware, not 1"),
         ({"weight_dtype_bytes": 0.5}, "weight_dtype_bytes must be 2"),
-        ({"kv_dtype_bytes": 2}, "weight_dtype_bytes must be kv_dtype_bytes=2, not 4"),
+        ({"kv_dtype_bytes": 2}, "weight_dtype_bytes must equal kv_dtype_bytes=2, not 4"),
         (
             {"kv_heads": 0, "head_dim": 0, "kv_latent_dim": 8, "nope_dim": 8, "rope_dim": 4, "value_dim": 8},
             "kv_latent_dim: .* latent",
