@@ -206,7 +206,7 @@ def test_levels_say_what_a_hit_is_whatever_the_place_of_a_tier() -> None:
 
 
 def seconds(gpus: int, requests: list[Request]) -> float:
-    """CPU time of serving the requests from the last of so many GPUs."""
+    """CPU time of serving the requests from the last GPU."""
     shape: list[tuple[str, Sequence[int]]] = [("gpu", ())] * gpus
     shape += [("cpu", tuple(range(gpus))), ("disk", (gpus,))]
     capacities = [40] * gpus + [200, 1_000]
