@@ -47,6 +47,11 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
         f"tiers.gpu.capacity={gpu}pages",
         f"tiers.cpu.capacity={cpu}pages",
     ],
+    rf"fastdeploy_(\d+)_(\d+){IN_FLIGHT}": lambda gpu, cpu: [
+        "preset=fastdeploy",
+        f"tiers.gpu.capacity={gpu}pages",
+        f"tiers.cpu.capacity={cpu}pages" if cpu != "0" else "tiers.cpu.capacity=0",
+    ],
 }
 """Overrides by the form of a sequence's name."""
 

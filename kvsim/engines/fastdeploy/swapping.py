@@ -1,0 +1,234 @@
+"""FastDeploy's prefix cache: a page is on the GPU or in CPU memory, and is swapped between the two."""
+
+from math import inf
+from typing import Any
+
+from kvsim.core.answers import check_enough, victim, victims
+from kvsim.core.request import Request
+from kvsim.core.residency import Residency
+from kvsim.core.runs import count_pages
+from kvsim.core.serving import NEVER_FITS
+from kvsim.core.tier import CPU, GPU, Tier
+from kvsim.core.tree import INCOMING, READY, Node, RadixTree
+
+
+class SwapLease:
+    """What a running request holds: a pinned path down to ``node``, and slots for a partial page and the answer."""
+
+    __slots__ = ("hits", "lacking", "node", "request", "slots")
+
+    def __init__(self, request: Request, node: Node, hits: tuple[int, int, int], slots: Any, lacking: int) -> None:
+        self.request = request
+        self.node = node
+        self.hits = hits
+        self.slots = slots
+        self.lacking = lacking
+        """Pages of the answer that the request has not got yet."""
+
+
+class SwappingCache:
+    """Serves requests from the GPU and, if there is a second tier, CPU memory. On a prompt's path, GPU pages come first.
+
+    look-up        over all full pages; those found are used and pinned, and those in CPU memory are swapped in
+    whole prompt   if every page is found, the last one is computed again in place: pinned and used, but not a hit
+    room, 2 tiers  before the look-up, slots for the whole prompt must be free; otherwise as many pages as the prompt has are
+                   evicted, so the look-up may find in CPU memory what was just swapped out
+    room, 1 tier   after the look-up, slots for the missing pages must be free; otherwise as many pages as are missing are evicted
+    answer         its pages are taken one by one, each evicting one page if no slot is free
+    eviction       always the full number of pages or all that can leave, however many slots are free; by last use
+    CPU memory     if the evicted pages do not all fit, as many pages as were asked of the GPU are deleted there by last use,
+                   none of those that arrive
+    recency        a look-up and an insert count as uses; the end of a request does not
+    no room        what was evicted stays evicted and, with one tier, the pages found count as used; a request that lacks room
+                   for its answer only keeps what it has and goes on from there
+
+    A prompt must not have more pages than CPU memory.
+    """
+
+    def __init__(self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True) -> None:
+        self.residency = Residency(tiers)
+        self.tiers = tiers
+        self.gpu = tiers[GPU]
+        self.cpu = tiers[CPU] if len(tiers) > 1 else None
+        self.page_tokens = page_tokens
+        self.counts = self.residency.counts
+        self._recompute_last_token = recompute_last_token
+        self._unfinished: SwapLease | None = None
+        """The lease of a request that found room for its prompt but not for its whole answer."""
+
+    @property
+    def tree(self) -> RadixTree:
+        """The radix tree of stored pages."""
+        return self.residency.tree
+
+    def serve(self, request: Request, pages: int, now: float) -> Any:
+        """Look up, admit, insert, and take room for the answer, ``pages`` pages in all. Returns the lease, None, or NEVER_FITS."""
+        lease, self._unfinished = self._unfinished, None
+        if lease is None or lease.request is not request:
+            if pages > self.gpu.pool.capacity:
+                return NEVER_FITS
+            lease = self._admit(request, pages, self.residency.tick(now))
+            if lease is None:
+                return None
+        if lease.lacking:
+            self._take_answer(lease, self.residency.now)
+            if lease.lacking:
+                self._unfinished = lease
+                return None
+        return lease
+
+    def finish_request(self, lease: SwapLease) -> None:
+        """End a request whose answer is complete: unpin its path and give back its other slots."""
+        self.residency.tell_finish(lease.request, lease.node, self.residency.now)
+        self.gpu.pool.give(lease.slots)
+        self.residency.unpin(lease.node, self.gpu)
+
+    # --- the prompt --------------------------------------------------------------------------------------------------
+
+    def _admit(self, request: Request, pages: int, now: float) -> SwapLease | None:
+        """Admit a prompt and insert its pages. Returns None if there is no room for it."""
+        residency, gpu, cpu = self.residency, self.gpu, self.cpu
+        pool = gpu.pool
+        prompt_pages = min(pages, max(request.prompt_pages, -(-request.prompt_tokens // self.page_tokens)))
+        if cpu is not None and pool.free < prompt_pages:
+            self._swap_out(cpu, prompt_pages, now)
+            if pool.free < prompt_pages:
+                return None
+        path, rest = residency.follow(self.tree.root, request.runs)
+        found = path[-1].depth + path[-1].pages if path else 0
+        on_gpu = path
+        gpu_pages = found
+        if cpu is not None:
+            on_gpu = [node for node in path if node.state[GPU] == READY]
+            gpu_pages = on_gpu[-1].depth + on_gpu[-1].pages if on_gpu else 0
+        residency.pin_path(on_gpu, gpu, gpu_pages)
+        node = path[-1] if path else self.tree.root
+        missing = prompt_pages - found
+        if cpu is not None:
+            self._swap_in(cpu, path[len(on_gpu) :], now)
+        elif pool.free < missing:
+            self._delete(gpu, missing, now)
+            if pool.free < missing:
+                for used in path:
+                    used.last_used = now
+                residency.unpin(node, gpu)
+                return None
+        residency.tell_request(request, now)
+        residency.use(path, now, is_first=True)
+        lease = SwapLease(request, node, self._hits(request, gpu_pages, found), pool.take(missing), pages - prompt_pages)
+        if rest:
+            inserted = count_pages(rest)
+            mine, lease.slots = pool.split(lease.slots, inserted)
+            lease.node = residency.add_leaf(node, rest, inserted, gpu, mine, now)
+        return lease
+
+    def _hits(self, request: Request, gpu_pages: int, found: int) -> tuple[int, int, int]:
+        """Return the hits of a prompt of which ``found`` pages were found, ``gpu_pages`` of them on the GPU."""
+        cpu_pages = found - gpu_pages
+        if self._recompute_last_token and found and found * self.page_tokens >= request.prompt_tokens:
+            if cpu_pages:
+                return gpu_pages, cpu_pages - 1, 0
+            return gpu_pages - 1, 0, 0
+        return gpu_pages, cpu_pages, 0
+
+    def _swap_in(self, cpu: Tier, nodes: list[Node], now: float) -> None:
+        """Move the rest of a path from CPU memory to free GPU slots, and pin it there."""
+        residency, gpu = self.residency, self.gpu
+        for node in nodes:
+            residency.add_copy(node, gpu, INCOMING, gpu.pool.take(node.pages))
+            node.pins[GPU] = 1
+            residency.set_ready(node, gpu, now)
+            residency.free(node, cpu)
+            self.counts.loaded_pages += node.pages
+
+    # --- the answer --------------------------------------------------------------------------------------------------
+
+    def _take_answer(self, lease: SwapLease, now: float) -> None:
+        """Give a request the pages that its answer lacks, or as many as there is room for."""
+        pool = self.gpu.pool
+        missing = lease.lacking - pool.free
+        if missing > 0:
+            if self.cpu is None:
+                self._delete(self.gpu, missing, now)
+            else:
+                self._swap_out_one_by_one(self.cpu, missing, now)
+        taken = min(lease.lacking, pool.free)
+        lease.slots = pool.join(lease.slots, pool.take(taken))
+        lease.lacking -= taken
+
+    # --- eviction ----------------------------------------------------------------------------------------------------
+
+    def _swap_out(self, cpu: Tier, pages: int, now: float) -> None:
+        """Evict ``pages`` pages together. They do not compete with those in CPU memory for the room that they need there."""
+        leaving: list[Node] = []
+        count = 0
+        for offered in victims(self.gpu, now):
+            node = self._victim(offered, pages - count)
+            self.residency.leave(node, self.gpu)
+            leaving.append(node)
+            count += node.pages
+            if count == pages:
+                break
+        check_enough(self.gpu, min(pages - count, self.gpu.evictable_pages))
+        if count > cpu.pool.free:
+            self._delete(cpu, pages, now)
+        for node in leaving:
+            self._arrive(node, cpu, now)
+
+    def _swap_out_one_by_one(self, cpu: Tier, pages: int, now: float) -> None:
+        """Evict ``pages`` pages, each with room made for it in CPU memory first, where it competes with those that follow."""
+        for offered in victims(self.gpu, now):
+            node = self._victim(offered, pages)
+            pages -= node.pages
+            self._make_room_one_by_one(cpu, node, now)
+            self.residency.leave(node, self.gpu)
+            self._arrive(node, cpu, now)
+            if not pages:
+                break
+        check_enough(self.gpu, min(pages, self.gpu.evictable_pages))
+
+    def _make_room_one_by_one(self, cpu: Tier, node: Node, now: float) -> None:
+        """Make room for a GPU leaf whose pages arrive one by one, last page first.
+
+        Pages last used no later than the leaf make room first, then those of its own pages that have already arrived: these
+        are dropped at once. Its first page to arrive has none before it and so pushes out a page that was used later.
+        """
+        missing = self._delete(cpu, node.pages - cpu.pool.free, now, last_used=node.last_used)
+        own = min(missing, node.pages - 1)
+        if own > 0:
+            self.residency.trim(node, self.gpu, own)
+        self._delete(cpu, missing - own, now)
+
+    def _victim(self, offered: object, most: int) -> Node:
+        """Return an offered GPU leaf, or its last ``most`` pages if it has more."""
+        node = victim(offered, self.tree, self.gpu)
+        if node.pages > most:
+            self.residency.cut(node, node.pages - most)
+        return node
+
+    def _arrive(self, node: Node, cpu: Tier, now: float) -> None:
+        """Complete the move of a leaving node to CPU memory, which has room for it."""
+        residency = self.residency
+        residency.add_copy(node, cpu, INCOMING, cpu.pool.take(node.pages))
+        residency.drop_copy(node, self.gpu)
+        residency.set_ready(node, cpu, now)
+        self.counts.written_pages += node.pages
+
+    def _delete(self, tier: Tier, pages: int, now: float, *, last_used: float = inf) -> int:
+        """Delete ``pages`` pages of a tier, or all evictable ones last used no later than ``last_used``. Returns what is missing."""
+        if pages <= 0:
+            return 0
+        for offered in victims(tier, now):
+            node = victim(offered, self.tree, tier)
+            if node.last_used > last_used:
+                return pages
+            if node.pages > pages:
+                self.residency.trim(node, tier, pages)
+                return 0
+            pages -= node.pages
+            self.counts.dropped_pages += node.pages
+            self.residency.free(node, tier)
+            if not pages:
+                return 0
+        check_enough(tier, min(pages, tier.evictable_pages))
+        return pages
