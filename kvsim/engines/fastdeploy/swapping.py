@@ -1,6 +1,5 @@
 """FastDeploy's prefix cache: a page is on the GPU or in CPU memory, and is swapped between the two."""
 
-from math import inf
 from typing import Any
 
 from kvsim.core.answers import check_enough, victim, victims
@@ -62,7 +61,7 @@ class SwappingCache:
         return self.residency.tree
 
     def serve(self, request: Request, pages: int, now: float) -> Any:
-        """Look up, admit, insert, and take room for the answer, ``pages`` pages in all. Returns the lease, None, or NEVER_FITS."""
+        """Serve a request that takes ``pages`` pages in all. Returns its lease, None without room now, or NEVER_FITS."""
         lease, self._unfinished = self._unfinished, None
         if lease is None or lease.request is not request:
             if pages > self.gpu.pool.capacity:
@@ -176,28 +175,20 @@ class SwappingCache:
             self._arrive(node, cpu, now)
 
     def _swap_out_one_by_one(self, cpu: Tier, pages: int, now: float) -> None:
-        """Evict ``pages`` pages, each with room made for it in CPU memory first, where it competes with those that follow."""
+        """Evict ``pages`` pages, each as soon as CPU memory has room for it.
+
+        Requests finish oldest first, so pages leave the GPU by last use, and all pages in CPU memory were used before. They
+        make room before those that arrive.
+        """
         for offered in victims(self.gpu, now):
             node = self._victim(offered, pages)
             pages -= node.pages
-            self._make_room_one_by_one(cpu, node, now)
+            self._delete(cpu, node.pages - cpu.pool.free, now)
             self.residency.leave(node, self.gpu)
             self._arrive(node, cpu, now)
             if not pages:
                 break
         check_enough(self.gpu, min(pages, self.gpu.evictable_pages))
-
-    def _make_room_one_by_one(self, cpu: Tier, node: Node, now: float) -> None:
-        """Make room for a GPU leaf whose pages arrive one by one, last page first.
-
-        Pages last used no later than the leaf make room first, then those of its own pages that have already arrived: these
-        are dropped at once. Its first page to arrive has none before it and so pushes out a page that was used later.
-        """
-        missing = self._delete(cpu, node.pages - cpu.pool.free, now, last_used=node.last_used)
-        own = min(missing, node.pages - 1)
-        if own > 0:
-            self.residency.trim(node, self.gpu, own)
-        self._delete(cpu, missing - own, now)
 
     def _victim(self, offered: object, most: int) -> Node:
         """Return an offered GPU leaf, or its last ``most`` pages if it has more."""
@@ -214,21 +205,18 @@ class SwappingCache:
         residency.set_ready(node, cpu, now)
         self.counts.written_pages += node.pages
 
-    def _delete(self, tier: Tier, pages: int, now: float, *, last_used: float = inf) -> int:
-        """Delete ``pages`` pages of a tier, or all evictable ones last used no later than ``last_used``. Returns what is missing."""
+    def _delete(self, tier: Tier, pages: int, now: float) -> None:
+        """Delete ``pages`` pages of a tier, or all that can leave."""
         if pages <= 0:
-            return 0
+            return
         for offered in victims(tier, now):
             node = victim(offered, self.tree, tier)
-            if node.last_used > last_used:
-                return pages
             if node.pages > pages:
                 self.residency.trim(node, tier, pages)
-                return 0
+                return
             pages -= node.pages
             self.counts.dropped_pages += node.pages
             self.residency.free(node, tier)
             if not pages:
-                return 0
+                return
         check_enough(tier, min(pages, tier.evictable_pages))
-        return pages
