@@ -194,9 +194,9 @@ def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] =
 
 
 def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest_pages: int | None = None) -> BypassTier | None:
-    """Build the cache of a policy that may bypass the tier; None for other policies. Larger requests than the limit are rejected.
+    """Build the cache of a policy that may bypass the tier; None for other policies.
 
-    The limit is ``largest_pages``, or by default the tier's capacity.
+    Requests of more than ``largest_pages``, by default the tier's capacity, are rejected.
     """
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):

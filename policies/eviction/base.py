@@ -47,7 +47,7 @@ class EvictionPolicy(metaclass=ABCMeta):
 
     empty_cache: Callable[[Tier], ServedCache]
     """Returns an empty cache of the kind that the policy serves, with the given tier as its only one. For trials."""
-    beside: Sequence[Node] = ()
+    request_states: Sequence[Node] = ()
     """Set by the core for ``on_finish``: recurrent states that the request has begun from or saved, if states share the pages'
     memory. A state (``node.is_state``) is a leaf of the root; it is evictable like any other and leaves whole. Its
     ``node.partner`` is the node of pages that it was saved after."""
@@ -107,7 +107,7 @@ class EvictionPolicy(metaclass=ABCMeta):
             if tier and node.is_evictable(tier):
                 self.on_evictable(node)
             node = node.parent
-        for state in self.beside:
+        for state in self.request_states:
             state.note(tier, note)
             if state.is_evictable(tier):
                 self.on_evictable(state)

@@ -219,7 +219,7 @@ def test_a_promise_to_a_request_is_part_of_the_sums() -> None:
 def test_more_states_evicted_than_saved_are_noticed() -> None:
     cache = hybrid(Last())
     use(cache, "abc")
-    cache.states._came += 2
+    cache.states._arrived += 2
     with pytest.raises(AssertionError, match="2 states evicted, but 1 saved"):
         cache.check()
 
