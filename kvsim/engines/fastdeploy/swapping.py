@@ -78,7 +78,7 @@ class SwappingCache:
 
     def finish_request(self, lease: SwapLease) -> None:
         """End a request whose answer is complete: unpin its path and give back its other slots."""
-        self.residency.tell_finish(lease.request, lease.node, self.residency.now)
+        self.residency.notify_finish(lease.request, lease.node, self.residency.now)
         self.gpu.pool.give(lease.slots)
         self.residency.unpin(lease.node, self.gpu)
 
@@ -112,7 +112,7 @@ class SwappingCache:
                     used.last_used = now
                 residency.unpin(node, gpu)
                 return None
-        residency.tell_request(request, now)
+        residency.notify_request(request, now)
         residency.use(path, now, is_first=True)
         lease = SwapLease(request, node, self._hits(request, gpu_pages, found), pool.take(missing), pages - prompt_pages)
         if rest:
