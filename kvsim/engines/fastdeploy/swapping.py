@@ -14,15 +14,15 @@ from kvsim.core.tree import INCOMING, READY, Node, RadixTree
 class SwapLease:
     """What a running request holds: a pinned path down to ``node``, and slots for a partial page and the answer."""
 
-    __slots__ = ("hits", "lacking", "node", "request", "slots")
+    __slots__ = ("hits", "missing", "node", "request", "slots")
 
-    def __init__(self, request: Request, node: Node, hits: tuple[int, int, int], slots: Any, lacking: int) -> None:
+    def __init__(self, request: Request, node: Node, hits: tuple[int, int, int], slots: Any, missing: int) -> None:
         self.request = request
         self.node = node
         self.hits = hits
         self.slots = slots
-        self.lacking = lacking
-        """Pages of the answer that the request has not got yet."""
+        self.missing = missing
+        """Pages of the answer that have found no room yet."""
 
 
 class SwappingCache:
@@ -30,18 +30,17 @@ class SwappingCache:
 
     look-up        over all full pages; those found are used and pinned, and those in CPU memory are swapped in
     whole prompt   if every page is found, the last one is computed again in place: pinned and used, but not a hit
-    room, 2 tiers  before the look-up, slots for the whole prompt must be free; otherwise as many pages as the prompt has are
-                   evicted, so the look-up may find in CPU memory what was just swapped out
-    room, 1 tier   after the look-up, slots for the missing pages must be free; otherwise as many pages as are missing are evicted
-    answer         its pages are taken one by one, each evicting one page if no slot is free
-    eviction       always the full number of pages or all that can leave, however many slots are free; by last use
-    CPU memory     if the evicted pages do not all fit, as many pages as were asked of the GPU are deleted there by last use,
-                   none of those that arrive
-    recency        a look-up and an insert count as uses; the end of a request does not
-    no room        what was evicted stays evicted and, with one tier, the pages found count as used; a request that lacks room
-                   for its answer only keeps what it has and goes on from there
+    room, 2 tiers  before the look-up: if fewer slots are free than the prompt has pages, that number of pages is evicted, so
+                   the look-up may find in CPU memory what was just swapped out
+    room, 1 tier   after the look-up: if fewer slots are free than pages are missing, that number of pages is evicted
+    answer         its pages are taken one by one; if no slot is free, one page is evicted
+    eviction       of n pages: always n, or all that can leave, however many slots are free; least recently used leaves first
+    CPU memory     if the evicted pages do not all fit, n pages are deleted there, in the same order, before they arrive
+    recency        a look-up and an insert are uses; the end of a request is not
+    no room        what was evicted stays evicted and, with one tier, the pages found count as used; a request without room for
+                   its answer keeps what it has and continues from there
 
-    A prompt must not have more pages than CPU memory.
+    No prompt may have more pages than CPU memory.
     """
 
     def __init__(self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True) -> None:
@@ -69,9 +68,9 @@ class SwappingCache:
             lease = self._admit(request, pages, self.residency.tick(now))
             if lease is None:
                 return None
-        if lease.lacking:
+        if lease.missing:
             self._take_answer(lease, self.residency.now)
-            if lease.lacking:
+            if lease.missing:
                 self._unfinished = lease
                 return None
         return lease
@@ -145,15 +144,15 @@ class SwappingCache:
     def _take_answer(self, lease: SwapLease, now: float) -> None:
         """Give a request the pages that its answer lacks, or as many as there is room for."""
         pool = self.gpu.pool
-        missing = lease.lacking - pool.free
-        if missing > 0:
+        short = lease.missing - pool.free
+        if short > 0:
             if self.cpu is None:
-                self._delete(self.gpu, missing, now)
+                self._delete(self.gpu, short, now)
             else:
-                self._swap_out_one_by_one(self.cpu, missing, now)
-        taken = min(lease.lacking, pool.free)
+                self._swap_out_one_by_one(self.cpu, short, now)
+        taken = min(lease.missing, pool.free)
         lease.slots = pool.join(lease.slots, pool.take(taken))
-        lease.lacking -= taken
+        lease.missing -= taken
 
     # --- eviction ----------------------------------------------------------------------------------------------------
 
