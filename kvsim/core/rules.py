@@ -26,7 +26,7 @@ class Rules:
     whose KV is never computed. Needs a trace with the tokens of its answers."""
 
     def for_command(self, command: str) -> "Rules":
-        """Return the rules that a command uses: these, unless they belong to an engine and fall back to kvsim's own rules."""
+        """Return the rules that apply to a command. An engine's rules without a clock may return kvsim's own for some commands."""
         return self
 
     def check(self, command: str, tiers: Sequence[str]) -> None:

@@ -183,7 +183,7 @@ Hits = tuple[int, int, int]
 
 
 NEVER_FITS: Final = object()
-"""What a server returns for a request that could not run even alone; replay rejects it at once."""
+"""Returned by a server for a request that could not run even alone."""
 
 
 class ReplayLease(Protocol):
@@ -201,8 +201,8 @@ class Server(Protocol):
     def serve(self, request: Request, pages: int, now: float) -> Any:
         """Serve a request that needs ``pages`` pages in all. Returns its ``ReplayLease``, or None if there is no room.
 
-        After None, replay tries the same request again once another one has finished, or rejects it if none is running. A
-        server whose engine lets no request finish for one that can never run returns ``NEVER_FITS`` for that.
+        After None, replay tries the same request again once another one has finished, or rejects it if none is running. If the
+        result is ``NEVER_FITS``, replay rejects the request at once and the others stay running.
         """
 
     def finish_request(self, lease: Any) -> None:

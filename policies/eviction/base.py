@@ -126,7 +126,7 @@ class EvictionPolicy(metaclass=ABCMeta):
             self.cut(node, node.pages - self.most_pages)
 
     def orders_by_last_use(self) -> bool:
-        """Whether leaves leave in exactly the order of their ``last_used``, whatever else is known about them."""
+        """Whether leaves leave strictly in the order of ``last_used``, earliest first."""
         return False
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:

@@ -49,8 +49,8 @@ class FastDeployRules(Rules):
         longest = max(prompts, default=0)
         if longest > cpu_pages:
             raise ValueError(
-                f"FastDeploy loses slots if its CPU memory, here {cpu_pages:,} pages, is smaller than a prompt, here up to "
-                f"{longest:,} pages: increase tiers.cpu.capacity, set it to 0, {OWN}"
+                f"FastDeploy loses slots if a prompt has more pages than CPU memory: the longest has {longest:,}, and "
+                f"tiers.cpu.capacity is {cpu_pages:,}; increase it, set it to 0, {OWN}"
             )
 
     def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> ServingCache:
