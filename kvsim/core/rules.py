@@ -26,7 +26,7 @@ class Rules:
     whose KV is never computed. Needs a trace with the tokens of its answers."""
 
     def for_command(self, command: str) -> "Rules":
-        """Return the rules that apply to a command. An engine's rules without a clock may return kvsim's own for some commands."""
+        """Return the rules that apply to a command. An engine's rules without a clock may give way to kvsim's own."""
         return self
 
     def check(self, command: str, tiers: Sequence[str]) -> None:

@@ -421,7 +421,7 @@ def conversation_plan(*overrides: str) -> tuple[Plan, list[Request]]:
 
 def test_cpu_memory_smaller_than_a_prompt_is_refused() -> None:
     plan, requests = conversation_plan("tiers.gpu.capacity=60pages", "tiers.cpu.capacity=19pages")
-    with pytest.raises(UsageError, match=r"rules: FastDeploy loses slots .* longest has 20, and tiers.cpu.capacity is 19; increase it"):
+    with pytest.raises(UsageError, match=r"rules: FastDeploy loses .* has 20, and tiers.cpu.capacity is 19;"):
         replay(plan, requests)
 
 
