@@ -98,7 +98,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
-        rules=construct(Rules, config.get("rules"), "rules"),
+        rules=construct(Rules, config.get("rules"), "rules").for_command(command),
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
         substrate="hardware" if command == "validate" else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),

@@ -1,8 +1,8 @@
 """Do the presets hit, request by request, exactly what the engines' own code hits?
 
-Hits were recorded from the code of SGLang and vLLM over the Mooncake conversation trace, in pages of 512 tokens. Each recorded
-sequence is replayed with the matching preset. It has a row per request: the request's number, its full pages, and the pages that
-it hit (SGLang: GPU; HiCache: GPU and host; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
+Hits were recorded from the code of SGLang, vLLM and FastDeploy over the Mooncake conversation trace, in pages of 512 tokens. Each
+recorded sequence is replayed with the matching preset. It has a row per request: the request's number, its full pages, and the
+pages that it hit (SGLang: GPU; HiCache and FastDeploy: GPU and CPU; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
 
 Claim: no request differs, in any sequence. Exits with 1 if one does.
 """
@@ -23,6 +23,7 @@ from kvsim.trace.base import Trace
 
 Row = tuple[int, ...]
 
+REJECTED_HITS = (-1, 0, -1)
 IN_FLIGHT = r"(?:_inflight(\d+))?"
 PRESETS: dict[str, Callable[..., list[str]]] = {
     rf"sglang_([a-z]+)_(\d+){IN_FLIGHT}": lambda eviction, gpu: [
@@ -46,6 +47,11 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
         f"placement.k={threshold}",
         f"tiers.gpu.capacity={gpu}pages",
         f"tiers.cpu.capacity={cpu}pages",
+    ],
+    rf"fastdeploy_(\d+)_(\d+){IN_FLIGHT}": lambda gpu, cpu: [
+        "preset=fastdeploy",
+        f"tiers.gpu.capacity={gpu}pages",
+        f"tiers.cpu.capacity={cpu}pages" if int(cpu) else "tiers.cpu.capacity=0",
     ],
 }
 """Overrides by the form of a sequence's name."""
@@ -74,8 +80,10 @@ def overrides_of(path: Path) -> list[str]:
 
 
 def recorded(path: Path) -> list[Row]:
+    """Rows of a sequence; a rejected request has the same row in all of them."""
     with gzip.open(path, "rt") as file:
-        return [tuple(map(int, line.split())) for line in file if not line.startswith("#")]
+        rows = [tuple(map(int, line.split())) for line in file if not line.startswith("#")]
+    return [row if row[2] >= 0 else (*row[:2], *REJECTED_HITS)[: len(row)] for row in rows]
 
 
 def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
@@ -83,7 +91,7 @@ def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
     outcome = kvsim.replay(trace, *overrides).outcome
     rows = []
     for request, status, (gpu, cpu, _) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
-        hits = (-1, 0, -1) if status == REJECTED else (gpu, cpu, gpu + cpu)
+        hits = REJECTED_HITS if status == REJECTED else (gpu, cpu, gpu + cpu)
         rows.append((request.index, request.prompt_pages, *hits)[:columns])
     return rows
 
@@ -107,7 +115,7 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
         "# Agreement with the engines' own code",
         "",
         "Requests of the Mooncake conversation trace, in pages of 512 tokens, whose hits differ from those recorded with SGLang",
-        "0.5.23 (radix cache), SGLang 0.5.15 (hierarchical cache) and vLLM 0.33.0. Made by",
+        "0.5.23 (radix cache), SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0 and FastDeploy (April 2026). Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
         "",
@@ -124,7 +132,7 @@ def read_options() -> tuple[Namespace, list[Path]]:
     options = parser.parse_args()
     paths = [path for path in sorted(options.golden.glob("*.txt.gz")) if options.only in path.name and overrides_of(path)]
     if not paths:
-        parser.error(f"no recorded sequence of SGLang or vLLM in {options.golden}; set --golden to their folder")
+        parser.error(f"no recorded sequence of SGLang, vLLM or FastDeploy in {options.golden}; set --golden to their folder")
     return options, paths
 
 

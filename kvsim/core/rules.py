@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from kvsim.core.edge import Edge
+    from kvsim.core.request import Request
     from kvsim.core.serving import ServingCache
     from kvsim.core.tier import Tier
 
@@ -24,8 +25,20 @@ class Rules:
     """The answer of a finished request is cached too: the full pages of prompt and answer, without the answer's last token,
     whose KV is never computed. Needs a trace with the tokens of its answers."""
 
+    def for_command(self, command: str) -> "Rules":
+        """Return the rules that apply to a command. An engine's rules without a clock may give way to kvsim's own."""
+        return self
+
     def check(self, command: str, tiers: Sequence[str]) -> None:
         """Raise ValueError if the rules do not support ``command`` or one of the tiers with these names."""
+
+    def check_requests(
+        self, requests: "Sequence[Request]", pages: Sequence[int], capacities: Sequence[int | None], page_tokens: int
+    ) -> None:
+        """Raise ValueError if the rules cannot replay these requests, which take ``pages`` pages each while they run.
+
+        ``capacities`` are those of the tiers, in pages; None is unlimited.
+        """
 
     def serving_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServingCache | None":
         """Return an empty cache that replays requests by these rules if ``has_own_cache``; otherwise None, and a replay uses the

@@ -125,6 +125,10 @@ class EvictionPolicy(metaclass=ABCMeta):
         if self.most_pages < node.pages and not node.is_state:
             self.cut(node, node.pages - self.most_pages)
 
+    def orders_by_last_use(self) -> bool:
+        """Whether leaves leave strictly in the order of ``last_used``, earliest first."""
+        return False
+
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         """Return the policy's order of single pages in vLLM's CPU tier. Raises ValueError if it has none."""
         raise ValueError(f"{type(self).__name__} cannot order the single pages of vLLM's CPU tier: choose lru or arc")

@@ -19,5 +19,8 @@ class LRU(RankedEviction):
     def rank(self, node: Node) -> float:
         return node.last_used
 
+    def orders_by_last_use(self) -> bool:
+        return True
+
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         return LruOffload()
