@@ -71,7 +71,7 @@ def replay(
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
-    check_answers(plan, requests)
+    check_answers(plan, requests, "simulate")
     choice = SUBSTRATES[plan.substrate]
     tiers, edges = build_tiers(plan, requests, choice.pool)
     cache = build_cache(plan, tiers, edges, requests)
@@ -144,9 +144,10 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
     return Replay(cache, _prefetching(one, requests, cache), settings).run(requests)
 
 
-def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
+def check_answers(plan: Plan, requests: Sequence[Request], command: str = "replay") -> None:
     """Raise UsageError if the rules need output tokens that the trace lacks, or do not support the trace's persistent prompts."""
-    if plan.rules.has_own_cache and any(request.persistent for request in requests):
+    is_own = plan.rules.uses_own_cache(command, [tier.name for tier in plan.tiers])
+    if is_own and any(request.persistent for request in requests):
         raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not support: set rules=default")
     if not plan.rules.cache_output:
         return
@@ -184,6 +185,7 @@ def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] =
         eviction = tier.eviction.variant()
         _bind("eviction", eviction, context)
         tiers[tier.name] = Tier(tier.name, index, pool(tier.capacity_pages), eviction, LEVELS.index(tier.name))
+        tiers[tier.name].unit_pages = tier.unit_pages
         if tier.placement is not None:
             _bind("placement", tier.placement, context)
             edges.append(Edge(tiers[tier.above], tiers[tier.name], tier.placement))

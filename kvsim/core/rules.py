@@ -15,7 +15,7 @@ class Rules:
     """kvsim's own rules."""
 
     has_own_cache: ClassVar[bool] = False
-    """Whether these rules belong to one engine and are played by a cache of its own (``serving_cache``)."""
+    """Whether these rules belong to one engine and have a cache of their own (``serving_cache``)."""
 
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
@@ -27,7 +27,15 @@ class Rules:
     def check(self, command: str, tiers: Sequence[str]) -> None:
         """Raise ValueError if the rules do not support ``command`` or one of the tiers with these names."""
 
+    def uses_own_cache(self, command: str, tiers: Sequence[str]) -> bool:
+        """Whether ``command``, with the tiers of these names, runs on the rules' own cache."""
+        return self.has_own_cache
+
+    def has_coarse_pages(self, command: str, tiers: Sequence[str]) -> bool:
+        """Whether the CPU tier may have larger pages than the GPU (``tiers.cpu.page_tokens``)."""
+        return False
+
     def serving_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServingCache | None":
-        """Return an empty cache that replays requests by these rules if ``has_own_cache``; otherwise None, and a replay uses the
-        same cache as ``simulate``."""
+        """Return an empty cache that replays requests by these rules if a replay ``uses_own_cache``; otherwise None, and a replay
+        uses the same cache as ``simulate``."""
         return None

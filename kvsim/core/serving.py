@@ -2,7 +2,7 @@
 
 from abc import ABCMeta, abstractmethod
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
@@ -182,6 +182,10 @@ Hits = tuple[int, int, int]
 """Hit pages by source tier: gpu, cpu, disk."""
 
 
+TOO_LARGE: Final = object()
+"""What ``serve`` returns for a request that can never fit, however few others run."""
+
+
 class ReplayLease(Protocol):
     """What a replay keeps of a served request until it is finished."""
 
@@ -197,7 +201,8 @@ class Server(Protocol):
     def serve(self, request: Request, pages: int, now: float) -> Any:
         """Serve a request that needs ``pages`` pages in all. Returns its ``ReplayLease``, or None if there is no room.
 
-        After None, replay tries the same request again once another one has finished, or rejects it if none is running.
+        After None, replay tries the same request again once another one has finished, or rejects it if none is running. After
+        TOO_LARGE, it rejects the request at once.
         """
 
     def finish_request(self, lease: Any) -> None:

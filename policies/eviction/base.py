@@ -12,6 +12,7 @@ from kvsim.core.answers import whole_number
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.run_order import RunOrder
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
@@ -128,6 +129,10 @@ class EvictionPolicy(metaclass=ABCMeta):
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         """Return the policy's order of single pages in vLLM's CPU tier. Raises ValueError if it has none."""
         raise ValueError(f"{type(self).__name__} cannot order the single pages of vLLM's CPU tier: choose lru or arc")
+
+    def page_order(self) -> RunOrder:
+        """Return an empty order of single pages for LightLLM's CPU tier. Raises ValueError if the policy has none."""
+        raise ValueError(f"{type(self).__name__} cannot order the single pages of LightLLM's CPU tier: choose lru")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.run_order import RunOrder
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
@@ -21,3 +22,6 @@ class LRU(RankedEviction):
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         return LruOffload()
+
+    def page_order(self) -> RunOrder:
+        return RunOrder()
