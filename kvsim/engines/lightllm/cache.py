@@ -98,7 +98,7 @@ class LightLLMCache:
         if self._running_pages + pages >= gpu.pool.capacity:
             return None
         now = self.residency.tick(now)
-        self._tell_request(request, now)
+        self.residency.tell_request(request, now)
         node, computed = self._pin_known(path, usable, now)
         hit_pages = node.depth + node.pages
         loaded_pages = self._load(hit_pages)
@@ -127,12 +127,6 @@ class LightLLMCache:
         if request.own_path is not None:
             return request.own_path
         return join_runs(prompt, answer) if prompt and answer else prompt or answer or ()
-
-    def _tell_request(self, request: Request, now: float) -> None:
-        self.residency.tell_request(request, now)
-        for edge in self._edges:
-            if edge.hears_requests:
-                edge.placement.on_request(request, now)
 
     # --- GPU -------------------------------------------------------------------------------------------------------------
 
@@ -193,9 +187,11 @@ class LightLLMCache:
         return loaded_pages
 
     def _store_prompt(self, request: Request, node: Node) -> None:
-        store, path = self.store, [node]
+        store, edge, now = self.store, self._edges[0], self.residency.now
         assert store is not None
-        wanted = self._edges[0].wanted_pages(request, path, self.residency.now)
+        if edge.hears_requests:
+            edge.placement.on_request(request, now)
+        wanted = edge.wanted_pages(request, path_to(node), now)
         if self._rules.recompute_last_token:
             wanted = min(wanted, (request.prompt_tokens - 1) // self.page_tokens)
         before = store.tier.inserted_pages
@@ -207,3 +203,13 @@ class LightLLMCache:
 def computed_tokens(request: Request) -> int:
     """Return the number of tokens whose KV a request computes or reuses: all but the last token of its answer."""
     return request.prompt_tokens + max(request.output_tokens, 1) - 1
+
+
+def path_to(node: Node) -> list[Node]:
+    """Return the nodes from the first one below the root down to ``node``."""
+    path: list[Node] = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path

@@ -32,7 +32,7 @@ class LightLLMRules(Rules):
             if not edge.copies_prompts:
                 kind = type(edge.placement).__name__
                 raise ValueError(
-                    f"LightLLM's rules store prompts when they finish, but {kind} decides node by node: set placement=by_length, "
-                    "or set rules=default"
+                    f"LightLLM's rules store whole prompts when they finish, but {kind} decides node by node: "
+                    "set placement=by_length, or rules=default"
                 )
         return LightLLMCache(tiers, edges, self, page_tokens)
