@@ -154,7 +154,8 @@ def check_answers(plan: Plan, requests: Sequence[Request], command: str = "repla
     if any(request.output_runs is None for request in requests):
         raise UsageError(
             "rules.cache_output: the trace does not contain output tokens: use one that does (tokens with output_token_ids, "
-            "synthetic), set trace.answers=inferred (mooncake, weka, bailian), or set rules.cache_output=false"
+            "synthetic), set trace.answers=inferred (mooncake, weka, bailian) or unique (mooncake, bailian), or set "
+            "rules.cache_output=false"
         )
     if any(request.prompt_pages * plan.page_tokens > request.prompt_tokens for request in requests):
         raise UsageError("rules.cache_output: output cannot follow a prompt that ends with a partial page: set trace.tail=full")
