@@ -71,9 +71,9 @@ class LightLLMCache:
         self._running_pages = 0
         """Pages of all running requests, those that they share counted for each."""
         self._waiting: Request | None = None
-        """The request that waits for room."""
+        """The request that waits for room; what it has found on the CPU is taken."""
         self._found: tuple[Run, ...] = ()
-        """CPU pages that it has found."""
+        """CPU pages that the last look-up has found."""
 
     @property
     def tree(self) -> RadixTree:
@@ -92,10 +92,10 @@ class LightLLMCache:
             return TOO_LARGE
         if self._rules.recompute_last_token:
             usable = min(usable, (request.prompt_tokens - 1) // self.page_tokens)
-        path = self._path(request)
-        if self.store is not None and self._waiting is not request:
-            self._waiting, self._found = request, self.store.find(self.store.named(path, usable))
-        if self._running_pages + pages >= gpu.pool.capacity:
+        path, has_room = self._path(request), self._running_pages + pages < gpu.pool.capacity
+        if self.store is not None:
+            self._look_up(self.store, request, path, usable, has_room)
+        if not has_room:
             return None
         now = self.residency.tick(now)
         self.residency.tell_request(request, now)
@@ -176,13 +176,25 @@ class LightLLMCache:
 
     # --- CPU -------------------------------------------------------------------------------------------------------------
 
+    def _look_up(self, store: PageStore, request: Request, path: tuple[Run, ...], usable: int, has_room: bool) -> None:
+        """Look a request up on the CPU when it is first tried, and refresh what it finds when there is room for it."""
+        if self._waiting is request:
+            if has_room:
+                store.give_back(self._found)
+                self._waiting = None
+            return
+        self._found = store.find(store.named(path, usable))
+        if has_room:
+            store.refresh(self._found)
+        else:
+            store.take(self._found)
+            self._waiting = request
+
     def _load(self, hit_pages: int) -> int:
-        """Give back the CPU pages that the look-up has found. Returns how many of them, in GPU pages, lie beyond the hit."""
+        """Load what the look-up has found. Returns how many of these pages, in GPU pages, lie beyond the hit."""
         if self.store is None:
             return 0
-        found, self._found, self._waiting = self._found, (), None
-        self.store.give_back(found)
-        loaded_pages = max(0, count_pages(found) * self.store.tier.unit_pages - hit_pages)
+        loaded_pages = max(0, count_pages(self._found) * self.store.tier.unit_pages - hit_pages)
         self.counts.loaded_pages += loaded_pages
         return loaded_pages
 

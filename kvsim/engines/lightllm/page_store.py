@@ -1,15 +1,23 @@
 """LightLLM's CPU cache: single pages, which are evicted in the order in which they were last given back."""
 
+from collections.abc import Iterable
+from typing import Final
+
 from kvsim.core.edge import Edge
 from kvsim.core.runs import Run, count_pages, every_last, split_runs
+
+IDLE: Final = 0
+TAKEN: Final = 1
+MISSING: Final = 2
+"""States of a page: stored and evictable; stored and taken by a look-up; not stored."""
 
 
 class PageStore:
     """The CPU tier. Pages have no parents. A prompt gives its pages back from page 0 on, so it is lost from its front.
 
-    find    takes the leading pages that are stored; they cannot be evicted until they are given back
-    store   page by page from page 0: a stored page is taken, a missing one replaces the oldest page that is not taken, which may
-            be a later page of the same prompt; if every page is taken, this page and all after it are not stored
+    find    the leading pages that are stored; they cannot be evicted before the request that found them is admitted
+    store   page by page from page 0: a stored page is kept, and a missing one replaces the oldest page that is neither kept nor
+            taken by a look-up, perhaps a later page of the same prompt; without one, this page and all after it are not stored
 
     A page is ``tier.unit_pages`` pages of the GPU. In these methods, it is identified by the last of them (``named``).
     The tier's eviction policy provides the order (``page_order``); it raises ValueError if it has none.
@@ -34,53 +42,60 @@ class PageStore:
         return whole if unit == 1 else tuple(every_last(whole, unit))
 
     def find(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        """Take the leading pages that are stored and return them. Only one look-up may have taken pages at a time."""
-        found = split_runs(runs, self._idle.leading_pages(runs))[0]
+        """Return the leading pages that are stored. Call ``take`` or ``refresh`` with them at once."""
+        return split_runs(runs, self._idle.leading_pages(runs))[0]
+
+    def take(self, found: tuple[Run, ...]) -> None:
+        """Keep the pages of a look-up from being evicted. Only one look-up may have taken pages at a time."""
         self._idle.remove(found)
         self._taken.append(found, tail_first=False)
-        return found
 
     def give_back(self, found: tuple[Run, ...]) -> None:
-        """Give back the pages of a look-up. They become the most recent, page 0 the oldest of them."""
+        """Give back taken pages and refresh them."""
         self._taken.remove(found)
+        self.refresh(found)
+
+    def refresh(self, found: tuple[Run, ...]) -> None:
+        """Make stored pages the most recent, page 0 the oldest of them."""
         self._idle.append(found, tail_first=False)
 
     def store(self, runs: tuple[Run, ...]) -> None:
         """Store a prompt's pages as far as there is room. They become the most recent, page 0 the oldest of them."""
-        idle, pool, unit = self._idle, self.tier.pool, self.tier.unit_pages
-        stored, pieces = 0, self._pieces(runs)
-        while pieces:
-            run, is_stored = pieces.pop(0)
-            pages = run[1]
-            if is_stored:
-                idle.remove((run,))
-                stored += pages
+        idle, tier, unit = self._idle, self.tier, self.tier.unit_pages
+        pool = tier.pool
+        at, kept, pieces = 0, 0, self._pieces(runs)
+        while at < len(pieces):
+            (start, pages), state = pieces[at]
+            at += 1
+            if state == TAKEN:
                 continue
-            free = pool.free // unit
-            fitting = min(pages, free + idle.pages)
-            if fitting > free:
-                self._evict(fitting - free)
-            self._slots = pool.join(self._slots, pool.take(fitting * unit))
-            self.tier.inserted_pages += fitting * unit
-            stored += fitting
-            if fitting < pages:
-                self.no_room_pages += unit * (count_pages(runs) - stored)
-                break
-            if fitting > free:
-                pieces = self._pieces(split_runs(runs, stored)[1])
-        mine = split_runs(runs, stored)[0]
-        if self._taken.pages:
-            mine = tuple([run for run, taken in self._taken.pieces(mine) if taken is None])
-        idle.append(mine, tail_first=False)
+            if state == MISSING:
+                free = pool.free // unit
+                fitting = min(pages, free + idle.pages - kept)
+                if fitting > free:
+                    self._evict(fitting - free)
+                self._slots = pool.join(self._slots, pool.take(fitting * unit))
+                tier.inserted_pages += fitting * unit
+                if fitting < pages:
+                    if fitting:
+                        idle.append(((start, fitting),), tail_first=False)
+                    self.no_room_pages += unit * (pages - fitting + count_pages([run for run, _ in pieces[at:]]))
+                    return
+                if fitting > free:
+                    at, pieces = 0, self._pieces([run for run, _ in pieces[at:]])
+            idle.append(((start, pages),), tail_first=False)
+            kept += pages
 
-    def _pieces(self, runs: tuple[Run, ...]) -> list[tuple[Run, bool]]:
-        """Cut a path into pieces that are stored (True) or missing."""
-        pieces: list[tuple[Run, bool]] = []
-        for run, idle in self._idle.pieces(runs):
-            if idle is None and self._taken.pages:
-                pieces += [(part, taken is not None) for part, taken in self._taken.pieces((run,))]
+    def _pieces(self, runs: Iterable[Run]) -> list[tuple[Run, int]]:
+        """Cut a path into pieces that are idle, taken or missing."""
+        if not self._taken.pages:
+            return [(run, MISSING if here is None else IDLE) for run, here in self._idle.pieces(runs)]
+        pieces: list[tuple[Run, int]] = []
+        for run, here in self._idle.pieces(runs):
+            if here is None:
+                pieces += [(part, MISSING if taken is None else TAKEN) for part, taken in self._taken.pieces((run,))]
             else:
-                pieces.append((run, idle is not None))
+                pieces.append((run, IDLE))
         return pieces
 
     def _evict(self, pages: int) -> None:
