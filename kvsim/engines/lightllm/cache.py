@@ -24,7 +24,7 @@ class LightLLMCounts:
     written_pages: int = 0
     """Stored in CPU memory."""
     no_room_pages: int = 0
-    """Not stored, since running look-ups and the prompt itself had taken every page."""
+    """Not stored, because the prompt itself or a waiting look-up had every page."""
     dropped_pages: int = 0
     """Evicted from the GPU, whether or not the CPU has them."""
 
@@ -52,11 +52,11 @@ class LightLLMCache:
 
     look-up     on the CPU when a request is first tried; the pages found stay taken until it is admitted. On the GPU at admission
     admission   when its pages and those of all running requests, counted in full, are fewer than the GPU has
-    hits        pages of the tree; beyond them, pages found on the CPU, the last of which may begin on either side of that point
+    hits        pages of the tree, then those of the CPU pages found that lie beyond them; a load may begin inside a CPU page
     eviction    on the GPU whole unpinned leaves in the policy's order until there is room; on the CPU see ``PageStore``
     recency     a look-up or an insert refreshes its whole path; what it cuts off keeps its time
     finish      first the CPU stores what placement wants of the prompt; then the pages that the tree lacks enter it, and the
-                slots of those it has by now are given back. Only then can other requests find them
+                slots of those that it has by now are given back; from then on, other requests can find them
     """
 
     def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:
@@ -139,7 +139,7 @@ class LightLLMCache:
         return node, rest
 
     def _insert(self, lease: RunningLease, now: float) -> None:
-        """Add the computed pages that the tree lacks, in slots of the request, and pin the whole path."""
+        """Add the computed pages that the tree lacks, in slots of the request; pin the whole path and mark it as used now."""
         gpu = self.gpu
         path, rest = self.residency.follow(lease.node, lease.computed)
         for node in path:
