@@ -100,14 +100,15 @@ def recorded(path: Path) -> list[Row]:
 
 
 @cache
-def load(path: Path, page_tokens: int, answers: str) -> Trace:
-    return kvsim.load_trace("mooncake", path=path, page_tokens=page_tokens, answers=answers)
+def load(path: Path, in_tokens: bool) -> Trace:
+    """The trace in a file, in pages, or in single tokens with answers that nobody hits."""
+    if in_tokens:
+        return kvsim.load_trace("mooncake", path=path, page_tokens=1, answers="unique")
+    return kvsim.load_trace("mooncake", path=path, page_tokens=PAGE_TOKENS)
 
 
-def replayed(path: Path, overrides: list[str], columns: int) -> list[Row]:
-    """Rows in the recorded form, cut to ``columns`` columns, of the trace in a file."""
-    in_tokens = SINGLE_TOKENS[0] in overrides
-    trace = load(path, 1, "unique") if in_tokens else load(path, PAGE_TOKENS, "none")
+def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
+    """Rows in the recorded form, cut to ``columns`` columns."""
     outcome = kvsim.replay(trace, *(one for one in overrides if one not in SINGLE_TOKENS)).outcome
     rows = []
     for request, status, (gpu, cpu, _) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
@@ -116,11 +117,12 @@ def replayed(path: Path, overrides: list[str], columns: int) -> list[Row]:
     return rows
 
 
-def compare(trace: Path, path: Path) -> Agreement:
+def compare(trace_path: Path, path: Path) -> Agreement:
     name = path.name.removesuffix(".txt.gz")
     overrides = overrides_of(path)
     theirs = recorded(path)
     try:
+        trace = load(trace_path, SINGLE_TOKENS[0] in overrides)
         ours = replayed(trace, overrides, len(theirs[0]))
     except UsageError as error:
         return Agreement(name, overrides, len(theirs), len(theirs), f"not played: {error}")
