@@ -20,7 +20,7 @@ def gated_silu_kernel(both, out, width, both_stride, out_stride, BLOCK: tl.const
 
 
 def gate_silu(both: torch.Tensor, out: torch.Tensor) -> None:
-    """Write ``silu(gate) * up`` to ``out`` ``[row, width]``; ``both`` is ``[row, 2 * width]``, gate then up. Returns at once."""
+    """Write ``silu(gate) * up`` to ``out`` ``[row, width]``; ``both`` is ``[row, 2 * width]``, gate then up. Does not wait."""
     rows, width = out.shape
     if rows:
         grid = (rows, triton.cdiv(width, BLOCK))

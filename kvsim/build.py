@@ -99,7 +99,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
-        rules=construct(Rules, config.get("rules"), "rules"),
+        rules=construct(Rules, config.get("rules"), "rules").for_command(command, [tier.name for tier in tiers]),
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
         substrate="hardware" if command == "validate" else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),
@@ -289,7 +289,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
         plan.rules.check(command, names)
     except ValueError as error:
         raise UsageError(with_key("rules", str(error), plan.config["rules"])) from error
-    if any(tier.unit_pages > 1 for tier in plan.tiers) and not plan.rules.has_coarse_pages(command, names):
+    if any(tier.unit_pages > 1 for tier in plan.tiers) and not plan.rules.has_coarse_pages:
         raise UsageError(
             "tiers.cpu.page_tokens: larger CPU pages are for kvsim replay with rules=lightllm and without a disk tier: "
             f"leave it out, or set it to page_tokens={plan.page_tokens}"
@@ -308,7 +308,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
             )
     if plan.print_tree:
         check_numbered(plan.tiers)
-    if plan.model.is_hybrid and plan.rules.uses_own_cache(command, names):
+    if plan.model.is_hybrid and plan.rules.has_own_cache:
         raise UsageError("rules: an engine's own rules need a model without recurrent layers: set rules=default")
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
@@ -326,7 +326,7 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise UsageError(f"eviction: {name} is a bound for kvsim replay with one tier only: choose another policy")
         if plan.replay.in_flight > 1:
             raise UsageError(f"replay.in_flight has no effect on {name}, which ignores running requests: leave it out")
-        if plan.rules.uses_own_cache(command, [one.name for one in plan.tiers]):
+        if plan.rules.has_own_cache:
             raise UsageError(f"eviction: {name} is a bound under kvsim's own rules: set rules=default or choose another policy")
         if plan.print_tree:
             raise UsageError(f"print_tree has no effect on {name}, which has no tree: leave it out")

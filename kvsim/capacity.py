@@ -19,8 +19,8 @@ EXAMPLES = "6000pages, 3000000tokens, 40GiB or unlimited"
 def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> int | None:
     """Return how many whole pages fit into a capacity such as ``40GiB``, ``6000pages``, ``3000000tokens`` or ``0``.
 
-    Returns None for ``unlimited``. Bytes count the model's KV only. Raises ValueError for anything else, and for a capacity
-    above 0 that is smaller than one page.
+    Returns None for ``unlimited``. Bytes count KV only. 0 may have a unit, for scripts that vary a number. Raises ValueError for
+    anything else, and for a capacity above 0 that is smaller than one page.
     """
     text = "" if capacity is None else str(capacity).strip()
     if text == "unlimited":
@@ -31,7 +31,7 @@ def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> in
         raise ValueError(f"{text!r} is not a capacity; use for example {EXAMPLES}")
     number, unit = parts.groups()
     pages = _whole_pages(number, unit, page_tokens, page_bytes)
-    if pages == 0:
+    if pages == 0 and float(number):
         raise ValueError(
             f"{text} is less than one page ({page_tokens} tokens, {page_bytes:,} bytes); use 0 to leave the tier out"
         )
@@ -55,7 +55,7 @@ def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
     if unit == "states" and "." in number:
         raise ValueError(f"{text} is not a whole number of states")
     states = int(number) if unit == "states" else _whole_pages(number, unit, 1, state_bytes)
-    if states == 0:
+    if states == 0 and float(number):
         raise ValueError(f"{text} is less than one state, which takes {state_bytes:,} bytes; use 0 to store no states")
     return states
 

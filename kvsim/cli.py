@@ -11,7 +11,7 @@ from kvsim.links import check_links
 COMMANDS = {
     "simulate": "serve a trace in simulated time: hit rates, latencies, link use",
     "replay": "replay a trace without a clock: hit rates at full speed",
-    "curve": "plot hit rate against capacity: exact for LRU in one pass, other policies beside it",
+    "curve": "plot hit rate against capacity: LRU exactly and in one pass, other policies by replay",
     "calibrate": "measure this machine and write conf/hardware/NAME.yaml",
     "validate": "compare a simulated run with the same run on this machine's GPU",
     "report": "write one HTML page about any number of runs",

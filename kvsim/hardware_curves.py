@@ -119,7 +119,7 @@ class ComputeCurves:
         check_rows("compute_curves.decode_attention", self.decode_attention, "bytes", "bytes_per_s")
         seconds = [n_bytes / rate for n_bytes, rate in self.decode_attention]
         if seconds != sorted(seconds):
-            raise ValueError("compute_curves.decode_attention: more bytes must not take less time than fewer")
+            raise ValueError("compute_curves.decode_attention: more bytes must not take less time than fewer bytes")
 
     def tiled(self, tokens: int) -> int:
         """Round the tokens of a step with prefill, or of a chunk, up to whole tiles."""

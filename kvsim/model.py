@@ -90,7 +90,7 @@ class ModelSpec:
         self._check_attention()
         self._check_mlp()
 
-    # What is cached
+    # Cached bytes
 
     @cached_property
     def kv_bytes_per_token(self) -> int:
@@ -298,7 +298,7 @@ class ModelSpec:
                     raise ValueError(f"{name} is {getattr(self, name)} but has no effect without recurrent_layers: set both")
         elif self.recurrent_layers >= self.layers:
             raise ValueError(
-                f"recurrent_layers must be below layers={self.layers}, not {self.recurrent_layers}: attention needs a layer"
+                f"recurrent_layers must be below layers={self.layers}, not {self.recurrent_layers}: some must have attention"
             )
         else:
             for name in (*RECURRENT, "state_flops_per_element"):

@@ -60,6 +60,9 @@ def replay(
     check_bypass(plan, "replay")
     tiers, edges = build_tiers(plan, requests, SlotPool if inspect else Pool)
     try:
+        if plan.rules.has_own_cache:
+            taken = plan.replay.pages_taken(requests, plan.page_tokens)
+            plan.rules.check_requests(requests, taken, [tier.capacity_pages for tier in plan.tiers], plan.page_tokens)
         own = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, edges, plan.page_tokens)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
@@ -71,7 +74,7 @@ def replay(
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
-    check_answers(plan, requests, "simulate")
+    check_answers(plan, requests)
     choice = SUBSTRATES[plan.substrate]
     tiers, edges = build_tiers(plan, requests, choice.pool)
     cache = build_cache(plan, tiers, edges, requests)
@@ -144,10 +147,9 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
     return Replay(cache, _prefetching(one, requests, cache), settings).run(requests)
 
 
-def check_answers(plan: Plan, requests: Sequence[Request], command: str = "replay") -> None:
+def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     """Raise UsageError if the rules need output tokens that the trace lacks, or do not support the trace's persistent prompts."""
-    is_own = plan.rules.uses_own_cache(command, [tier.name for tier in plan.tiers])
-    if is_own and any(request.persistent for request in requests):
+    if plan.rules.has_own_cache and any(request.persistent for request in requests):
         raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not support: set rules=default")
     if not plan.rules.cache_output:
         return
@@ -194,9 +196,9 @@ def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] =
 
 
 def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest_pages: int | None = None) -> BypassTier | None:
-    """Build the cache of a policy that may bypass the tier; None for other policies. Larger requests than the limit are rejected.
+    """Build the cache of a policy that may bypass the tier; None for other policies.
 
-    The limit is ``largest_pages``, or by default the tier's capacity.
+    Requests of more than ``largest_pages``, by default the tier's capacity, are rejected.
     """
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):

@@ -185,7 +185,7 @@ def test_checking_the_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system on which nobody can make folders")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system in which no folder can be made")
 def test_a_folder_that_cannot_be_made_ends_the_run() -> None:
     with pytest.raises(UsageError, match=r"output: cannot write to /proc/run: .*; choose another folder with output=DIR"):
         check_output(Path("/proc/run"))

@@ -25,6 +25,8 @@ def pages(capacity: object) -> int | None:
         ("0.1TB", 100_000_000),
         ("unlimited", None),
         ("0", 0),
+        ("0pages", 0),
+        ("0GiB", 0),
         (0, 0),
     ],
 )
@@ -42,7 +44,7 @@ def test_capacity_is_in_whole_pages(capacity: object, expected: int | None) -> N
         ("1.5pages", "1.5pages is not a whole number of pages"),
         ("999B", "999B is less than one page (16 tokens, 1,000 bytes); use 0"),
         ("15tokens", "15tokens is less than one page"),
-        ("0pages", "0pages is less than one page"),
+        ("0.0001pages", "0.0001pages is not a whole number of pages"),
         ("", "'' is not a capacity"),
         (None, "'' is not a capacity"),
         (True, "'True' is not a capacity"),

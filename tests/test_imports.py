@@ -58,7 +58,7 @@ def sources(part: Path) -> Iterator[Path]:
 def imported(module: str, *, for_checkers: bool = False, later: bool = False) -> Iterator[str]:
     """Full names of what the module imports when it is loaded.
 
-    With ``for_checkers``, of what only type checkers see, too; with ``later``, of what its functions import when they are called.
+    With ``for_checkers``, also what only type checkers import; with ``later``, also what functions import when they are called.
     """
     pending: list[ast.stmt] = list(ast.parse((ROOT / module).read_text()).body)
     while pending:

@@ -222,7 +222,11 @@ def test_deepseek_v3_reads_one_byte_per_active_weight_for_one_token() -> None:
         (TINY, {"mlp_matrices": 1}, "mlp_matrices must be 3 .* or 2 .*, not 1"),
         (TINY, {"state_heads": 4}, "state_heads is 4 but has no effect without recurrent_layers: set both"),
         (TINY, {"kernel_chunk_tokens": 0}, "kernel_chunk_tokens must be at least 1, not 0"),
-        (TINY_HYBRID, {"recurrent_layers": 2}, "recurrent_layers must be below layers=2, not 2: attention needs a layer"),
+        (
+            TINY_HYBRID,
+            {"recurrent_layers": 2},
+            "recurrent_layers must be below layers=2, not 2: some must have attention",
+        ),
         (TINY_HYBRID, {"state_key_dim": 0}, "state_key_dim must be above 0, not 0: recurrent_layers requires it"),
         (TINY_HYBRID, {"conv_width": 0}, "conv_width=0 with conv_channels=5: set both or neither"),
         (TINY, {"shared_experts": 1}, "shared_experts is 1 but has no effect without routed_experts"),

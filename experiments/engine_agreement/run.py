@@ -1,9 +1,9 @@
 """Do the presets hit, request by request, exactly what the engines' own code hits?
 
-Hits were recorded from the code of SGLang, vLLM and LightLLM over the Mooncake conversation trace, in pages of 512 tokens, or in
-single tokens (``lightllm_tokens``). Each recorded sequence is replayed with the matching preset. It has a row per request: the
-request's number, its full pages, and the pages that it hit (SGLang: GPU; HiCache and LightLLM: GPU and CPU; vLLM: GPU, CPU and
-their sum); -1 marks a rejected request.
+Hits were recorded from the code of SGLang, vLLM, FastDeploy and LightLLM over the Mooncake conversation trace, in pages of 512
+tokens, or in single tokens (``lightllm_tokens``). Each recorded sequence is replayed with the matching preset. It has a row per
+request: the request's number, its full pages, and the pages that it hit (SGLang: GPU; HiCache, FastDeploy and LightLLM: GPU and
+CPU; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
 
 Claim: no request differs, in any sequence. Exits with 1 if one does.
 """
@@ -28,6 +28,7 @@ Row = tuple[int, ...]
 PAGE_TOKENS = 512
 SINGLE_TOKENS = ("page_tokens=1", "trace.answers=unique")
 """Overrides of the sequences that were recorded in single tokens."""
+REJECTED_HITS = (-1, 0, -1)
 IN_FLIGHT = r"(?:_inflight(\d+))?"
 PRESETS: dict[str, Callable[..., list[str]]] = {
     rf"sglang_([a-z]+)_(\d+){IN_FLIGHT}": lambda eviction, gpu: [
@@ -68,6 +69,11 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
         f"tiers.cpu.page_tokens={cpu_page or PAGE_TOKENS}",
         "tiers.disk.capacity=0",
     ],
+    rf"fastdeploy_(\d+)_(\d+){IN_FLIGHT}": lambda gpu, cpu: [
+        "preset=fastdeploy",
+        f"tiers.gpu.capacity={gpu}pages",
+        f"tiers.cpu.capacity={cpu}pages" if int(cpu) else "tiers.cpu.capacity=0",
+    ],
 }
 """Overrides by the form of a sequence's name."""
 
@@ -95,8 +101,10 @@ def overrides_of(path: Path) -> list[str]:
 
 
 def recorded(path: Path) -> list[Row]:
+    """Rows of a sequence; a rejected request has the same row in all of them."""
     with gzip.open(path, "rt") as file:
-        return [tuple(map(int, line.split())) for line in file if not line.startswith("#")]
+        rows = [tuple(map(int, line.split())) for line in file if not line.startswith("#")]
+    return [row if row[2] >= 0 else (*row[:2], *REJECTED_HITS)[: len(row)] for row in rows]
 
 
 @cache
@@ -112,7 +120,7 @@ def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
     outcome = kvsim.replay(trace, *(one for one in overrides if one not in SINGLE_TOKENS)).outcome
     rows = []
     for request, status, (gpu, cpu, _) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
-        hits = (-1, 0, -1) if status == REJECTED else (gpu, cpu, gpu + cpu)
+        hits = REJECTED_HITS if status == REJECTED else (gpu, cpu, gpu + cpu)
         rows.append((request.index, request.prompt_pages, *hits)[:columns])
     return rows
 
@@ -137,7 +145,7 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
         "# Agreement with the engines' own code",
         "",
         "Requests of the Mooncake conversation trace whose hits differ from those recorded with SGLang 0.5.23 (radix cache),",
-        "SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0 and LightLLM (main of 2026-08-21). Made by",
+        "SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0, FastDeploy (April 2026) and LightLLM (August 2026). Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
         "",

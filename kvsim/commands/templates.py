@@ -40,7 +40,7 @@ seconds_per_hit: 60.0
 import pytest
 
 from kvsim.policies.eviction.@name@ import @Class@
-from tests.policies.test_eviction import filled
+from tests.policies.small import filled
 
 
 def test_a_page_that_was_hit_often_outlasts_newer_ones() -> None:

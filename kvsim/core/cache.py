@@ -124,7 +124,7 @@ class Cache(ServedCache):
         if missing > 0 and not self._can_evict(lease, missing):
             return False
         now = residency.tick(now)
-        residency.tell_request(lease.request, now)
+        residency.notify_request(lease.request, now)
         self._pin(lease, load_pages, now)
         if missing > 0 or not self._is_single:
             self.transfers.make_room(gpu, new_pages, now)
@@ -409,7 +409,7 @@ class Cache(ServedCache):
             return NO_TRANSFERS
         residency, request = self.residency, lease.request
         now = residency.tick(now)
-        residency.tell_request(request, now)
+        residency.notify_request(request, now)
         if lease.loaded_pages:
             self._fill_gaps(lease, now)
         rest = lease.rest
@@ -431,7 +431,7 @@ class Cache(ServedCache):
         edges = self.views[lease.gpu.index].edges
         if not (lease.is_finishing or lease.is_known_prompt):
             for edge in edges:
-                if edge.hears_requests:
+                if edge.wants_requests:
                     edge.placement.on_request(lease.request, now)
         prompt = None if lease.is_finishing else lease.request
         for edge in edges:
@@ -498,7 +498,7 @@ class Cache(ServedCache):
     def end_request(self, lease: Lease, now: float) -> None:
         """Notify policies that a request has finished, and release it."""
         if lease.epoch == self.epoch:
-            self.residency.tell_finish(lease.request, lease.node, max(now, self.residency.now))
+            self.residency.notify_finish(lease.request, lease.node, max(now, self.residency.now))
         self.release(lease)
 
     def write_early(self) -> list[Transfer]:

@@ -61,7 +61,7 @@ def check(residency: Residency, transfers: Transfers, held: Held) -> None:
 def _check_node(residency: Residency, node: Node) -> None:
     """Check the tree's links, and what a node's copies require of its parent and children."""
     parent = node.parent
-    assert parent is not None and parent.children[node.runs[0][0]] is node, f"{node}: not found under its parent"
+    assert parent is not None and parent.children.get(node.runs[0][0]) is node, f"{node}: not found under its parent"
     assert node.pages == count_pages(node.runs) > 0, f"{node}: page count"
     assert node.depth == parent.depth + parent.pages or node.is_state, f"{node}: depth"
     assert any(node.state), f"{node}: in the tree, but in no tier"

@@ -35,7 +35,7 @@ class Edge:
         """The same object, typed so that its answers may be anything."""
         self._is_typed = is_typed(placement, "after_use", "after_eviction")
         self._policy_name = f"the placement policy of the {lower.name} tier, {type(placement).__name__},"
-        self.hears_requests = overrides(placement, "on_request")
+        self.wants_requests = overrides(placement, "on_request")
         self.copies_prompts = overrides(placement, "wanted_pages")
         """After a use, the policy decides about the whole prompt."""
         self.copies_nodes = not self.copies_prompts and overrides(placement, "after_use")

@@ -155,11 +155,11 @@ class HybridCache(ServedCache):
         if loads_state and not self.shares_room:
             room = self.states.gpu
             if not self.states.transfers.make_room(room, 1, now) or not room.pool.free:
-                self._end_start(lease)
+                self._release_start(lease)
                 return False
             states.slots = room.pool.take(1)
         if not self.kv.admit(lease, pages + states.pages, now, load_pages):
-            self._end_start(lease)
+            self._release_start(lease)
             return False
         if state is not None:
             if self.shares_room:
@@ -224,11 +224,11 @@ class HybridCache(ServedCache):
         own = self._load_state(lease, now) if states.is_below else NO_TRANSFERS
         planned, limit = lease.loaded_pages, lease.gpu_pages + lease.loaded_pages
         if states.is_below:
-            self._end_start(lease)
+            self._release_start(lease)
             limit -= 1  # the state could not be loaded
         load = self.kv.load(lease, now)
         if lease.loaded_pages < planned or limit < lease.gpu_pages + lease.loaded_pages:
-            self._settle_for_less(lease, limit)
+            self._shorten_hit(lease, limit)
         return Load(own + load.transfers, load.loads) if own else load
 
     def _load_state(self, lease: Lease, now: float) -> list[Transfer]:
@@ -257,7 +257,7 @@ class HybridCache(ServedCache):
         states.tier, states.is_below = home.gpu, False
         return loads
 
-    def _settle_for_less(self, lease: Lease, limit: int) -> None:
+    def _shorten_hit(self, lease: Lease, limit: int) -> None:
         """Cut the match back to an earlier state, within ``limit`` pages, when KV or the state could not be loaded."""
         there = min(limit, lease.gpu_pages + lease.loaded_pages)
         found = self.states.deepest(lease.request.runs, there)
@@ -275,7 +275,7 @@ class HybridCache(ServedCache):
         """As for any cache; also saves the states planned for the prompt, or those of the answer."""
         states = self._states_of(lease)
         transfers = self.kv.insert(lease, now)
-        self._end_start(lease)
+        self._release_start(lease)
         if lease.epoch == self.kv.epoch:
             request = lease.request
             runs, depths = request.runs, states.save_after
@@ -335,17 +335,17 @@ class HybridCache(ServedCache):
     def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
         """As for any cache; policies can note the same about the request's states as about its path."""
         for tier in self.tiers:
-            tier.eviction.beside = self._states_of(lease).states
+            tier.eviction.request_states = self._states_of(lease).states
         transfers = self._end_within_prompt(lease)
         if self.kv.begin_answer(lease):
             transfers = transfers + self.insert(lease, max(now, self.now))
-        self._end_start(lease)
+        self._release_start(lease)
         self.kv.end_request(lease, now)
         if self.transfers.writes_early:
             transfers = transfers + self.kv.write_early()
         transfers = transfers + self._flush()
         for tier in self.tiers:
-            tier.eviction.beside = ()
+            tier.eviction.request_states = ()
         return transfers
 
     def _end_within_prompt(self, lease: Lease) -> list[Transfer]:
@@ -360,10 +360,10 @@ class HybridCache(ServedCache):
 
     def release(self, lease: Lease) -> None:
         """As for any cache."""
-        self._end_start(lease)
+        self._release_start(lease)
         self.kv.release(lease)
 
-    def _end_start(self, lease: Lease) -> None:
+    def _release_start(self, lease: Lease) -> None:
         """Unpin the state that the request begins from, and give back slots that were reserved to load it."""
         states, home = self._states_of(lease), self.states
         if states.state is not None and states.tier is not None:

@@ -61,10 +61,10 @@ class Residency:
         """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
         for tier in tiers:
             tier.eviction.cut = partial(self._cut_for, tier)
-        self._hears_arrivals = [tier for tier in tiers if tier.hears_arrivals]
-        self._hears_requests = [tier for tier in tiers if tier.hears_requests]
-        self._hears_finishes = [tier for tier in tiers if tier.hears_finishes]
-        self._hears_hits = [tier for tier in tiers if tier.hears_hits]
+        self._wants_arrivals = [tier for tier in tiers if tier.wants_arrivals]
+        self._wants_requests = [tier for tier in tiers if tier.wants_requests]
+        self._wants_finishes = [tier for tier in tiers if tier.wants_finishes]
+        self._wants_hits = [tier for tier in tiers if tier.wants_hits]
 
     # --- time, and notifications to policies ---------------------------------------------------------------------------
 
@@ -75,24 +75,24 @@ class Residency:
         self.now = now
         return now
 
-    def tell_arrival(self, request: Any, now: float) -> None:
+    def notify_arrival(self, request: Any, now: float) -> None:
         """Notify policies that a request has arrived and waits."""
-        for tier in self._hears_arrivals:
+        for tier in self._wants_arrivals:
             tier.eviction.on_arrival(request, now)
 
-    def tell_request(self, request: Any, now: float) -> None:
+    def notify_request(self, request: Any, now: float) -> None:
         """Notify policies of a request before its hits and inserts."""
-        for tier in self._hears_requests:
+        for tier in self._wants_requests:
             tier.eviction.on_request(request, now)
 
-    def tell_finish(self, request: Any, node: Node, now: float) -> None:
+    def notify_finish(self, request: Any, node: Node, now: float) -> None:
         """Notify policies that a request has finished; its path, which ends with ``node``, is still pinned."""
-        for tier in self._hears_finishes:
+        for tier in self._wants_finishes:
             tier.eviction.on_finish(request, node, now)
 
-    def tell_hits(self, nodes: Iterable[Node], now: float) -> None:
+    def notify_hits(self, nodes: Iterable[Node], now: float) -> None:
         """Notify the policy of every tier that has a ready copy of a hit."""
-        for tier in self._hears_hits:
+        for tier in self._wants_hits:
             index = tier.index
             for node in nodes:
                 if node.state[index] == READY:
@@ -132,7 +132,7 @@ class Residency:
                 upper.slots[index], node.slots[index] = tier.pool.split(slots, pages)
             if state != LEAVING:
                 upper.children_in[index] = 1
-            if state == READY and tier.hears_splits:
+            if state == READY and tier.wants_splits:
                 tier.eviction.on_split(upper, node)
         if node.transfers:
             for transfer in node.transfers:
@@ -186,7 +186,7 @@ class Residency:
             index = tier.index
             if node.state[index] == READY:
                 child.slots[index] = tier.pool.join(node.slots[index], child.slots[index])
-                if tier.hears_merges:
+                if tier.wants_merges:
                     tier.eviction.on_merge(node, child)
         self.tree.join(node, child)
 
@@ -221,8 +221,8 @@ class Residency:
         for node in nodes:
             node.last_used = now
             node.hits += 1
-        if self._hears_hits:
-            self.tell_hits(nodes, now)
+        if self._wants_hits:
+            self.notify_hits(nodes, now)
 
     def pin(self, node: Node, tier: Tier) -> None:
         """Keep the node and everything above it in a tier."""
@@ -277,7 +277,7 @@ class Residency:
         index = tier.index
         node.state[index] = READY
         tier.inserted_pages += node.pages
-        if tier.hears_inserts:
+        if tier.wants_inserts:
             tier.eviction.on_insert(node, now)
         if not node.pins[index]:
             tier.evictable_pages += node.pages
@@ -289,9 +289,9 @@ class Residency:
         node.state[tier.index] = LEAVING
         tier.evictable_pages -= node.pages
         tier.leaving_pages += node.pages
-        self._tell_removed(node, tier)
+        self._notify_removed(node, tier)
         self._lose_child(node, tier)
-        self._tell_left(node, tier)
+        self._notify_left(node, tier)
 
     def stay(self, node: Node, tier: Tier, now: float) -> None:
         """Make a leaving copy ready again."""
@@ -308,15 +308,15 @@ class Residency:
         tier.evicted_pages += node.pages
         tier.pool.give(node.slots[index])
         node.slots[index] = None
-        self._tell_removed(node, tier)
+        self._notify_removed(node, tier)
         if not any(state):
             self.tree.remove(node)
         self._lose_child(node, tier)
-        self._tell_left(node, tier)
+        self._notify_left(node, tier)
 
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
         """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""
-        if tier.hears_shortenings:
+        if tier.wants_shortenings:
             tier.eviction.on_shorten(node, pages)
         self.tree.shorten(node, pages)
         node.slots[tier.index], freed = tier.pool.split(node.slots[tier.index], node.pages)
@@ -337,7 +337,7 @@ class Residency:
         if state == LEAVING:
             tier.leaving_pages -= node.pages
         elif state == READY:
-            self._tell_removed(node, tier)
+            self._notify_removed(node, tier)
         if slots is None:
             tier.promised_pages -= node.pages
         else:
@@ -352,13 +352,13 @@ class Residency:
         if state != LEAVING:
             self._lose_child(node, tier)
         if state == READY:
-            self._tell_left(node, tier)
+            self._notify_left(node, tier)
 
-    def _tell_removed(self, node: Node, tier: Tier) -> None:
-        if tier.hears_removals:
+    def _notify_removed(self, node: Node, tier: Tier) -> None:
+        if tier.wants_removals:
             tier.eviction.on_remove(node)
 
-    def _tell_left(self, node: Node, tier: Tier) -> None:
+    def _notify_left(self, node: Node, tier: Tier) -> None:
         """Call ``on_leave``. All bookkeeping must be done by then: the listener may cut, drop or merge the node."""
         if self.on_leave is not None and not node.is_state:
             self.on_leave(node, tier)
@@ -411,7 +411,7 @@ class Residency:
             tier.evicted_pages += node.pages
             if not node.pins[index]:
                 tier.evictable_pages -= node.pages
-            if tier.hears_removals:
+            if tier.wants_removals:
                 tier.eviction.on_remove(node)
         if node.slots[index] is None:
             tier.promised_pages -= node.pages

@@ -182,8 +182,8 @@ Hits = tuple[int, int, int]
 """Hit pages by source tier: gpu, cpu, disk."""
 
 
-TOO_LARGE: Final = object()
-"""What ``serve`` returns for a request that can never fit, however few others run."""
+NEVER_FITS: Final = object()
+"""Returned by a server for a request that could not run even alone."""
 
 
 class ReplayLease(Protocol):
@@ -201,8 +201,8 @@ class Server(Protocol):
     def serve(self, request: Request, pages: int, now: float) -> Any:
         """Serve a request that needs ``pages`` pages in all. Returns its ``ReplayLease``, or None if there is no room.
 
-        After None, replay tries the same request again once another one has finished, or rejects it if none is running. After
-        TOO_LARGE, it rejects the request at once.
+        After None, replay tries the same request again once another one has finished, or rejects it if none is running. If the
+        result is ``NEVER_FITS``, replay rejects the request at once and the others stay running.
         """
 
     def finish_request(self, lease: Any) -> None:

@@ -193,7 +193,7 @@ class StateStore:
         self.detached = detached
         self.counts = CheckpointCounts()
         self.index: StateIndex[Node] = StateIndex()
-        self._came = 0
+        self._arrived = 0
         """Number of states saved at places that had no state, neither in a tier nor detached."""
 
     @staticmethod
@@ -205,7 +205,7 @@ class StateStore:
         """Return the counts, with ``evicted`` and ``bytes`` brought up to date."""
         alive = {self.page_of(node) for node in self.index.values() if any(node.state)}
         alive.update(self.detached or ())
-        self.counts.evicted = self._came - len(alive)
+        self.counts.evicted = self._arrived - len(alive)
         self.counts.bytes = self.counts.saved * state_bytes
         return self.counts
 
@@ -261,7 +261,7 @@ class StateStore:
             if end is not None:
                 self.join_to(node, end)
             self.index.put(place, node)
-            self._came += self.detached is None or place.page not in self.detached
+            self._arrived += self.detached is None or place.page not in self.detached
         else:
             self._use(node, now)
         mine, left = gpu.pool.split(slots, self.units)
@@ -276,7 +276,7 @@ class StateStore:
         """Index a state that was added to the tree, and link it with the node that ends where it was saved."""
         page = self.page_of(state)
         self.index.put(Place(page, state.depth + state.pages, page if end is None else first_of_run(end)), state)
-        self._came += 1
+        self._arrived += 1
         if end is not None:
             self.join_to(state, end)
 

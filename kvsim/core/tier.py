@@ -30,7 +30,7 @@ class Tier:
     """A place that holds pages, such as GPU memory. Several tiers of the same level may stand side by side.
 
     ``index`` is its position among the cache's tiers and in a node's lists; ``level`` (GPU, CPU or DISK) is its kind of memory.
-    A hook of the eviction policy is called only if the policy overrides it, as recorded in ``hears_hits`` and its like.
+    A hook of the eviction policy is called only if the policy overrides it, as recorded in ``wants_hits`` and its like.
     """
 
     def __init__(self, name: str, index: int, pool: Pool, eviction: "EvictionPolicy", level: int | None = None) -> None:
@@ -55,16 +55,16 @@ class Tier:
         """Slots promised to requests and transfers, which take them once they are free."""
         self.inserted_pages = 0
         self.evicted_pages = 0
-        self.hears_arrivals = overrides(eviction, "on_arrival")
-        self.hears_requests = overrides(eviction, "on_request")
-        self.hears_finishes = overrides(eviction, "on_finish")
-        self.hears_inserts = overrides(eviction, "on_insert")
-        self.hears_hits = overrides(eviction, "on_hit")
-        self.hears_splits = overrides(eviction, "on_split")
-        self.hears_merges = overrides(eviction, "on_merge")
-        self.hears_removals = overrides(eviction, "on_remove")
-        self.hears_shortenings = overrides(eviction, "on_shorten")
-        self.may_shorten = self.hears_shortenings or not self.hears_removals
+        self.wants_arrivals = overrides(eviction, "on_arrival")
+        self.wants_requests = overrides(eviction, "on_request")
+        self.wants_finishes = overrides(eviction, "on_finish")
+        self.wants_inserts = overrides(eviction, "on_insert")
+        self.wants_hits = overrides(eviction, "on_hit")
+        self.wants_splits = overrides(eviction, "on_split")
+        self.wants_merges = overrides(eviction, "on_merge")
+        self.wants_removals = overrides(eviction, "on_remove")
+        self.wants_shortenings = overrides(eviction, "on_shorten")
+        self.may_shorten = self.wants_shortenings or not self.wants_removals
 
     def __repr__(self) -> str:
         return f"Tier({self.name})"

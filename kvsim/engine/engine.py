@@ -126,7 +126,7 @@ class Engine:
         if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
             self._reject(request)
             return
-        self.cache.residency.tell_arrival(request, self.env.now)
+        self.cache.residency.notify_arrival(request, self.env.now)
         if self._can_fetch:
             self._prefetch(job)
         if job.fetch is None:

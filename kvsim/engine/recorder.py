@@ -27,8 +27,8 @@ class Batch(NamedTuple):
 class Recorder:
     """A substrate that records the calls to another one.
 
-    Pages are evicted when requests are admitted, requests grow or transfers begin, that is, just before the engine calls
-    ``compute`` or ``copy``. So the tiers are inspected in these calls.
+    Pages are evicted when requests are admitted or grow and when transfers begin, just before the engine calls ``compute`` or
+    ``copy``. So these calls inspect the tiers.
     """
 
     def __init__(self, substrate: Substrate, tiers: Sequence[Tier]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.core.request import Request
-from kvsim.core.serving import TOO_LARGE, Hits, ServedCache, Server, ServingCache
+from kvsim.core.serving import NEVER_FITS, Hits, ServedCache, Server, ServingCache
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
@@ -96,7 +96,7 @@ class Replay:
             while lease is None and live:
                 finish(live.popleft())
                 lease = serve(request, pages, now)
-            if lease is None or lease is TOO_LARGE:
+            if lease is None or lease is NEVER_FITS:
                 rows.append(None)
                 continue
             live.append(lease)

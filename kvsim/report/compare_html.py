@@ -321,7 +321,7 @@ def _bars(told: Comparison, shares: dict[str, list[float | None]], colours: dict
 
 
 def _foot(told: Comparison, command_line: str) -> str:
-    """Return the part that tells how to reproduce the runs: this command, each run's command, and the shared settings."""
+    """Return the section on how to reproduce the runs: this command, each run's command, and the shared settings."""
     flat = [settings(result["config"]) for result in told.results]
     shared = [line for line in flat[0] if all(line in lines for lines in map(set, flat))]
     each = [f"{run.name}: {result.get('command_line', '')}" for run, result in zip(told.runs, told.results, strict=True)]

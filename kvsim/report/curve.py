@@ -55,14 +55,14 @@ def facts(record: RunRecord) -> list[str]:
         "One tier. Each request ends before the next begins; answers take no pages. LRU is exact, from one pass over the trace.",
     ]
     if record["warmup_requests"]:
-        lines.append(f"The {count(record['warmup_requests'])} requests before them warm up the tier and are not counted.")
+        lines.append(f"{count(record['warmup_requests'])} earlier requests warm up the tier and are not counted.")
     if any(point["rejected"] for point in record["points"]):
         lines.append("A prompt larger than the tier is rejected; rates cover the requests served.")
     if sampling := record["sampling"]:
         lines.append(
             f"Sampled: {count(sampling['requests'])} requests with {sampling['share_of_unique_pages']:.2%} of the unique pages, "
             "at capacities scaled down by the same factor. The sampling error is measured: LRU of the sample minus LRU of the "
-            "whole trace. A scaled capacity smaller than the largest prompt has no value."
+            "whole trace. A dash marks a capacity that, scaled down, is smaller than the largest prompt of the sample."
         )
     return lines
 

@@ -104,7 +104,7 @@ def draw_table(table: Table) -> str:
 
 
 def foot(result: RunRecord) -> str:
-    """Return the part that tells how to reproduce the run: its command, settings and versions."""
+    """Return the section on how to reproduce the run: its command, settings and versions."""
     lines = "\n".join(settings(result["config"]))
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     command = result.get("command_line") or f"kvsim {result['command']}"

@@ -34,7 +34,7 @@ class Tolerances:
     hit_rate: float = 0.005
     """Absolute error of each tier's hit rate."""
     identical: float = 0.99
-    """Smallest share of requests with the same number of hit pages in every tier."""
+    """Smallest allowed share of requests with the same number of hit pages in every tier."""
     link_bytes: float = 0.01
     """Relative error of each link's bytes."""
     ttft_p50: float = 0.05
@@ -127,7 +127,7 @@ def _check_same(runs: tuple[RunRecord, RunRecord], outcomes: tuple[Outcome, Outc
     if prompts[0] != prompts[1]:
         raise UsageError(f"the two runs have different requests ({len(prompts[0])} and {len(prompts[1])})")
     if unmatched := np.flatnonzero(outcomes[0].status != outcomes[1].status).tolist():
-        raise UsageError(f"request {unmatched[0]} and {len(unmatched) - 1} others were rejected in only one of the two runs")
+        raise UsageError(f"rejected in only one of the two runs: request {unmatched[0]} and {len(unmatched) - 1} others")
 
 
 def _tier_rate(run: RunRecord, tier: str) -> float:

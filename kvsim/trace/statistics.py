@@ -81,12 +81,12 @@ class UserClass(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """A prefix shared by ``requests`` prompts, as long as all of them share it."""
+    """A prefix that ``requests`` prompts share, up to where they diverge."""
 
     pages: int
     requests: int
     reused_pages: int
-    """Page reuses in the prefix's last part, where ``requests`` prompts share every page. No page counts for two prefixes."""
+    """Reuses of pages in its last part, which fewer requests share than the pages before it; no page counts for two prefixes."""
 
 
 class WorkingSet(NamedTuple):

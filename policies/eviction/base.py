@@ -12,7 +12,6 @@ from kvsim.core.answers import whole_number
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.run_order import RunOrder
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
@@ -48,7 +47,7 @@ class EvictionPolicy(metaclass=ABCMeta):
 
     empty_cache: Callable[[Tier], ServedCache]
     """Returns an empty cache of the kind that the policy serves, with the given tier as its only one. For trials."""
-    beside: Sequence[Node] = ()
+    request_states: Sequence[Node] = ()
     """Set by the core for ``on_finish``: recurrent states that the request has begun from or saved, if states share the pages'
     memory. A state (``node.is_state``) is a leaf of the root; it is evictable like any other and leaves whole. Its
     ``node.partner`` is the node of pages that it was saved after."""
@@ -108,7 +107,7 @@ class EvictionPolicy(metaclass=ABCMeta):
             if tier and node.is_evictable(tier):
                 self.on_evictable(node)
             node = node.parent
-        for state in self.beside:
+        for state in self.request_states:
             state.note(tier, note)
             if state.is_evictable(tier):
                 self.on_evictable(state)
@@ -126,13 +125,13 @@ class EvictionPolicy(metaclass=ABCMeta):
         if self.most_pages < node.pages and not node.is_state:
             self.cut(node, node.pages - self.most_pages)
 
+    def orders_by_last_use(self) -> bool:
+        """Whether leaves leave strictly in the order of ``last_used``, earliest first."""
+        return False
+
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         """Return the policy's order of single pages in vLLM's CPU tier. Raises ValueError if it has none."""
         raise ValueError(f"{type(self).__name__} cannot order the single pages of vLLM's CPU tier: choose lru or arc")
-
-    def page_order(self) -> RunOrder:
-        """Return an empty order of single pages for LightLLM's CPU tier. Raises ValueError if the policy has none."""
-        raise ValueError(f"{type(self).__name__} cannot order the single pages of LightLLM's CPU tier: choose lru")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from kvsim.core.run_order import RunOrder
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
@@ -20,8 +19,8 @@ class LRU(RankedEviction):
     def rank(self, node: Node) -> float:
         return node.last_used
 
+    def orders_by_last_use(self) -> bool:
+        return True
+
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         return LruOffload()
-
-    def page_order(self) -> RunOrder:
-        return RunOrder()

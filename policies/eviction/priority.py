@@ -29,7 +29,7 @@ class Priority(RankedEviction):
         while node.parent is not None:
             self._raise(node, request.priority)
             node = node.parent
-        for state in self.beside:
+        for state in self.request_states:
             self._raise(state, request.priority)
 
     def _raise(self, node: Node, priority: int) -> None:

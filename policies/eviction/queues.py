@@ -259,7 +259,7 @@ class QueueEviction(EvictionPolicy):
     def _compact(self) -> None:
         """Keep only the latest entry of each leaf in each heap."""
         for queue, heap in enumerate(self.heaps):
-            leaves = {entry[-1]: entry for entry in sorted(heap) if self.is_true(queue, entry)}
+            leaves = {entry[-1]: entry for entry in sorted(heap) if self.is_current(queue, entry)}
             heap[:] = leaves.values()
             heapify(heap)
         self._compact_at = max(1024, 2 * max(map(len, self.heaps)))
@@ -269,7 +269,7 @@ class QueueEviction(EvictionPolicy):
         tier = self.tier
         return node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]
 
-    def is_true(self, queue: int, entry: Entry) -> bool:
+    def is_current(self, queue: int, entry: Entry) -> bool:
         """Whether an entry of the queue's heap is current: its node is a leaf with this queue and place."""
         node = entry[4]
         return self.is_leaf(node) and self._marks[node][:2] == (queue, entry[0])

@@ -42,7 +42,7 @@ class Sieve(QueueEviction):
         mark = self.mark(node)
         self.push(self.heaps[self._side(mark)], mark[1], node)
 
-    def is_true(self, queue: int, entry: Entry) -> bool:
+    def is_current(self, queue: int, entry: Entry) -> bool:
         if not self.is_leaf(entry[-1]):
             return False
         mark = self.mark(entry[-1])
@@ -50,7 +50,7 @@ class Sieve(QueueEviction):
 
     def first(self, queue: int) -> Node | None:
         heap = self.heaps[queue]
-        while heap and not self.is_true(queue, heap[0]):
+        while heap and not self.is_current(queue, heap[0]):
             heappop(heap)
         return heap[0][-1] if heap else None
 

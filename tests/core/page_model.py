@@ -1,7 +1,7 @@
 """What a replay hits, page by page: slow, obvious, and nothing in common with the core but the rules.
 
 A page is a leaf of a tier if it is there and none of its children is. Only leaves that nothing pins leave, the least by rank
-first and among equals the deepest. To pin a page in a tier is to pin all pages above it there, too. What is decided to move
+first and among equals the deepest. Pinning a page in a tier also pins all pages before it there. What is decided to move
 down takes its room at once, but arrives, and can be evicted again, only when the operation that decided it ends (``land``).
 """
 
@@ -104,7 +104,7 @@ class PageModel:
         return hits
 
     def pages_of(self, request: Request, tokens: int) -> int:
-        """What a request takes on the GPU when it has so many tokens there."""
+        """Pages that a request holds on the GPU with ``tokens`` tokens there."""
         return max(request.prompt_pages, -(-tokens // self.page_tokens)) if self.hold_output else request.prompt_pages
 
     def finish_oldest(self) -> None:
@@ -297,7 +297,7 @@ class PageModel:
         self.evicted[tier] += 1
 
     def free(self, tier: int) -> float:
-        """Slots that nobody has."""
+        """Free slots."""
         held = sum(held.slots for held in self.live) if tier == GPU else 0
         return self.capacities[tier] - len(self.on[tier]) - len(self.coming[tier]) - held
 
@@ -356,7 +356,7 @@ class PageModel:
         return self.rankings[tier].rank(page, tier, self.now), -page.depth, page.number, page
 
     def make_room(self, tier: int, wanted: float) -> None:
-        """Evict until so many slots are free, which must be possible. A victim without another copy goes down or is dropped."""
+        """Evict until ``wanted`` slots are free, which must be possible. A victim without another copy moves down or is lost."""
         below = [edge for edge in self.edges if edge.upper == tier]
         victims = self.victims(tier)
         while self.free(tier) < wanted:

@@ -67,7 +67,7 @@ def lru_k(k: int) -> Ranking:
 
 
 def gdsf(s_per_byte: Callable[[int], float]) -> Ranking:
-    """``s_per_byte``: what it costs to compute the page that ends so many pages deep."""
+    """``s_per_byte``: seconds per byte to compute the page that ends at the given depth."""
     return Ranking(lambda page, tier, now: (page.level[tier] + page.hits * s_per_byte(page.depth), page.used), ages=True)
 
 

@@ -242,6 +242,6 @@ def now(cache: SmallCache) -> float:
 
 
 def only(transfers: list[Transfer]) -> Transfer:
-    """The transfer, of which there is one."""
+    """Return the only transfer."""
     (transfer,) = transfers
     return transfer

@@ -65,7 +65,7 @@ def hybrid(
     recompute_last_token: bool = False,
     eviction: Any = None,
 ) -> SmallHybrid:
-    """A cache with its states in tiers of their own, or, with ``shared_pages``, in the KV's, each as large as so many pages.
+    """A cache with its states in tiers of their own, or, with ``shared_pages``, in the KV's, each the size of that many pages.
 
     ``eviction`` is the GPU's policy, bound; LRU if None.
     """

@@ -52,7 +52,7 @@ def on_the_gpu_without_its_parent(cache: SmallCache) -> None:
     cache.node("ab").state[0] = ABSENT
 
 
-def pinned_for_nobody(cache: SmallCache) -> None:
+def pinned_without_a_user(cache: SmallCache) -> None:
     cache.node("abc").pins[1] += 1
 
 
@@ -111,7 +111,7 @@ DAMAGES: list[tuple[Callable[[SmallCache], None], str]] = [
     (given_up, "in the tree, but doomed"),
     (counts_a_child_more, "children in cpu"),
     (on_the_gpu_without_its_parent, "on gpu without its parent"),
-    (pinned_for_nobody, "pins in cpu"),
+    (pinned_without_a_user, "pins in cpu"),
     (lost_a_slot, "gpu: slots leaked"),
     (has_a_slot_of_another, "gpu: a slot has two owners"),
     (has_more_slots_than_pages, "slots in gpu"),
@@ -219,7 +219,7 @@ def test_a_promise_to_a_request_is_part_of_the_sums() -> None:
 def test_more_states_evicted_than_saved_are_noticed() -> None:
     cache = hybrid(Last())
     use(cache, "abc")
-    cache.states._came += 2
+    cache.states._arrived += 2
     with pytest.raises(AssertionError, match="2 states evicted, but 1 saved"):
         cache.check()
 

@@ -79,8 +79,8 @@ def test_a_policy_is_asked_after_a_use_for_nodes_or_for_prompts_or_not_at_all(
 
 
 def test_only_a_policy_that_counts_requests_hears_of_them() -> None:
-    assert edge_of(StoreThreshold(k=2)).hears_requests
-    assert not edge_of(WriteBack()).hears_requests
+    assert edge_of(StoreThreshold(k=2)).wants_requests
+    assert not edge_of(WriteBack()).wants_requests
 
 
 def test_right_answers_are_passed_on() -> None:

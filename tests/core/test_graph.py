@@ -10,7 +10,7 @@ import pytest
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import CPU, DISK, GPU, LEVELS, Tier
+from kvsim.core.tier import CPU, DISK, GPU, LEVELS
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.server import CacheServer
@@ -174,12 +174,10 @@ def test_a_random_workload_over_64_gpus(placement: Callable[[], Any], eviction: 
     cache = small_graph(gpus, gpu=10, cpu=60, disk=150, eviction=eviction, placement=placement, disk_placement=WriteBack)
     rng = np.random.default_rng(0)
     server = CacheServer(cache.core, Prefetching(cache.core, NoPrefetch(), Offer))
-    routed = Routed(cache.core)
-    server.cache = routed
     running: list[Any] = []
     hits = np.zeros(3, dtype=int)
     for number, request in enumerate(random_requests(0, requests=1_500, page_tokens=1, max_pages=9)):
-        routed.gpu = cache.tiers[int(rng.integers(gpus))]
+        cache.core.gpu = cache.tiers[int(rng.integers(gpus))]
         lease = server.serve(request, request.prompt_pages + int(rng.integers(2)), float(number))
         if lease is not None:
             running.append(lease)
@@ -201,21 +199,6 @@ def test_a_random_workload_over_64_gpus(placement: Callable[[], Any], eviction: 
         assert not any(READY in node.state[:gpus] and node.state[gpus + 1] == READY for node in below)
 
 
-class Routed:
-    """A cache that serves from the GPU that was chosen last."""
-
-    gpu: Tier
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
-
-    def match(self, request: Request) -> Any:
-        return self._cache.match(request, self.gpu)
-
-
 def test_levels_say_what_a_hit_is_whatever_the_place_of_a_tier() -> None:
     cache = small_graph(3)
     assert [tier.level for tier in cache.tiers] == [GPU, GPU, GPU, CPU, DISK]
@@ -223,7 +206,7 @@ def test_levels_say_what_a_hit_is_whatever_the_place_of_a_tier() -> None:
 
 
 def seconds(gpus: int, requests: list[Request]) -> float:
-    """CPU time of serving the requests from the last of so many GPUs."""
+    """CPU time of serving the requests from the last GPU."""
     shape: list[tuple[str, Sequence[int]]] = [("gpu", ())] * gpus
     shape += [("cpu", tuple(range(gpus))), ("disk", (gpus,))]
     capacities = [40] * gpus + [200, 1_000]

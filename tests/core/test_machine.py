@@ -152,7 +152,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.restore(draw(st.lists(PATHS, max_size=3)), draw(st.integers(0, 3)))
 
     def restore(self, paths: list[tuple[int, ...]], lost: int) -> None:
-        """Begin with pages of these prompts in the lowest tier, but for every fourth page, and with others that nobody wants."""
+        """Begin with pages of these prompts in the lowest tier, except every fourth, and with others that no prompt uses."""
         requests, lowest = [self.request(path) for path in paths], self.bytes[-1]
         pages = dict.fromkeys(page for request in requests for page in ids_of_runs(request.runs).tolist())
         left = [page for page in pages if page % 4 != lost][: len(lowest) - 1]
@@ -516,7 +516,7 @@ class CacheMachine(RuleBasedStateMachine):
             some[~is_valid] = -1
 
     @invariant()
-    def slots_of_transfers_are_nobodys_else(self) -> None:
+    def slots_of_transfers_have_no_other_owner(self) -> None:
         for transfer, flight in self.flights.items():
             for tier, slots in ((transfer.source, flight.reads), (transfer.target, flight.writes)):
                 taken = [tier.pool.free_slots()]

@@ -66,7 +66,7 @@ def context_of(page_tokens: int, tier: int = 0, capacity: int | None = None) -> 
 
 
 def s_per_byte(page_tokens: int) -> Callable[[int], float]:
-    """Seconds to compute the page that ends so many pages deep, for each of its bytes."""
+    """Seconds per byte to compute the page that ends at the given depth."""
     context = context_of(page_tokens)
     return cache(lambda end: context.recompute_s((end - 1) * page_tokens, end * page_tokens) / MODEL.page_bytes(page_tokens))
 
@@ -322,7 +322,7 @@ def replays(
     draw: st.DrawFn, *, tiers: int, evictions: Sequence[str] = tuple(EVICTIONS), placements: Sequence[str] = tuple(PLACEMENTS),
     prefetches: Sequence[str] = tuple(PREFETCHES), capacities: Sequence[tuple[int, int]] = ((1, 12), (1, 12), (1, 12)),
 ) -> tuple[Workload, Setting]:  # fmt: skip
-    """Requests and a setting of so many tiers, of any size and with any policy each."""
+    """Requests, and a setting with the given number of tiers, of any sizes and policies."""
     page_tokens = draw(st.integers(1, 4))
     setting = Setting(
         capacities=[draw(st.integers(*bounds)) for bounds in capacities[:tiers]],

@@ -183,7 +183,7 @@ def test_who_wants_to_know_is_told_of_pages_that_leave() -> None:
 
 
 def used_and_unused() -> SmallCache:
-    """``ab`` is used by a request, ``xy`` by nobody."""
+    """A request uses ``ab``; no request uses ``xy``."""
     cache = small_cache(gpu=8)
     cache.use("xy")
     cache.run("ab")

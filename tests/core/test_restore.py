@@ -44,7 +44,7 @@ def test_of_each_prompt_the_pages_before_the_first_missing_one_are_restored() ->
     assert cache.use("abcd") == (0, 0, 2) and cache.use("abxy") == (2, 0, 1) and cache.use("pqr") == (0, 0, 0)
 
 
-def test_pages_that_nobody_wants_leave_their_slots_free() -> None:
+def test_pages_that_no_request_needs_leave_their_slots_free() -> None:
     cache = restored(["ab", "z"], "zba")
     pool = cache.tiers[-1].pool
     assert isinstance(pool, SlotPool) and pool.free == 5 and sorted(pool.free_slots().tolist()) == [3, 4, 5, 6, 7]
@@ -111,7 +111,7 @@ def test_only_an_empty_cache_with_numbered_slots_can_be_restored() -> None:
 
 
 def fail(cache: SmallCache, transfer: Transfer, arrived: int) -> None:
-    """The read brings so many pages; the next one is unreadable."""
+    """Read ``arrived`` pages; the next one is unreadable."""
     while waits := cache.begin(transfer, next(cache.clock)).waits:
         cache.move(waits)
     transfer.has_fault = True

@@ -28,8 +28,8 @@ def tier_of(eviction: LRU, name: str = "gpu", index: int = GPU, pages: int | Non
 
 @pytest.mark.parametrize(("policy", "is_heard"), [(LRU(), False), (Listener(), True), (Heir(), True)])
 def test_hooks_of_a_policy_are_called_only_if_it_has_them(policy: LRU, is_heard: bool) -> None:
-    assert overrides(policy, "on_hit") == tier_of(policy).hears_hits == is_heard
-    assert not tier_of(policy).hears_arrivals
+    assert overrides(policy, "on_hit") == tier_of(policy).wants_hits == is_heard
+    assert not tier_of(policy).wants_arrivals
 
 
 def test_a_tier_is_what_its_place_says_unless_another_level_is_given() -> None:

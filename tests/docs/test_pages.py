@@ -24,7 +24,7 @@ DOCS = ROOT / "docs"
 
 
 def load(name: str) -> ModuleType:
-    """A module of ``docs``, which is no package."""
+    """Load a module of ``docs``, which is not a package."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

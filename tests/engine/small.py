@@ -159,7 +159,7 @@ def hits(outcome: Outcome, index: int) -> tuple[int, ...]:
 
 
 def check_idle(engine: SmallEngine) -> None:
-    """Whatever happened, nobody holds, owes or waits for anything now, and every pool adds up."""
+    """Assert that nothing is held, promised or awaited any more, and that every pool adds up."""
     cache = engine.cache
     cache.check()
     assert not cache.leases and not cache.in_flight and not cache.residency.doomed

@@ -353,7 +353,7 @@ def test_a_prefetch_waits_until_the_cpu_tier_has_written_back_what_it_evicts() -
     assert outcome.ttft_s[3] == seconds(8 + 8 + 4 + 1)
 
 
-def test_a_prefetch_that_is_given_up_before_it_has_begun_holds_nobody_up() -> None:
+def test_a_prefetch_abandoned_before_it_starts_delays_no_request() -> None:
     fill = ask(A), ask("p", 100, tokens=35), ask(B, 200), ask("q", 300, tokens=35)
     asks = *fill, ask("x", 400, output=10), ask(A, 406)
     outcome = served(*asks, gpu=10, cpu=4, disk=40, placement=WriteBack, prefetch=eager(stop="best_effort"))

@@ -230,7 +230,7 @@ def test_a_retracted_request_uses_and_offers_its_pages_once_however_often_it_is_
     assert outcome.retractions == 1 and outcome.placement["written_pages"] == 1
 
 
-def test_nobody_is_admitted_after_a_retraction_until_a_request_has_ended() -> None:
+def test_no_request_is_admitted_after_a_retraction_until_one_has_ended() -> None:
     outcome = small_engine(gpu=5).serve(ask("a", output=12), ask("b", output=12), ask("", 17, tokens=1))
     assert outcome.retractions == 1
     assert outcome.ttft_s[2] == seconds((24 - 17) + (5 + 1))

@@ -11,7 +11,7 @@ from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
 from kvsim.engines.sglang.rules import SGLangRules
-from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
+from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
@@ -43,7 +43,7 @@ def play(cache: WholeNodeCache, requests: list[Request], *, in_flight: int = 1, 
     return [(-1, 0) if rejected else (row[0], row[1]) for rejected, row in zip(outcome.status.tolist(), hits, strict=True)]
 
 
-def check(cache: WholeNodeCache, held: Iterable[NodeLease]) -> None:
+def check(cache: Any, held: Iterable[Any]) -> None:
     """Recount slots, pins, children and what can be evicted."""
     held = list(held)
     nodes = list(cache.tree.root.descendants())
@@ -65,7 +65,7 @@ def check(cache: WholeNodeCache, held: Iterable[NodeLease]) -> None:
         assert len(cache.tiers) == 1 or node.pins[1] == (node.state[0] == node.state[1] == READY)
 
 
-def is_above(node: Any, held: NodeLease) -> bool:
+def is_above(node: Any, held: Any) -> bool:
     """Whether a request holds the node."""
     at: Any = held.node
     while at is not None and at is not node:

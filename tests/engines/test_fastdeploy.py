@@ -1,9 +1,13 @@
-"""FastDeploy's prefix cache, behaviour by behaviour, on the core with the choices of ``preset=fastdeploy``."""
+"""FastDeploy's prefix cache: its replay rules one by one, then random and real traces; and its other behaviour on the core, with
+the choices of ``preset=fastdeploy``."""
 
+from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simpy import Event
 
 from kvsim.build import build_run
@@ -23,15 +27,17 @@ from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.run import check_answers
+from kvsim.run import check_answers, replay
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.page_hasher import PageHasher
-from tests.core import page_rules
 from tests.core.small import make_tiers, small_cache
 from tests.engine.small import ask, check_idle, eager, hits, seconds, small_engine
 from tests.engine.small import make_requests as engine_requests
-from tests.engines.slow_pages import play, play_slowly
-from tests.workloads import make_requests
+from tests.engines.recorded import golden_rows, reference
+from tests.engines.slow_swaps import SlowSwaps
+from tests.engines.small_swaps import Small, make_cache, play
+from tests.workloads import as_records, branching_requests, conversations, make_requests, random_requests
 
 PAGE = 4
 
@@ -164,7 +170,7 @@ def test_finished_requests_may_cache_their_output_pages() -> None:
 
 
 def test_the_preset_caches_answers_if_the_trace_knows_them() -> None:
-    built = preset("rules.cache_output=true", "trace.limit=300", "tiers.gpu.capacity=40GiB")
+    built = preset("rules.cache_output=true", "trace.limit=300", "tiers.gpu.capacity=40GiB", command="simulate")
     requests = built.trace.load(built.page_tokens).requests
     check_answers(built, requests)
     requests[7].output_runs = None
@@ -274,12 +280,250 @@ def test_reset_on_weight_updates_drains_the_swaps_or_drops_them(ending: str, dir
     assert (cache.gpu.pool.free, cache.tiers[1].pool.free) == (4, 8)
 
 
-@pytest.mark.parametrize(("page_tokens", "gpu", "cpu", "in_flight"), [(16, 24, 90, 1), (16, 60, 30, 3), (512, 40, 60, 2)])
-def test_conversations_hit_what_the_slow_model_hits(
+# --- a replay: the engine's own rules ------------------------------------------------------------------------------------
+
+
+def test_as_many_pages_leave_as_are_missing_however_many_slots_are_free() -> None:
+    cache = Small(8)
+    cache.use("abcdef", "wxyz")
+    assert cache.on(0) == "abwxyz"
+    assert cache.cache.gpu.pool.free == 2
+
+
+def test_with_cpu_memory_room_for_the_whole_prompt_is_made_before_the_look_up() -> None:
+    cache = Small(6, 6)
+    cache.use("abcd")
+    assert cache.use("abcdef") == (0, 4)
+    assert cache.where == ("abcdef", "")
+
+
+def test_without_cpu_memory_room_is_made_after_the_look_up() -> None:
+    cache = Small(6)
+    cache.use("abcd")
+    assert cache.use("abcdef") == (4, 0)
+
+
+@pytest.mark.parametrize(("tail", "hits"), [(0, (2, 0)), (1, (0, 3))])
+def test_the_partial_page_needs_a_slot_too(tail: int, hits: tuple[int, int]) -> None:
+    cache = Small(6, 6, page_tokens=4)
+    cache.use("abc")
+    assert cache.use("abc", tail=tail) == hits
+
+
+def test_if_cpu_memory_is_short_it_deletes_as_many_pages_as_the_gpu_was_asked_for() -> None:
+    cache = Small(4, 5)
+    cache.use("ab", "cd", "wx", "yz")
+    assert cache.where == ("wxyz", "abcd")
+    cache.use("pqr")
+    assert cache.where == ("ypqr", "cwxz")
+
+
+def test_pages_that_arrive_are_not_among_those_deleted() -> None:
+    cache = Small(4, 5)
+    cache.use("ab", "cdef")
+    assert cache.where == ("cdef", "ab")
+    cache.use("wxyz")
+    assert cache.where == ("wxyz", "cdef")
+
+
+def test_the_pages_of_an_answer_are_taken_one_by_one() -> None:
+    cache = Small(4, 4)
+    cache.use("ab", "cd", "wx", "yz")
+    # x makes room for the prompt, z and y for the second and third page of the answer.
+    cache.use("w", output=3)
+    assert cache.where == ("w", "cxyz")
+
+
+def test_pages_that_make_room_for_an_answer_push_out_those_before_them() -> None:
+    cache = Small(6, 2)
+    cache.use("ab", "cd")
+    cache.use("x", output=5)
+    assert cache.where == ("x", "cd")
+
+
+def test_an_answer_takes_free_slots_first() -> None:
+    cache = Small(6)
+    cache.use("abc")
+    cache.use("x", output=3)
+    assert cache.on(0) == "abx"
+
+
+@pytest.mark.parametrize(("recompute", "hits"), [(True, (3, 0)), (False, (4, 0))])
+def test_a_whole_prompt_found_is_used_whole_and_its_last_page_is_computed_in_place(
+    recompute: bool, hits: tuple[int, int]
+) -> None:
+    cache = Small(4, recompute_last_token=recompute)
+    cache.use("abcd")
+    assert cache.use("abcd") == hits
+    assert cache.on(0) == "abcd"
+
+
+def test_of_a_whole_prompt_found_a_page_from_cpu_memory_does_not_count_if_there_is_one() -> None:
+    cache = Small(8, 8)
+    cache.use("abcd", "wxyz")
+    cache.start("abc")
+    assert cache.where == ("abcwxyz", "d")
+    assert cache.start("abcd").hits == (3, 0, 0)
+    assert cache.where == ("abcd", "wxyz")
+
+
+def test_a_look_up_counts_as_use_and_the_end_of_a_request_does_not() -> None:
+    cache = Small(6)
+    first = cache.start("ab")
+    cache.use("cd")
+    cache.finish(first)
+    cache.use("xyz")
+    assert cache.on(0) == "cxyz"
+    cache.use("c")
+    cache.use("pqr")
+    assert cache.on(0) == "cpqr"
+
+
+def test_an_attempt_without_room_keeps_what_it_has_evicted_and_used() -> None:
+    cache = Small(12)
+    cache.use("a", "b")
+    running = cache.start("cdefgh")
+    assert cache.attempt(cache.request("auvwxyz")) is None
+    assert cache.on(0) == "acdefgh"
+    cache.finish(running)
+    cache.use("pqrstk")
+    assert cache.on(0) == "apqrstk"
+
+
+def test_with_cpu_memory_an_attempt_without_room_looks_nothing_up() -> None:
+    cache = Small(12, 12)
+    cache.use("a", "b")
+    cache.start("cdefgh")
+    assert cache.attempt(cache.request("auvwxyz")) is None
+    assert cache.where == ("cdefgh", "ab")
+
+
+def test_a_request_without_room_for_its_answer_keeps_its_prompt_and_goes_on() -> None:
+    cache = Small(6)
+    running = cache.start("abc")
+    request = cache.request("d", output=3)
+    assert cache.attempt(request) is None
+    assert cache.cache.gpu.pool.free == 0
+    cache.finish(running)
+    assert cache.attempt(request) is not None
+    assert cache.on(0) == "abd"
+
+
+def test_no_request_finishes_for_one_that_never_fits() -> None:
+    requests = make_requests(["pq", "ab", "12345678", "cdef", "abx"])
+    # ab is still running when cdef needs room, so only pq leaves.
+    assert play(make_cache(7), requests, in_flight=2) == [(0, 0), (0, 0), (-1, 0), (0, 0), (2, 0)]
+
+
+def conversation_plan(*overrides: str) -> tuple[Plan, list[Request]]:
+    return preset("page_tokens=16", *overrides), conversations(2, requests=50, page_tokens=16)
+
+
+def test_cpu_memory_smaller_than_a_prompt_is_refused() -> None:
+    plan, requests = conversation_plan("tiers.gpu.capacity=60pages", "tiers.cpu.capacity=19pages")
+    with pytest.raises(UsageError, match=r"rules: FastDeploy loses .* has 20, and tiers.cpu.capacity is 19;"):
+        replay(plan, requests)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cpu"), [("60pages", "20pages"), ("60pages", "0"), ("unlimited", "unlimited"), ("8pages", "8pages")]
+)
+def test_cpu_memory_needs_room_for_prompts_that_fit_the_gpu(gpu: str, cpu: str) -> None:
+    outcome = replay(*conversation_plan(f"tiers.gpu.capacity={gpu}", f"tiers.cpu.capacity={cpu}"))
+    assert outcome.hit_pages.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("eviction=lfu", "rules: FastDeploy evicts what was used least recently, not by LFU: set eviction=lru"),
+        ("placement=write_back", "rules: FastDeploy swaps pages, which WriteBack does not: set placement=exclusive"),
+        ("placement=write_through", "rules: FastDeploy swaps pages, which WriteThrough does not: set placement=exclusive"),
+    ],
+)
+def test_policies_that_fastdeploy_does_not_have_are_refused(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        replay(*conversation_plan(override))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("tiers.disk.capacity=1TiB", "rules: FastDeploy's rules have no disk tier: set tiers.disk.capacity=0"),
+        ("rules.cache_output=true", "rules.cache_output is not supported by FastDeploy's rules in a replay: set it to false"),
+    ],
+)
+def test_settings_that_a_replay_by_fastdeploys_rules_does_not_support_are_refused(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        preset(override)
+
+
+@pytest.mark.parametrize("setting", ["tiers.disk.capacity=1TiB", "rules.cache_output=true", "placement=write_back"])
+def test_a_simulation_uses_kvsims_own_rules_with_the_same_settings(setting: str) -> None:
+    plan = preset(setting, "rules.recompute_last_token=false", command="simulate")
+    assert plan.rules == Rules(recompute_last_token=False, cache_output=setting.startswith("rules"))
+
+
+def longest_prompt(requests: list[Request], gpu: int, *, page_tokens: int) -> int:
+    """Pages of the longest prompt that fits the GPU with its answer, 1 if none does; CPU memory must not be smaller."""
+    sizes = [(request.prompt_tokens, request.prompt_tokens + request.output_tokens) for request in requests]
+    return max([-(-prompt // page_tokens) for prompt, total in sizes if total <= gpu * page_tokens], default=1)
+
+
+# --- slower models, real traces, recorded hits ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hold_output", [True, False])
+@pytest.mark.parametrize("tiers", [1, 2])
+def test_random_traces_hit_as_in_the_slow_model(tiers: int, hold_output: bool) -> None:
+    for seed in range(80):
+        requests = random_requests(seed)
+        gpu, in_flight = 5 + seed % 19, 1 + seed % 4
+        cpu = longest_prompt(requests, gpu, page_tokens=4) + seed % 7 * 3 if tiers == 2 else 0
+        mine = play(make_cache(gpu, cpu, page_tokens=4), requests, in_flight=in_flight, hold_output=hold_output)
+        slow = SlowSwaps(gpu, cpu, page_tokens=4)
+        assert mine == list(slow.play(requests, in_flight=in_flight, hold_output=hold_output)), seed
+
+
+@given(branching_requests(), st.integers(1, 16), st.integers(0, 12), st.booleans(), st.integers(1, 4))
+def test_branching_prompts_hit_as_in_the_slow_model(
+    requests: list[Request], gpu: int, spare: int, has_cpu: bool, in_flight: int
+) -> None:
+    cpu = longest_prompt(requests, gpu, page_tokens=4) + spare if has_cpu else 0
+    mine = play(make_cache(gpu, cpu, page_tokens=4), requests, in_flight=in_flight)
+    assert mine == list(SlowSwaps(gpu, cpu, page_tokens=4).play(requests, in_flight=in_flight))
+
+
+@pytest.mark.parametrize(
+    ("page_tokens", "gpu", "cpu", "in_flight"),
+    [(16, 24, 90, 1), (16, 60, 30, 3), (512, 40, 60, 2), (512, 60, 0, 2), (16, 90, 0, 4)],
+)
+def test_conversations_hit_as_in_the_slow_model(
     chats: dict[int, list[Request]], page_tokens: int, gpu: int, cpu: int, in_flight: int
 ) -> None:
-    sizes = (f"tiers.gpu.capacity={gpu}pages", f"tiers.cpu.capacity={cpu}pages")
-    plan = preset(f"page_tokens={page_tokens}", *sizes, f"replay.in_flight={in_flight}")
-    rows = play(plan, chats[page_tokens])
-    assert rows == play_slowly(plan, chats[page_tokens], [page_rules.exclusive()])
-    assert sum(row[1] for row in rows if row) > 300
+    requests = chats[page_tokens][:600]
+    mine = play(make_cache(gpu, cpu, page_tokens=page_tokens), requests, in_flight=in_flight)
+    assert mine == list(SlowSwaps(gpu, cpu, page_tokens=page_tokens).play(requests, in_flight=in_flight))
+    assert sum(hits for hits, _ in mine) > 300
+
+
+@pytest.mark.long
+def test_random_traces_hit_as_in_the_model_beside_the_repository(shared: Path) -> None:
+    model = reference(shared, "fastdeploy_model")
+    model.PAGE = 4
+    for seed in range(100, 300):
+        requests = random_requests(seed, requests=100)
+        gpu, in_flight = 5 + seed % 21, 1 + seed % 4
+        cpu = longest_prompt(requests, gpu, page_tokens=4) + seed % 11 if seed % 3 else 0
+        rows = model.play(as_records(requests), gpu, cpu, in_flight)
+        mine = play(make_cache(gpu, cpu, page_tokens=4), requests, in_flight=in_flight)
+        assert mine == [(row[1], max(0, row[2])) for row in rows], seed
+
+
+@pytest.mark.parametrize("requests", [2_000, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("gpu", "cpu", "in_flight"), [(6_000, 0, 1), (6_000, 12_000, 1), (3_000, 3_000, 4)])
+def test_conversation_hits_what_the_engine_hit(shared: Path, requests: int | None, gpu: int, cpu: int, in_flight: int) -> None:
+    name = f"conv.fastdeploy_{gpu}_{cpu}" + (f"_inflight{in_flight}" if in_flight > 1 else "")
+    trace = Mooncake(path=str(shared / "traces" / "mooncake_conversation_trace.jsonl.gz"), limit=requests).load(512)
+    mine = play(make_cache(gpu, cpu, page_tokens=512), trace.requests, in_flight=in_flight)
+    assert mine == golden_rows(shared, name, requests or len(mine))

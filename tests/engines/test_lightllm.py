@@ -36,7 +36,7 @@ def preset(*overrides: str) -> Plan:
 
 
 def play(prompts: list[tuple[int, int]], capacities: tuple[int, int, int]) -> tuple[Cache, Outcome]:
-    """Replay prompts, given as (number of the text, tokens), with the preset's policies and tiers of so many pages."""
+    """Replay prompts, given as (number of the text, tokens), with the preset's policies and tiers of the given sizes in pages."""
     plan = preset()
     tiers, edges = make_tiers(
         capacities,

@@ -17,7 +17,7 @@ from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.serving import TOO_LARGE
+from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
@@ -115,7 +115,7 @@ class Small:
         for word in words:
             lease = self.start(self.request(word, tail=tail, output=output))
             row = -1, 0
-            if lease is not TOO_LARGE:
+            if lease is not NEVER_FITS:
                 row = lease.hits[:2]
                 self.finish(lease)
         return row
@@ -357,8 +357,7 @@ def plan(*overrides: str, command: str = "replay") -> Plan:
 def test_the_rules_are_for_replay_without_a_disk() -> None:
     built = plan("tiers.disk.capacity=0")
     assert isinstance(built.rules.serving_cache(*build_tiers(built), built.page_tokens), LightLLMCache)
-    with_disk = plan()
-    assert with_disk.rules.serving_cache(*build_tiers(with_disk), with_disk.page_tokens) is None
+    assert plan().rules == plan("tiers.disk.capacity=0", command="simulate").rules == Rules()
 
 
 @pytest.mark.parametrize("capacity", ["0", "1000GiB"])
@@ -374,11 +373,15 @@ def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules(capacity: str) -> 
 @pytest.mark.parametrize(
     ("overrides", "command", "words"),
     [
-        (["placement=write_through"], "replay", "rules: LightLLM's rules store whole prompts when they finish, but WriteThrough"),
+        (
+            ["placement=write_through"],
+            "replay",
+            "rules: LightLLM stores whole prompts when they finish, but WriteThrough",
+        ),
         (
             ["eviction@tiers.cpu.eviction=lfu"],
             "replay",
-            "rules: LFU cannot order the single pages of LightLLM's CPU tier: choose",
+            "rules: LightLLM's CPU cache evicts the page used least recently, not by LFU: set",
         ),
         (["tiers.cpu.page_tokens=300"], "replay", "tiers.cpu.page_tokens must be a multiple of page_tokens=256, not 300"),
         (["tiers.cpu.page_tokens=0"], "replay", "tiers.cpu.page_tokens must be a multiple of page_tokens=256, not 0"),

@@ -81,7 +81,8 @@ def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_engine_agreement(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirty requests, recorded from the replay itself; then one of them hits a page more. Other engines are left out."""
+    """Thirty requests, recorded from the replay itself; then one of them hits a page more. Other engines are left out, and so
+    are further columns of a rejected request."""
     golden = tmp_path / "golden"
     golden.mkdir()
     module = study("engine_agreement", monkeypatch, "--trace", str(trace), "--golden", str(golden), "--output", str(tmp_path))
@@ -90,8 +91,13 @@ def test_engine_agreement(trace: Path, tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("conv.sglang_lru_6", "conv.another_6"):
         with gzip.open(golden / f"{name}.txt.gz", "wt") as file:
             file.writelines(f"{number} {pages} {hit}\n" for number, pages, hit in rows)
+    swapped = module.replayed(played, ["preset=fastdeploy", "tiers.gpu.capacity=3pages", "tiers.cpu.capacity=0"], 4)
+    assert (-1, 0) in [row[2:] for row in swapped]
+    with gzip.open(golden / "conv.fastdeploy_3_0.txt.gz", "wt") as file:
+        file.writelines(f"{number} {pages} {gpu} {min(gpu, cpu)}\n" for number, pages, gpu, cpu in swapped)
     assert module.main() == 0
     table = (tmp_path / "results.md").read_text()
+    assert "| conv.fastdeploy_3_0 |" in table
     assert "| conv.sglang_lru_6 |" in table and "| 30 | 0 |" in table and "another" not in table
     with gzip.open(golden / "conv.sglang_lru_6.txt.gz", "wt") as file:
         file.writelines(f"{number} {pages} {hit + (number == 7)}\n" for number, pages, hit in rows)

@@ -84,7 +84,7 @@ def test_a_long_context_is_cut_into_parts_and_a_short_one_beside_it_is_not(devic
 
 
 def test_a_batch_may_be_cut_into_room_for_a_larger_one_again_and_again(device):
-    """Requests that the batch does not have get a result, too: that of its first part."""
+    """Requests that are not in the batch also get a result: that of its first part."""
     pool = pool_of(40, 4, 2, 16, torch.float32, device)
     room = ContextRoom(4, heads=4, kv_heads=2, head_dim=16, device=device)
     for contexts in ([90, 7, 30], [5], [1, 2, 3, 156]):

@@ -93,7 +93,7 @@ def test_every_link_of_either_run_is_compared() -> None:
     [
         ({"config": {"page_tokens": 20}}, "the two runs differ in page_tokens"),
         ({"requests": 3}, r"different requests \(4 and 3\)"),
-        ({"rejected": [1]}, "request 1 and 0 others were rejected in only one of the two runs"),
+        ({"rejected": [1]}, "rejected in only one of the two runs: request 1 and 0 others"),
     ],
 )
 def test_what_cannot_be_compared_is_an_error(change: dict[str, Any], problem: str) -> None:

@@ -43,7 +43,7 @@ def test_the_same_prompt_again_does_not_go_on_and_neither_does_a_shorter_one() -
     assert inferred("ab", "a", "ab", "abc") == ["c", "b", "c", ""]
 
 
-def test_nobody_goes_on() -> None:
+def test_an_answer_that_no_prompt_continues() -> None:
     assert inferred("abc", "abd", "xyz") == ["", "", ""]
 
 

@@ -9,7 +9,7 @@ from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
 from kvsim.core.runs import Run, count_pages, join_runs
-from kvsim.core.serving import TOO_LARGE
+from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.engines.lightllm.page_store import PageStore
@@ -83,13 +83,13 @@ class LightLLMCache:
     def serve(self, request: Request, pages: int, now: float) -> object:
         """Look up and admit with room for ``pages`` pages in all.
 
-        Returns None if running requests leave too little room, and TOO_LARGE if the request never fits.
+        Returns None if running requests leave too little room, and NEVER_FITS if the request never fits.
         """
         gpu, usable = self.gpu, request.prompt_pages
         if self._rules.cache_output:
             pages = max(usable, -(-computed_tokens(request) // self.page_tokens))
         if pages >= gpu.pool.capacity:
-            return TOO_LARGE
+            return NEVER_FITS
         if self._rules.recompute_last_token:
             usable = min(usable, (request.prompt_tokens - 1) // self.page_tokens)
         path, has_room = self._path(request), self._running_pages + pages < gpu.pool.capacity
@@ -98,7 +98,7 @@ class LightLLMCache:
         if not has_room:
             return None
         now = self.residency.tick(now)
-        self.residency.tell_request(request, now)
+        self.residency.notify_request(request, now)
         node, computed = self._pin_known(path, usable, now)
         hit_pages = node.depth + node.pages
         loaded_pages = self._load(hit_pages)
@@ -150,7 +150,7 @@ class LightLLMCache:
             lease.node = node
             surplus, lease.slots = gpu.pool.split(lease.slots, node.pages)
             gpu.pool.give(surplus)
-        self.residency.tell_hits(path, now)
+        self.residency.notify_hits(path, now)
         if rest:
             pages = count_pages(rest)
             mine, lease.slots = gpu.pool.split(lease.slots, pages)
@@ -159,7 +159,7 @@ class LightLLMCache:
         while used.parent is not None:
             used.last_used = now
             used = used.parent
-        self.residency.tell_finish(lease.request, lease.node, now)
+        self.residency.notify_finish(lease.request, lease.node, now)
 
     def _evict(self, pages: int, now: float) -> None:
         """Evict whole leaves until at least ``pages`` pages are free; the admission test has made sure that there are."""
@@ -201,7 +201,7 @@ class LightLLMCache:
     def _store_prompt(self, request: Request, node: Node) -> None:
         store, edge, now = self.store, self._edges[0], self.residency.now
         assert store is not None
-        if edge.hears_requests:
+        if edge.wants_requests:
             edge.placement.on_request(request, now)
         wanted = edge.wanted_pages(request, path_to(node), now)
         if self._rules.recompute_last_token:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvsim.core.edge import Edge
+from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run, count_pages, every_last, split_runs
 
 IDLE: Final = 0
@@ -20,7 +21,6 @@ class PageStore:
             taken by a look-up, perhaps a later page of the same prompt; without one, this page and all after it are not stored
 
     A page is ``tier.unit_pages`` pages of the GPU. In these methods, it is identified by the last of them (``named``).
-    The tier's eviction policy provides the order (``page_order``); it raises ValueError if it has none.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -28,9 +28,9 @@ class PageStore:
         self.tier = tier
         self.no_room_pages = 0
         """GPU pages that were not stored because every page was taken."""
-        self._idle = tier.eviction.page_order()
+        self._idle = RunOrder()
         """Stored pages that are not taken, oldest first."""
-        self._taken = tier.eviction.page_order()
+        self._taken = RunOrder()
         """Stored pages that a look-up has taken."""
         self._slots = tier.pool.take(0)
         """Slots of all stored pages together."""

@@ -46,7 +46,7 @@ class HostedNodeCache(WholeNodeCache):
         if missing > 0 and not self.can_evict(missing, on_gpu, gpu_pages):
             self.touch(path, now)
             return None
-        self.residency.tell_request(request, now)
+        self.residency.notify_request(request, now)
         lease = NodeLease(request, self.tree.root, (gpu_pages, 0, 0), None)
         for node in on_gpu:
             self.pin_known(lease, node, now)
@@ -88,7 +88,7 @@ class HostedNodeCache(WholeNodeCache):
                 self._use(node, now)
             else:
                 node.last_used = now
-                self._keep(node)
+                self._pin_host(node)
                 self._arrive(lease, node, mine, now)
         return rest
 
@@ -97,7 +97,7 @@ class HostedNodeCache(WholeNodeCache):
     def _load(self, lease: NodeLease, nodes: list[Node], pages: int, now: float) -> None:
         gpu = self.gpu
         for node in nodes:
-            self._keep(node)
+            self._pin_host(node)
         if gpu.pool.free < pages:
             self._evict(pages, now)
         for node in nodes:
@@ -105,7 +105,7 @@ class HostedNodeCache(WholeNodeCache):
         self.counts.loaded_pages += pages
         if not self._edge.keeps_loaded():
             for node in reversed(nodes):
-                self._let_go(node)
+                self._unpin_host(node)
                 self.residency.free(node, self.cpu)
 
     def _arrive(self, lease: NodeLease, node: Node, slots: object, now: float) -> None:
@@ -116,14 +116,14 @@ class HostedNodeCache(WholeNodeCache):
         lease.node = node
         self.residency.set_ready(node, gpu, now)
 
-    def _keep(self, node: Node) -> None:
+    def _pin_host(self, node: Node) -> None:
         """Pin a host copy; copies above it need no pin, since only leaves are evicted."""
         if not node.pins[CPU]:
             self.cpu.evictable_pages -= node.pages
         node.pins[CPU] += 1
 
-    def _let_go(self, node: Node) -> None:
-        """Take back one ``_keep``."""
+    def _unpin_host(self, node: Node) -> None:
+        """Take back one ``_pin_host``."""
         node.pins[CPU] -= 1
         if not node.pins[CPU]:
             self.cpu.evictable_pages += node.pages
@@ -136,7 +136,7 @@ class HostedNodeCache(WholeNodeCache):
         """Record that an insert has passed a node on the GPU."""
         if self._copies_after_use:
             node.hits += 1
-        self.residency.tell_hits((node,), now)
+        self.residency.notify_hits((node,), now)
         self._offer(node, now)
 
     def _offer(self, node: Node, now: float) -> None:
@@ -170,21 +170,21 @@ class HostedNodeCache(WholeNodeCache):
             pages -= node.pages
             if node.state[CPU] == READY:
                 self.residency.free(node, gpu)
-                self._let_go(node)
+                self._unpin_host(node)
             elif edge.wants_evicted(node, now) and self._write(node, now):
                 self.residency.free(node, gpu)
                 written.append(node)
             else:
-                self._let_all_go(written)
+                self._unpin_all(written)
                 self._remove(node)
             if pages <= 0:
                 break
         check_enough(gpu, min(pages, gpu.evictable_pages))
-        self._let_all_go(written)
+        self._unpin_all(written)
 
-    def _let_all_go(self, nodes: list[Node]) -> None:
+    def _unpin_all(self, nodes: list[Node]) -> None:
         for node in nodes:
-            self._let_go(node)
+            self._unpin_host(node)
         nodes.clear()
 
     def _remove(self, node: Node) -> None:

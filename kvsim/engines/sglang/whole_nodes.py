@@ -61,7 +61,7 @@ class WholeNodeCache:
         if missing > 0 and not self.can_evict(missing, path, hit_pages):
             self.touch(path, now)
             return None
-        self.residency.tell_request(request, now)
+        self.residency.notify_request(request, now)
         inserted = self.residency.tick(now)
         self.residency.pin_path(path, gpu, hit_pages)
         self.residency.use(path, inserted, is_first=True)
@@ -91,10 +91,10 @@ class WholeNodeCache:
         node.last_used = now
         upper = self.residency.cut(node, pages)
         upper.created = upper.last_used = now
-        self._tell_evictable(node)
+        self._notify_evictable(node)
         return upper
 
-    def _tell_evictable(self, node: Node) -> None:
+    def _notify_evictable(self, node: Node) -> None:
         """Announce a node again where it is evictable, since its place in the order of eviction may have changed."""
         for tier in self.tiers:
             if node.is_evictable(tier.index):
@@ -109,7 +109,7 @@ class WholeNodeCache:
         """Refresh a path that has been looked up but is not used."""
         for node in path:
             node.last_used = now
-            self._tell_evictable(node)
+            self._notify_evictable(node)
 
     def _evict(self, pages: int, now: float) -> None:
         """Evict at least ``pages`` pages."""
@@ -135,7 +135,7 @@ class WholeNodeCache:
             self.pin_known(lease, node, now)
             mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
             gpu.pool.give(mine)
-        self.residency.tell_hits(path, now)
+        self.residency.notify_hits(path, now)
         return rest
 
     def pin_known(self, lease: NodeLease, node: Node, now: float) -> None:
@@ -155,6 +155,6 @@ class WholeNodeCache:
 
     def finish_request(self, lease: NodeLease) -> None:
         """End a request whose answer is complete: unpin its path and give back its other slots."""
-        self.residency.tell_finish(lease.request, lease.node, self.residency.now)
+        self.residency.notify_finish(lease.request, lease.node, self.residency.now)
         self.gpu.pool.give(lease.slots)
         self.residency.unpin(lease.node, self.gpu)

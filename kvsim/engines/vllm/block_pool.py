@@ -44,7 +44,7 @@ class BlockPool:
         self.gpu = gpu
         self._younger: dict[int, list[Node]] = {}
         """Younger copies of a page, each a node of one page, by page id, oldest first."""
-        self._can_trim = not gpu.hears_splits and not gpu.hears_removals
+        self._can_trim = not gpu.wants_splits and not gpu.wants_removals
 
     def match(self, runs: tuple[Run, ...], limit: int = NO_LIMIT) -> tuple[list[Node], tuple[Run, ...]]:
         """Return the nodes of the longest stored prefix, of at most ``limit`` pages, and the rest of the path."""
@@ -64,7 +64,7 @@ class BlockPool:
             if missing + idle > gpu.evictable_pages:
                 return None
         now = self.residency.tick(now)
-        self.residency.tell_request(request, now)
+        self.residency.notify_request(request, now)
         self.residency.pin_path(path, gpu, hit_pages)
         self.residency.use(path, now, is_first=True)
         if missing > 0:
@@ -77,7 +77,7 @@ class BlockPool:
     def finish(self, lease: BlockLease) -> None:
         """End a request: unpin its path, make it the most recent, and free the slots without a key."""
         gpu, now = self.gpu, self.residency.tick(self.residency.now)
-        self.residency.tell_finish(lease.request, lease.node, now)
+        self.residency.notify_finish(lease.request, lease.node, now)
         gpu.pool.give(lease.slots)
         node = lease.node
         while node.parent is not None:
@@ -140,7 +140,7 @@ class BlockPool:
         assert parent is not None
         node.state[0] = ABSENT
         gpu.pool.give(node.slots[0])
-        if gpu.hears_removals:
+        if gpu.wants_removals:
             gpu.eviction.on_remove(node)
         if page not in self._younger:
             del parent.children[page]

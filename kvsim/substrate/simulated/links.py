@@ -114,10 +114,10 @@ class Channel:
         heappush(self._active, (self._served + flow.bytes, self._flows, flow))
         if was_idle:
             self._busy_since = now
-            self._tell_others()
+            self._notify_others()
         self._set_timer()
 
-    def _tell_others(self) -> None:
+    def _notify_others(self) -> None:
         """Adjust the rates of channels that share a total, after this one has become busy or idle."""
         for channel in self.others:
             if channel._active and channel._rate != channel._current_rate():
@@ -164,7 +164,7 @@ class Channel:
         else:
             use.busy_s += now - self._busy_since
             self._timers += 1
-            self._tell_others()
+            self._notify_others()
 
     def used(self) -> LinkUse:
         """Return what the channel has carried so far."""

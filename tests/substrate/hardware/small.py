@@ -33,7 +33,7 @@ SMALL = (
 
 
 class PatientEngine(Engine):
-    """Checks its cache after every transfer. A request that waits for another arrives when all transfers have ended, too.
+    """Checks its cache after every transfer. A request that waits for another arrives once all transfers have ended.
 
     So each request finds the same, however long things take.
     """
@@ -73,7 +73,7 @@ def tiers(gpu: int, cpu: int = 0, disk: int = 0) -> list[str]:
 
 
 def serve(made: Plan, requests: list[Request], *, meddle: Callable[[Any], None] | None = None) -> Outcome:
-    """Serve the requests. ``meddle`` is shown the substrate before they arrive; afterwards nobody holds or waits for anything."""
+    """Serve the requests. ``meddle`` gets the substrate before they arrive. Afterwards nothing is held or awaited."""
     choice = SUBSTRATES[made.substrate]
     cache = Cache(*build_tiers(made, requests, choice.pool), made.rules, made.page_tokens)
     prefetching = Prefetching(cache, made.prefetch, Offer)

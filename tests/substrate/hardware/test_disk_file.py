@@ -46,7 +46,7 @@ def page(number: int, n_bytes: int) -> np.ndarray:
 
 
 def memory(rows: int, page_bytes: int, *, shift: int = 0) -> np.ndarray:
-    """Rows of pages that begin so many bytes after the beginning of a block."""
+    """Rows of pages that begin some bytes into a block."""
     room = np.zeros(rows * page_bytes + 2 * BLOCK_BYTES, dtype=np.uint8)
     start = -room.ctypes.data % BLOCK_BYTES + shift
     return room[start : start + rows * page_bytes].reshape(rows, page_bytes)

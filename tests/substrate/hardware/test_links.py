@@ -88,7 +88,7 @@ def test_without_overlap_a_load_lands_at_once(device, monkeypatch):
         both.clock.run()
 
 
-def test_a_cancelled_flight_moves_nothing_and_nobody_waits_for_it(device):
+def test_a_cancelled_flight_moves_nothing_and_delays_nothing(device):
     with HostLinks(device) as both:
         load, before = flight(both.clock, [5], [1]), both.tiers.gpu.clone()
         load.is_cancelled = True

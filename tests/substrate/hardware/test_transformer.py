@@ -42,7 +42,7 @@ def normed(x: "torch.Tensor") -> "torch.Tensor":
 
 
 def slowly(ours: Transformer, rows: "list[tuple[int, torch.Tensor]]") -> "torch.Tensor":
-    """Hidden states of tokens that see so many keys of so many pages, in float64: one token and one head after another."""
+    """Hidden states of tokens that attend to given numbers of keys in given pages, in float64, one token and head at a time."""
     model = ours.model
     width, group = model.heads * model.head_dim, model.heads // model.kv_heads
     hidden = ours.embeddings[ours.inputs[: len(rows)]].double()

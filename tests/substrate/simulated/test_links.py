@@ -165,7 +165,7 @@ def test_both_directions_slow_each_other_down_only_while_both_are_busy() -> None
     assert bench.ends() == seconds([4 + 6.5, 4])
 
 
-def test_a_total_that_both_can_have_slows_nobody_down() -> None:
+def test_a_total_large_enough_for_both_directions_slows_neither() -> None:
     bench = Bench(10, 10, totals=[(25, (0, 1))])
     bench.send("there", 0, 100)
     bench.send("back", 0, 50, channel=1)

@@ -1,0 +1,65 @@
+"""The rules of FastDeploy's prefix cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvsim.core.edge import Edge
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.serving import ServingCache
+from kvsim.core.tier import CPU, GPU, Tier
+from kvsim.engines.fastdeploy.swapping import SwappingCache
+
+OWN = "or set rules=default for kvsim's own rules with the same policies"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastDeployRules(Rules):
+    """The rules of FastDeploy's scheduler V1 and prefix cache (April 2026), request by request, as ``SwappingCache``.
+
+    They have no clock and apply to ``kvsim replay`` only. All other commands use kvsim's own rules with the same settings.
+    """
+
+    has_own_cache: ClassVar[bool] = True
+
+    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
+        if command == "replay":
+            return self
+        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+
+    def check(self, command: str, tiers: Sequence[str]) -> None:
+        if "disk" in tiers:
+            raise ValueError(f"FastDeploy's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
+        if self.cache_output:
+            raise ValueError(f"cache_output is not supported by FastDeploy's rules in a replay: set it to false, {OWN}")
+
+    def check_requests(
+        self, requests: Sequence[Request], pages: Sequence[int], capacities: Sequence[int | None], page_tokens: int
+    ) -> None:
+        cpu_pages = capacities[CPU] if len(capacities) > 1 else None
+        if cpu_pages is None:
+            return
+        gpu_pages = capacities[GPU]
+        prompts = [
+            min(taken, max(request.prompt_pages, -(-request.prompt_tokens // page_tokens)))
+            for request, taken in zip(requests, pages, strict=True)
+            if gpu_pages is None or taken <= gpu_pages
+        ]
+        longest = max(prompts, default=0)
+        if longest > cpu_pages:
+            raise ValueError(
+                f"FastDeploy loses slots if a prompt has more pages than CPU memory: the longest has {longest:,}, and "
+                f"tiers.cpu.capacity is {cpu_pages:,}; increase it, set it to 0, {OWN}"
+            )
+
+    def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> ServingCache:
+        for tier in tiers:
+            if not tier.eviction.orders_by_last_use():
+                kind = type(tier.eviction).__name__
+                raise ValueError(f"FastDeploy evicts what was used least recently, not by {kind}: set eviction=lru, {OWN}")
+        for edge in edges:
+            if edge.keeps_loaded() or edge.copies_after_use or edge.watermark():
+                kind = type(edge.placement).__name__
+                raise ValueError(f"FastDeploy swaps pages, which {kind} does not: set placement=exclusive, {OWN}")
+        return SwappingCache(tiers, page_tokens, recompute_last_token=self.recompute_last_token)
