@@ -35,6 +35,7 @@ from kvsim.trace.base import TraceSource
 
 TIERS = ("gpu", "cpu", "disk")
 WITH_STATES = ("gpu", "cpu")
+OWN_SETTINGS = {"gpu": ("states",), "cpu": ("states", "page_tokens"), "disk": ("below",)}
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
 GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
 WITHOUT_EFFECT = {
@@ -98,7 +99,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
-        rules=construct(Rules, config.get("rules"), "rules").for_command(command),
+        rules=construct(Rules, config.get("rules"), "rules").for_command(command, [tier.name for tier in tiers]),
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
         substrate="hardware" if command == "validate" else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),
@@ -142,8 +143,7 @@ def resolve(cfg: DictConfig) -> Config:
     check_names("", config, known)
     check_names("tiers", config.get("tiers"), TIERS)
     for tier in TIERS:
-        own = ("states",) if tier in WITH_STATES else ("below",)
-        check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *own, *PER_TIER[tier]))
+        check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *OWN_SETTINGS[tier], *PER_TIER[tier]))
     return config
 
 
@@ -170,7 +170,25 @@ def _tiers(config: Config, page_tokens: int, model: ModelSpec, keys: set[str]) -
         raise UsageError("tiers.gpu.capacity is 0: every run needs a GPU tier")
     _check_tier_policies(config, list(capacities), keys)
     above = {"gpu": "", "cpu": "gpu", "disk": _above_disk(config, list(capacities), keys)}
-    return [_tier(config, name, pages, above[name]) for name, pages in capacities.items()]
+    units = {"gpu": 1, "cpu": _cpu_unit_pages(config, page_tokens, capacities, keys), "disk": 1}
+    return [_tier(config, name, pages, above[name], units[name]) for name, pages in capacities.items()]
+
+
+def _cpu_unit_pages(config: Config, page_tokens: int, capacities: dict[str, int | None], keys: set[str]) -> int:
+    """GPU pages in a page of the CPU tier. Raises UsageError unless this is a whole number, and one such page fits."""
+    key, tokens = "tiers.cpu.page_tokens", config["tiers"]["cpu"].get("page_tokens")
+    if tokens is None:
+        return 1
+    if "cpu" not in capacities:
+        if _given(keys, key):
+            raise UsageError(f"{key} has no effect without that tier: set tiers.cpu.capacity")
+        return 1
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1 or tokens % page_tokens:
+        raise UsageError(f"{key} must be a multiple of page_tokens={page_tokens}, not {tokens}")
+    pages = capacities["cpu"]
+    if pages is not None and pages * page_tokens < tokens:
+        raise UsageError(f"tiers.cpu.capacity: {pages * page_tokens} tokens are less than one page of {key}={tokens}")
+    return tokens // page_tokens
 
 
 def _above_disk(config: Config, present: list[str], keys: set[str]) -> str:
@@ -211,10 +229,10 @@ def _states(config: Config, tiers: list[TierPlan], model: ModelSpec, keys: set[s
     return [room for room in states if room != 0]
 
 
-def _tier(config: Config, name: str, pages: int | None, above: str) -> TierPlan:
+def _tier(config: Config, name: str, pages: int | None, above: str, unit_pages: int) -> TierPlan:
     eviction = construct(EvictionPolicy, *_policy(config, name, "eviction"))
     placement = None if name == "gpu" else construct(PlacementPolicy, *_policy(config, name, "placement"))
-    return TierPlan(name=name, capacity_pages=pages, eviction=eviction, placement=placement, above=above)
+    return TierPlan(name=name, capacity_pages=pages, eviction=eviction, placement=placement, above=above, unit_pages=unit_pages)
 
 
 def _policy(config: Config, tier: str, family: str) -> tuple[Any, str]:
@@ -266,10 +284,16 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
 
     A prefetch policy chosen by the user needs a disk tier. One that comes with a preset does not: it belongs to the engine.
     """
+    names = [tier.name for tier in plan.tiers]
     try:
-        plan.rules.check(command, [tier.name for tier in plan.tiers])
+        plan.rules.check(command, names)
     except ValueError as error:
         raise UsageError(with_key("rules", str(error), plan.config["rules"])) from error
+    if any(tier.unit_pages > 1 for tier in plan.tiers) and not plan.rules.has_coarse_pages:
+        raise UsageError(
+            "tiers.cpu.page_tokens: larger CPU pages are for kvsim replay with rules=lightllm and without a disk tier: "
+            f"leave it out, or set it to page_tokens={plan.page_tokens}"
+        )
     check_bypass(plan, command)
     if plan.rules.cache_output and command == "replay" and not plan.replay.hold_output:
         raise UsageError("rules.cache_output needs replay.hold_output=true: an answer that occupies no pages cannot be cached")

@@ -62,6 +62,8 @@ class TierPlan:
     """Decides which pages are written down into this tier; None for the GPU."""
     above: str = ""
     """Name of the tier directly above; empty for the GPU."""
+    unit_pages: int = 1
+    """Pages of the plan's ``page_tokens`` that this tier stores as one larger page."""
 
 
 @dataclass(frozen=True, kw_only=True)

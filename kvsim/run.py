@@ -156,7 +156,8 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     if any(request.output_runs is None for request in requests):
         raise UsageError(
             "rules.cache_output: the trace does not contain output tokens: use one that does (tokens with output_token_ids, "
-            "synthetic), set trace.answers=inferred (mooncake, weka, bailian), or set rules.cache_output=false"
+            "synthetic), set trace.answers=inferred (mooncake, weka, bailian) or unique (mooncake, bailian), or set "
+            "rules.cache_output=false"
         )
     if any(request.prompt_pages * plan.page_tokens > request.prompt_tokens for request in requests):
         raise UsageError("rules.cache_output: output cannot follow a prompt that ends with a partial page: set trace.tail=full")
@@ -187,6 +188,7 @@ def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] =
         eviction = tier.eviction.variant()
         _bind("eviction", eviction, context)
         tiers[tier.name] = Tier(tier.name, index, pool(tier.capacity_pages), eviction, LEVELS.index(tier.name))
+        tiers[tier.name].unit_pages = tier.unit_pages
         if tier.placement is not None:
             _bind("placement", tier.placement, context)
             edges.append(Edge(tiers[tier.above], tiers[tier.name], tier.placement))

@@ -1,8 +1,9 @@
 """Do the presets hit, request by request, exactly what the engines' own code hits?
 
-Hits were recorded from the code of SGLang, vLLM and FastDeploy over the Mooncake conversation trace, in pages of 512 tokens. Each
-recorded sequence is replayed with the matching preset. It has a row per request: the request's number, its full pages, and the
-pages that it hit (SGLang: GPU; HiCache and FastDeploy: GPU and CPU; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
+Hits were recorded from the code of SGLang, vLLM, FastDeploy and LightLLM over the Mooncake conversation trace, in pages of 512
+tokens, or in single tokens (``lightllm_tokens``). Each recorded sequence is replayed with the matching preset. It has a row per
+request: the request's number, its full pages, and the pages that it hit (SGLang: GPU; HiCache, FastDeploy and LightLLM: GPU and
+CPU; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
 
 Claim: no request differs, in any sequence. Exits with 1 if one does.
 """
@@ -13,6 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import kvsim
@@ -23,6 +25,9 @@ from kvsim.trace.base import Trace
 
 Row = tuple[int, ...]
 
+PAGE_TOKENS = 512
+SINGLE_TOKENS = ("page_tokens=1", "trace.answers=unique")
+"""Overrides of the sequences that were recorded in single tokens."""
 REJECTED_HITS = (-1, 0, -1)
 IN_FLIGHT = r"(?:_inflight(\d+))?"
 PRESETS: dict[str, Callable[..., list[str]]] = {
@@ -47,6 +52,22 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
         f"placement.k={threshold}",
         f"tiers.gpu.capacity={gpu}pages",
         f"tiers.cpu.capacity={cpu}pages",
+    ],
+    rf"lightllm_(\d+)_(\d+)(?:_cpupage(\d+))?{IN_FLIGHT}": lambda gpu, cpu, cpu_page: [
+        "preset=lightllm",
+        f"tiers.gpu.capacity={gpu}pages",
+        f"tiers.cpu.capacity={cpu}pages",
+        "tiers.disk.capacity=0",
+        *([f"tiers.cpu.page_tokens={int(cpu_page) * PAGE_TOKENS}"] if cpu_page else []),
+    ],
+    rf"lightllm_tokens_(\d+)_(\d+)(?:_cpupage(\d+)tokens)?{IN_FLIGHT}": lambda gpu, cpu, cpu_page: [
+        "preset=lightllm",
+        *SINGLE_TOKENS,
+        "rules.cache_output=true",
+        f"tiers.gpu.capacity={int(gpu) * PAGE_TOKENS}tokens",
+        f"tiers.cpu.capacity={int(cpu) * PAGE_TOKENS}tokens",
+        f"tiers.cpu.page_tokens={cpu_page or PAGE_TOKENS}",
+        "tiers.disk.capacity=0",
     ],
     rf"fastdeploy_(\d+)_(\d+){IN_FLIGHT}": lambda gpu, cpu: [
         "preset=fastdeploy",
@@ -86,9 +107,17 @@ def recorded(path: Path) -> list[Row]:
     return [row if row[2] >= 0 else (*row[:2], *REJECTED_HITS)[: len(row)] for row in rows]
 
 
+@cache
+def load(path: Path, in_tokens: bool) -> Trace:
+    """The trace in a file, in pages, or in single tokens with answers that nobody hits."""
+    if in_tokens:
+        return kvsim.load_trace("mooncake", path=path, page_tokens=1, answers="unique")
+    return kvsim.load_trace("mooncake", path=path, page_tokens=PAGE_TOKENS)
+
+
 def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
     """Rows in the recorded form, cut to ``columns`` columns."""
-    outcome = kvsim.replay(trace, *overrides).outcome
+    outcome = kvsim.replay(trace, *(one for one in overrides if one not in SINGLE_TOKENS)).outcome
     rows = []
     for request, status, (gpu, cpu, _) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
         hits = REJECTED_HITS if status == REJECTED else (gpu, cpu, gpu + cpu)
@@ -96,11 +125,12 @@ def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
     return rows
 
 
-def compare(trace: Trace, path: Path) -> Agreement:
+def compare(trace_path: Path, path: Path) -> Agreement:
     name = path.name.removesuffix(".txt.gz")
     overrides = overrides_of(path)
     theirs = recorded(path)
     try:
+        trace = load(trace_path, SINGLE_TOKENS[0] in overrides)
         ours = replayed(trace, overrides, len(theirs[0]))
     except UsageError as error:
         return Agreement(name, overrides, len(theirs), len(theirs), f"not played: {error}")
@@ -114,8 +144,8 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
     yield from [
         "# Agreement with the engines' own code",
         "",
-        "Requests of the Mooncake conversation trace, in pages of 512 tokens, whose hits differ from those recorded with SGLang",
-        "0.5.23 (radix cache), SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0 and FastDeploy (April 2026). Made by",
+        "Requests of the Mooncake conversation trace whose hits differ from those recorded with SGLang 0.5.23 (radix cache),",
+        "SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0, FastDeploy (April 2026) and LightLLM (August 2026). Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
         "",
@@ -132,16 +162,15 @@ def read_options() -> tuple[Namespace, list[Path]]:
     options = parser.parse_args()
     paths = [path for path in sorted(options.golden.glob("*.txt.gz")) if options.only in path.name and overrides_of(path)]
     if not paths:
-        parser.error(f"no recorded sequence of SGLang, vLLM or FastDeploy in {options.golden}; set --golden to their folder")
+        parser.error(f"no recorded sequence of these engines in {options.golden}; set --golden to their folder")
     return options, paths
 
 
 def main() -> int:
     options, paths = read_options()
-    trace = kvsim.load_trace("mooncake", path=options.trace, page_tokens=512)
     agreements = []
     for path in paths:
-        agreements.append(one := compare(trace, path))
+        agreements.append(one := compare(Path(options.trace), path))
         print(f"{one.name:<52}{one.requests:>8,} requests {one.mismatches:>8,} mismatches   {one.first}".rstrip(), flush=True)
     if not options.only:
         write_page(options.output, page(agreements))

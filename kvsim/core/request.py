@@ -36,5 +36,8 @@ class Request:
     """Higher is more important; for policies that use it."""
     output_runs: tuple[Run, ...] | None = None
     """Page ids after the prompt's ``runs`` in prompt + answer[:-1], full pages only; None if the trace has no answer tokens."""
+    own_path: tuple[Run, ...] | None = None
+    """Page ids of prompt + answer[:-1], full pages only, where everything after the trace's last full block has ids that no other
+    request has; None unless the trace is read with ``answers=unique``."""
     persistent: bool = False
     """Whether the prompt's pages stay on the GPU for good once they are computed."""

@@ -16,7 +16,10 @@ class Rules:
     """kvsim's own rules."""
 
     has_own_cache: ClassVar[bool] = False
-    """Whether these rules belong to one engine and are played by a cache of its own (``serving_cache``)."""
+    """Whether these rules belong to one engine and have a cache of their own (``serving_cache``)."""
+
+    has_coarse_pages: ClassVar[bool] = False
+    """Whether the CPU tier may have larger pages than the GPU (``tiers.cpu.page_tokens``)."""
 
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
@@ -25,8 +28,11 @@ class Rules:
     """The answer of a finished request is cached too: the full pages of prompt and answer, without the answer's last token,
     whose KV is never computed. Needs a trace with the tokens of its answers."""
 
-    def for_command(self, command: str) -> "Rules":
-        """Return the rules that apply to a command. An engine's rules without a clock may give way to kvsim's own."""
+    def for_command(self, command: str, tiers: Sequence[str]) -> "Rules":
+        """Return the rules that apply to a command with the tiers of these names.
+
+        An engine's rules may give way to kvsim's own where they do not apply, such as those without a clock.
+        """
         return self
 
     def check(self, command: str, tiers: Sequence[str]) -> None:

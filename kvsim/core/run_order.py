@@ -114,10 +114,11 @@ class RunOrder:
     def leading_pages(self, runs: Iterable[Run]) -> int:
         """Count the path's leading pages that are present without a gap."""
         count = 0
-        for (_, pages), value in self.pieces(runs):
-            if value is None:
-                break
-            count += pages
+        for run in runs:
+            for (_, pages), value in self.pieces((run,)):
+                if value is None:
+                    return count
+                count += pages
         return count
 
     def count(self, runs: Iterable[Run]) -> int:

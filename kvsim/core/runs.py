@@ -9,6 +9,9 @@ from collections.abc import Iterable
 
 Run = tuple[int, int]
 
+CLASS = 1 << 48
+"""Larger than any quotient of a page id: keeps the residue classes of page ids apart."""
+
 
 def count_pages(runs: Iterable[Run]) -> int:
     """Return the number of pages in all runs."""
@@ -60,3 +63,24 @@ def join_runs(first: tuple[Run, ...], second: tuple[Run, ...]) -> tuple[Run, ...
     if start + pages == second[0][0]:
         return (*first[:-1], (start, pages + second[0][1]), *second[1:])
     return first + second
+
+
+def every_last(pages: tuple[Run, ...], share: int) -> list[Run]:
+    """Return the last page of every ``share`` pages, and of the rest at the end, as runs of names.
+
+    Names map one-to-one to page ids, and ids that differ by ``share`` have consecutive names.
+    """
+    names: list[Run] = []
+    passed, last = 0, 0
+    for start, length in pages:
+        skipped = (-passed - 1) % share
+        if skipped < length:
+            append_run(names, _name(start + skipped, share), (length - 1 - skipped) // share + 1)
+        passed, last = passed + length, start + length - 1
+    if passed % share:
+        append_run(names, _name(last, share), 1)
+    return names
+
+
+def _name(page: int, share: int) -> int:
+    return page % share * CLASS + page // share

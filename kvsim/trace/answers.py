@@ -1,10 +1,11 @@
-"""Infers the pages of answers that a trace does not contain, from later prompts that continue them."""
+"""Page ids for answers that a trace does not contain: inferred from later prompts that continue them, or unique."""
 
 from kvsim.bounds.reuse import next_uses
 from kvsim.core.request import Request
-from kvsim.core.runs import split_runs
+from kvsim.core.runs import append_run, split_runs
+from kvsim.trace.blocks import BlockPages
 
-ANSWERS = ("none", "inferred")
+ANSWERS = ("none", "inferred", "unique")
 
 
 def infer_answers(requests: list[Request], page_tokens: int) -> None:
@@ -32,3 +33,16 @@ def infer_answers(requests: list[Request], page_tokens: int) -> None:
         pages = (request.prompt_tokens + request.output_tokens - 1) // page_tokens - request.prompt_pages
         if follower is not None and pages > 0:
             request.output_runs = split_runs(split_runs(follower.runs, request.prompt_pages)[1], pages)[0]
+
+
+def make_answer_unique(request: Request, pages: BlockPages) -> None:
+    """Set ``output_runs`` and ``own_path`` to page ids that no other request has, so that its answer is stored but never hit."""
+    total = (request.prompt_tokens + max(request.output_tokens, 1) - 1) // pages.page_tokens
+    shared = min(request.prompt_pages, request.prompt_tokens // pages.block_tokens * pages.block_tokens // pages.page_tokens)
+    first = pages.reserve(total - shared)
+    answer = total - request.prompt_pages
+    request.output_runs = ((first + request.prompt_pages - shared, answer),) if answer else ()
+    path = list(split_runs(request.runs, shared)[0])
+    if total > shared:
+        append_run(path, first, total - shared)
+    request.own_path = tuple(path)

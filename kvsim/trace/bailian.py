@@ -19,7 +19,7 @@ class Bailian(HashedTrace):
     A line belongs to the session of the earlier line whose ``chat_id`` equals its ``parent_chat_id``; if there is no such line
     (for example -1), it starts a session. ``type`` becomes the request's kind, and ``turn``, which counts from 1, its turn,
     which counts from 0. The earliest timestamp is time 0; lines need not be sorted by time. The last block id may stand for a
-    partial block; with ``tail=full`` it may also be absent. ``limit`` counts lines. ``answers=inferred``: see answers.py.
+    partial block; with ``tail=full`` it may also be absent. ``limit`` counts lines. ``answers``: see answers.py.
     Plain or gzipped.
     """
 
@@ -41,7 +41,7 @@ class Bailian(HashedTrace):
             raise record.error(f"chat_id {chat} already belongs to an earlier line")
         session = sessions[chat] = sessions.get(parent, len(sessions))
         prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages)
-        return Request(
+        request = Request(
             index=0,
             arrival_s=record.number("timestamp"),
             prompt_tokens=prompt_tokens,
@@ -52,3 +52,4 @@ class Bailian(HashedTrace):
             turn=record.integer("turn", minimum=1) - 1,
             kind=str(record.name("type")),
         )
+        return self.with_answer(request, pages)

@@ -2,12 +2,9 @@
 
 from collections.abc import Iterable
 
-from kvsim.core.runs import Run, append_run, split_runs
+from kvsim.core.runs import Run, every_last, split_runs
 from kvsim.errors import UsageError
 from kvsim.trace.chain_index import ChainIndex
-
-CLASS = 1 << 48
-"""Larger than any quotient of a block id: keeps the residue classes of block ids apart."""
 
 
 class BlockPages:
@@ -24,7 +21,7 @@ class BlockPages:
                 f"page_tokens={page_tokens} does not fit the trace's blocks of {block_tokens} tokens: "
                 f"choose a divisor or a multiple of {block_tokens}"
             )
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self.page_tokens = page_tokens
         self._partial_tail = partial_tail
         self._blocks = ChainIndex()
@@ -36,34 +33,20 @@ class BlockPages:
         ``tokens`` is the number of prompt tokens covered by block ids; ``blocks`` are runs of raw block ids for at least these.
         """
         pages = (tokens + self._partial_tail * (self.page_tokens - 1)) // self.page_tokens
-        needed = -(-min(tokens, pages * self.page_tokens) // self._block_tokens)
+        needed = -(-min(tokens, pages * self.page_tokens) // self.block_tokens)
         chained = self._blocks.lookup(split_runs(tuple(blocks), needed)[0], scope)
-        if self.page_tokens == self._block_tokens:
+        if self.page_tokens == self.block_tokens:
             return chained, pages
-        if self.page_tokens < self._block_tokens:
-            share = self._block_tokens // self.page_tokens
+        if self.page_tokens < self.block_tokens:
+            share = self.block_tokens // self.page_tokens
             finer = tuple((start * share, length * share) for start, length in chained)
             return split_runs(finer, pages)[0], pages
-        last_blocks = every_last(chained, self.page_tokens // self._block_tokens)
+        last_blocks = every_last(chained, self.page_tokens // self.block_tokens)
         return self._pages.lookup(last_blocks, scope), pages
 
-
-def every_last(blocks: tuple[Run, ...], share: int) -> list[Run]:
-    """Return the last block of every ``share`` blocks, and of the rest at the end, as runs of names.
-
-    Names map one-to-one to block ids, and ids that differ by ``share`` have consecutive names.
-    """
-    names: list[Run] = []
-    passed, last = 0, 0
-    for start, length in blocks:
-        skipped = (-passed - 1) % share
-        if skipped < length:
-            append_run(names, _name(start + skipped, share), (length - 1 - skipped) // share + 1)
-        passed, last = passed + length, start + length - 1
-    if passed % share:
-        append_run(names, _name(last, share), 1)
-    return names
-
-
-def _name(block: int, share: int) -> int:
-    return block % share * CLASS + block // share
+    def reserve(self, pages: int) -> int:
+        """Assign ``pages`` consecutive page ids that no prompt has, and return the first."""
+        if self.page_tokens > self.block_tokens:
+            return self._pages.reserve(pages)
+        share = self.block_tokens // self.page_tokens
+        return self._blocks.reserve(-(-pages // share)) * share

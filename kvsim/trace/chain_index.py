@@ -35,6 +35,12 @@ class ChainIndex:
                 depth, start, pages = depth + step, start + step, pages - step
         return tuple(runs)
 
+    def reserve(self, pages: int) -> int:
+        """Assign ``pages`` consecutive page ids that no sequence has, and return the first."""
+        first_page = self.pages
+        self.pages += pages
+        return first_page
+
     def _branch(self, segment: list[int], depth: int, start: int, pages: int) -> tuple[list[int], int]:
         """Return the segment and the position in it where foreign id ``start`` follows the first ``depth`` pages of ``segment``.
 
@@ -44,8 +50,7 @@ class ChainIndex:
         known = self._branches.get(place)
         if known is not None:
             return known, 0
-        first_page = self.pages
-        self.pages += pages
+        first_page = self.reserve(pages)
         if 0 < depth == segment[1] and segment[0] + depth == start and segment[2] + depth == first_page:
             segment[1] += pages
             return segment, depth

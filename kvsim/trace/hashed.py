@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
-from kvsim.trace.answers import ANSWERS, infer_answers
+from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.records import Record, runs_of
@@ -16,7 +16,7 @@ class HashedTrace(TraceSource):
     """Reads lines with ``input_length`` and ``hash_ids``, plain or gzipped.
 
     The last block id may stand for a partial block; with ``tail=full`` it may also be absent. Ids are re-keyed, so they need
-    not identify their prefix. ``limit`` counts lines. ``answers=inferred``: see answers.py.
+    not identify their prefix. ``limit`` counts lines. ``answers``: see answers.py.
     """
 
     path: str
@@ -28,8 +28,10 @@ class HashedTrace(TraceSource):
         super().__post_init__()
         check_choice("tail", self.tail, TAILS)
         check_choice("answers", self.answers, ANSWERS)
-        if self.answers == "inferred" and self.tail == "all":
-            raise ValueError("answers=inferred needs tail=full: no answer can follow a partial page at the end of a prompt")
+        if self.answers != "none" and self.tail == "all":
+            raise ValueError(
+                f"answers={self.answers} needs tail=full: no answer can follow a partial page at the end of a prompt"
+            )
         if self.block_tokens < 1:
             raise ValueError(f"block_tokens must be at least 1, not {self.block_tokens}")
 
@@ -52,6 +54,12 @@ class HashedTrace(TraceSource):
                 f"{self.block_tokens} tokens; check block_tokens and tail"
             )
         return prompt_tokens, *pages.lookup(runs_of(blocks), min(prompt_tokens, len(blocks) * self.block_tokens))
+
+    def with_answer(self, request: Request, pages: BlockPages) -> Request:
+        """Return the request of a line; with ``answers=unique``, it has an answer."""
+        if self.answers == "unique":
+            make_answer_unique(request, pages)
+        return request
 
     def trace(self, requests: list[Request], page_tokens: int) -> Trace:
         """Make a trace of the requests: sort them by arrival and, with ``answers=inferred``, infer their answers."""

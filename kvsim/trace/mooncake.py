@@ -19,7 +19,7 @@ class Mooncake(HashedTrace):
 
     A line contains its whole prompt, even within a session. The last block id may stand for a partial block; with ``tail=full``
     it may also be absent. Ids are re-keyed, so they need not identify their prefix. Optional fields: ``session_id`` and
-    ``delay`` (see Timetable), and ``priority``, an integer (0 if absent). ``limit`` counts lines. ``answers=inferred``: see
+    ``delay`` (see Timetable), and ``priority``, an integer (0 if absent). ``limit`` counts lines. ``answers``: see
     answers.py.
     """
 
@@ -32,7 +32,7 @@ class Mooncake(HashedTrace):
     def _request(self, record: Record, times: Timetable, pages: BlockPages) -> Request:
         place = times.place(record)
         prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages)
-        return Request(
+        request = Request(
             index=0,
             prompt_tokens=prompt_tokens,
             output_tokens=record.integer("output_length"),
@@ -41,3 +41,4 @@ class Mooncake(HashedTrace):
             priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
             **place._asdict(),
         )
+        return self.with_answer(request, pages)

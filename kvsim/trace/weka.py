@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages
-from kvsim.trace.answers import ANSWERS, infer_answers
+from kvsim.trace.answers import infer_answers
 from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.records import Record, read_records, runs_of
@@ -62,7 +62,7 @@ class Weka(TraceSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("arrivals", self.arrivals, ARRIVALS)
-        check_choice("answers", self.answers, ANSWERS)
+        check_choice("answers", self.answers, ("none", "inferred"))
         for name in ("block_tokens", "concurrent_sessions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -121,3 +121,40 @@ def test_bad_settings_are_refused() -> None:
     for reader in (Mooncake, Bailian):
         with pytest.raises(ValueError, match="answers=inferred needs tail=full"):
             reader(path="x", tail="all", answers="inferred")
+
+
+def test_unique_answers_have_pages_that_no_prompt_has(tmp_path: Path) -> None:
+    """In pages of 256 tokens, line by line; the second answer fills no page."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*MOONCAKE, MOONCAKE[0] | {"timestamp": 2_000}])))
+    first, second, third = Mooncake(path=str(path), answers="unique").load(256).requests
+    assert (first.runs, first.output_runs, first.own_path) == (((0, 4),), ((4, 2),), ((0, 6),))
+    assert (second.runs, second.output_runs, second.own_path) == (((0, 4), (6, 4)), (), ((0, 4), (6, 4)))
+    assert (third.runs, third.output_runs, third.own_path) == (((0, 4),), ((10, 2),), ((0, 4), (10, 2)))
+
+
+@pytest.mark.parametrize("page_tokens", [1, 4, 8, 24])
+def test_a_partial_block_is_shared_in_prompts_and_unique_in_own_paths(tmp_path: Path, page_tokens: int) -> None:
+    path = tmp_path / "trace.jsonl"
+    line = {"timestamp": 0, "input_length": 45, "output_length": 30, "hash_ids": [1, 2, 3, 4, 5, 6]}
+    path.write_text("\n".join(map(json.dumps, [line] * 3)))
+    requests = Mooncake(path=str(path), answers="unique", block_tokens=8).load(page_tokens).requests
+    whole = 40 // page_tokens
+    for request in requests:
+        own, others = pages_of(request.own_path or ()), [pages_of(r.own_path or ()) for r in requests if r is not request]
+        assert request.runs == requests[0].runs
+        assert len(own) == (45 + 30 - 1) // page_tokens == request.prompt_pages + len(pages_of(request.output_runs or ()))
+        assert own[:whole] == pages_of(request.runs)[:whole]
+        assert all(set(own) & set(other) == set(own[:whole]) for other in others)
+        assert own[request.prompt_pages :] == pages_of(request.output_runs or ())
+
+
+def test_unique_answers_do_not_depend_on_how_much_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    whole = Mooncake(path=str(path), answers="unique").load(16).requests
+    assert Mooncake(path=str(path), answers="unique", limit=1).load(16).requests[0].output_runs == whole[0].output_runs
+    with pytest.raises(ValueError, match="answers=unique needs tail=full"):
+        Mooncake(path=str(path), answers="unique", tail="all")
+    with pytest.raises(ValueError, match="answers must be one of none, inferred, not 'unique'"):
+        Weka(path=str(path), answers="unique")

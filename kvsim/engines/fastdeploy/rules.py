@@ -23,7 +23,7 @@ class FastDeployRules(Rules):
 
     has_own_cache: ClassVar[bool] = True
 
-    def for_command(self, command: str) -> Rules:
+    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
         if command == "replay":
             return self
         return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
