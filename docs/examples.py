@@ -208,11 +208,14 @@ def difference(shown: Sequence[str], printed: Sequence[str]) -> str | None:
 
 
 def _matches(expected: list[str], actual: list[str]) -> bool:
-    if not expected:
-        return not actual
-    if expected[0] == "...":
-        return any(_matches(expected[1:], actual[i:]) for i in range(len(actual) + 1))
-    return bool(actual) and expected[0] == actual[0] and _matches(expected[1:], actual[1:])
+    """Whether the lines are the expected ones, where ``...`` stands for any number of lines."""
+    matched = {0}
+    for line in expected:
+        if line == "...":
+            matched = set(range(min(matched, default=len(actual) + 1), len(actual) + 1))
+        else:
+            matched = {count + 1 for count in matched if count < len(actual) and actual[count] == line}
+    return len(actual) in matched
 
 
 def _trimmed(lines: Sequence[str]) -> list[str]:
