@@ -40,7 +40,7 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
     shown = capsys.readouterr().out
     assert "There is no GPU: these numbers describe Triton's interpreter" in shown
-    assert "Copies of pages" in shown and "Attention of a chunk" in shown
+    assert "Page copies" in shown and "Attention of a chunk" in shown
     text = (folder / "mine.yaml").read_text()
     assert text.startswith("# Triton's interpreter, no GPU, measured by kvsim calibrate")
     assert max(map(len, text.splitlines())) <= 130
