@@ -5,6 +5,7 @@ The same seed gives the same workload. None needs a recorded trace.
 
 import gzip
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
@@ -17,6 +18,10 @@ from kvsim.core.runs import Run, append_run
 from kvsim.trace.synthetic import Kind, Synthetic
 
 # --- pages, words, requests ------------------------------------------------------------------------------------------
+
+
+EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 40))
+"""How much random tests play; `make test-long` plays five times as much."""
 
 
 def runs_of(pages: Iterable[int]) -> tuple[Run, ...]:

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -51,10 +50,9 @@ from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from tests.core import page_rules as rules
 from tests.core.page_model import Edge, PageModel
 from tests.core.small import MACHINE, MODEL, NAMES, make_tiers
-from tests.workloads import Words, long_conversations, make_request, make_requests, pages_of
+from tests.workloads import EXAMPLES, Words, long_conversations, make_request, make_requests, pages_of
 
 Hits = tuple[int, int, int]
-EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 40))
 """Random replays of the rarest kind; of the others, there are two to four times as many."""
 
 

@@ -32,7 +32,7 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.report.result import hit_tokens
 from kvsim.trace.mooncake import Mooncake
-from tests.workloads import branching_requests, long_conversations, write_trace
+from tests.workloads import EXAMPLES, branching_requests, long_conversations, write_trace
 
 PLACEMENTS = (WriteBack, WriteThrough, WriteThroughSelective, Exclusive)
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
@@ -111,7 +111,7 @@ def test_hits_are_the_same_at_any_page_size(tmp_path: Path, long_requests: list[
     prefetches=st.booleans(),
     rules=st.builds(Rules, recompute_last_token=st.booleans()),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=2 * EXAMPLES, deadline=None)
 def test_hits_and_counts_stay_right(
     requests: list[Request], capacities: tuple[int, ...], eviction: type, placement: type, in_flight: int, hold_output: bool,
     prefetches: bool, rules: Rules,

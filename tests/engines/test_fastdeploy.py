@@ -6,7 +6,7 @@ from typing import Any
 
 import hydra
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy import Event
 
@@ -37,7 +37,7 @@ from tests.engine.small import make_requests as engine_requests
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_swaps import SlowSwaps
 from tests.engines.small_swaps import Small, make_cache, play
-from tests.workloads import as_records, branching_requests, conversations, make_requests, random_requests
+from tests.workloads import EXAMPLES, as_records, branching_requests, conversations, make_requests, random_requests
 
 PAGE = 4
 
@@ -476,7 +476,7 @@ def longest_prompt(requests: list[Request], gpu: int, *, page_tokens: int) -> in
 @pytest.mark.parametrize("hold_output", [True, False])
 @pytest.mark.parametrize("tiers", [1, 2])
 def test_random_traces_hit_as_in_the_slow_model(tiers: int, hold_output: bool) -> None:
-    for seed in range(80):
+    for seed in range(EXAMPLES // 2):
         requests = random_requests(seed)
         gpu, in_flight = 5 + seed % 19, 1 + seed % 4
         cpu = longest_prompt(requests, gpu, page_tokens=4) + seed % 7 * 3 if tiers == 2 else 0
@@ -485,6 +485,7 @@ def test_random_traces_hit_as_in_the_slow_model(tiers: int, hold_output: bool) -
         assert mine == list(slow.play(requests, in_flight=in_flight, hold_output=hold_output)), seed
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(branching_requests(), st.integers(1, 16), st.integers(0, 12), st.booleans(), st.integers(1, 4))
 def test_branching_prompts_hit_as_in_the_slow_model(
     requests: list[Request], gpu: int, spare: int, has_cpu: bool, in_flight: int

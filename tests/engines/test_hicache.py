@@ -20,7 +20,7 @@ from kvsim.trace.weka import Weka
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_radix import SlowRadix, play_slowly
 from tests.engines.small import check, make_cache, play
-from tests.workloads import Words, as_records, random_requests
+from tests.workloads import EXAMPLES, Words, as_records, random_requests
 
 WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
 PLACEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -286,7 +286,7 @@ def test_a_request_that_does_not_fit_refreshes_and_cuts_but_moves_nothing() -> N
 @pytest.mark.parametrize("load_min_tokens", [0, 10])
 def test_random_traces_hit_as_in_the_slow_model(placement: str, load_min_tokens: int) -> None:
     make, settings = PLACEMENTS[placement]
-    for seed in range(60):
+    for seed in range(EXAMPLES // 2):
         requests = random_requests(seed)
         gpu, cpu, in_flight = 5 + seed % 19, 1 + seed % 37, 1 + seed % 4
         cache = make_cache(gpu, cpu, eviction=LRU, placement=make(), page_tokens=4, load_min_tokens=load_min_tokens)

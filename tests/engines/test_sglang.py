@@ -24,7 +24,7 @@ from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_radix import SlowNode, SlowRadix, play_slowly
 from tests.engines.small import check, make_cache, play
 from tests.policies.small import POLICIES, policy_of
-from tests.workloads import Words, as_records, random_requests, runs_of
+from tests.workloads import EXAMPLES, Words, as_records, random_requests, runs_of
 
 WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
 
@@ -286,7 +286,7 @@ def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
 @pytest.mark.parametrize("hold_output", [True, False])
 def test_random_traces_hit_as_in_the_slow_model(order: str, hold_output: bool) -> None:
     eviction, rank = ORDERS[order]
-    for seed in range(60):
+    for seed in range(EXAMPLES // 2):
         requests = random_requests(seed)
         capacity, in_flight = 5 + seed % 19, 1 + seed % 4
         mine = play(
