@@ -41,3 +41,7 @@ class Request:
     request has; None unless the trace is read with ``answers=unique``."""
     persistent: bool = False
     """Whether the prompt's pages stay on the GPU for good once they are computed."""
+
+    def pages_for(self, tokens: int, page_tokens: int) -> int:
+        """Return how many pages hold its first ``tokens`` tokens, the prompt included; a partial page counts."""
+        return max(self.prompt_pages, -(-tokens // page_tokens))

@@ -258,11 +258,7 @@ class Transfers:
 
         The list ends before the first node that is still on its way to the upper tier.
         """
-        path: list[Node] = []
-        while node.parent is not None:
-            path.append(node)
-            node = node.parent
-        path.reverse()
+        path = node.path()
         upper, lower = edge.upper.index, edge.lower.index
         wanted = edge.wanted_pages(prompt, path, now)
         nodes: list[Node] = []

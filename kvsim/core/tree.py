@@ -70,6 +70,16 @@ class Node:
         """Whether this is an unpinned leaf of the tier: ready there, with no child there."""
         return self.state[tier] == READY and not self.pins[tier] and not self.children_in[tier]
 
+    def path(self) -> list["Node"]:
+        """Return the nodes from the first one below the root down to this one; none for the root."""
+        nodes: list[Node] = []
+        node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
     def descendants(self) -> Iterator["Node"]:
         """Iterate over all nodes below this one, parents first."""
         stack = list(self.children.values())

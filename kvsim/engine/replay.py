@@ -37,7 +37,7 @@ class ReplaySettings:
         """Return the pages that each request takes in all while it runs."""
         if not self.hold_output:
             return [r.prompt_pages for r in requests]
-        return [max(r.prompt_pages, -(-(r.prompt_tokens + r.output_tokens) // page_tokens)) for r in requests]
+        return [r.pages_for(r.prompt_tokens + r.output_tokens, page_tokens) for r in requests]
 
 
 class Replay:

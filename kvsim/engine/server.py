@@ -33,7 +33,7 @@ class CacheServer:
             return None
         if self._landing:
             self._land(NO_TRANSFERS, now)
-        own_pages = min(pages, max(request.prompt_pages, -(-request.prompt_tokens // page_tokens)))
+        own_pages = min(pages, request.pages_for(request.prompt_tokens, page_tokens))
         lease = cache.match(request)
         first_page = fetched_pages = load_pages = 0
         if self._waiting is request:

@@ -91,7 +91,7 @@ class Tuning:
         restore(self._snapshot or [], cache)
         saved = 0.0
         for request, now in self._collected.values():
-            pages = max(request.prompt_pages, -(-(request.prompt_tokens + request.output_tokens) // tokens))
+            pages = request.pages_for(request.prompt_tokens + request.output_tokens, tokens)
             hits = hit_pages(cache, request, pages, now)
             if hits not in self._saved_flops:
                 self._saved_flops[hits] = context.saved_flops(0, hits * tokens)

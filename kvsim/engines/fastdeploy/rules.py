@@ -42,7 +42,7 @@ class FastDeployRules(Rules):
             return
         gpu_pages = capacities[GPU]
         prompts = [
-            min(taken, max(request.prompt_pages, -(-request.prompt_tokens // page_tokens)))
+            min(taken, request.pages_for(request.prompt_tokens, page_tokens))
             for request, taken in zip(requests, pages, strict=True)
             if gpu_pages is None or taken <= gpu_pages
         ]

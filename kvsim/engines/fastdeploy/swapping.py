@@ -87,7 +87,7 @@ class SwappingCache:
         """Admit a prompt and insert its pages. Returns None if there is no room for it."""
         residency, gpu, cpu = self.residency, self.gpu, self.cpu
         pool = gpu.pool
-        prompt_pages = min(pages, max(request.prompt_pages, -(-request.prompt_tokens // self.page_tokens)))
+        prompt_pages = min(pages, request.pages_for(request.prompt_tokens, self.page_tokens))
         if cpu is not None and pool.free < prompt_pages:
             self._swap_out(cpu, prompt_pages, now)
             if pool.free < prompt_pages:

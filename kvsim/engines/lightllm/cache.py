@@ -87,7 +87,7 @@ class LightLLMCache:
         """
         gpu, usable = self.gpu, request.prompt_pages
         if self._rules.cache_output:
-            pages = max(usable, -(-computed_tokens(request) // self.page_tokens))
+            pages = request.pages_for(computed_tokens(request), self.page_tokens)
         if pages >= gpu.pool.capacity:
             return NEVER_FITS
         if self._rules.recompute_last_token:
@@ -203,7 +203,7 @@ class LightLLMCache:
         assert store is not None
         if edge.wants_requests:
             edge.placement.on_request(request, now)
-        wanted = edge.wanted_pages(request, path_to(node), now)
+        wanted = edge.wanted_pages(request, node.path(), now)
         if self._rules.recompute_last_token:
             wanted = min(wanted, (request.prompt_tokens - 1) // self.page_tokens)
         before = store.tier.inserted_pages
@@ -215,13 +215,3 @@ class LightLLMCache:
 def computed_tokens(request: Request) -> int:
     """Return the number of tokens whose KV a request computes or reuses: all but the last token of its answer."""
     return request.prompt_tokens + max(request.output_tokens, 1) - 1
-
-
-def path_to(node: Node) -> list[Node]:
-    """Return the nodes from the first one below the root down to ``node``."""
-    path: list[Node] = []
-    while node.parent is not None:
-        path.append(node)
-        node = node.parent
-    path.reverse()
-    return path

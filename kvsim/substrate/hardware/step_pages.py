@@ -76,7 +76,7 @@ class StepPages:
             slots = known.get(lease, NOTHING)
             pages = lease.node.depth + lease.node.pages + len(lease.slots)
             if len(slots) != pages:
-                slots = np.concatenate((*(node.slots[GPU] for node in path_of(lease)), lease.slots))
+                slots = np.concatenate((*(node.slots[GPU] for node in lease.node.path()), lease.slots))
             self._decoding[lease] = slots
             decodes.append(self._decode(job, lease, slots, work))
         return decodes
@@ -84,7 +84,7 @@ class StepPages:
     def _chunk(self, job: "Job", tokens: int) -> ChunkPages:
         lease, start, end = job.lease, job.computed, job.computed + tokens
         assert lease is not None
-        path = path_of(lease)
+        path = lease.node.path()
         is_first, is_last = self._begun.get(job) is not lease, end == job.target_tokens
         self._begun[job] = lease
         all_slots = np.concatenate((*(node.slots[GPU] for node in path), lease.slots))
@@ -131,15 +131,6 @@ class StepPages:
 def ids_of(runs: tuple[Run, ...]) -> np.ndarray:
     """Return all page ids of some runs."""
     return np.concatenate([np.arange(start, start + pages, dtype=np.int64) for start, pages in runs]) if runs else NOTHING
-
-
-def path_of(lease: Lease) -> list[Node]:
-    """Return the nodes of a request's pages, from first to last."""
-    path, node = [], lease.node
-    while node.parent is not None:
-        path.append(node)
-        node = node.parent
-    return path[::-1]
 
 
 def is_gap(node: Node) -> bool:
