@@ -89,6 +89,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     model = construct(ModelSpec, config.get("model"), "model")
     tiers = _tiers(config, run.page_tokens, model, keys)
+    rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
     plan = Plan(
         trace=construct(TraceSource, config.get("trace"), "trace"),
         page_tokens=run.page_tokens,
@@ -99,7 +100,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
-        rules=construct(Rules, config.get("rules"), "rules").for_command(command, [tier.name for tier in tiers]),
+        rules=rules,
+        rules_note=rules_note,
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
         substrate="hardware" if command == "validate" else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),
@@ -154,6 +156,18 @@ def check_output(folder: Path) -> None:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
+
+
+def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
+    """Return the rules that apply to a command with these tiers and, if they stand in for those of an engine, a line about it."""
+    chosen = construct(Rules, config.get("rules"), "rules")
+    try:
+        applied = chosen.for_command(command, tiers)
+    except ValueError as error:
+        raise UsageError(with_key("rules", str(error), config["rules"])) from error
+    if applied.engine == chosen.engine:
+        return applied, ""
+    return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
 
 
 def _tiers(config: Config, page_tokens: int, model: ModelSpec, keys: set[str]) -> list[TierPlan]:

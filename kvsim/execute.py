@@ -117,6 +117,7 @@ def execute(
         config_hash=configuration_hash(plan, command) if is_named else None,
         bounds=bound_names(plan, requests) if is_named else None,
         page_bytes=plan.model.page_bytes(plan.page_tokens),
+        rules_note=plan.rules_note or None,
     )
     return Result(record=record, outcome=outcome)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from kvsim.copy_rule import CopyRule
 from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
@@ -121,3 +122,32 @@ class HardwareSpec:
         This is the roofline model (Williams, Waterman and Patterson, 2009).
         """
         return max(flops / self.effective_flops_per_s, n_bytes / self.effective_memory_bytes_per_s) + self.step_overhead_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearHardware(HardwareSpec):
+    """A machine whose step times are a formula, for comparing schedules: the sum of five terms, in seconds.
+
+    Links, disk and policies' estimates use the other attributes, as for any machine.
+    """
+
+    fixed_s: float
+    """Per step."""
+    prefill_token_s: float
+    """Per prompt token computed."""
+    decode_request_s: float
+    """Per decoding request."""
+    chunk_context_s: float
+    """Per token of a prefill chunk and token of its prompt before the chunk."""
+    decode_context_s: float
+    """Per cached token that a decoding request attends over."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("fixed_s", "prefill_token_s", "decode_request_s", "chunk_context_s", "decode_context_s"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not self.fixed_s + self.decode_request_s > 0:
+            raise ValueError("fixed_s and decode_request_s are both 0: a decode step must take time")
+        if self.compute_curves is not None:
+            raise ValueError("compute_curves have no effect where step times are a formula: leave them out")

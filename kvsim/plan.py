@@ -82,6 +82,8 @@ class Plan:
     hardware: HardwareSpec
     engine: EngineSettings
     rules: Rules
+    rules_note: str
+    """If kvsim's own rules stand in for those of an engine, a line that says so."""
     replay: ReplaySettings
     substrate: str
     disk: DiskSettings

@@ -77,7 +77,7 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     check_answers(plan, requests)
     choice = SUBSTRATES[plan.substrate]
     tiers, edges = build_tiers(plan, requests, choice.pool)
-    cache = build_cache(plan, tiers, edges, requests)
+    cache = plan.rules.served_cache(tiers, edges, plan.page_tokens) or build_cache(plan, tiers, edges, requests)
     prefetching = _prefetching(plan, requests, cache)
     substrate = choice.open(plan, requests, cache)
     try:

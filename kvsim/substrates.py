@@ -81,6 +81,8 @@ def check_hardware(plan: Plan) -> None:
     """Raise UsageError for a plan that has no kernels or needs more memory than this machine has."""
     if plan.model.is_hybrid:
         raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose one with attention only")
+    if plan.rules.has_own_cache:
+        raise UsageError(f"rules: those of {plan.rules.engine} have no real memory: set rules=default or substrate=simulated")
     if plan.hardware.gpus > 1:
         raise UsageError(f"hardware.gpus is {plan.hardware.gpus}: substrate=hardware runs on one GPU")
     if plan.tiers[-1].name == "disk" and plan.tiers[-1].above != "cpu":

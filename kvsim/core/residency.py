@@ -386,10 +386,13 @@ class Residency:
                 for tier in held:
                     self.on_leave(child, tier)
 
-    def clear(self) -> None:
-        """Empty the tree. Copies in use become doomed and are freed with their last pin or transfer."""
-        old, self.tree = self.tree, RadixTree(len(self.tiers))
-        for node in list(old.root.descendants()):
+    def clear(self, outside: Iterable[Node] = ()) -> None:
+        """Empty the tree, and give up these nodes ``outside`` it with all that is below them.
+
+        Copies in use become doomed and are freed with their last pin or transfer.
+        """
+        old, self.tree = self.tree, RadixTree(len(self.tree.no_notes))
+        for node in [*old.root.descendants(), *(below for top in outside for below in (top, *top.descendants()))]:
             self._give_up(node)
 
     def is_doomed(self, node: Node) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from kvsim.core.edge import Edge
     from kvsim.core.request import Request
-    from kvsim.core.serving import ServingCache
+    from kvsim.core.serving import ServedCache, ServingCache
     from kvsim.core.tier import Tier
 
 
@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 class Rules:
     """kvsim's own rules."""
 
+    engine: ClassVar[str] = ""
+    """The engine whose rules these are; empty for kvsim's own."""
+
     has_own_cache: ClassVar[bool] = False
     """Whether these rules belong to one engine and have a cache of their own (``serving_cache``)."""
 
     has_coarse_pages: ClassVar[bool] = False
     """Whether the CPU tier may have larger pages than the GPU (``tiers.cpu.page_tokens``)."""
+
+    pauses_after_retraction: ClassVar[bool] = True
+    """Whether, after a retraction, no request is admitted until one has finished; otherwise, none is in the same step."""
 
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
@@ -45,6 +51,10 @@ class Rules:
 
         ``capacities`` are those of the tiers, in pages; None is unlimited.
         """
+
+    def served_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServedCache | None":
+        """Return an empty cache by whose rules a serving engine serves requests; None for kvsim's own cache."""
+        return None
 
     def serving_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServingCache | None":
         """Return an empty cache that replays requests by these rules if ``has_own_cache``; otherwise None, and a replay uses the

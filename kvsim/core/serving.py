@@ -2,7 +2,7 @@
 
 from abc import ABCMeta, abstractmethod
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
@@ -71,6 +71,9 @@ class ServedCache(metaclass=ABCMeta):
     page_tokens: int
     leases: dict[Lease, None]
     """Leases of running requests."""
+    takes_pages_late: ClassVar[bool] = False
+    """Whether the pages of a leap are taken after it, when it is known how many steps it had. Requires that making room for
+    them starts no transfers."""
 
     @property
     def tree(self) -> RadixTree:
@@ -96,6 +99,10 @@ class ServedCache(metaclass=ABCMeta):
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
         """Find the longest prefix that a request can reuse on a GPU tier. Changes nothing, but may cut a node."""
 
+    def resume(self, request: Request, tokens: int) -> Lease:
+        """Match a request again that was retracted when it had ``tokens`` tokens, its prompt included."""
+        return self.match(request)
+
     @abstractmethod
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
         """Admit a request that needs ``pages`` GPU pages in all, ``load_pages`` of them from tiers below.
@@ -114,6 +121,13 @@ class ServedCache(metaclass=ABCMeta):
 
         They are lost if pages that were leaving have been used again: release the lease and try again later.
         """
+
+    def begin_chunk(self, lease: Lease, tokens: int, now: float) -> bool:
+        """Prepare a step that computes a prompt up to its first ``tokens`` tokens.
+
+        Returns False if there is no room for them now; a cache that takes all slots at admission always has room.
+        """
+        return True
 
     @abstractmethod
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
@@ -152,6 +166,10 @@ class ServedCache(metaclass=ABCMeta):
 
         Without a clock, leave out ``now``: the cache's last use gives the time. Returns the write-downs that follow.
         """
+
+    def retract(self, lease: Lease, tokens: int, now: float) -> None:
+        """Give back what a retracted request holds, whose first ``tokens`` tokens have been computed."""
+        self.release(lease)
 
     @abstractmethod
     def release(self, lease: Lease) -> None:

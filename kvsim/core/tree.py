@@ -181,11 +181,16 @@ class RadixTree:
     def add(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
         """Add a leaf below ``parent`` and return it."""
         node = Node(runs, pages, parent.depth + parent.pages, parent, self, now)
-        if parent.children is NO_CHILDREN:
-            parent.children = {runs[0][0]: node}
-        else:
-            parent.children[runs[0][0]] = node
+        self.attach(node, parent)
         return node
+
+    def attach(self, node: Node, parent: Node) -> None:
+        """Put a node, with everything below it, below ``parent``, which ends where the node begins."""
+        node.parent = parent
+        if parent.children is NO_CHILDREN:
+            parent.children = {node.runs[0][0]: node}
+        else:
+            parent.children[node.runs[0][0]] = node
 
     def cut(self, node: Node, pages: int) -> Node:
         """Cut ``node`` after its first ``pages`` pages. Returns the upper part, a new node; ``node`` becomes the lower part.

@@ -14,7 +14,7 @@ from simpy import Event
 
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import ServedCache
+from kvsim.core.serving import Growth, ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
 from kvsim.engine.collector import without_garbage_collector
@@ -76,6 +76,10 @@ class Engine:
         self._page_needs: list[tuple[int, int, Job]] = []
         self._context_offset = 0
         """Sum over decoding requests of (cached tokens - steps done)."""
+        self._due_late: list[tuple[Job, Lease, int]] = []
+        """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
+        self._budget = 0
+        """Tokens left in the step that is being planned."""
         self._order = 0
         """Breaks ties between jobs."""
         self._is_full = False
@@ -94,6 +98,7 @@ class Engine:
         count = len(requests)
         self._status = [FINISHED] * count
         self._hits = [(0, 0, 0)] * count
+        self._retractions = [0] * count
         self._arrival_s, self._ttft_s, self._tpot_s, self._e2e_s = ([nan] * count for _ in range(4))
         self._advance = advance
         self._unfinished = count
@@ -194,33 +199,41 @@ class Engine:
         while self._unfinished:
             if self._wakeup.triggered:
                 self._wakeup = self.env.event()
-            yield from self._admit()
-            batch = self._plan_prefill()
-            work = self._plan_work(batch)
-            if work.decode_requests and not (yield from self._make_room_to_decode(work)):
+            if self.decoding and (self.queue or self.admitted) and not (yield from self._make_room_to_decode(1)):
                 continue
-            if batch or work.decode_requests:
+            batch: list[tuple[Job, int]] = []
+            self._plan_prefill(batch)
+            if not (yield from self._admit(batch)):
+                continue
+            steps = 1
+            if self.decoding and not batch and not (steps := (yield from self._make_room_to_decode(self._leap_steps()))):
+                continue
+            if batch or self.decoding:
+                work = self._work(batch, steps)
                 loads = [load for job, _ in batch for load in job.loads if not load.done]
-                steps = yield self.substrate.compute(work, loads)
-                self._account(batch, steps if work.decode_requests else 0)
+                done = yield self.substrate.compute(work, loads)
+                self._account(batch, done if work.decode_requests else 0)
             elif self._unfinished:
                 yield self._wakeup
 
-    def _admit(self) -> Any:
-        """Admit from the queue, first come, first served, until the next step is full or a request does not fit."""
+    def _admit(self, batch: list[tuple[Job, int]]) -> Any:
+        """Admit from the queue, first come, first served, until the next step is full or a request does not fit.
+
+        Adds the first chunks of admitted requests to ``batch``. Returns False if it had to wait: then plan again.
+        """
         cache, queue = self.cache, self.queue
         if not self.admitted and not self.decoding:
             self._is_full = False
         while queue and not self._is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
-            if not self._has_room_in_step():
-                return
+            if self._budget <= 0:
+                break
             job = queue[0][1]
             request = job.request
             if job.fetch is not None:
                 self.mover.cancel(job.fetch)
                 yield self.mover.end_of(job.fetch)
-                continue
-            lease = cache.match(request)
+                return False
+            lease = cache.resume(request, job.target_tokens) if job.is_known else cache.match(request)
             lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0
             load_pages = 0
             if lease.cpu_pages or lease.disk_pages:
@@ -228,7 +241,7 @@ class Engine:
             pages = max(request.prompt_pages, self._pages(job.target_tokens))
             if not cache.admit(lease, pages, self.env.now, load_pages):
                 if self.admitted or self.decoding or cache.in_flight:
-                    return
+                    break
                 heappop(queue)
                 self.prefetching.waste(job.fetched_pages)
                 self._reject(request)
@@ -236,7 +249,9 @@ class Engine:
             heappop(queue)
             self._start(job, lease)
             if job.lease is None:
-                return
+                break
+            self._plan_chunk(job, batch)
+        return True
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.cache.page_tokens)
@@ -310,11 +325,12 @@ class Engine:
     def _give_up(self, job: Job) -> None:
         """Give back a request's slots and pages, and put it back into the queue, in order of arrival."""
         assert job.lease is not None
-        self.cache.release(job.lease)
+        is_decoding = job in self.decoding
+        self.cache.retract(job.lease, job.cached_tokens(self.step) if is_decoding else job.computed, self.env.now)
         if not job.is_claimed:
             job.admissions -= 1
         job.lease, job.loads, job.ready_loads = None, [], 0
-        if job in self.decoding:
+        if is_decoding:
             self._leave_decoding(job)
         else:
             self.admitted.remove(job)
@@ -323,28 +339,22 @@ class Engine:
 
     # --- prefill -----------------------------------------------------------------------------------------------------
 
-    def _has_room_in_step(self) -> bool:
-        """Whether the admitted requests leave tokens of the next step to others."""
-        budget = self.settings.max_batch_tokens - len(self.decoding)
-        for job in self.admitted:
-            if budget <= 0:
-                return False
-            if job.is_claimed and self._can_compute(job):
-                budget -= job.target_tokens - job.computed
-        return budget > 0
+    def _plan_prefill(self, batch: list[tuple[Job, int]]) -> None:
+        """Add the prefill chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
+        self._budget = self.settings.max_batch_tokens - len(self.decoding)
+        for job in self.admitted.copy():
+            self._plan_chunk(job, batch)
 
-    def _plan_prefill(self) -> list[tuple[Job, int]]:
-        """Return the prefill chunks of the next step as (job, tokens), in order of admission."""
-        budget = self.settings.max_batch_tokens - len(self.decoding)
-        batch = []
-        for job in self.admitted:
-            if budget <= 0:
-                break
-            if job.is_claimed and self._can_compute(job):
-                tokens = min(budget, job.target_tokens - job.computed)
-                batch.append((job, tokens))
-                budget -= tokens
-        return batch
+    def _plan_chunk(self, job: Job, batch: list[tuple[Job, int]]) -> None:
+        """Add a request's next chunk to the step if it can be computed and tokens are left; retract it if pages are not."""
+        if self._budget <= 0 or not job.is_claimed or not self._can_compute(job):
+            return
+        tokens = min(self._budget, job.target_tokens - job.computed)
+        if not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
+            self._retract(job)
+            return
+        batch.append((job, tokens))
+        self._budget -= tokens
 
     def _can_compute(self, job: Job) -> bool:
         """Whether the job's loads have arrived, or a step can follow them layer by layer."""
@@ -356,11 +366,14 @@ class Engine:
             job.ready_loads += 1
         return True
 
-    def _plan_work(self, batch: list[tuple[Job, int]]) -> Work:
+    def _leap_steps(self) -> int:
+        """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
+        if self._is_full and not self.cache.rules.pauses_after_retraction:
+            return 1
+        return min(LEAP_STEPS, self._ends[0][0] - self.step)
+
+    def _work(self, batch: list[tuple[Job, int]], steps: int) -> Work:
         decoding = len(self.decoding)
-        steps = 1
-        if not batch and decoding:
-            steps = min(LEAP_STEPS, self._ends[0][0] - self.step)
         return Work(
             chunks=[(tokens, job.computed) for job, tokens in batch],
             sampled_tokens=sum([job.computed + tokens == job.target_tokens for job, tokens in batch]),
@@ -375,7 +388,11 @@ class Engine:
 
     def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:
         """Record what a step or leap has done."""
+        if self._due_late:
+            self._take_late(steps)
         self.step += steps
+        if not self.cache.rules.pauses_after_retraction:
+            self._is_full = False
         while self._ends and self._ends[0][0] <= self.step:
             _, _, job = heappop(self._ends)
             if job in self.decoding and job.last_step <= self.step:
@@ -436,25 +453,45 @@ class Engine:
         self._context_offset -= tokens - job.joined_step
         job.generated += done
 
-    def _make_room_to_decode(self, work: Work) -> Any:
-        """Take the pages that the leap needs, shortening the leap if there are too few.
+    def _make_room_to_decode(self, steps: int) -> Any:
+        """Take the pages that the next ``steps`` decode steps need, or those of fewer steps if there are too few.
 
-        Returns whether there is room for at least one step; if not, a request has been retracted or transfers have ended.
+        Returns the number of steps that have room; 0 if a request has been retracted or transfers have ended: then plan again.
         """
         cache = self.cache
-        while due := self._pages_due(work.max_steps):
-            growth = cache.grow([(lease, pages) for _, lease, pages in due], self.env.now)
-            if growth.has_room:
-                break
+        while due := self._pages_due(steps):
+            if steps > 1 and cache.takes_pages_late:
+                if sum([pages for _, _, pages in due]) <= cache.gpu.available_pages:
+                    self._due_late = due
+                    return steps
+            else:
+                growth = cache.grow([(lease, pages) for _, lease, pages in due], self.env.now)
+                if growth.has_room:
+                    return steps if (yield from self._take_pages(due, growth)) else 0
+            if steps == 1:
+                yield from self._make_room_one_by_one(due)
+                return 0
             for job, _, _ in due:
                 self._need_page(job)
-            if work.max_steps == 1:
-                yield from self._retract_youngest()
-                return False
-            work.max_steps //= 2
-        else:
-            return True
-        page_tokens = cache.page_tokens
+            steps //= 2
+        return steps
+
+    def _make_room_one_by_one(self, due: list[tuple[Job, Lease, int]]) -> Any:
+        """Give decoding requests their pages, oldest first, until one finds no room; then retract the youngest."""
+        due.sort(key=lambda need: need[0].request.index)
+        while due:
+            _, lease, pages = due[0]
+            growth = self.cache.grow([(lease, pages)], self.env.now)
+            if not growth.has_room or not (yield from self._take_pages(due[:1], growth)):
+                break
+            del due[0]
+        for job, _, _ in due:
+            self._need_page(job)
+        yield from self._retract_youngest()
+
+    def _take_pages(self, due: list[tuple[Job, Lease, int]], growth: Growth) -> Any:
+        """Wait until decoding requests have the slots that they have been given. Returns False if those of one are lost."""
+        page_tokens = self.cache.page_tokens
         for job, _, pages in due:
             job.next_page_step += pages * page_tokens
             self._need_page(job)
@@ -462,7 +499,7 @@ class Engine:
             self.mover.submit(growth.transfers)
         for job, lease, _ in due:
             while lease.promised_pages:
-                claim = cache.claim(lease, self.env.now)
+                claim = self.cache.claim(lease, self.env.now)
                 if claim.is_lost:
                     self._give_up(job)
                     return False
@@ -470,13 +507,28 @@ class Engine:
                     yield from self._wait_for(claim.waits)
         return True
 
+    def _take_late(self, steps: int) -> None:
+        """Take the pages that a leap has needed, now that its number of steps is known."""
+        page_tokens, last = self.cache.page_tokens, self.step + steps
+        needs: list[tuple[Lease, int]] = []
+        for job, lease, _ in self._due_late:
+            until = min(last, job.last_step)
+            if job.next_page_step <= until:
+                pages = 1 + (until - job.next_page_step) // page_tokens
+                needs.append((lease, pages))
+                job.next_page_step += pages * page_tokens
+            self._need_page(job)
+        self._due_late = []
+        growth = self.cache.grow(needs, self.env.now)
+        assert growth.has_room and not growth.transfers, "a leap had no room for its pages"
+
     def _pages_due(self, steps: int) -> list[tuple[Job, Lease, int]]:
         """Remove and return the page needs of decoding requests within ``steps`` steps, as (job, its lease, pages)."""
         due, needs, last = [], self._page_needs, self.step + steps
         decoding, page_tokens = self.decoding, self.cache.page_tokens
         while needs and needs[0][0] <= last:
-            step, _, job = heappop(needs)
-            if job.next_page_step == step and job in decoding:
+            step, order, job = heappop(needs)
+            if job.page_need == order and job in decoding:
                 until = job.last_step
                 if last < until:
                     until = last
@@ -486,6 +538,7 @@ class Engine:
 
     def _need_page(self, job: Job) -> None:
         self._order += 1
+        job.page_need = self._order
         heappush(self._page_needs, (job.next_page_step, self._order, job))
 
     def _retract_youngest(self) -> Any:
@@ -497,9 +550,14 @@ class Engine:
         if len(jobs) == 1 and self.cache.in_flight:
             yield from self._wait_for(list(self.cache.in_flight)[:1])
             return
+        self._retract(max(jobs, key=lambda job: job.request.index))
+
+    def _retract(self, job: Job) -> None:
+        """Let a running request wait again, and admit none before a step has ended or a request has finished."""
         self.retractions += 1
+        self._retractions[job.request.index] += 1
         self._is_full = True
-        self._give_up(max(jobs, key=lambda job: job.request.index))
+        self._give_up(job)
 
     # --- the record --------------------------------------------------------------------------------------------------
 
@@ -516,6 +574,7 @@ class Engine:
             links=self.substrate.link_use(),
             prefetch=self.prefetching.result(),
             retractions=self.retractions,
+            request_retractions=np.array(self._retractions, dtype=np.int64),
             simulated_s=self._ended_s,
             wall_s=wall_s,
             hardware=self.substrate.findings(),

@@ -14,7 +14,7 @@ class Job:
     __slots__ = (
         "request", "arrival_s", "fetch", "fetch_first_page", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads",
         "is_claimed", "ready_loads", "computed", "generated", "joined_step", "last_step", "next_page_step", "first_token_s",
-        "admissions", "is_known",
+        "admissions", "is_known", "page_need",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -34,6 +34,8 @@ class Job:
         self.generated = 0
         """Output tokens generated up to ``joined_step``."""
         self.joined_step = self.last_step = self.next_page_step = 0
+        self.page_need = 0
+        """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
         self.first_token_s = float("nan")
         self.admissions = 0
         """Number of admissions, without those whose slots were lost before the job had them."""

@@ -61,6 +61,8 @@ class Outcome:
     known_pages: np.ndarray | None = None
     """Pages whose KV was cached when the request was admitted, 0 if rejected; None for models without recurrent layers."""
     retractions: int = 0
+    request_retractions: np.ndarray | None = None
+    """Retractions of each request; None if the run has no clock."""
     simulated_s: float = 0.0
     wall_s: float = 0.0
     hardware: dict[str, Any] = field(default_factory=dict)

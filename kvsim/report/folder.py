@@ -18,7 +18,8 @@ from kvsim.report.trace_events import write_timeline
 
 HEADER = (
     "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
-    "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,status"
+    "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,"
+    "first_token_s,last_token_s,retractions,status"
 )
 ROWS_AT_ONCE = 4096
 
@@ -92,6 +93,8 @@ def _columns(outcome: Outcome) -> list[str | list[Any]]:
         *(column.tolist() if column.any() else "0" for column in tokens.T),
         _arrivals(outcome.arrival_s.astype(float).tobytes()),
         *(_cells(times) for times in (outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
+        *(_cells(outcome.arrival_s + times) for times in (outcome.ttft_s, outcome.e2e_s)),
+        "" if outcome.request_retractions is None else outcome.request_retractions.tolist(),
         np.where(rejected, "rejected", "finished").tolist() if rejected.any() else "finished",
     ]
 

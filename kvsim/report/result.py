@@ -43,12 +43,14 @@ def summarize(
     config_hash: str | None = None,
     bounds: Mapping[str, str] | None = None,
     page_bytes: int | None = None,
+    rules_note: str | None = None,
 ) -> RunRecord:
     """Return the record of one run, in the order of ``result.json``, in types that JSON can represent.
 
     Rates are fractions, times seconds. A value that does not exist (a time without a clock, a rate of nothing) is None.
     ``versions`` defaults to ``installed_versions()``. ``command_line`` reproduces the run, ``config_hash`` identifies
-    everything that determines its result, and ``bounds`` names its bounds; fields for arguments not given are left out.
+    everything that determines its result, ``bounds`` names its bounds, and ``rules_note`` says whose rules applied, if not
+    those of the configuration; fields for arguments not given are left out.
     """
     total = len(outcome.requests)
     skipped = warmup_requests(warmup, total)
@@ -67,6 +69,7 @@ def summarize(
         "seed": seed,
         "bounds": bounds,
         "page_bytes": page_bytes,
+        "rules_note": rules_note,
         "requests": total - skipped,
         "warmup_requests": skipped,
         "rejected": np.count_nonzero(counted & (outcome.status == REJECTED)),
@@ -89,7 +92,7 @@ def summarize(
         "timeline": timeline(outcome, prompts, hits, skipped),
         "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
-    optional = ("config_hash", "command_line", "bounds", "page_bytes", "hardware")
+    optional = ("config_hash", "command_line", "bounds", "page_bytes", "rules_note", "hardware")
     return {name: plain(value) for name, value in record.items() if value is not None or name not in optional}
 
 

@@ -21,6 +21,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
     """Return pairs of a name and a text; names without data are left out."""
     pairs = [
         ("requests", _requests(result)),
+        ("rules", result.get("rules_note", "")),
         ("hit rate", _hit_rate(result)),
         ("throughput", _throughput(result)),
         ("prefetch", counters(result["prefetch"])),

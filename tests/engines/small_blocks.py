@@ -5,10 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kvsim.core.edge import chain
-from kvsim.core.pool import Pool, SlotPool
+from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
-from kvsim.core.tree import READY, Node
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay, ReplaySettings
@@ -96,33 +95,10 @@ class Small:
 
 def check(cache: VLLMCache, running: list[BlockLease]) -> None:
     """Recount everything, while these requests run."""
-    gpu, copies = cache.tiers[0], [node for nodes in cache.pool._younger.values() for node in nodes]
-    linked = list(cache.tree.root.descendants())
-    nodes = linked + copies
-    for node in copies:
-        assert node.parent is not None and node.pages == 1 and not node.children and node not in linked
-        assert node.parent.children[node.runs[0][0]].pages == 1
-        assert all(node in linked for node in path_of(node.parent))
-    for node in nodes:
-        assert node.state[0] == READY and gpu.pool.count(node.slots[0]) == node.pages
-        assert node.children_in[0] == sum(child.parent is node for child in nodes)
-        assert node.pins[0] == sum(node in path_of(held.node) for held in running)
-    assert gpu.evictable_pages == sum(node.pages for node in nodes if not node.pins[0])
-    slots = [node.slots[0] for node in nodes] + [held.slots for held in running]
-    assert gpu.pool.free + sum(map(gpu.pool.count, slots)) == gpu.pool.capacity
-    if isinstance(gpu.pool, SlotPool):
-        assert len({slot for some in (*slots, gpu.pool.free_slots()) for slot in some.tolist()}) == gpu.pool.capacity
+    cache.pool.check(running)
     if cache.offload is not None:
         cpu = cache.offload.tier
         assert cpu.pool.capacity - cpu.pool.free == cache.offload.order.pages == cpu.inserted_pages - cpu.evicted_pages
-
-
-def path_of(node: Node) -> list[Node]:
-    path = []
-    while node.parent is not None:
-        path.append(node)
-        node = node.parent
-    return path
 
 
 def play(cache: VLLMCache, requests: list[Request], in_flight: int = 1) -> list[Row]:

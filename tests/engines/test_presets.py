@@ -66,12 +66,15 @@ def test_settings_of_the_rules_reach_the_cache() -> None:
     assert (cache._load_min_tokens, cache._recompute_last_token) == (77, False)
 
 
-def test_sglang_s_rules_are_not_simulated() -> None:
-    assert problem("preset=sglang", command="simulate") == (
-        "rules: SGLang's rules have no clock: run kvsim replay instead of kvsim simulate, "
-        "or set rules=default for kvsim's own rules with the same policies"
+def test_sglang_s_rules_are_not_simulated_and_the_result_says_so() -> None:
+    built = plan("preset=sglang", command="simulate")
+    assert built.rules == Rules()
+    assert built.rules_note == "kvsim's own: those of SGLang do not cover kvsim simulate with tiers gpu"
+    assert plan("preset=sglang", "rules=default", command="simulate").rules_note == ""
+    assert plan("preset=sglang").rules_note == ""
+    assert problem("preset=sglang_hicache", "rules.load_min_tokens=5", command="simulate") == (
+        "rules.load_min_tokens has no effect on kvsim simulate, which uses kvsim's own rules: leave it out"
     )
-    assert plan("preset=sglang", "rules=default", command="simulate").rules == Rules()
 
 
 def test_sglang_s_rules_have_no_disk() -> None:

@@ -237,9 +237,10 @@ def test_the_tree_of_both_tiers_can_be_drawn() -> None:
 @pytest.mark.parametrize(
     ("command", "override", "message"),
     [
-        ("simulate", "seed=1", "vLLM's rules have no clock"),
+        ("simulate", "seed=1", "vLLM's CPU offloading has no clock"),
+        ("curve", "seed=1", "vLLM's rules are for kvsim replay and kvsim simulate"),
         ("replay", "tiers.disk.capacity=10GiB", "vLLM's rules have no disk tier"),
-        ("replay", "+rules.cache_output=true", "cache_output is not supported by vLLM's rules"),
+        ("replay", "rules.cache_output=true", "cache_output is not supported by vLLM's rules"),
     ],
 )
 def test_what_the_rules_do_not_know_ends_before_any_work(

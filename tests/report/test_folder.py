@@ -34,11 +34,12 @@ def test_every_request_has_a_row_those_of_the_warmup_too(tmp_path: Path, replaye
     with gzip.open(tmp_path / "requests.csv.gz", "rt") as file:
         assert file.read().splitlines() == [
             "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
-            "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,status",
-            "0,4,0,0,0,40,5,0,0,0,,,,,finished",
-            "1,4,2,2,0,35,5,20,15,0,,,,,finished",
-            "2,9,-1,0,0,90,5,0,0,0,,,,,rejected",
-            "3,6,1,0,3,60,5,10,0,30,,,,,finished",
+            "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,"
+            "first_token_s,last_token_s,retractions,status",
+            "0,4,0,0,0,40,5,0,0,0,,,,,,,,finished",
+            "1,4,2,2,0,35,5,20,15,0,,,,,,,,finished",
+            "2,9,-1,0,0,90,5,0,0,0,,,,,,,,rejected",
+            "3,6,1,0,3,60,5,10,0,30,,,,,,,,finished",
         ]
 
 
@@ -49,7 +50,7 @@ def test_runs_over_the_same_and_other_requests_each_have_their_own_rows(tmp_path
         rows = [tuple(row.values()) for row in rows_of(tmp_path / name)]
         pages, tokens = str(prompts // 10), str(prompts)
         expected = [
-            (str(row), pages, str(hit), "0", "0", tokens, "5", str(10 * hit), "0", "0", "", "", "", "", "finished")
+            (str(row), pages, str(hit), "0", "0", tokens, "5", str(10 * hit), "0", "0", "", "", "", "", "", "", "", "finished")
             for row, hit in enumerate([hits] * 9_999 + [1])
         ]
         assert rows == expected

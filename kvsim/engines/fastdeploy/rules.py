@@ -21,10 +21,11 @@ class FastDeployRules(Rules):
     They have no clock and apply to ``kvsim replay`` only. All other commands use kvsim's own rules with the same settings.
     """
 
+    engine: ClassVar[str] = "FastDeploy"
     has_own_cache: ClassVar[bool] = True
 
     def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command == "replay":
+        if command not in ("simulate", "validate"):
             return self
         return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
 

@@ -20,11 +20,12 @@ class LightLLMRules(Rules):
     with the same settings.
     """
 
+    engine: ClassVar[str] = "LightLLM"
     has_own_cache: ClassVar[bool] = True
     has_coarse_pages: ClassVar[bool] = True
 
     def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command == "replay" and "disk" not in tiers:
+        if command not in ("simulate", "validate") and "disk" not in tiers:
             return self
         return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
 

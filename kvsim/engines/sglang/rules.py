@@ -19,10 +19,13 @@ OWN = "or set rules=default for kvsim's own rules with the same policies"
 class SGLangRules(Rules):
     """Nodes are evicted and moved as a whole, and a look-up alone refreshes them. Policies decide everything else.
 
+    They have no clock and apply to ``kvsim replay`` only. All other commands use kvsim's own rules with the same settings.
+
     GPU only       RadixCache (SGLang 0.5.23), as ``WholeNodeCache``
     GPU and CPU    HiRadixCache (SGLang 0.5.15), as ``HostedNodeCache``
     """
 
+    engine: ClassVar[str] = "SGLang"
     has_own_cache: ClassVar[bool] = True
 
     load_min_tokens: int = 10
@@ -32,9 +35,14 @@ class SGLangRules(Rules):
         if self.load_min_tokens < 0:
             raise ValueError(f"load_min_tokens must be 0 or more, not {self.load_min_tokens}")
 
+    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
+        if command not in ("simulate", "validate"):
+            return self
+        if self.load_min_tokens != SGLangRules.load_min_tokens:
+            raise ValueError(f"load_min_tokens has no effect on kvsim {command}, which uses kvsim's own rules: leave it out")
+        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+
     def check(self, command: str, tiers: Sequence[str]) -> None:
-        if command != "replay":
-            raise ValueError(f"SGLang's rules have no clock: run kvsim replay instead of kvsim {command}, {OWN}")
         if self.cache_output:
             raise ValueError(f"cache_output is not supported by SGLang's rules: set it to false, {OWN}")
         if "disk" in tiers:

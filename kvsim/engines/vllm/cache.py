@@ -4,6 +4,7 @@ from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
+from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier
 
@@ -15,7 +16,6 @@ class VLLMCache:
         self.tiers = tiers
         self.page_tokens = page_tokens
         self.pool = BlockPool(tiers[0], len(tiers))
-        self.tree = self.pool.tree
         self.counts = OffloadCounts()
         self.offload = OffloadTier(edges[0], self.counts) if edges else None
         self._recompute_last_token = rules.recompute_last_token
@@ -25,17 +25,27 @@ class VLLMCache:
         usable = request.prompt_pages
         if self._recompute_last_token:
             usable = min(usable, (request.prompt_tokens - 1) // self.page_tokens)
-        path, rest = self.pool.match(request.runs, usable)
+        pool = self.pool
+        path, rest = pool.match(request.runs, usable)
         hit_pages = path[-1].depth + path[-1].pages if path else 0
-        lease = self.pool.admit(request, path, rest, pages, now)
-        if lease is None:
+        if not pool.has_room(path, pages):
             return None
+        lease = BlockLease(request, pool.gpu, pool.tree.root)
+        pool.hold(lease, path, now)
+        pool.take(lease, pages - hit_pages)
+        if rest:
+            pool.name(lease, rest)
         if self.offload is None:
             lease.hits = hit_pages, 0, 0
         else:
             lease.offload = use = self.offload.use(request.runs, hit_pages, usable)
             lease.hits = hit_pages, use.loaded_pages, 0
         return lease
+
+    @property
+    def tree(self) -> RadixTree:
+        """The radix tree of the GPU's pages."""
+        return self.pool.tree
 
     def finish_request(self, lease: BlockLease) -> None:
         """End a request whose answer is complete: the pages that it used become the most recent."""

@@ -8,6 +8,7 @@ from kvsim.core.edge import Edge
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.engines.vllm.cache import VLLMCache
+from kvsim.engines.vllm.stepped import SteppedCache
 
 OWN = "or set rules=default for kvsim's own rules with the same policies"
 
@@ -21,15 +22,24 @@ class VLLMRules(Rules):
     cpu   every request offers its pages, which are stored one by one, whatever the GPU has of them (``OffloadTier``)
     """
 
+    engine: ClassVar[str] = "vLLM"
     has_own_cache: ClassVar[bool] = True
+    pauses_after_retraction: ClassVar[bool] = False
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
-        if command != "replay":
-            raise ValueError(f"vLLM's rules have no clock: run kvsim replay instead of kvsim {command}, {OWN}")
+        if command not in ("replay", "simulate"):
+            raise ValueError(
+                f"vLLM's rules are for kvsim replay and kvsim simulate, not for kvsim {command}: choose one of them, {OWN}"
+            )
         if "disk" in tiers:
             raise ValueError(f"vLLM's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
-        if self.cache_output:
-            raise ValueError(f"cache_output is not supported by vLLM's rules, which cache prompts only: set it to false, {OWN}")
+        if command == "simulate" and "cpu" in tiers:
+            raise ValueError(f"vLLM's CPU offloading has no clock here: set tiers.cpu.capacity=0 for the GPU's schedule, {OWN}")
+        if command == "replay" and self.cache_output:
+            raise ValueError(f"cache_output is not supported by vLLM's rules in a replay: set it to false, {OWN}")
+
+    def served_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> SteppedCache:
+        return SteppedCache(tiers[0], self, page_tokens)
 
     def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> VLLMCache:
         return VLLMCache(tiers, edges, self, page_tokens)

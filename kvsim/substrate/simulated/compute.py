@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import ceil, inf
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
+from kvsim.hardware import HardwareSpec, LinearHardware
 from kvsim.model import ModelSpec
 
 
@@ -30,8 +30,30 @@ class Steps(metaclass=ABCMeta):
 
 
 def step_times(model: ModelSpec, hardware: HardwareSpec) -> Steps:
-    """Choose the model of step times: measured parts if the machine has compute curves, otherwise the roofline."""
+    """Choose the model of step times: the machine's formula, measured parts if it has compute curves, otherwise the roofline."""
+    if isinstance(hardware, LinearHardware):
+        return Formula(hardware)
     return Roofline(model, hardware) if hardware.compute_curves is None else MeasuredParts(model, hardware)
+
+
+class Formula(Steps):
+    """A step takes the sum of the terms of ``LinearHardware``."""
+
+    def __init__(self, hardware: LinearHardware) -> None:
+        self.hardware = hardware
+
+    def leap_s(self, work: Work, steps: int) -> float:
+        """Implement the contract. A decode step attends over one token more per request than the step before."""
+        hardware, decoding = self.hardware, work.decode_requests
+        tokens = sum([count for count, _ in work.chunks])
+        pairs = sum([count * start for count, start in work.chunks])
+        context = steps * work.decode_context_tokens + decoding * (steps * (steps - 1) // 2)
+        return (
+            steps * (hardware.fixed_s + hardware.decode_request_s * decoding)
+            + hardware.prefill_token_s * tokens
+            + hardware.chunk_context_s * pairs
+            + hardware.decode_context_s * context
+        )
 
 
 class Roofline(Steps):

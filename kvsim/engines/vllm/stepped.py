@@ -1,0 +1,160 @@
+"""vLLM's GPU block pool as the serving engine calls it: pages are taken step by step and can be found from then on."""
+
+from math import inf
+from typing import cast
+
+from kvsim.core.cache import View
+from kvsim.core.lease import Lease
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.runs import Run, join_runs, split_runs
+from kvsim.core.serving import CLAIMED, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import Transfer
+from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
+from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
+
+
+class SteppedCache(ServedCache):
+    """The cache of vLLM's scheduler V1 (0.33), of one GPU tier.
+
+    admit           asks for room for the whole prompt, and pins what it found; it takes no pages
+    begin_chunk     takes the pages of a prefill chunk, and names those that it completes: others can find them at once
+    grow            takes the next pages of answers
+    retract         as at the finish, pages become the most recent, tail before head; ``resume`` finds those of the answer too
+
+    With ``cache_output``, full pages of answers have names. An answer that no other prompt can contain (``own_path``) gets them
+    when its request leaves; until then, nobody could find them.
+    """
+
+    takes_pages_late = True
+
+    def __init__(self, gpu: Tier, rules: Rules, page_tokens: int) -> None:
+        self.pool = BlockPool(gpu)
+        self.residency = self.pool.residency
+        self.transfers = Transfers(self.residency, [])
+        self.gpu = gpu
+        self.tiers = [gpu]
+        self.edges = []
+        self.views = {gpu.index: View(gpu)}
+        self.rules = rules
+        self.page_tokens = page_tokens
+        self.leases = {}
+        self._last_token = int(rules.recompute_last_token)
+        self._cache_output = rules.cache_output
+        self._epoch = 0
+        """Number of resets."""
+
+    # --- match and admit -----------------------------------------------------------------------------------------------------
+
+    def match(self, request: Request, gpu: Tier | None = None) -> Lease:
+        return self.resume(request, request.prompt_tokens)
+
+    def resume(self, request: Request, tokens: int) -> Lease:
+        lease = BlockLease(request, self.gpu, self.tree.root)
+        lease.epoch = self._epoch
+        limit = (tokens - self._last_token) // self.page_tokens
+        path, rest = self.pool.match(self._path(request), limit)
+        lease.set_match(path, path[-1].depth + path[-1].pages if path else 0, rest)
+        return lease
+
+    def _path(self, request: Request) -> tuple[Run, ...]:
+        """Return the pages of a request that get names."""
+        answer = request.output_runs if self._cache_output else None
+        if not (answer and request.runs):
+            return answer or request.runs
+        return join_runs(request.runs, answer)
+
+    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
+        if not self.pool.has_room(lease.path, pages):
+            return False
+        self.pool.hold(cast(BlockLease, lease), lease.path, now)
+        self.leases[lease] = None
+        return True
+
+    def can_admit(self, lease: Lease, pages: int) -> bool:
+        return self.pool.has_room(lease.path, pages)
+
+    def claim(self, lease: Lease, now: float) -> Claim:
+        return CLAIMED
+
+    # --- pages, step by step -------------------------------------------------------------------------------------------------
+
+    def begin_chunk(self, lease: Lease, tokens: int, now: float) -> bool:
+        held = cast(BlockLease, lease)
+        pages = -(-tokens // self.page_tokens) - held.held_pages
+        if pages > 0 and not self.pool.take(held, pages):
+            return False
+        self._name(held, tokens)
+        return True
+
+    def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
+        if not self.pool.make_room(sum([pages for _, pages in needs])):
+            return Growth(False, NO_TRANSFERS)
+        for lease, pages in needs:
+            held = cast(BlockLease, lease)
+            if self._cache_output and held.request.own_path is None:
+                self._name(held, held.held_pages * self.page_tokens)
+            self.pool.take(held, pages)
+        return Growth(True, NO_TRANSFERS)
+
+    def _name(self, lease: BlockLease, tokens: int) -> None:
+        """Name the full pages among a request's first ``tokens`` tokens."""
+        pages = tokens // self.page_tokens - lease.node.depth - lease.node.pages
+        if pages > 0 and lease.rest and lease.epoch == self._epoch:
+            runs, lease.rest = split_runs(lease.rest, pages)
+            self.pool.name(lease, runs)
+
+    def insert(self, lease: Lease, now: float) -> list[Transfer]:
+        """Do nothing: the pages have been named chunk by chunk."""
+        return NO_TRANSFERS
+
+    # --- the end of a request ------------------------------------------------------------------------------------------------
+
+    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+        held, request = cast(BlockLease, lease), lease.request
+        self._name(held, request.prompt_tokens + max(request.output_tokens, 1) - 1)
+        del self.leases[lease]
+        self.pool.finish(held, now)
+        return NO_TRANSFERS
+
+    def retract(self, lease: Lease, tokens: int, now: float) -> None:
+        self._name(cast(BlockLease, lease), tokens)
+        self.release(lease)
+
+    def release(self, lease: Lease) -> None:
+        del self.leases[lease]
+        self.pool.free(cast(BlockLease, lease))
+
+    def reset(self) -> None:
+        self.pool.reset()
+        self._epoch += 1
+
+    def check(self) -> None:
+        self.pool.check(cast(list[BlockLease], list(self.leases)))
+
+    # --- nothing lies below the GPU --------------------------------------------------------------------------------------------
+
+    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
+        """Read nothing."""
+        return Fetch(NO_TRANSFERS, None)
+
+    def load(self, lease: Lease, now: float) -> Load:
+        """Load nothing."""
+        return NO_LOAD
+
+    def arriving(self, lease: Lease) -> list[Transfer]:
+        """Return no transfers."""
+        return NO_TRANSFERS
+
+    def begin(self, transfer: Transfer, now: float) -> Begin:
+        """Raise AssertionError: there are no transfers."""
+        raise AssertionError("a cache of one tier has no transfers")
+
+    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
+        """Raise AssertionError: there are no transfers."""
+        raise AssertionError("a cache of one tier has no transfers")
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        """Raise AssertionError: there are no transfers."""
+        raise AssertionError("a cache of one tier has no transfers")

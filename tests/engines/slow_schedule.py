@@ -1,0 +1,168 @@
+"""vLLM's scheduler V1 on one GPU, block by block and step by step: obvious and slow."""
+
+from dataclasses import dataclass, field
+
+from kvsim.core.request import Request
+from kvsim.hardware import LinearHardware
+from tests.workloads import pages_of
+
+
+@dataclass(eq=False)
+class Block:
+    """A slot of the GPU. A free one keeps its page until it is taken."""
+
+    page: int | None = None
+    users: int = 0
+
+
+@dataclass(eq=False)
+class Served:
+    """A request on its way. ``pages`` are the ids of its full pages, of the prompt and of its answer."""
+
+    request: Request
+    pages: list[int]
+    blocks: list[Block] = field(default_factory=list)
+    computed: int = 0
+    generated: int = 0
+    hit_pages: int = -1
+    preemptions: int = 0
+    is_decoding: bool = False
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.request.prompt_tokens + self.generated
+
+
+class SlowSchedule:
+    """``free`` has the free blocks, the next to be taken first; ``named`` the blocks that hold a page, oldest first."""
+
+    def __init__(
+        self, hardware: LinearHardware, page_tokens: int, capacity: int, max_batch_tokens: int, max_running: int
+    ) -> None:
+        self.hardware, self.page_tokens = hardware, page_tokens
+        self.max_batch_tokens, self.max_running = max_batch_tokens, max_running
+        self.free = [Block() for _ in range(capacity)]
+        self.named: dict[int, list[Block]] = {}
+        self.waiting: list[Served] = []
+        self.running: list[Served] = []
+
+    def run(self, requests: list[Request], *, names_answers: bool) -> list[tuple[int, int, float, float]]:
+        """Hit pages, preemptions, and the times of the first and the last token of each request."""
+        all_served = [Served(one, pages_of((*one.runs, *((one.output_runs or ()) if names_answers else ())))) for one in requests]
+        arriving, now = list(all_served), 0.0
+        while arriving or self.waiting or self.running:
+            while arriving and arriving[0].request.arrival_s <= now:
+                self.waiting.append(arriving.pop(0))
+            if not self.waiting and not self.running:
+                now = arriving[0].request.arrival_s
+                continue
+            now = self.step(now)
+        return [(one.hit_pages, one.preemptions, one.first_token_s, one.last_token_s) for one in all_served]
+
+    def step(self, now: float) -> float:
+        """Schedule and run one step. Returns when it ends."""
+        plan: list[tuple[Served, int]] = []
+        budget, has_preempted = self.max_batch_tokens, False
+        for one in list(self.running):
+            if one not in self.running or not budget:
+                continue
+            new = min(one.tokens - one.computed, budget)
+            while one in self.running and not self.allocate(one, one.computed + new, []):
+                self.preempt()
+                has_preempted = True
+            if one in self.running:
+                plan.append((one, new))
+                budget -= new
+        while self.waiting and budget and len(self.running) < self.max_running and not has_preempted:
+            one = self.waiting[0]
+            hits = self.find(one)
+            computed = len(hits) * self.page_tokens
+            new = min(one.tokens - computed, budget)
+            whole = -(-one.tokens // self.page_tokens) - len(hits) + sum(not block.users for block in hits)
+            if whole > len(self.free):
+                break
+            one.computed = computed
+            assert self.allocate(one, computed + new, hits)
+            if one.hit_pages < 0:
+                one.hit_pages = len(hits)
+            self.running.append(self.waiting.pop(0))
+            plan.append((one, new))
+            budget -= new
+        now += self.seconds(plan)
+        for one, new in plan:
+            one.computed += new
+            if one.computed == one.tokens:
+                self.sample(one, now)
+        return now
+
+    def sample(self, one: Served, now: float) -> None:
+        one.generated, one.is_decoding = one.generated + 1, True
+        if one.generated == 1:
+            one.first_token_s = now
+        if one.generated >= one.request.output_tokens:
+            one.last_token_s = now
+            self.running.remove(one)
+            self.give_back(one)
+
+    def seconds(self, plan: list[tuple[Served, int]]) -> float:
+        formula, seconds = self.hardware, self.hardware.fixed_s
+        for one, new in plan:
+            if one.is_decoding:
+                seconds += formula.decode_request_s + formula.decode_context_s * one.computed
+            else:
+                seconds += formula.prefill_token_s * new + formula.chunk_context_s * new * one.computed
+        return seconds
+
+    def find(self, one: Served) -> list[Block]:
+        hits = []
+        for page in one.pages[: (one.tokens - 1) // self.page_tokens]:
+            if page not in self.named:
+                break
+            hits.append(self.named[page][0])
+        return hits
+
+    def allocate(self, one: Served, tokens: int, hits: list[Block]) -> bool:
+        """Take the blocks for the first ``tokens`` tokens and name the full ones."""
+        missing = -(-tokens // self.page_tokens) - len(one.blocks) - len(hits)
+        if missing + sum(not block.users for block in hits) > len(self.free):
+            return False
+        for block in hits:
+            if not block.users:
+                self.free.remove(block)
+            block.users += 1
+        one.blocks += hits
+        for _ in range(missing):
+            block = self.free.pop(0)
+            if block.page is not None:
+                self.forget(block)
+            block.users = 1
+            one.blocks.append(block)
+        for page, block in zip(one.pages, one.blocks[: tokens // self.page_tokens], strict=False):
+            if block.page is None:
+                block.page = page
+                self.named.setdefault(page, []).append(block)
+        return True
+
+    def forget(self, block: Block) -> None:
+        assert block.page is not None
+        self.named[block.page].remove(block)
+        if not self.named[block.page]:
+            del self.named[block.page]
+        block.page = None
+
+    def give_back(self, one: Served) -> None:
+        """Free a request's blocks, the last one first: it is taken first. A block without a page is taken before all others."""
+        for block in reversed(one.blocks):
+            block.users -= 1
+            if not block.users:
+                self.free.insert(0 if block.page is None else len(self.free), block)
+        one.blocks = []
+
+    def preempt(self) -> None:
+        one = self.running.pop()
+        self.give_back(one)
+        one.computed, one.is_decoding = 0, False
+        one.preemptions += 1
+        self.waiting.insert(0, one)

@@ -1,0 +1,195 @@
+"""``rules=vllm`` in a simulation: the schedule is vLLM's, step by step."""
+
+import csv
+import gzip
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvsim.cli import main
+from kvsim.core.pool import SlotPool
+from kvsim.core.request import Request
+from kvsim.core.tier import Tier
+from kvsim.engine.engine import Engine, EngineSettings
+from kvsim.engine.outcome import Outcome
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engines.vllm.rules import VLLMRules
+from kvsim.engines.vllm.stepped import SteppedCache
+from kvsim.hardware import LinearHardware
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from tests.engine.small import HARDWARE, MODEL
+from tests.engines.slow_schedule import SlowSchedule
+from tests.workloads import EXAMPLES, Words, make_request, runs_of
+
+PAGE_TOKENS = 4
+FORMULA = LinearHardware(
+    **HARDWARE, fixed_s=5e-3, prefill_token_s=2e-5, decode_request_s=1e-5, chunk_context_s=2.5e-9, decode_context_s=1e-8
+)
+Row = tuple[int, int, float, float]
+"""Hit pages, retractions, seconds of the first and of the last token."""
+
+
+def rows_of(outcome: Outcome) -> list[Row]:
+    assert outcome.request_retractions is not None
+    pages, retractions = outcome.hit_pages[:, 0].tolist(), outcome.request_retractions.tolist()
+    first, last = ((outcome.arrival_s + times).tolist() for times in (outcome.ttft_s, outcome.e2e_s))
+    return list(zip(pages, retractions, first, last, strict=True))
+
+
+def serve(requests: list[Request], capacity: int, settings: EngineSettings, *, names_answers: bool) -> list[Row]:
+    """The engine's schedule by vLLM's rules; everything is recounted whenever a request ends."""
+    gpu = Tier("gpu", 0, SlotPool(capacity), LRU())
+    gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=PAGE_TOKENS))
+    cache = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS)
+    substrate = SimulatedSubstrate(MODEL, FORMULA, PAGE_TOKENS, links="fifo")
+    engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings)
+    rows = rows_of(engine.run(requests, lambda _: cache.check()))
+    assert gpu.pool.free + gpu.evictable_pages == capacity
+    return rows
+
+
+def check_schedule(requests: list[Request], capacity: int, settings: EngineSettings, *, names_answers: bool) -> None:
+    """Hits and retractions are those of the slow model, and times agree within a microsecond."""
+    schedule = SlowSchedule(FORMULA, PAGE_TOKENS, capacity, settings.max_batch_tokens, settings.max_running_requests)
+    expected = schedule.run(requests, names_answers=names_answers)
+    rows = serve(requests, capacity, settings, names_answers=names_answers)
+    assert [row[:2] for row in rows] == [row[:2] for row in expected]
+    assert [row[2:] for row in rows] == [pytest.approx(row[2:], rel=0, abs=1e-6) for row in expected]
+
+
+def draw(random: Random, *, shares_answers: bool) -> list[Request]:
+    """Requests whose prompts share beginnings and often end with a page. Answers are unique, or are shared like prompts."""
+    words, requests, now = Words(), list[Request](), 0.0
+    for index in range(random.randint(2, 14)):
+        now += random.choice([0.0, 0.0, 0.004, 0.02, 0.1]) * random.random()
+        prompt = tuple(random.choices("ab", [3, 1], k=random.randint(1, 7)))
+        tail = random.choice([0, 0, 1, 3])
+        output = random.randint(1, 30)
+        pages = (len(prompt) * PAGE_TOKENS + tail + output - 1) // PAGE_TOKENS - len(prompt)
+        answer = random.choices("ab", [3, 1], k=pages) if shares_answers else [f"{index}-{at}" for at in range(pages)]
+        ids = words.pages((*prompt, *answer))
+        request = make_request(
+            ids[: len(prompt)],
+            index=index,
+            prompt_tokens=len(prompt) * PAGE_TOKENS + tail,
+            output_tokens=output,
+            arrival_s=now,
+            output_runs=runs_of(ids[len(prompt) :]),
+        )
+        request.own_path = None if shares_answers else runs_of(ids)
+        requests.append(request)
+    return requests
+
+
+@pytest.mark.parametrize("names_answers", [True, False])
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_the_schedule_is_that_of_the_slow_model(seed: int, names_answers: bool):
+    random = Random(seed)
+    for _ in range(5):
+        requests = draw(random, shares_answers=False)
+        largest = max(-(-(one.prompt_tokens + one.output_tokens) // PAGE_TOKENS) for one in requests)
+        capacity = largest + random.choice([0, 1, 2, 5, 10, 30])
+        settings = EngineSettings(max_batch_tokens=random.choice([7, 16, 64]), max_running_requests=random.choice([2, 4, 16]))
+        check_schedule(requests, capacity, settings, names_answers=names_answers)
+
+
+def request(words: Words, word: str, index: int, *, tail: int = 0, output: int = 1) -> Request:
+    return words.request(word, page_tokens=PAGE_TOKENS, tail=tail, output=output, index=index, output_runs=())
+
+
+def test_a_prompt_is_found_in_the_step_that_computes_it():
+    words = Words()
+    requests = [request(words, "abc", 0, tail=1), request(words, "abx", 1, tail=1), request(words, "abc", 2)]
+    rows = serve(requests, 20, EngineSettings(), names_answers=False)
+    assert [pages for pages, *_ in rows] == [0, 2, 2]
+    assert [first for _, _, first, _ in rows] == [0.005 + 2e-5 * (13 + 5 + 4) + 2.5e-9 * (5 * 8 + 4 * 8)] * 3
+
+
+def test_a_chunk_without_room_retracts_its_own_request():
+    """The prompt of 6 pages just fits at first, but an answer takes a page while it is computed in chunks."""
+    words = Words()
+    requests = [request(words, "a", 0, tail=3, output=12), request(words, "uvwxyz", 1, output=1)]
+    rows = serve(requests, 8, EngineSettings(max_batch_tokens=8), names_answers=False)
+    assert [retractions for _, retractions, _, _ in rows] == [0, 1]
+
+
+def test_a_retracted_request_finds_its_answer_again():
+    """Two answers outgrow the GPU; the younger request is retracted and computes only what was evicted meanwhile."""
+    words = Words()
+    ids = [words.pages((letter, *(f"{letter}{at}" for at in range(9)))) for letter in "ab"]
+    requests = [
+        make_request(
+            pages[:1], index=index, prompt_tokens=4, output_tokens=34, output_runs=runs_of(pages[1:]), own_path=runs_of(pages)
+        )
+        for index, pages in enumerate(ids)
+    ]
+    check_schedule(requests, 12, EngineSettings(), names_answers=True)
+    found, lost = (serve(requests, 12, EngineSettings(), names_answers=named)[1] for named in (True, False))
+    assert found[1] == lost[1] == 1
+    assert found[3] < lost[3]
+
+
+# --- recorded schedules ------------------------------------------------------------------------------------------------------
+
+CASES = {
+    "chunk-pages": 20_448, "decode-first": 22_032, "early-keys": 1_500_000, "early-keys-same-step": 1_500_000,
+    "finish-recency": 3_072, "keep-answers": 3_072, "leaps": 2_048, "resume-answers": 2_048, "two-copies": 3_056,
+}  # fmt: skip
+"""Capacity in tokens by case."""
+RECORDED = {
+    "mooncake_n1000_r0.3_c1500000": "trace.limit=1000",
+    "mooncake_n1000_r0.3_c300000": "trace.limit=1000",
+    "stress2_r2.2_c20000": "trace.limit=null",
+    "stress2_r4_c60000": "trace.limit=null",
+}
+
+
+def recorded_schedule(path: Path) -> list[Row]:
+    """The rows of a recorded schedule; skips the test where it is absent."""
+    if not path.is_file():
+        pytest.skip(
+            f"compares with a recorded schedule that is not part of the repository: ../shared/golden/schedule/{path.name}"
+        )
+    lines = path.read_text() if path.suffix == ".txt" else gzip.decompress(path.read_bytes()).decode()
+    rows = [line.split() for line in lines.partition("# start")[0].splitlines() if line[0] != "#"]
+    return [(int(hits), int(preempted), float(first), float(last)) for *_, first, last, hits, preempted in rows]
+
+
+def simulated(tmp_path: Path, trace: Path, capacity: int, *overrides: str) -> list[Row]:
+    """The schedule that the command writes, with hits in tokens."""
+    arguments = [
+        "preset=vllm", "hardware=linear", "page_tokens=16", "trace=mooncake", f"trace.path={trace}", "trace.answers=unique",
+        "rules.cache_output=true", f"tiers.gpu.capacity={capacity}tokens", f"output={tmp_path}", *overrides,
+    ]  # fmt: skip
+    assert main(["simulate", *arguments]) == 0
+    with gzip.open(tmp_path / "requests.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    columns = ("retractions", "first_token_s", "last_token_s")
+    return [(int(row["hit_tokens_gpu"]), int(row[columns[0]]), float(row[columns[1]]), float(row[columns[2]])) for row in rows]
+
+
+def assert_same(rows: list[Row], expected: list[Row]) -> None:
+    assert [row[:2] for row in rows] == [row[:2] for row in expected]
+    assert [row[2:] for row in rows] == [pytest.approx(row[2:], rel=0, abs=1e-6) for row in expected]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_cases_are_played_exactly(shared: Path, tmp_path: Path, name: str):
+    cases = shared / "golden" / "schedule" / "cases"
+    expected = recorded_schedule(cases / f"{name}.vllm.txt")
+    assert_same(simulated(tmp_path, cases / f"{name}.jsonl", CASES[name]), expected)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_schedules_are_played_exactly(shared: Path, tmp_path: Path, name: str):
+    folder = shared / "golden" / "schedule"
+    expected = recorded_schedule(folder / f"{name}.requests.gz")
+    trace, *_, rate, capacity = name.split("_")
+    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz" if trace == "mooncake" else folder / f"{trace}.jsonl"
+    rows = simulated(tmp_path, path, int(capacity[1:]), f"trace.rate={rate[1:]}", RECORDED[name])
+    assert_same(rows, expected)
