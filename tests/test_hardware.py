@@ -3,10 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from kvsim.hardware import HardwareSpec
+from kvsim.construct import construct
+from kvsim.engine.substrate import Work
+from kvsim.hardware import HardwareSpec, LinearHardware
+from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.compute import step_times
 
 CONF = Path(__file__).parent.parent / "conf" / "hardware"
 ROUND: dict[str, Any] = {
@@ -23,11 +28,9 @@ ROUND: dict[str, Any] = {
 
 
 def from_file(name: str) -> HardwareSpec:
-    settings = OmegaConf.load(CONF / f"{name}.yaml")
-    assert isinstance(settings, DictConfig) and settings.pop("_target_") == "kvsim.hardware.HardwareSpec"
-    spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HardwareSpec), settings))
-    assert isinstance(spec, HardwareSpec)
-    return spec
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        settings = OmegaConf.to_container(hydra.compose("config", [f"hardware={name}"]).hardware)
+    return construct(HardwareSpec, settings, "hardware")
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
@@ -86,3 +89,28 @@ def test_gpus_multiply_everything_but_the_disk_and_the_overhead() -> None:
 def test_a_bad_setting_is_named_with_its_remedy(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HardwareSpec(**(ROUND | change))
+
+
+TERMS = {"fixed_s": 1.0, "prefill_token_s": 2.0, "decode_request_s": 10.0, "chunk_context_s": 0.5, "decode_context_s": 100.0}
+
+
+def test_a_formula_gives_the_time_of_a_step_and_of_a_leap() -> None:
+    model = ModelSpec(layers=1, hidden_size=1, vocabulary=1, heads=1, kv_heads=1, head_dim=1, mlp_width=1)
+    steps = step_times(model, LinearHardware(**ROUND, **TERMS))
+    work = Work(chunks=[(3, 4), (5, 0)], decode_requests=2, decode_context_tokens=7)
+    assert steps.leap_s(work, 1) == 1 + 2 * (3 + 5) + 0.5 * (3 * 4) + 10 * 2 + 100 * 7
+    work = Work(decode_requests=2, decode_context_tokens=7, max_steps=3)
+    assert steps.leap_s(work, 3) == 3 * (1 + 10 * 2) + 100 * (7 + 9 + 11)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prefill_token_s": -1.0}, "prefill_token_s must be 0 or more, not -1.0"),
+        ({"decode_context_s": float("nan")}, "decode_context_s must be 0 or more, not nan"),
+        ({"fixed_s": 0.0, "decode_request_s": 0.0}, "fixed_s and decode_request_s are both 0: a decode step must take time"),
+    ],
+)
+def test_a_formula_that_gives_no_times_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LinearHardware(**ROUND, **(TERMS | settings))

@@ -5,7 +5,9 @@ tokens, or in single tokens (``lightllm_tokens``). Each recorded sequence is rep
 request: the request's number, its full pages, and the pages that it hit (SGLang: GPU; HiCache, FastDeploy and LightLLM: GPU and
 CPU; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
 
-Claim: no request differs, in any sequence. Exits with 1 if one does.
+Schedules of vLLM in virtual time are simulated and compared too (``schedules.py``).
+
+Claim: no request differs, in any sequence or schedule. Exits with 1 if one does.
 """
 
 import gzip
@@ -15,7 +17,10 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
+
+from schedules import Recording, differences, recordings
 
 import kvsim
 from kvsim.engine.outcome import REJECTED
@@ -139,6 +144,12 @@ def compare(trace_path: Path, path: Path) -> Agreement:
     return Agreement(name, overrides, len(theirs), len(differing) + abs(len(theirs) - len(ours)), first)
 
 
+def compare_schedule(recording: Recording) -> Agreement:
+    requests, steps, first = differences(recording)
+    count = f"{len(recording.steps):,} steps, {steps:,} differ " if recording.steps else ""
+    return Agreement(recording.name, recording.overrides, len(recording.requests), requests + bool(steps), count + first)
+
+
 def page(agreements: list[Agreement]) -> Iterator[str]:
     lines = [(one.name, f"`{' '.join(one.overrides)}`", f"{one.requests:,}", f"{one.mismatches:,}") for one in agreements]
     yield from [
@@ -148,29 +159,33 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
         "SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0, FastDeploy (April 2026) and LightLLM (August 2026). Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
+        "Rows named `schedule/` are `kvsim simulate trace=mooncake trace.path=...`: there the times of the first and the last",
+        "token (within 1 us), the hits, the retractions and, where they were recorded, the steps are compared.",
         "",
         *markdown(("sequence", "overrides", "requests", "mismatches"), lines),
     ]
 
 
-def read_options() -> tuple[Namespace, list[Path]]:
-    """The options, and the recorded sequences to replay."""
+def read_options() -> tuple[Namespace, list[Path], list[Recording]]:
+    """The options, the recorded sequences to replay, and the recorded schedules to simulate."""
     parser = option_parser(__file__, __doc__, {"trace": CONVERSATION})
     golden = Path(__file__).resolve().parents[3] / "shared" / "golden"
     parser.add_argument("--golden", type=Path, default=golden, help="folder of recorded sequences")
     parser.add_argument("--only", default="", help="replay only sequences whose name contains this, and write no table")
     options = parser.parse_args()
     paths = [path for path in sorted(options.golden.glob("*.txt.gz")) if options.only in path.name and overrides_of(path)]
-    if not paths:
+    schedules = [one for one in recordings(options.golden, Path(options.trace)) if options.only in one.name]
+    if not (paths or schedules):
         parser.error(f"no recorded sequence of these engines in {options.golden}; set --golden to their folder")
-    return options, paths
+    return options, paths, schedules
 
 
 def main() -> int:
-    options, paths = read_options()
+    options, paths, schedules = read_options()
     agreements = []
-    for path in paths:
-        agreements.append(one := compare(Path(options.trace), path))
+    played = chain((compare(Path(options.trace), path) for path in paths), map(compare_schedule, schedules))
+    for one in played:
+        agreements.append(one)
         print(f"{one.name:<52}{one.requests:>8,} requests {one.mismatches:>8,} mismatches   {one.first}".rstrip(), flush=True)
     if not options.only:
         write_page(options.output, page(agreements))

@@ -104,6 +104,31 @@ def test_engine_agreement(trace: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert module.main() == 1 and "| 30 | 1 |" in (tmp_path / "results.md").read_text()
 
 
+def test_engine_agreement_of_schedules(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty requests, recorded from the simulation itself; then one of them comes later, and then a step is another."""
+    golden = tmp_path / "golden"
+    (golden / "schedule").mkdir(parents=True)
+    module = study("engine_agreement", monkeypatch, "--trace", str(trace), "--golden", str(golden), "--output", str(tmp_path))
+    schedules = sys.modules["schedules"]
+    outcome = schedules.simulate(schedules.Recording("", trace, [*schedules.overrides(40_000), "trace.rate=1"], [], []))
+    times = zip(outcome.arrival_s + outcome.ttft_s, outcome.arrival_s + outcome.e2e_s, outcome.hit_pages[:, 0] * 16, strict=True)
+    rows = [f"{index} {first} {last} {hits} 0\n" for index, (first, last, hits) in enumerate(times)]
+    steps = [f"0.0 {tokens} {decoding} {chunks} 0 0 0\n" for tokens, decoding, chunks in schedules.steps_done(outcome)]
+
+    def record(rows: list[str], steps: list[str]) -> int:
+        for name, lines in (("requests", rows), ("steps", steps)):
+            with gzip.open(golden / "schedule" / f"mooncake_r1_c40000.{name}.gz", "wt") as file:
+                file.writelines(["# columns\n", *lines])
+        status: int = module.main()
+        return status
+
+    assert record(rows, steps) == 0
+    assert "| schedule/mooncake_r1_c40000 |" in (tmp_path / "results.md").read_text()
+    late = [*rows[:7], rows[7].replace(rows[7].split()[1], str(float(rows[7].split()[1]) + 1e-5)), *rows[8:]]
+    assert record(late, steps) == 1 and "| 30 | 1 |" in (tmp_path / "results.md").read_text()
+    assert record(rows, steps[:-1]) == 1
+
+
 @pytest.fixture
 def sessions(tmp_path: Path) -> Path:
     """Three agent sessions in WEKA's format, of three requests each."""

@@ -1,0 +1,130 @@
+"""Is the schedule of ``preset=vllm`` in a simulation, request by request and step by step, that of vLLM's own scheduler?
+
+Schedules were recorded with vLLM 0.33.0's scheduler V1 in virtual time, a step taking what ``hardware=linear`` gives: requests
+of the Mooncake conversation and of a made-up trace, and cases of two to five requests that show one rule each. A request agrees
+if the times of its first and its last token are within a microsecond, and its hit tokens and its retractions are equal.
+"""
+
+import gzip
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import kvsim
+from kvsim.engine.outcome import Outcome
+
+TOLERANCE_S = 1e-6
+CASES = {
+    "chunk-pages": 20_448,
+    "decode-first": 22_032,
+    "early-keys": 1_500_000,
+    "early-keys-same-step": 1_500_000,
+    "finish-recency": 3_072,
+    "keep-answers": 3_072,
+    "leaps": 2_048,
+    "resume-answers": 2_048,
+    "two-copies": 3_056,
+}
+"""Capacity in tokens by case."""
+
+Request = tuple[float, float, int, int]
+"""Seconds of the first and the last token, hit tokens, retractions."""
+Step = tuple[int, int, int]
+"""Prompt tokens, decoding requests, prefill chunks."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded schedule: its trace, the overrides that simulate it, and what was recorded."""
+
+    name: str
+    trace: Path
+    overrides: list[str]
+    requests: list[Request]
+    steps: list[Step]
+    """Empty if they were not recorded."""
+
+
+def recordings(golden: Path, conversation: Path) -> Iterator[Recording]:
+    """The recorded schedules below a folder."""
+    folder = golden / "schedule"
+    for name, capacity in CASES.items():
+        if (path := folder / "cases" / f"{name}.vllm.txt").is_file():
+            requests, _, table = path.read_text().partition("# start")
+            trace = path.with_name(f"{name}.jsonl")
+            yield Recording(f"schedule/cases/{name}", trace, overrides(capacity), rows_of(requests), steps_of(table))
+    for path in sorted(folder.glob("*.requests.gz")):
+        name = path.name.removesuffix(".requests.gz")
+        found = re.fullmatch(r"([a-z0-9]+)(?:_n(\d+))?_r([\d.]+)_c(\d+)", name)
+        assert found is not None, f"{path.name}: not the name of a recorded schedule"
+        source, limit, rate, capacity = found.groups()
+        trace = conversation if source == "mooncake" else folder / f"{source}.jsonl"
+        settings = [*overrides(int(capacity)), f"trace.rate={rate}", *([f"trace.limit={limit}"] if limit else [])]
+        recorded = folder / f"{name}.steps.gz"
+        steps = steps_of(text(recorded)) if recorded.is_file() else []
+        yield Recording(f"schedule/{name}", trace, settings, rows_of(text(path)), steps)
+
+
+def overrides(capacity_tokens: int) -> list[str]:
+    return [
+        "preset=vllm", "hardware=linear", "page_tokens=16", "trace.answers=unique", "rules.cache_output=true",
+        f"tiers.gpu.capacity={capacity_tokens}tokens",
+    ]  # fmt: skip
+
+
+def text(path: Path) -> str:
+    return gzip.decompress(path.read_bytes()).decode()
+
+
+def rows_of(table: str) -> list[Request]:
+    cells = [line.split()[-4:] for line in table.splitlines() if line[0] != "#"]
+    return [(float(first), float(last), int(hits), int(retractions)) for first, last, hits, retractions in cells]
+
+
+def steps_of(table: str) -> list[Step]:
+    cells = [line.split() for line in table.splitlines() if line[:1].isdigit()]
+    return [(int(tokens), int(decoding), int(chunks)) for _, tokens, decoding, chunks, *_ in cells]
+
+
+def differences(recording: Recording) -> tuple[int, int, str]:
+    """The numbers of requests and of steps that differ from a simulation, and the first request that does."""
+    outcome = simulate(recording)
+    ours = np.column_stack(
+        (
+            outcome.arrival_s + outcome.ttft_s,
+            outcome.arrival_s + outcome.e2e_s,
+            outcome.hit_pages[:, 0] * outcome.page_tokens,
+            outcome.request_retractions,
+        )
+    )
+    theirs = np.array(recording.requests)
+    if ours.shape != theirs.shape:
+        return len(theirs), len(recording.steps), f"{len(ours)} requests instead of {len(theirs)}"
+    differ = ~((np.abs(ours - theirs) <= [TOLERANCE_S, TOLERANCE_S, 0, 0]).all(axis=1))
+    steps = recording.steps and steps_done(outcome)
+    wrong_steps = sum(a != b for a, b in zip(steps, recording.steps, strict=False)) + abs(len(steps) - len(recording.steps))
+    first = ""
+    if differ.any():
+        index = int(differ.argmax())
+        first = f"request {index}: recorded {theirs[index].tolist()}, simulated {ours[index].tolist()}"
+    return int(differ.sum()), wrong_steps, first
+
+
+def simulate(recording: Recording) -> Outcome:
+    source = [one.removeprefix("trace.").split("=") for one in recording.overrides if one.startswith("trace.")]
+    settings = {name: int(value) if name == "limit" else float(value) if name == "rate" else value for name, value in source}
+    trace = kvsim.load_trace("mooncake", path=recording.trace, page_tokens=16, **settings)
+    others = [one for one in recording.overrides if not one.startswith(("trace.", "page_tokens"))]
+    return kvsim.simulate(trace, *others, "timeline=true").outcome
+
+
+def steps_done(outcome: Outcome) -> list[Step]:
+    """The steps of a simulation, with leaps taken apart."""
+    assert outcome.timeline is not None
+    steps: list[Step] = []
+    for batch in outcome.timeline.batches:
+        steps += [(batch.prefill_tokens, batch.decode_requests, batch.prefill_requests)] * max(1, batch.steps)
+    return steps
