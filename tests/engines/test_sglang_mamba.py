@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from kvsim import run
+from kvsim.build import build_run
+from kvsim.configuration import compose
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.rules import HybridSettings
+from kvsim.core.rules import HybridSettings, Rules
 from kvsim.core.serving import RulesError
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED
@@ -18,7 +21,10 @@ from kvsim.engine.replay import Replay
 from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.sglang.rules import SGLangMambaRules
 from kvsim.engines.sglang.stateful_nodes import StatefulLease, StatefulNodeCache
+from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
+from kvsim.plan import Plan
+from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
@@ -374,6 +380,80 @@ def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
     rows = play(cache, requests, in_flight=2)
     assert cache.gpu.evicted_pages > 100
     assert sum(hits for hits in rows) > 50
+
+
+# --- settings --------------------------------------------------------------------------------------------------------------
+
+
+def plan(*overrides: str, command: str = "replay") -> Plan:
+    return build_run(compose(["preset=sglang_mamba", *overrides]), command=command, overrides=overrides)
+
+
+def test_the_rules_are_for_replay() -> None:
+    assert plan().rules == SGLangMambaRules(cache_output=True)
+    assert plan("rules.cache_output=false", "rules.extra_buffer=false").rules == SGLangMambaRules(extra_buffer=False)
+    simulated = plan(command="simulate")
+    assert simulated.rules == Rules(cache_output=True)
+    assert isinstance(simulated.checkpoint, Branch) and simulated.checkpoint.prompt_end
+
+
+def test_a_replay_counts_states() -> None:
+    built = plan("trace.sessions=30", "tiers.gpu.states=100states", "tiers.gpu.capacity=3000pages")
+    requests = built.trace.load(built.page_tokens).requests
+    outcome = run.replay(built, requests)
+    counts = outcome.checkpoints
+    assert counts["saved"] > counts["evicted"] > 0 and counts["used"] > 0
+    assert counts["bytes"] == counts["saved"] * built.model.state_bytes
+    known, hits = outcome.known_pages, outcome.hit_pages.sum(axis=1)
+    assert known is not None
+    assert (known >= hits).all() and (known - hits).sum() * 64 == counts["tokens_lost_to_missing_state"] > 0
+
+
+def test_too_few_slots_end_a_run_with_one_line() -> None:
+    built = plan("trace.sessions=30", "tiers.gpu.states=9states", "replay.in_flight=3")
+    with pytest.raises(UsageError, match=r"^tiers\.gpu\.states: request \d+ finds no slot for a state, since 3 running requests"):
+        run.replay(built, built.trace.load(built.page_tokens).requests)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "command", "words"),
+    [
+        (
+            ["tiers.gpu.states=shared"],
+            "replay",
+            "rules: SGLang keeps states in a pool of their own: set tiers.gpu.states=64states",
+        ),
+        (
+            ["tiers.cpu.capacity=1GiB", "tiers.cpu.states=1GiB"],
+            "replay",
+            "rules: SGLang's rules for hybrid models have one tier: set",
+        ),
+        (["model=llama3_8b"], "replay", "rules: these rules of an engine need a model with recurrent layers: set rules=default"),
+        (["rules=sglang"], "replay", "rules: these rules of an engine need a model without recurrent layers: set rules=default"),
+        (
+            ["checkpoint=branch"],
+            "replay",
+            "checkpoint has no effect under the rules of an engine that decides itself where states",
+        ),
+        (["checkpoint.prompt_end=false"], "replay", "checkpoint.prompt_end has no effect under the rules of an engine"),
+        (["rules.extra_buffer=false"], "simulate", "rules.extra_buffer has no effect on kvsim simulate, which uses kvsim's own"),
+        (
+            ["replay.prefill_chunk_tokens=63"],
+            "replay",
+            "rules: replay.prefill_chunk_tokens=63 is less than page_tokens=64: increase",
+        ),
+        (["page_tokens=16"], "replay", "rules: SGLang may save a state after any page, but this model has one only after"),
+        (["eviction=belady"], "replay", "eviction: Belady is not a valid bound for models with recurrent layers"),
+    ],
+)
+def test_what_the_rules_do_not_support_is_an_error(overrides: list[str], command: str, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        run.replay(plan(*overrides, command=command), [])
+    assert str(error.value).startswith(words)
+
+
+def test_without_the_extra_buffer_pages_may_have_any_size() -> None:
+    assert len(run.replay(plan("page_tokens=16", "rules.extra_buffer=false"), []).hit_pages) == 0
 
 
 # --- slower models, recorded hits ------------------------------------------------------------------------------------------

@@ -77,20 +77,18 @@ class SGLangMambaRules(Rules):
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if len(tiers) > 1:
-            raise ValueError(
-                f"SGLang's rules for hybrid models have one tier: set tiers.{tiers[1]}.capacity=0, {OWN} and checkpoint=NAME"
-            )
+            raise ValueError(f"SGLang's rules for hybrid models have one tier: set tiers.{tiers[1]}.capacity=0, {OWN}")
 
     def hybrid_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int, hybrid: HybridSettings) -> HybridServingCache:
-        chunk_tokens = hybrid.prefill_chunk_tokens
+        chunk_tokens, grid_tokens = hybrid.prefill_chunk_tokens, hybrid.grid_pages * page_tokens
         if hybrid.state_tiers is None:
             raise ValueError(f"SGLang keeps states in a pool of their own: set tiers.gpu.states=64states or 10GiB, {OWN}")
         if 0 < chunk_tokens < page_tokens:
             raise ValueError(f"replay.prefill_chunk_tokens={chunk_tokens} is less than page_tokens={page_tokens}: increase it")
         if self.extra_buffer and hybrid.grid_pages > 1:
             raise ValueError(
-                f"this model has states after every {hybrid.grid_pages * page_tokens} tokens only, and SGLang has no smaller "
-                f"pages then: set page_tokens={hybrid.grid_pages * page_tokens}"
+                f"SGLang may save a state after any page, but this model has one only after multiples of {grid_tokens} tokens: "
+                f"set page_tokens={grid_tokens}"
             )
         return StatefulNodeCache(
             tiers,
