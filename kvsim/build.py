@@ -17,7 +17,7 @@ from kvsim.capacity import capacity_pages, capacity_states
 from kvsim.construct import check_names, construct, first_line, with_key
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
-from kvsim.engine.replay import ReplaySettings
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
@@ -322,10 +322,24 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
             )
     if plan.print_tree:
         check_numbered(plan.tiers)
-    if plan.model.is_hybrid and plan.rules.has_own_cache:
-        raise UsageError("rules: an engine's own rules need a model without recurrent layers: set rules=default")
+    _check_own_cache(plan, command, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
+
+
+def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError if an engine's own rules do not fit the model, or for settings that the rules do not use."""
+    rules = plan.rules
+    if rules.has_own_cache and rules.serves_hybrid_models != plan.model.is_hybrid:
+        which = "with" if rules.serves_hybrid_models else "without"
+        raise UsageError(f"rules: these rules of an engine need a model {which} recurrent layers: set rules=default")
+    if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not rules.prefills_in_chunks:
+        raise UsageError("replay.prefill_chunk_tokens has no effect under rules without prefill chunks: leave it out")
+    if rules.decides_checkpoints and (key := _given(keys, "checkpoint")):
+        raise UsageError(
+            f"{key} has no effect under the rules of an engine that decides itself where states are saved: leave it out, or set "
+            "rules=default"
+        )
 
 
 def check_bypass(plan: Plan, command: str) -> None:

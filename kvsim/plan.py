@@ -6,7 +6,7 @@ from typing import Any
 
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
-from kvsim.engine.replay import ReplaySettings
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.policies.checkpoint.base import CheckpointPolicy

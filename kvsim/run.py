@@ -14,7 +14,8 @@ from kvsim.core.edge import Edge, chain
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.serving import ServedCache
+from kvsim.core.rules import HybridSettings
+from kvsim.core.serving import RulesError, ServedCache, ServingCache
 from kvsim.core.tier import LEVELS, PolicyError, Tier
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
@@ -40,10 +41,10 @@ Advance = Callable[[int], None]
 
 @contextmanager
 def _policies_named() -> Iterator[None]:
-    """Turn a policy's breach of contract into a UsageError, so the run ends with one line."""
+    """Turn a policy's breach of contract, or a run that an engine's rules cannot play, into a UsageError of one line."""
     try:
         yield
-    except PolicyError as error:
+    except (PolicyError, RulesError) as error:
         raise UsageError(str(error)) from error
 
 
@@ -63,7 +64,7 @@ def replay(
         if plan.rules.has_own_cache:
             taken = plan.replay.pages_taken(requests, plan.page_tokens)
             plan.rules.check_requests(requests, taken, [tier.capacity_pages for tier in plan.tiers], plan.page_tokens)
-        own = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, edges, plan.page_tokens)
+        own = _bypass_tier(plan, tiers, requests) or _own_cache(plan, tiers, edges, requests)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     cache = own or build_cache(plan, tiers, edges, requests)
@@ -99,6 +100,14 @@ def check_verified(outcome: Outcome) -> None:
         )
 
 
+def _own_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServingCache | None:
+    """Build the cache of the engine whose rules apply; None for kvsim's own rules. Raises ValueError."""
+    rules, page_tokens = plan.rules, plan.page_tokens
+    if rules.serves_hybrid_models:
+        return rules.hybrid_cache(tiers, edges, page_tokens, hybrid_settings(plan, tiers, requests))
+    return rules.serving_cache(tiers, edges, page_tokens)
+
+
 def build_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServedCache:
     """Build the plan's cache, empty. For a model with recurrent layers, it also saves their states."""
     cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
@@ -107,25 +116,37 @@ def build_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequ
 
 def _with_states(plan: Plan, cache: Cache, requests: Sequence[Request]) -> HybridCache:
     """Build a cache that saves recurrent states. States with their own capacity are evicted by LRU and written through."""
+    hybrid = hybrid_settings(plan, cache.tiers, requests)
+    state_tiers = hybrid.state_tiers
+    return HybridCache(
+        cache,
+        policy=hybrid.checkpoint,
+        prefill=Prefill,
+        grid_pages=hybrid.grid_pages,
+        state_bytes=hybrid.state_bytes,
+        state_pages=hybrid.state_pages,
+        state_tiers=state_tiers,
+        state_edges=chain(state_tiers, [WriteThrough() for _ in state_tiers[1:]]) if state_tiers else None,
+    )
+
+
+def hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request] = ()) -> HybridSettings:
+    """Bind the checkpoint policy and build the tiers of states, if they have their own, with LRU. Raises UsageError."""
     model = plan.model
     _bind("checkpoint", plan.checkpoint, _context(plan, requests, 0))
     state_tiers = None
     if plan.states is not None:
-        state_tiers = [
-            Tier(tier.name, tier.index, Pool(room), LRU()) for tier, room in zip(cache.tiers, plan.states, strict=False)
-        ]
+        state_tiers = [Tier(tier.name, tier.index, Pool(room), LRU()) for tier, room in zip(tiers, plan.states, strict=False)]
         for tier in state_tiers:
             tier.slot_bytes = model.state_bytes
             tier.eviction.bind(_context(plan, requests, tier.index))
-    return HybridCache(
-        cache,
-        policy=plan.checkpoint,
-        prefill=Prefill,
-        grid_pages=model.checkpoint_grid_tokens(plan.page_tokens) // plan.page_tokens,
-        state_bytes=model.state_bytes,
-        state_pages=1 if state_tiers else -(-model.state_bytes // model.page_bytes(plan.page_tokens)),
+    return HybridSettings(
+        checkpoint=plan.checkpoint,
         state_tiers=state_tiers,
-        state_edges=chain(state_tiers, [WriteThrough() for _ in state_tiers[1:]]) if state_tiers else None,
+        state_pages=1 if state_tiers else -(-model.state_bytes // model.page_bytes(plan.page_tokens)),
+        state_bytes=model.state_bytes,
+        grid_pages=model.checkpoint_grid_tokens(plan.page_tokens) // plan.page_tokens,
+        prefill_chunk_tokens=plan.replay.chunk_tokens,
     )
 
 

@@ -7,6 +7,7 @@ import hydra
 import pytest
 
 from kvsim.build import build_run, check_output
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.errors import UsageError
 from kvsim.plan import Plan
 from kvsim.policies.eviction.fifo import FIFO
@@ -83,6 +84,12 @@ def test_settings_reach_their_objects() -> None:
     assert (built.warmup, built.seed) == (0.5, 7)
 
 
+def test_prompts_are_computed_in_chunks_of_8192_tokens_unless_told_otherwise() -> None:
+    assert plan().replay.chunk_tokens == 8_192
+    assert ReplaySettings(prefill_chunk_tokens=0).chunk_tokens == 0
+    assert ReplaySettings(prefill_chunk_tokens=512).chunk_tokens == 512
+
+
 HARDWARE = ("substrate=hardware", "tiers.gpu.capacity=60pages")
 STRAIGHT = ("tiers.disk.capacity=10pages", "tiers.disk.below=gpu")
 
@@ -136,6 +143,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["eviction=fifo", "eviction@tiers.gpu.eviction=lru"], "eviction has no effect because every tier has its own"),
         (["engine.max_batch_tokens=1"], "engine.max_batch_tokens has no effect on kvsim replay"),
         (["hardware=h100"], "hardware has no effect on kvsim replay"),
+        (["replay.prefill_chunk_tokens=0"], "replay.prefill_chunk_tokens has no effect under rules without prefill chunks"),
         (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
         (["eviction=slru", "eviction.protected_hits=few"], "eviction.protected_hits: Value 'few' of type 'str'"),
         (["+eviction.colour=red"], "eviction.colour: there is no such setting"),
@@ -148,6 +156,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["trace.rate=0"], "trace.rate must be positive"),
         (["model.layers=many"], "model.layers: Value 'many'"),
         (["replay.in_flight=0"], "replay.in_flight must be at least 1, not 0"),
+        (["replay.prefill_chunk_tokens=-1"], "replay.prefill_chunk_tokens must be 0 or more, not -1"),
         (["page_tokens=0"], "page_tokens must be at least 1, not 0"),
         (["warmup=1"], "warmup must be at least 0 and below 1"),
         (["seed=-1"], "seed must be 0 or more, not -1"),
@@ -198,6 +207,7 @@ def test_a_file_in_the_way_of_the_folder_ends_the_run(tmp_path: Path) -> None:
             check_output(folder)
 
 
+HYBRID_RULES = ("sglang_mamba",)
 GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "rules", "engine", "model", "hardware")
 
 
@@ -207,5 +217,7 @@ GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "rules", "engine", 
 def test_every_choice_builds(group: str, choice: str) -> None:
     command = "simulate" if group in ("engine", "hardware") else "replay"
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
-    model = ("model=qwen3_next_80b",) if group == "checkpoint" else ()
+    model = ("model=qwen3_next_80b",) if group == "checkpoint" or choice in HYBRID_RULES else ()
+    if choice in HYBRID_RULES:
+        model += ("tiers.gpu.states=64states",)
     assert plan(f"{group}={choice}", *tiers, *model, command=command)

@@ -16,7 +16,7 @@ from kvsim.construct import construct
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED
-from kvsim.engine.replay import ReplaySettings
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.errors import UsageError
 from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy

@@ -7,8 +7,26 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from kvsim.core.edge import Edge
     from kvsim.core.request import Request
-    from kvsim.core.serving import ServedCache, ServingCache
+    from kvsim.core.serving import HybridServingCache, ServedCache, ServingCache
     from kvsim.core.tier import Tier
+    from kvsim.policies.checkpoint.base import CheckpointPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridSettings:
+    """What the cache of a model with recurrent layers needs to know about states and prefills."""
+
+    checkpoint: "CheckpointPolicy"
+    """Bound already."""
+    state_tiers: "list[Tier] | None"
+    """Tiers of states only, from the GPU down, whose slots hold one state each; None if states take slots of the page tiers."""
+    state_pages: int
+    """Slots that a state takes: 1 in tiers of states only."""
+    state_bytes: int
+    grid_pages: int
+    """States exist only after multiples of this number of pages."""
+    prefill_chunk_tokens: int
+    """Prompt tokens that one step computes, for rules that prefill in chunks; 0: whole prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +38,15 @@ class Rules:
 
     has_own_cache: ClassVar[bool] = False
     """Whether these rules belong to one engine and have a cache of their own (``serving_cache``)."""
+
+    serves_hybrid_models: ClassVar[bool] = False
+    """Whether the engine's own cache is for models with recurrent layers (``hybrid_cache``) instead of for others."""
+
+    prefills_in_chunks: ClassVar[bool] = False
+    """Whether the engine's own cache depends on the chunks in which a prompt is computed (``replay.prefill_chunk_tokens``)."""
+
+    decides_checkpoints: ClassVar[bool] = False
+    """Whether the engine itself decides where states are saved, so that no checkpoint policy is asked."""
 
     has_coarse_pages: ClassVar[bool] = False
     """Whether the CPU tier may have larger pages than the GPU (``tiers.cpu.page_tokens``)."""
@@ -59,4 +86,11 @@ class Rules:
     def serving_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServingCache | None":
         """Return an empty cache that replays requests by these rules if ``has_own_cache``; otherwise None, and a replay uses the
         same cache as ``simulate``."""
+        return None
+
+    def hybrid_cache(
+        self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int, hybrid: HybridSettings
+    ) -> "HybridServingCache | None":
+        """Return an empty cache for a model with recurrent layers if ``serves_hybrid_models``, as ``serving_cache`` does for
+        others."""
         return None

@@ -9,6 +9,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts, Residency
 from kvsim.core.rules import Rules
+from kvsim.core.subclassing import trait
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
@@ -234,3 +235,30 @@ class ServingCache(Server, Protocol):
     counts: Any
     """A dataclass of numbers: pages moved and lost."""
     page_tokens: int
+
+
+class RulesError(Exception):
+    """The rules of an engine cannot play this run; the message says which setting to change, and how."""
+
+
+@trait
+class HybridServingCache(metaclass=ABCMeta):
+    """A ``ServingCache`` for models with recurrent layers, which also reports on their states."""
+
+    tiers: list[Tier]
+    counts: Any
+    page_tokens: int
+    known_pages: dict[int, int]
+    """By request index, the pages that a model without recurrent layers could have reused."""
+
+    @abstractmethod
+    def serve(self, request: Request, pages: int, now: float) -> Any:
+        """As ``Server.serve``."""
+
+    @abstractmethod
+    def finish_request(self, lease: Any) -> None:
+        """As ``Server.finish_request``."""
+
+    @abstractmethod
+    def describe_checkpoints(self) -> dict[str, int]:
+        """Return the counts of states by name: the fields of ``CheckpointCounts``."""

@@ -8,6 +8,7 @@ import numpy as np
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
+from kvsim.core.serving import HybridServingCache
 
 if TYPE_CHECKING:
     from kvsim.core.serving import ServedCache, ServingCache
@@ -82,10 +83,12 @@ def describe_cache(cache: "ServedCache | ServingCache", requests: list[Request])
         )
         for tier in cache.tiers
     }
-    known = cache.known_pages if isinstance(cache, HybridCache) else None
+    known, checkpoints = None, {}
+    if isinstance(cache, (HybridCache, HybridServingCache)):
+        known, checkpoints = cache.known_pages, cache.describe_checkpoints()
     return {
         "tiers": tiers,
         "placement": asdict(cache.counts),
-        "checkpoints": cache.describe_checkpoints() if isinstance(cache, HybridCache) else {},
+        "checkpoints": checkpoints,
         "known_pages": None if known is None else np.array([known.get(r.index, 0) for r in requests], dtype=np.int64),
     }

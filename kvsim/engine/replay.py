@@ -1,8 +1,7 @@
 """Replay: plays requests one after another, without a clock, for hit rates at full speed."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -14,30 +13,11 @@ from kvsim.core.serving import NEVER_FITS, Hits, ServedCache, Server, ServingCac
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engine.server import CacheServer
 
 ADVANCE_EVERY = 512
 NO_HITS = (0, 0, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplaySettings:
-    """How requests overlap in a replay, where nothing has a duration."""
-
-    in_flight: int = 1
-    """Number of unfinished requests at a time: the oldest finishes when one more arrives, or earlier if room is needed."""
-    hold_output: bool = True
-    """Whether the answer's pages take room until the request finishes."""
-
-    def __post_init__(self) -> None:
-        if self.in_flight < 1:
-            raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
-
-    def pages_taken(self, requests: Sequence[Request], page_tokens: int) -> list[int]:
-        """Return the pages that each request takes in all while it runs."""
-        if not self.hold_output:
-            return [r.prompt_pages for r in requests]
-        return [r.pages_for(r.prompt_tokens + r.output_tokens, page_tokens) for r in requests]
 
 
 class Replay:

@@ -20,7 +20,8 @@ from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import FINISHED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.filo import FILO

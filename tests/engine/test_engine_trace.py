@@ -7,7 +7,8 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.policies.context import PolicyContext

@@ -9,7 +9,8 @@ from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.policies.context import PolicyContext

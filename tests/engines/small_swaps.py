@@ -11,7 +11,8 @@ from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.fastdeploy.rules import FastDeployRules
 from kvsim.engines.fastdeploy.swapping import SwapLease, SwappingCache
 from kvsim.policies.context import PolicyContext

@@ -18,7 +18,8 @@ from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING, LEAVING, READY
 from kvsim.engine.outcome import FINISHED, REJECTED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.errors import UsageError
 from kvsim.plan import Plan
 from kvsim.policies.eviction.lru import LRU

@@ -22,7 +22,8 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.lightllm.cache import LightLLMCache, RunningLease
 from kvsim.engines.lightllm.rules import LightLLMRules
 from kvsim.errors import UsageError

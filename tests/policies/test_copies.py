@@ -13,7 +13,8 @@ from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.filo import FILO
 from kvsim.policies.eviction.flop_aware import FlopAware

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from kvsim.core.cache import Cache
 from kvsim.core.rules import Rules
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay, ReplaySettings
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.mq import MultiQueue
 from kvsim.policies.eviction.queues import Mark, QueueEviction

@@ -1,0 +1,38 @@
+"""The settings of a replay."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.core.request import Request
+
+PREFILL_CHUNK_TOKENS = 8192
+"""What SGLang and vLLM compute of a prompt in one step on large GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """How requests overlap in a replay, where nothing has a duration, and in what pieces their prompts are computed."""
+
+    in_flight: int = 1
+    """Number of unfinished requests at a time: the oldest finishes when one more arrives, or earlier if room is needed."""
+    hold_output: bool = True
+    """Whether the answer's pages take room until the request finishes."""
+    prefill_chunk_tokens: int | None = None
+    """Prompt tokens that one step computes, under rules that prefill in chunks; 0: whole prompts, None: 8,192."""
+
+    def __post_init__(self) -> None:
+        if self.in_flight < 1:
+            raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
+        if self.prefill_chunk_tokens is not None and self.prefill_chunk_tokens < 0:
+            raise ValueError(f"prefill_chunk_tokens must be 0 or more, not {self.prefill_chunk_tokens}; 0 computes whole prompts")
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Prompt tokens that one step computes; 0: whole prompts."""
+        return PREFILL_CHUNK_TOKENS if self.prefill_chunk_tokens is None else self.prefill_chunk_tokens
+
+    def pages_taken(self, requests: Sequence[Request], page_tokens: int) -> list[int]:
+        """Return the pages that each request takes in all while it runs."""
+        if not self.hold_output:
+            return [r.prompt_pages for r in requests]
+        return [r.pages_for(r.prompt_tokens + r.output_tokens, page_tokens) for r in requests]
