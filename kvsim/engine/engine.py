@@ -22,6 +22,7 @@ from kvsim.engine.job import LEAP_STEPS, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.read_times import ReadTimes
 from kvsim.engine.substrate import Substrate, Work
 
 
@@ -93,6 +94,7 @@ class Engine:
         began = perf_counter()
         count = len(requests)
         self._status = [FINISHED] * count
+        self._read_times = ReadTimes()
         self._hits = [(0, 0, 0)] * count
         self._arrival_s, self._ttft_s, self._tpot_s, self._e2e_s = ([nan] * count for _ in range(4))
         self._advance = advance
@@ -158,6 +160,7 @@ class Engine:
         if started is None or started.fetch is None:
             return
         job.fetch, job.fetch_pages = started.fetch, started.fetch.pages
+        job.fetch.request = job.request
         job.fetch_first_page = lease.gpu_pages + lease.leading_cpu_pages
         self.mover.submit(started.transfers)
         self.mover.end_of(job.fetch).callbacks.append(lambda _: self._fetched(job))
@@ -185,6 +188,8 @@ class Engine:
 
     def _landed(self, transfer: Transfer) -> None:
         """Called when a transfer has ended: slots may have become free, pages may have arrived."""
+        if transfer.done and not transfer.goes_down:
+            self._read_times.add(transfer, self.env.now)
         if self._serve_claims() or self.queue or transfer.target is self.cache.gpu:
             self._wake()
 
@@ -284,6 +289,9 @@ class Engine:
         if lease.has_load:
             transfers, loads = self.cache.load(lease, self.env.now)
             planned = [(load, load.pages) for load in loads]
+            for transfer in transfers:
+                if not transfer.goes_down:
+                    transfer.request = job.request
             self.mover.submit(transfers)
             for load, pages in planned:
                 self.mover.end_of(load).callbacks.append(partial(self._loaded, job, lease, load, pages))
@@ -513,6 +521,7 @@ class Engine:
             ttft_s=np.array(self._ttft_s),
             tpot_s=np.array(self._tpot_s),
             e2e_s=np.array(self._e2e_s),
+            load_s=self._read_times.seconds(len(requests)),
             links=self.substrate.link_use(),
             prefetch=self.prefetching.result(),
             retractions=self.retractions,

@@ -58,6 +58,9 @@ class Outcome:
     prefetch: dict[str, int]
     placement: dict[str, int]
     checkpoints: dict[str, int]
+    load_s: np.ndarray | None = None
+    """Seconds in which the request's reads from below were under way, columns cpu and disk; None if the run has no clock. See
+    ``ReadTimes``."""
     known_pages: np.ndarray | None = None
     """Pages whose KV was cached when the request was admitted, 0 if rejected; None for models without recurrent layers."""
     retractions: int = 0

@@ -18,7 +18,7 @@ from kvsim.report.trace_events import write_timeline
 
 HEADER = (
     "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
-    "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,status"
+    "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,cpu_load_s,disk_load_s,status"
 )
 ROWS_AT_ONCE = 4096
 
@@ -92,6 +92,7 @@ def _columns(outcome: Outcome) -> list[str | list[Any]]:
         *(column.tolist() if column.any() else "0" for column in tokens.T),
         _arrivals(outcome.arrival_s.astype(float).tobytes()),
         *(_cells(times) for times in (outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
+        *(_load_cells(None if outcome.load_s is None else outcome.load_s[:, column], rejected) for column in (0, 1)),
         np.where(rejected, "rejected", "finished").tolist() if rejected.any() else "finished",
     ]
 
@@ -113,6 +114,10 @@ def _arrivals(times: bytes) -> str | list[Any]:
 
 def _cells(times: np.ndarray) -> str | list[Any]:
     return "" if np.isnan(times).all() else ["" if time != time else time for time in times.tolist()]
+
+
+def _load_cells(times: np.ndarray | None, rejected: np.ndarray) -> str | list[Any]:
+    return "" if times is None else _cells(np.where(rejected, np.nan, times))
 
 
 @contextmanager

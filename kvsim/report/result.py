@@ -186,6 +186,7 @@ def to_json(result: RunRecord) -> str:
 def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> RunRecord:
     tokens = hits[served].sum(axis=0)
     pages = outcome.hit_pages[served].sum(axis=0)
+    hit_requests = int(np.count_nonzero(outcome.hit_pages[served].any(axis=1)))
     all_tokens = int(prompts[served].sum())
     all_pages = int(np.array([request.prompt_pages for request in outcome.requests])[served].sum())
     return {
@@ -195,6 +196,8 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.nd
         "hit_pages": dict(zip(TIERS, pages.tolist(), strict=True)),
         "hit_rate": ratio(int(tokens.sum()), all_tokens),
         "page_hit_rate": ratio(int(pages.sum()), all_pages),
+        "hit_requests": hit_requests,
+        "request_hit_rate": ratio(hit_requests, int(np.count_nonzero(served))),
     }
 
 
