@@ -17,6 +17,7 @@ from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import LEVELS, PolicyError, Tier
 from kvsim.engine.engine import Engine
+from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Recorder
@@ -67,7 +68,12 @@ def replay(
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     cache = own or build_cache(plan, tiers, edges, requests)
-    return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
+    log = EventLog(tiers) if plan.events else None
+    if log:
+        cache = LoggedCache(cache, log) if isinstance(cache, ServedCache) else LoggedServer(cache, log)
+    outcome = Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
+    outcome.events = log
+    return outcome
 
 
 @_policies_named()
@@ -78,14 +84,16 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     choice = SUBSTRATES[plan.substrate]
     tiers, edges = build_tiers(plan, requests, choice.pool)
     cache = build_cache(plan, tiers, edges, requests)
-    prefetching = _prefetching(plan, requests, cache)
     substrate = choice.open(plan, requests, cache)
     try:
         recorder = Recorder(substrate, tiers) if plan.timeline else None
+        log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
+        cache = LoggedCache(cache, log) if log else cache
+        prefetching = _prefetching(plan, requests, cache)
         outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
     finally:
         substrate.close()
-    outcome.timeline = recorder
+    outcome.timeline, outcome.events = recorder, log
     return outcome
 
 

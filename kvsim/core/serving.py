@@ -173,6 +173,14 @@ class ServedCache(metaclass=ABCMeta):
     def reset(self) -> None:
         """Drop every page (the model's weights have changed). Slots in use are freed when their requests and transfers end."""
 
+    def describe_checkpoints(self) -> dict[str, int]:
+        """Return the counts of recurrent states, by name; empty for a model without recurrent layers."""
+        return {}
+
+    def pages_known(self) -> dict[int, int] | None:
+        """Return, by request index, the pages that a model without recurrent layers could have reused; None for such a model."""
+        return None
+
     @abstractmethod
     def check(self) -> None:
         """Recount everything; raise AssertionError if a count or an invariant is wrong."""

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
+from kvsim.core.serving import ServedCache
 
 if TYPE_CHECKING:
-    from kvsim.core.serving import ServedCache, ServingCache
+    from kvsim.core.serving import ServingCache
+    from kvsim.engine.event_log import EventLog
     from kvsim.engine.recorder import Recorder
 
 FINISHED, REJECTED = 0, 1
@@ -70,6 +71,8 @@ class Outcome:
     """Findings of a run on real memory; see ``Substrate.findings``."""
     timeline: "Recorder | None" = None
     """The timeline of the run, if one was recorded."""
+    events: "EventLog | None" = None
+    """The event log of the run, if one was written."""
 
 
 def describe_cache(cache: "ServedCache | ServingCache", requests: list[Request]) -> dict[str, Any]:
@@ -83,10 +86,10 @@ def describe_cache(cache: "ServedCache | ServingCache", requests: list[Request])
         )
         for tier in cache.tiers
     }
-    known = cache.known_pages if isinstance(cache, HybridCache) else None
+    known = cache.pages_known() if isinstance(cache, ServedCache) else None
     return {
         "tiers": tiers,
         "placement": asdict(cache.counts),
-        "checkpoints": cache.describe_checkpoints() if isinstance(cache, HybridCache) else {},
+        "checkpoints": cache.describe_checkpoints() if isinstance(cache, ServedCache) else {},
         "known_pages": None if known is None else np.array([known.get(r.index, 0) for r in requests], dtype=np.int64),
     }

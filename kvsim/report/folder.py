@@ -1,10 +1,11 @@
-"""The folder of a run: ``requests.csv.gz``, ``report.html``, optionally ``timeline.json.gz`` and, last, ``result.json``."""
+"""The folder of a run: ``requests.csv.gz``, ``report.html``, on demand ``timeline.json.gz`` and ``events.jsonl.gz`` and, last,
+``result.json``."""
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,9 +42,16 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: b
     and written last, so if it exists, the other files belong to it. Raises UsageError if the folder cannot be written.
     """
     prepare_folder(folder)
-    stale = [name for name, is_wanted in (("report.html", with_page), ("timeline.json.gz", outcome.timeline)) if not is_wanted]
-    for name in ("result.json", *stale):
-        (folder / name).unlink(missing_ok=True)
+    files = {
+        "result.json": True,
+        "requests.csv.gz": True,
+        "report.html": with_page,
+        "timeline.json.gz": outcome.timeline is not None,
+        "events.jsonl.gz": outcome.events is not None,
+    }
+    for name, is_written in files.items():
+        if name == "result.json" or not is_written:
+            (folder / name).unlink(missing_ok=True)
     with replacing(folder / "requests.csv.gz") as file:
         _write_requests(file, outcome)
     if with_page:
@@ -52,26 +60,28 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: b
     if outcome.timeline is not None:
         with replacing(folder / "timeline.json.gz") as file:
             write_timeline(file, outcome)
+    if outcome.events is not None:
+        with replacing(folder / "events.jsonl.gz") as file:
+            _write_lines(file, outcome.events.lines)
     with replacing(folder / "result.json") as file:
         file.write(to_json(result).encode())
-    files = {
-        "result.json": True,
-        "requests.csv.gz": True,
-        "report.html": with_page,
-        "timeline.json.gz": outcome.timeline is not None,
-    }
-    return [name for name, written in files.items() if written]
+    return [name for name, is_written in files.items() if is_written]
 
 
 def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
     """Write one row per request, including the warm-up. Rejected requests have ``hit_pages_gpu=-1``; unknown times are empty."""
     columns = _columns(outcome)
-    template = ",".join(column if isinstance(column, str) else "%s" for column in columns) + "\n"
+    template = ",".join(column if isinstance(column, str) else "%s" for column in columns)
     lines = map(template.__mod__, zip(*(column for column in columns if not isinstance(column, str)), strict=True))
+    _write_lines(file, chain([HEADER], lines))
+
+
+def _write_lines(file: BinaryIO, lines: Iterable[str]) -> None:
+    """Write lines of text, gzipped; the same lines give the same bytes."""
+    left = iter(lines)
     with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=file, mtime=0) as packed:
-        packed.write(f"{HEADER}\n".encode())
-        while some := "".join(islice(lines, ROWS_AT_ONCE)):
-            packed.write(some.encode())
+        while some := list(islice(left, ROWS_AT_ONCE)):
+            packed.write(("\n".join(some) + "\n").encode())
 
 
 def _columns(outcome: Outcome) -> list[str | list[Any]]:
