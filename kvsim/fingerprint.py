@@ -29,10 +29,10 @@ def configuration_hash(plan: Plan, command: str) -> str:
 def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     """Return a name for each bound of a plan; runs that share a bound share its name.
 
-    Like the runs, both bounds leave out requests that the GPU tier can never hold. Hybrid models have no bounds, because
-    Belady's MIN does not model recurrent states.
+    Like the runs, both bounds leave out requests that the GPU tier can never hold. Hybrid models and traces that reset the cache
+    have no bounds, because Belady's MIN models neither recurrent states nor resets.
     """
-    if plan.model.is_hybrid:
+    if plan.model.is_hybrid or any(request.resets for request in requests):
         return {}
     capacities = [tier.capacity_pages for tier in plan.tiers]
     room = capacities[0]

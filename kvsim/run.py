@@ -156,9 +156,14 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
-    """Raise UsageError if the rules need output tokens that the trace lacks, or do not support the trace's persistent prompts."""
-    if plan.rules.has_own_cache and any(request.persistent for request in requests):
-        raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not support: set rules=default")
+    """Raise UsageError if the rules need output tokens that the trace lacks, or do not support what the trace contains."""
+    if plan.rules.has_own_cache:
+        for what, is_there in (
+            ("has persistent prompts", any(request.persistent for request in requests)),
+            ("resets the cache", any(request.resets for request in requests)),
+        ):
+            if is_there:
+                raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")
     if not plan.rules.cache_output:
         return
     if any(request.output_runs is None for request in requests):
@@ -211,6 +216,8 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None
+    if any(request.resets for request in requests):
+        raise UsageError(f"eviction: {type(policy).__name__} is not a valid bound for a trace that resets the cache")
     taken = plan.replay.pages_taken(requests, plan.page_tokens)
     largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
     return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, requests, taken, largest)

@@ -1,8 +1,22 @@
 """A request, as the cache and the engine see it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvsim.core.runs import Run
+
+RESETS = ("drain", "now")
+"""What a reset of the cache waits for: ``drain`` for all running requests; ``now`` for nothing, so that their pages are freed
+when they end, and what they compute from then on is not cached."""
+
+
+class Reset(NamedTuple):
+    """Every page is dropped, because the model's weights have changed."""
+
+    mode: str
+    """One of ``RESETS``."""
+    at_s: float
+    """Seconds since the start of the trace; nan: just before the request that it belongs to arrives."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,6 +55,8 @@ class Request:
     request has; None unless the trace is read with ``answers=unique``."""
     persistent: bool = False
     """Whether the prompt's pages stay on the GPU for good once they are computed."""
+    resets: tuple[Reset, ...] = ()
+    """Resets of the cache between the request before this one and this one, in order."""
 
     def pages_for(self, tokens: int, page_tokens: int) -> int:
         """Return how many pages hold its first ``tokens`` tokens, the prompt included; a partial page counts."""

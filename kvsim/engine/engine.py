@@ -1,11 +1,12 @@
 """The serving engine: continuous batching over the cache core, independent of what makes time pass."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from math import nan
+from math import inf, isnan, nan
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 from simpy import Event
 
 from kvsim.core.lease import Lease
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
@@ -37,6 +38,8 @@ class EngineSettings:
     """layerwise: a layer is computed as soon as its pages have arrived; none: the step waits for all loads."""
     links: str = "fifo"
     """fifo: transfers on a link run one after another; shared: all run at once, in equal shares."""
+    reset_at_s: list[float] = field(default_factory=list)
+    """Times at which the cache is reset once all running requests have finished, as by a trace's ``{"reset": "drain"}``."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_running_requests"):
@@ -45,6 +48,9 @@ class EngineSettings:
         for name, choices in (("overlap", ("layerwise", "none")), ("links", ("fifo", "shared"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
+        for time_s in self.reset_at_s:
+            if not 0 <= time_s < inf:
+                raise ValueError(f"reset_at_s must be a list of times of at least 0 s, not {time_s}")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -81,6 +87,8 @@ class Engine:
         """Breaks ties between jobs."""
         self._is_full = False
         """Set by a retraction: no request is admitted until one has finished."""
+        self._is_draining = False
+        """Set by a reset: no request is admitted until all running ones have finished."""
         self._wakeup = self.env.event()
         self._all_ended = self.env.event()
         self._followers: dict[int, list[Request]] = {}
@@ -102,7 +110,7 @@ class Engine:
         for request in requests:
             if request.after >= 0:
                 self._followers.setdefault(request.after, []).append(request)
-        self.env.process(self._arrivals([request for request in requests if request.after < 0]))
+        self.env.process(self._arrivals(due_in_order(requests, self.settings.reset_at_s)))
         self.env.process(self._serve())
         with without_garbage_collector():
             if requests:
@@ -114,15 +122,29 @@ class Engine:
             raise RuntimeError(f"{self._unfinished} requests are stuck: {len(self.queue)} queued, {len(self.admitted)} admitted")
         return self._outcome(requests, wall_s)
 
-    def _arrivals(self, requests: list[Request]) -> Any:
+    def _arrivals(self, due: "list[tuple[float, Request | Reset]]") -> Any:
         env = self.env
-        for request in requests:
-            if request.arrival_s > env.now:
-                yield env.timeout(request.arrival_s - env.now)
-            self._arrive(request)
+        for time_s, what in due:
+            if time_s > env.now:
+                yield env.timeout(time_s - env.now)
+            if isinstance(what, Request):
+                self._arrive(what)
+            else:
+                self._reset(what)
+
+    def _reset(self, reset: Reset) -> None:
+        """Reset the cache now, or when all running requests have finished; those that wait run after that."""
+        if reset.mode == "now":
+            self.cache.reset()
+        else:
+            self._is_draining = True
+        self._wake()
 
     def _arrive(self, request: Request) -> None:
         """Start the request's prefetch or queue it; reject a request that could not run even alone."""
+        for reset in request.resets:
+            if isnan(reset.at_s):
+                self._reset(reset)
         job = Job(request, self.env.now)
         self._arrival_s[request.index] = self.env.now
         if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
@@ -216,8 +238,11 @@ class Engine:
         cache, queue = self.cache, self.queue
         if not self.admitted and not self.decoding:
             self._is_full = False
+            if self._is_draining:
+                self._is_draining = False
+                cache.reset()
         while queue and not self._is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
-            if not self._has_room_in_step():
+            if self._is_draining or not self._has_room_in_step():
                 return
             job = queue[0][1]
             request = job.request
@@ -530,3 +555,21 @@ class Engine:
             hardware=self.substrate.findings(),
             **describe_cache(self.cache, requests),
         )
+
+
+def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "list[tuple[float, Request | Reset]]":
+    """Return the arrivals that wait for no other request and the resets that have a time, each with that time, in order.
+
+    At the same time, a reset comes before the request that it belongs to, and before all requests if it belongs to none.
+    """
+    due: list[tuple[float, int, int, Request | Reset]] = [
+        (time_s, -1, number, Reset("drain", time_s)) for number, time_s in enumerate(reset_at_s)
+    ]
+    for request in requests:
+        if request.resets:
+            timed = [reset for reset in request.resets if not isnan(reset.at_s)]
+            due += [(reset.at_s, request.index, number - len(timed), reset) for number, reset in enumerate(timed)]
+        if request.after < 0:
+            due.append((request.arrival_s, request.index, 0, request))
+    due.sort(key=itemgetter(0, 1, 2))
+    return [(time_s, what) for time_s, _, _, what in due]

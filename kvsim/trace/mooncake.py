@@ -10,6 +10,7 @@ from kvsim.trace.base import Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.records import Record, read_records
+from kvsim.trace.resets import read_requests
 from kvsim.trace.timetable import Timetable
 
 
@@ -19,15 +20,19 @@ class Mooncake(HashedTrace):
 
     A line contains its whole prompt, even within a session. The last block id may stand for a partial block; with ``tail=full``
     it may also be absent. Ids are re-keyed, so they need not identify their prefix. Optional fields: ``session_id`` and
-    ``delay`` (see Timetable), and ``priority``, an integer (0 if absent). ``limit`` counts lines. ``answers``: see
-    answers.py.
+    ``delay`` (see Timetable), and ``priority``, an integer (0 if absent). A line ``{"reset": "drain"}`` or ``{"reset": "now"}``,
+    optionally with a ``timestamp``, resets the cache (see ``Reset``). ``limit`` counts lines. ``answers``: see answers.py.
     """
 
     block_tokens: int = 512
 
     def load(self, page_tokens: int) -> Trace:
         pages, times = self.block_pages(page_tokens), Timetable(self.rate)
-        return self.trace([self._request(record, times, pages) for record in read_records(self.path, self.limit)], page_tokens)
+        records = read_records(self.path, self.limit)
+        requests = read_requests(
+            records, times, lambda record: self._request(record, times, pages), is_limited=self.limit is not None
+        )
+        return self.trace(requests, page_tokens)
 
     def _request(self, record: Record, times: Timetable, pages: BlockPages) -> Request:
         place = times.place(record)

@@ -10,6 +10,7 @@ from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page
 from kvsim.trace.page_hasher import PageHasher, Span
 from kvsim.trace.page_index import PageIndex
 from kvsim.trace.records import Record, read_records
+from kvsim.trace.resets import read_requests
 from kvsim.trace.timetable import Timetable
 
 
@@ -24,6 +25,8 @@ class Tokens(TraceSource):
         persistent                      true: the prompt's pages are never evicted from the GPU
         multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash (a
                                         string or an integer), which becomes part of the key of every page they touch
+
+    A line ``{"reset": "drain"}`` or ``{"reset": "now"}``, optionally with a ``timestamp``, resets the cache (see ``Reset``).
 
     ``limit`` counts lines. Hashing each page of each prompt is the only cost that grows with the number of pages.
     """
@@ -53,14 +56,17 @@ class Tokens(TraceSource):
     def page_names(self, page_tokens: int) -> dict[int, str]:
         hasher, index = PageHasher(page_tokens), PageIndex()
         records = read_records(self.path, self.limit)
-        prompts = ((record.integers("token_ids"), record) for record in records)
+        prompts = ((record.integers("token_ids"), record) for record in records if "reset" not in record.fields)
         return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
 
     def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
         """Return the requests in file order, with page ids from ``index``."""
         check_page_tokens(page_tokens)
         hasher, times = PageHasher(page_tokens), Timetable(self.rate, timestamps_optional=True)
-        return [self._request(record, times, hasher, index) for record in read_records(self.path, self.limit)]
+        records = read_records(self.path, self.limit)
+        return read_requests(
+            records, times, lambda record: self._request(record, times, hasher, index), is_limited=self.limit is not None
+        )
 
     def _request(self, record: Record, times: Timetable, hasher: PageHasher, index: PageIndex) -> Request:
         place = times.place(record)
