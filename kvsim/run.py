@@ -161,6 +161,7 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
         for what, is_there in (
             ("has persistent prompts", any(request.persistent for request in requests)),
             ("resets the cache", any(request.resets for request in requests)),
+            ("asks for several samples of an answer", any(request.samples > 1 for request in requests)),
         ):
             if is_there:
                 raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")
@@ -218,6 +219,11 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
         return None
     if any(request.resets for request in requests):
         raise UsageError(f"eviction: {type(policy).__name__} is not a valid bound for a trace that resets the cache")
+    if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
+        raise UsageError(
+            f"eviction: {type(policy).__name__} is not a valid bound where several answers to a prompt are cached: set "
+            "rules.cache_output=false"
+        )
     taken = plan.replay.pages_taken(requests, plan.page_tokens)
     largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
     return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, requests, taken, largest)

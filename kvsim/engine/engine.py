@@ -92,6 +92,8 @@ class Engine:
         self._wakeup = self.env.event()
         self._all_ended = self.env.event()
         self._followers: dict[int, list[Request]] = {}
+        self._samples_left: dict[int, int] = {}
+        """Samples that have not ended, by request, of requests with several whose prompt has been computed."""
         self._unfinished = 0
         self._can_fetch = cache.views[cache.gpu.index].fetches_to is not None
 
@@ -147,7 +149,10 @@ class Engine:
                 self._reset(reset)
         job = Job(request, self.env.now)
         self._arrival_s[request.index] = self.env.now
-        if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
+        pages = self._pages(request.prompt_tokens + request.output_tokens)
+        if request.samples > 1:
+            pages = request.pages_with_all(pages, self.cache.page_tokens)
+        if pages > self.cache.gpu.pool.capacity:
             self._reject(request)
             return
         self.cache.residency.notify_arrival(request, self.env.now)
@@ -159,10 +164,17 @@ class Engine:
     def _reject(self, request: Request) -> None:
         """Reject a request that could not run even alone."""
         self._status[request.index] = REJECTED
+        self._hits[request.index] = (0, 0, 0)
         self._end(request)
 
     def _end(self, request: Request) -> None:
-        """Record that a request is finished or rejected; requests that wait for it arrive after their delay."""
+        """Record that a request is finished or rejected, if all of its samples are; requests that wait for it arrive after their
+        delay."""
+        if request.index in self._samples_left:
+            self._samples_left[request.index] -= 1
+            if self._samples_left[request.index]:
+                return
+            del self._samples_left[request.index]
         self._unfinished -= 1
         if not self._unfinished:
             self._all_ended.succeed()
@@ -202,6 +214,14 @@ class Engine:
             job.is_queued = True
             heappush(self.queue, (job.request.index, job))
             self._wake()
+
+    def _enqueue_samples(self, job: Job) -> None:
+        """Queue the other samples of a request whose first one has computed the prompt: all count as one use of its pages."""
+        self._samples_left[job.request.index] = job.request.samples
+        for request in job.request.other_samples():
+            sample = Job(request, job.arrival_s)
+            sample.is_known = True
+            self._enqueue(sample)
 
     def _wake(self) -> None:
         """Make the engine plan again at the next boundary between steps."""
@@ -251,7 +271,7 @@ class Engine:
                 yield self.mover.end_of(job.fetch)
                 continue
             lease = cache.match(request)
-            lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0
+            lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0 or request.sample > 0
             load_pages = 0
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
@@ -321,7 +341,7 @@ class Engine:
             for load, pages in planned:
                 self.mover.end_of(load).callbacks.append(partial(self._loaded, job, lease, load, pages))
         job.loads, job.ready_loads = self.cache.arriving(lease), 0
-        if job.admissions == 1:
+        if job.admissions == 1 and not job.request.sample:
             disk_pages = lease.loaded_disk_pages
             if job.fetched_pages:
                 disk_pages += self.prefetching.settle(lease, job.fetch_first_page, job.fetched_pages)
@@ -335,7 +355,7 @@ class Engine:
         if missing and job.lease is lease:
             lease.loaded_pages -= missing
             job.computed = max(0, job.computed - missing * self.cache.page_tokens)
-            if job.admissions == 1:
+            if job.admissions == 1 and not job.request.sample:
                 gpu_pages, cpu_pages, disk_pages = self._hits[job.request.index]
                 left = max(0, disk_pages - missing)
                 self._hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
@@ -427,6 +447,8 @@ class Engine:
         self.mover.submit(self.cache.insert(lease, self.env.now))
         if not job.generated:
             job.first_token_s = self.env.now
+            if job.request.samples > 1:
+                self._enqueue_samples(job)
         job.generated += 1
         if job.generated >= job.request.output_tokens:
             self._finish(job)
@@ -440,7 +462,8 @@ class Engine:
         job.lease = None
         self._is_full = False
         index = request.index
-        self._ttft_s[index] = job.first_token_s - job.arrival_s
+        if not request.sample:
+            self._ttft_s[index] = job.first_token_s - job.arrival_s
         if request.output_tokens > 1:
             self._tpot_s[index] = (now - job.first_token_s) / (request.output_tokens - 1)
         self._e2e_s[index] = now - job.arrival_s

@@ -43,7 +43,8 @@ class Outcome:
 
     ``hit_pages`` has the columns gpu, cpu, disk; a rejected request has no hits. Times are nan if the run has no clock
     (replay) or the request was rejected. ``ttft_s`` and ``e2e_s`` count from the arrival; ``tpot_s`` is the mean time per
-    output token after the first (nan for answers of one token).
+    output token after the first (nan for answers of one token). Of a request with several samples, ``ttft_s`` is that of the
+    first, ``tpot_s`` that of the one that ends last, and ``e2e_s`` counts until all have ended.
     """
 
     requests: list[Request]

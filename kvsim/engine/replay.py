@@ -14,6 +14,7 @@ from kvsim.core.serving import NEVER_FITS, Hits, ServedCache, Server, ServingCac
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.samples import SampleServer
 from kvsim.engine.server import CacheServer
 
 ADVANCE_EVERY = 512
@@ -37,7 +38,10 @@ class ReplaySettings:
         """Return the pages that each request takes in all while it runs."""
         if not self.hold_output:
             return [r.prompt_pages for r in requests]
-        return [r.pages_for(r.prompt_tokens + r.output_tokens, page_tokens) for r in requests]
+        taken = [r.pages_for(r.prompt_tokens + r.output_tokens, page_tokens) for r in requests]
+        return [
+            pages if r.samples == 1 else r.pages_with_all(pages, page_tokens) for r, pages in zip(requests, taken, strict=True)
+        ]
 
 
 class Replay:
@@ -67,6 +71,8 @@ class Replay:
 
         ``inspect`` is called with the cache at the end, while the last requests are still unfinished.
         """
+        if isinstance(self.cache, ServedCache) and any(request.samples > 1 for request in requests):
+            self.server = SampleServer(self.server, self.cache)
         began = perf_counter()
         rows: list[Hits | None] = []
         with without_garbage_collector():

@@ -206,7 +206,7 @@ def _throughput(outcome: Outcome, prompts: np.ndarray, served: np.ndarray) -> di
     timed = served & ~np.isnan(outcome.e2e_s)
     arrivals = outcome.arrival_s[timed]
     span_s = float((arrivals + outcome.e2e_s[timed]).max() - arrivals.min()) if arrivals.size else 0.0
-    output = sum(outcome.requests[i].output_tokens for i in np.flatnonzero(timed).tolist())
+    output = sum(outcome.requests[i].output_tokens * outcome.requests[i].samples for i in np.flatnonzero(timed).tolist())
     return {
         "requests_per_s": ratio(arrivals.size, span_s),
         "prompt_tokens_per_s": ratio(int(prompts[timed].sum()), span_s),

@@ -20,7 +20,8 @@ class Mooncake(HashedTrace):
 
     A line contains its whole prompt, even within a session. The last block id may stand for a partial block; with ``tail=full``
     it may also be absent. Ids are re-keyed, so they need not identify their prefix. Optional fields: ``session_id`` and
-    ``delay`` (see Timetable), and ``priority``, an integer (0 if absent). A line ``{"reset": "drain"}`` or ``{"reset": "now"}``,
+    ``delay`` (see Timetable), ``priority``, an integer (0 if absent), and ``n``, the number of answers to the prompt (1 if
+    absent), of which ``answers=inferred`` infers the first. A line ``{"reset": "drain"}`` or ``{"reset": "now"}``,
     optionally with a ``timestamp``, resets the cache (see ``Reset``). ``limit`` counts lines. ``answers``: see answers.py.
     """
 
@@ -44,6 +45,9 @@ class Mooncake(HashedTrace):
             runs=runs,
             prompt_pages=prompt_pages,
             priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
+            samples=record.integer("n", minimum=1) if record.has("n") else 1,
             **place._asdict(),
         )
+        if self.answers == "unique" and request.samples > 1:
+            raise record.error(f"n is {request.samples}, but answers=unique knows one answer to each prompt: set answers=none")
         return self.with_answer(request, pages)
