@@ -41,10 +41,10 @@ GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placemen
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate"),
     "replay": ("engine", "substrate", "disk", "curve", "timeline", "validate"),
-    "validate": ("replay", "curve", "print_tree", "substrate", "logger"),
+    "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events"),
     "curve": (
         "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
-        "print_tree", "timeline", "logger", "sweep.objective", "validate",
+        "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
     ),
 }  # fmt: skip
 NOT_RECORDED = ("output", "sweep", "validate")
@@ -63,6 +63,7 @@ class RunSettings:
     seed: int
     print_tree: bool
     timeline: bool
+    events: bool
     output: str
 
     def __post_init__(self) -> None:
@@ -109,6 +110,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         seed=run.seed,
         print_tree=run.print_tree and command == "replay",
         timeline=run.timeline,
+        events=run.events,
         logger=construct(Logger, config.get("logger"), "logger"),
         sweep=sweep_settings(config.get("sweep")),
         tolerances=construct(Tolerances, config.get("validate"), "validate"),

@@ -29,17 +29,18 @@ def configuration_hash(plan: Plan, command: str) -> str:
 def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     """Return a name for each bound of a plan; runs that share a bound share its name.
 
-    Like the runs, both bounds leave out requests that the GPU tier can never hold. Hybrid models have no bounds, because
-    Belady's MIN does not model recurrent states.
+    Like the runs, both bounds leave out requests that the GPU tier can never hold. There are none for recurrent states, resets
+    and several cached answers to a prompt, which Belady's MIN does not model.
     """
-    if plan.model.is_hybrid:
+    if plan.model.is_hybrid or any(request.resets for request in requests):
+        return {}
+    if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
         return {}
     capacities = [tier.capacity_pages for tier in plan.tiers]
     room = capacities[0]
     too_large = 0
     if room is not None:
-        tokens = room * plan.page_tokens if plan.replay.hold_output else float("inf")
-        too_large = sum([r.prompt_pages > room or r.prompt_tokens + r.output_tokens > tokens for r in requests])
+        too_large = sum([pages > room for pages in plan.replay.pages_taken(requests, plan.page_tokens)])
     of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim"),
                 too_large]  # fmt: skip
     return {

@@ -91,6 +91,7 @@ class Plan:
     seed: int
     print_tree: bool
     timeline: bool
+    events: bool
     logger: Logger
     sweep: SweepSettings
     tolerances: Tolerances

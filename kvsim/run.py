@@ -18,6 +18,7 @@ from kvsim.core.rules import HybridSettings
 from kvsim.core.serving import RulesError, ServedCache, ServingCache
 from kvsim.core.tier import LEVELS, PolicyError, Tier
 from kvsim.engine.engine import Engine
+from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Recorder
@@ -68,7 +69,12 @@ def replay(
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     cache = own or build_cache(plan, tiers, edges, requests)
-    return Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
+    log = EventLog(tiers) if plan.events else None
+    if log:
+        cache = LoggedCache(cache, log) if isinstance(cache, ServedCache) else LoggedServer(cache, log)
+    outcome = Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
+    outcome.events = log
+    return outcome
 
 
 @_policies_named()
@@ -79,14 +85,16 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     choice = SUBSTRATES[plan.substrate]
     tiers, edges = build_tiers(plan, requests, choice.pool)
     cache = plan.rules.served_cache(tiers, edges, plan.page_tokens) or build_cache(plan, tiers, edges, requests)
-    prefetching = _prefetching(plan, requests, cache)
     substrate = choice.open(plan, requests, cache)
     try:
         recorder = Recorder(substrate, tiers) if plan.timeline else None
+        log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
+        cache = LoggedCache(cache, log) if log else cache
+        prefetching = _prefetching(plan, requests, cache)
         outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
     finally:
         substrate.close()
-    outcome.timeline = recorder
+    outcome.timeline, outcome.events = recorder, log
     return outcome
 
 
@@ -169,9 +177,15 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
-    """Raise UsageError if the rules need output tokens that the trace lacks, or do not support the trace's persistent prompts."""
-    if plan.rules.has_own_cache and any(request.persistent for request in requests):
-        raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not support: set rules=default")
+    """Raise UsageError if the rules need output tokens that the trace lacks, or do not support what the trace contains."""
+    if plan.rules.has_own_cache:
+        for what, is_there in (
+            ("has persistent prompts", any(request.persistent for request in requests)),
+            ("resets the cache", any(request.resets for request in requests)),
+            ("asks for several samples of an answer", any(request.samples > 1 for request in requests)),
+        ):
+            if is_there:
+                raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")
     if not plan.rules.cache_output:
         return
     if any(request.output_runs is None for request in requests):
@@ -224,6 +238,13 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None
+    if any(request.resets for request in requests):
+        raise UsageError(f"eviction: {type(policy).__name__} is not a valid bound for a trace that resets the cache")
+    if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
+        raise UsageError(
+            f"eviction: {type(policy).__name__} is not a valid bound where several answers to a prompt are cached: set "
+            "rules.cache_output=false"
+        )
     taken = plan.replay.pages_taken(requests, plan.page_tokens)
     largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
     return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, requests, taken, largest)

@@ -70,7 +70,8 @@ def open_hardware(plan: Plan, requests: Sequence[Request], cache: ServedCache) -
 
 def last_page(request: Request) -> int:
     """The highest page id of a request; -1 if it has none."""
-    return max((start + pages - 1 for start, pages in (*request.runs, *(request.output_runs or ()))), default=-1)
+    paths = (request.runs, request.output_runs or (), *request.sample_output_runs)
+    return max((start + pages - 1 for path in paths for start, pages in path), default=-1)
 
 
 def check_simulated(plan: Plan) -> None:

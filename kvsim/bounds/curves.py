@@ -112,7 +112,9 @@ class Curves:
         self.policies = {name: policy_maker(name) for name in (*settings.policies, "belady") if name != "lru"}
 
     def load(self, requests: list[Request]) -> None:
-        """Set the trace and compute LRU's curve of it. Raises UsageError for a capacity that fits no request."""
+        """Set the trace and compute LRU's curve of it. Raises UsageError for a capacity that fits no request, and for resets."""
+        if any(request.resets for request in requests):
+            raise UsageError("kvsim curve: the trace resets the cache, which no curve accounts for: use kvsim replay")
         self.requests = requests
         self.first = warmup_requests(self.plan.warmup, len(requests))
         self.whole = self._lru(requests)

@@ -9,8 +9,9 @@ from kvsim.suggest import closest
 
 Objective = float | list[float] | None
 OBJECTIVES = (
-    "hit_rate", "page_hit_rate", "hit_tokens", "hit_pages", "rejected", "ttft_s", "tpot_s", "e2e_s", "throughput", "links",
-    "tiers", "prefetch", "placement", "checkpoints", "retractions", "simulated_s", "requests_per_s", "wall_s", "capacity_bytes",
+    "hit_rate", "page_hit_rate", "hit_requests", "request_hit_rate", "hit_tokens", "hit_pages", "rejected", "ttft_s", "tpot_s",
+    "e2e_s", "throughput", "links", "tiers", "prefetch", "placement", "checkpoints", "retractions", "simulated_s",
+    "requests_per_s", "wall_s", "capacity_bytes",
 )  # fmt: skip
 
 

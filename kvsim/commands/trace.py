@@ -72,6 +72,8 @@ def show(trace: Trace) -> None:
         table.add_row(row, text(value), *(text(other.get(row)) for other in PUBLISHED.values()))
     console = Console()
     console.print(table)
+    if resets := sum(len(request.resets) for request in trace.requests):
+        console.print(f"Resets of the cache: {resets:,}. The reuse shown is that of a cache that keeps its pages.")
     reuse = reuse_statistics(trace)
     if reuse.reused_pages:
         _show_reuse(trace, reuse, console)

@@ -424,8 +424,10 @@ class HybridCache(ServedCache):
             self.detached.clear()
 
     def describe_checkpoints(self) -> dict[str, int]:
-        """Return the counts of states, by name."""
         return asdict(self.states.count(self.state_bytes))
+
+    def pages_known(self) -> dict[int, int] | None:
+        return self.known_pages
 
     def check(self) -> None:
         """Recount everything; raise AssertionError if a count or an invariant is wrong."""

@@ -1,8 +1,22 @@
 """A request, as the cache and the engine see it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvsim.core.runs import Run
+
+RESETS = ("drain", "now")
+"""What a reset of the cache waits for: ``drain`` for all running requests; ``now`` for nothing, so that their pages are freed
+when they end, and what they compute from then on is not cached."""
+
+
+class Reset(NamedTuple):
+    """Every page is dropped, because the model's weights have changed."""
+
+    mode: str
+    """One of ``RESETS``."""
+    at_s: float
+    """Seconds since the start of the trace; nan: just before the request that it belongs to arrives."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,6 +55,37 @@ class Request:
     request has; None unless the trace is read with ``answers=unique``."""
     persistent: bool = False
     """Whether the prompt's pages stay on the GPU for good once they are computed."""
+    samples: int = 1
+    """Answers to this prompt, each of ``output_tokens`` tokens. The first computes the prompt; the others begin after it."""
+    sample: int = 0
+    """Which of its request's samples this is."""
+    sample_output_runs: tuple[tuple[Run, ...], ...] = ()
+    """``output_runs`` of the samples after the first; () if only the first one's are known."""
+    resets: tuple[Reset, ...] = ()
+    """Resets of the cache between the request before this one and this one, in order."""
+
+    def other_samples(self) -> "list[Request]":
+        """Return a request for each sample after the first. They have the index of this one."""
+        unknown = None if self.output_runs is None else ()
+        return [
+            replace(
+                self,
+                samples=1,
+                sample=number,
+                output_runs=self.sample_output_runs[number - 1] if self.sample_output_runs else unknown,
+                sample_output_runs=(),
+                resets=(),
+            )
+            for number in range(1, self.samples)
+        ]
+
+    def pages_with_all(self, pages: int, page_tokens: int) -> int:
+        """Return the pages that all samples need if each takes ``pages``: they share those of the prompt in ``runs``.
+
+        If these include the prompt's last token, one page more is taken while a sample computes that token again.
+        """
+        shared = self.prompt_pages
+        return shared + self.samples * (pages - shared) + (self.samples > 1 and shared * page_tokens >= self.prompt_tokens)
 
     def pages_for(self, tokens: int, page_tokens: int) -> int:
         """Return how many pages hold its first ``tokens`` tokens, the prompt included; a partial page counts."""

@@ -2,7 +2,7 @@
 
 from abc import ABCMeta, abstractmethod
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
@@ -72,7 +72,7 @@ class ServedCache(metaclass=ABCMeta):
     page_tokens: int
     leases: dict[Lease, None]
     """Leases of running requests."""
-    takes_pages_late: ClassVar[bool] = False
+    takes_pages_late: bool = False
     """Whether the pages of a leap are taken after it, when it is known how many steps it had. Requires that making room for
     them starts no transfers."""
 
@@ -192,6 +192,14 @@ class ServedCache(metaclass=ABCMeta):
     def reset(self) -> None:
         """Drop every page (the model's weights have changed). Slots in use are freed when their requests and transfers end."""
 
+    def describe_checkpoints(self) -> dict[str, int]:
+        """Return the counts of recurrent states, by name; empty for a model without recurrent layers."""
+        return {}
+
+    def pages_known(self) -> dict[int, int] | None:
+        """Return, by request index, the pages that a model without recurrent layers could have reused; None for such a model."""
+        return None
+
     @abstractmethod
     def check(self) -> None:
         """Recount everything; raise AssertionError if a count or an invariant is wrong."""
@@ -248,8 +256,6 @@ class HybridServingCache(metaclass=ABCMeta):
     tiers: list[Tier]
     counts: Any
     page_tokens: int
-    known_pages: dict[int, int]
-    """By request index, the pages that a model without recurrent layers could have reused."""
 
     @abstractmethod
     def serve(self, request: Request, pages: int, now: float) -> Any:
@@ -262,3 +268,7 @@ class HybridServingCache(metaclass=ABCMeta):
     @abstractmethod
     def describe_checkpoints(self) -> dict[str, int]:
         """Return the counts of states by name: the fields of ``CheckpointCounts``."""
+
+    @abstractmethod
+    def pages_known(self) -> dict[int, int] | None:
+        """Return, by request index, the pages that a model without recurrent layers could have reused; None for such a model."""

@@ -1,5 +1,6 @@
 """The record that the core hands to a substrate to have pages copied."""
 
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ class Transfer:
     """
 
     __slots__ = (
-        "after", "arrived_pages", "begun", "done", "edge", "ended", "goes_down", "has_fault", "nodes", "pins", "request",
-        "source", "submitted", "target",
+        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "goes_down", "has_fault", "nodes", "pins",
+        "request", "source", "submitted", "target",
     )  # fmt: skip
 
     def __init__(self, edge: "Edge", nodes: "list[Node]", *, goes_down: bool, after: "list[Transfer] | None" = None) -> None:
@@ -32,8 +33,11 @@ class Transfer:
         self.after: list[Transfer] = after or []
         """Transfers that must end before this one begins, since they bring what it reads."""
         self.request: Request | None = None
-        """The request whose prompt is copied down, if the copy was offered after a use."""
+        """Down: the request whose prompt is copied, if the copy was offered after a use. Up: the request that it is read for; set
+        by the engine."""
         self.begun = False
+        self.begun_s = nan
+        """Time at which the engine passed it to the substrate."""
         self.done = False
         self.pins: list[tuple[Node, int]] = []
         """(node, tier index) pairs that this transfer pins until it ends."""

@@ -1,11 +1,12 @@
 """The serving engine: continuous batching over the cache core, independent of what makes time pass."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from math import nan
+from math import inf, isnan, nan
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 from simpy import Event
 
 from kvsim.core.lease import Lease
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.core.serving import Growth, ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
@@ -22,6 +23,7 @@ from kvsim.engine.job import LEAP_STEPS, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.read_times import ReadTimes
 from kvsim.engine.substrate import Substrate, Work
 
 
@@ -36,6 +38,8 @@ class EngineSettings:
     """layerwise: a layer is computed as soon as its pages have arrived; none: the step waits for all loads."""
     links: str = "fifo"
     """fifo: transfers on a link run one after another; shared: all run at once, in equal shares."""
+    reset_at_s: list[float] = field(default_factory=list)
+    """Times at which the cache is reset once all running requests have finished, as by a trace's ``{"reset": "drain"}``."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_running_requests"):
@@ -44,6 +48,9 @@ class EngineSettings:
         for name, choices in (("overlap", ("layerwise", "none")), ("links", ("fifo", "shared"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
+        for time_s in self.reset_at_s:
+            if not 0 <= time_s < inf:
+                raise ValueError(f"reset_at_s must be a list of times of at least 0 s, not {time_s}")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -84,9 +91,13 @@ class Engine:
         """Breaks ties between jobs."""
         self._is_full = False
         """Set by a retraction: no request is admitted until one has finished."""
+        self._is_draining = False
+        """Set by a reset: no request is admitted until all running ones have finished."""
         self._wakeup = self.env.event()
         self._all_ended = self.env.event()
         self._followers: dict[int, list[Request]] = {}
+        self._samples_left: dict[int, int] = {}
+        """Samples that have not ended, by request, of requests with several whose prompt has been computed."""
         self._unfinished = 0
         self._can_fetch = cache.views[cache.gpu.index].fetches_to is not None
 
@@ -97,6 +108,7 @@ class Engine:
         began = perf_counter()
         count = len(requests)
         self._status = [FINISHED] * count
+        self._read_times = ReadTimes()
         self._hits = [(0, 0, 0)] * count
         self._retractions = [0] * count
         self._arrival_s, self._ttft_s, self._tpot_s, self._e2e_s = ([nan] * count for _ in range(4))
@@ -105,7 +117,7 @@ class Engine:
         for request in requests:
             if request.after >= 0:
                 self._followers.setdefault(request.after, []).append(request)
-        self.env.process(self._arrivals([request for request in requests if request.after < 0]))
+        self.env.process(self._arrivals(due_in_order(requests, self.settings.reset_at_s)))
         self.env.process(self._serve())
         with without_garbage_collector():
             if requests:
@@ -117,18 +129,35 @@ class Engine:
             raise RuntimeError(f"{self._unfinished} requests are stuck: {len(self.queue)} queued, {len(self.admitted)} admitted")
         return self._outcome(requests, wall_s)
 
-    def _arrivals(self, requests: list[Request]) -> Any:
+    def _arrivals(self, due: "list[tuple[float, Request | Reset]]") -> Any:
         env = self.env
-        for request in requests:
-            if request.arrival_s > env.now:
-                yield env.timeout(request.arrival_s - env.now)
-            self._arrive(request)
+        for time_s, what in due:
+            if time_s > env.now:
+                yield env.timeout(time_s - env.now)
+            if isinstance(what, Request):
+                self._arrive(what)
+            else:
+                self._reset(what)
+
+    def _reset(self, reset: Reset) -> None:
+        """Reset the cache now, or when all running requests have finished; those that wait run after that."""
+        if reset.mode == "now":
+            self.cache.reset()
+        else:
+            self._is_draining = True
+        self._wake()
 
     def _arrive(self, request: Request) -> None:
         """Start the request's prefetch or queue it; reject a request that could not run even alone."""
+        for reset in request.resets:
+            if isnan(reset.at_s):
+                self._reset(reset)
         job = Job(request, self.env.now)
         self._arrival_s[request.index] = self.env.now
-        if self._pages(request.prompt_tokens + request.output_tokens) > self.cache.gpu.pool.capacity:
+        pages = self._pages(request.prompt_tokens + request.output_tokens)
+        if request.samples > 1:
+            pages = request.pages_with_all(pages, self.cache.page_tokens)
+        if pages > self.cache.gpu.pool.capacity:
             self._reject(request)
             return
         self.cache.residency.notify_arrival(request, self.env.now)
@@ -140,10 +169,17 @@ class Engine:
     def _reject(self, request: Request) -> None:
         """Reject a request that could not run even alone."""
         self._status[request.index] = REJECTED
+        self._hits[request.index] = (0, 0, 0)
         self._end(request)
 
     def _end(self, request: Request) -> None:
-        """Record that a request is finished or rejected; requests that wait for it arrive after their delay."""
+        """Record that a request is finished or rejected, if all of its samples are; requests that wait for it arrive after their
+        delay."""
+        if request.index in self._samples_left:
+            self._samples_left[request.index] -= 1
+            if self._samples_left[request.index]:
+                return
+            del self._samples_left[request.index]
         self._unfinished -= 1
         if not self._unfinished:
             self._all_ended.succeed()
@@ -163,6 +199,7 @@ class Engine:
         if started is None or started.fetch is None:
             return
         job.fetch, job.fetch_pages = started.fetch, started.fetch.pages
+        job.fetch.request = job.request
         job.fetch_first_page = lease.gpu_pages + lease.leading_cpu_pages
         self.mover.submit(started.transfers)
         self.mover.end_of(job.fetch).callbacks.append(lambda _: self._fetched(job))
@@ -183,6 +220,14 @@ class Engine:
             heappush(self.queue, (job.request.index, job))
             self._wake()
 
+    def _enqueue_samples(self, job: Job) -> None:
+        """Queue the other samples of a request whose first one has computed the prompt: all count as one use of its pages."""
+        self._samples_left[job.request.index] = job.request.samples
+        for request in job.request.other_samples():
+            sample = Job(request, job.arrival_s)
+            sample.is_known = True
+            self._enqueue(sample)
+
     def _wake(self) -> None:
         """Make the engine plan again at the next boundary between steps."""
         if not self._wakeup.triggered:
@@ -190,6 +235,8 @@ class Engine:
 
     def _landed(self, transfer: Transfer) -> None:
         """Called when a transfer has ended: slots may have become free, pages may have arrived."""
+        if transfer.done and not transfer.goes_down:
+            self._read_times.add(transfer, self.env.now)
         if self._serve_claims() or self.queue or transfer.target is self.cache.gpu:
             self._wake()
 
@@ -224,8 +271,11 @@ class Engine:
         cache, queue = self.cache, self.queue
         if not self.admitted and not self.decoding:
             self._is_full = False
+            if self._is_draining:
+                self._is_draining = False
+                cache.reset()
         while queue and not self._is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
-            if self._budget <= 0:
+            if self._is_draining or self._budget <= 0:
                 break
             job = queue[0][1]
             request = job.request
@@ -234,7 +284,7 @@ class Engine:
                 yield self.mover.end_of(job.fetch)
                 return False
             lease = cache.resume(request, job.target_tokens) if job.is_known else cache.match(request)
-            lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0
+            lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0 or request.sample > 0
             load_pages = 0
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
@@ -299,11 +349,14 @@ class Engine:
         if lease.has_load:
             transfers, loads = self.cache.load(lease, self.env.now)
             planned = [(load, load.pages) for load in loads]
+            for transfer in transfers:
+                if not transfer.goes_down:
+                    transfer.request = job.request
             self.mover.submit(transfers)
             for load, pages in planned:
                 self.mover.end_of(load).callbacks.append(partial(self._loaded, job, lease, load, pages))
         job.loads, job.ready_loads = self.cache.arriving(lease), 0
-        if job.admissions == 1:
+        if job.admissions == 1 and not job.request.sample:
             disk_pages = lease.loaded_disk_pages
             if job.fetched_pages:
                 disk_pages += self.prefetching.settle(lease, job.fetch_first_page, job.fetched_pages)
@@ -317,7 +370,7 @@ class Engine:
         if missing and job.lease is lease:
             lease.loaded_pages -= missing
             job.computed = max(0, job.computed - missing * self.cache.page_tokens)
-            if job.admissions == 1:
+            if job.admissions == 1 and not job.request.sample:
                 gpu_pages, cpu_pages, disk_pages = self._hits[job.request.index]
                 left = max(0, disk_pages - missing)
                 self._hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
@@ -411,6 +464,8 @@ class Engine:
         self.mover.submit(self.cache.insert(lease, self.env.now))
         if not job.generated:
             job.first_token_s = self.env.now
+            if job.request.samples > 1:
+                self._enqueue_samples(job)
         job.generated += 1
         if job.generated >= job.request.output_tokens:
             self._finish(job)
@@ -424,7 +479,8 @@ class Engine:
         job.lease = None
         self._is_full = False
         index = request.index
-        self._ttft_s[index] = job.first_token_s - job.arrival_s
+        if not request.sample:
+            self._ttft_s[index] = job.first_token_s - job.arrival_s
         if request.output_tokens > 1:
             self._tpot_s[index] = (now - job.first_token_s) / (request.output_tokens - 1)
         self._e2e_s[index] = now - job.arrival_s
@@ -571,6 +627,7 @@ class Engine:
             ttft_s=np.array(self._ttft_s),
             tpot_s=np.array(self._tpot_s),
             e2e_s=np.array(self._e2e_s),
+            load_s=self._read_times.seconds(len(requests)),
             links=self.substrate.link_use(),
             prefetch=self.prefetching.result(),
             retractions=self.retractions,
@@ -580,3 +637,21 @@ class Engine:
             hardware=self.substrate.findings(),
             **describe_cache(self.cache, requests),
         )
+
+
+def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "list[tuple[float, Request | Reset]]":
+    """Return the arrivals that wait for no other request and the resets that have a time, each with that time, in order.
+
+    At the same time, a reset comes before the request that it belongs to, and before all requests if it belongs to none.
+    """
+    due: list[tuple[float, int, int, Request | Reset]] = [
+        (time_s, -1, number, Reset("drain", time_s)) for number, time_s in enumerate(reset_at_s)
+    ]
+    for request in requests:
+        if request.resets:
+            timed = [reset for reset in request.resets if not isnan(reset.at_s)]
+            due += [(reset.at_s, request.index, number - len(timed), reset) for number, reset in enumerate(timed)]
+        if request.after < 0:
+            due.append((request.arrival_s, request.index, 0, request))
+    due.sort(key=itemgetter(0, 1, 2))
+    return [(time_s, what) for time_s, _, _, what in due]

@@ -17,6 +17,10 @@ class Job:
         "admissions", "is_known", "page_need",
     )  # fmt: skip
 
+    def __lt__(self, other: "Job") -> bool:
+        """Order the samples of a request, which wait in the same place of the queue."""
+        return self.request.sample < other.request.sample
+
     def __init__(self, request: Request, arrival_s: float) -> None:
         self.request = request
         self.arrival_s = arrival_s

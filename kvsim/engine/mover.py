@@ -79,6 +79,7 @@ class Mover:
             answer: Any = event.value
             self._land(transfer, answer if isinstance(answer, int) else min(answer))
 
+        transfer.begun_s = self.env.now
         self.substrate.copy(transfer).callbacks.append(landed)
 
     def _land(self, transfer: Transfer, arrived: int) -> None:

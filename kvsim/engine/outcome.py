@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
-from kvsim.core.serving import HybridServingCache
+from kvsim.core.serving import HybridServingCache, ServedCache
 
 if TYPE_CHECKING:
-    from kvsim.core.serving import ServedCache, ServingCache
+    from kvsim.core.serving import ServingCache
+    from kvsim.engine.event_log import EventLog
     from kvsim.engine.recorder import Recorder
 
 FINISHED, REJECTED = 0, 1
@@ -43,7 +43,8 @@ class Outcome:
 
     ``hit_pages`` has the columns gpu, cpu, disk; a rejected request has no hits. Times are nan if the run has no clock
     (replay) or the request was rejected. ``ttft_s`` and ``e2e_s`` count from the arrival; ``tpot_s`` is the mean time per
-    output token after the first (nan for answers of one token).
+    output token after the first (nan for answers of one token). Of a request with several samples, ``ttft_s`` is that of the
+    first, ``tpot_s`` that of the one that ends last, and ``e2e_s`` counts until all have ended.
     """
 
     requests: list[Request]
@@ -59,6 +60,9 @@ class Outcome:
     prefetch: dict[str, int]
     placement: dict[str, int]
     checkpoints: dict[str, int]
+    load_s: np.ndarray | None = None
+    """Seconds in which the request's reads from below were under way, columns cpu and disk; None if the run has no clock. See
+    ``ReadTimes``."""
     known_pages: np.ndarray | None = None
     """Pages whose KV was cached when the request was admitted, 0 if rejected; None for models without recurrent layers."""
     retractions: int = 0
@@ -70,6 +74,8 @@ class Outcome:
     """Findings of a run on real memory; see ``Substrate.findings``."""
     timeline: "Recorder | None" = None
     """The timeline of the run, if one was recorded."""
+    events: "EventLog | None" = None
+    """The event log of the run, if one was written."""
 
 
 def describe_cache(cache: "ServedCache | ServingCache", requests: list[Request]) -> dict[str, Any]:
@@ -84,8 +90,8 @@ def describe_cache(cache: "ServedCache | ServingCache", requests: list[Request])
         for tier in cache.tiers
     }
     known, checkpoints = None, {}
-    if isinstance(cache, (HybridCache, HybridServingCache)):
-        known, checkpoints = cache.known_pages, cache.describe_checkpoints()
+    if isinstance(cache, (ServedCache, HybridServingCache)):
+        known, checkpoints = cache.pages_known(), cache.describe_checkpoints()
     return {
         "tiers": tiers,
         "placement": asdict(cache.counts),

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.core.serving import NEVER_FITS, Hits, ServedCache, Server, ServingCache
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay_settings import ReplaySettings
+from kvsim.engine.samples import SampleServer
 from kvsim.engine.server import CacheServer
 
 ADVANCE_EVERY = 512
@@ -47,6 +48,8 @@ class Replay:
 
         ``inspect`` is called with the cache at the end, while the last requests are still unfinished.
         """
+        if isinstance(self.cache, ServedCache) and any(request.samples > 1 for request in requests):
+            self.server = SampleServer(self.server, self.cache)
         began = perf_counter()
         rows: list[Hits | None] = []
         with without_garbage_collector():
@@ -69,6 +72,8 @@ class Replay:
         for request in requests:
             if len(live) >= in_flight:
                 finish(live.popleft())
+            if request.resets:
+                self._reset(request.resets)
             pages, now = request.prompt_pages, request.arrival_s
             if hold_output:
                 pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
@@ -82,6 +87,15 @@ class Replay:
             live.append(lease)
             rows.append(lease.hits)
         return rows
+
+    def _reset(self, resets: tuple[Reset, ...]) -> None:
+        """Reset the cache; a reset that drains first ends all running requests."""
+        cache = self.cache
+        assert isinstance(cache, ServedCache)
+        for mode, _ in resets:
+            while mode == "drain" and self.live:
+                self.server.finish_request(self.live.popleft())
+            cache.reset()
 
     def _outcome(self, requests: list[Request], rows: list[Hits | None], wall_s: float) -> Outcome:
         nothing = np.full(len(requests), np.nan)

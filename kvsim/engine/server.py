@@ -45,6 +45,8 @@ class CacheServer:
             lease = cache.match(request)
         if lease.cpu_pages or lease.disk_pages:
             load_pages = self.prefetching.pages_to_load(lease)
+        if request.sample:
+            lease.is_resumed = lease.is_known_prompt = True
         has_room = own_pages == pages or cache.can_admit(lease, pages)
         if not (has_room and cache.admit(lease, own_pages, now, load_pages)):
             self.prefetching.waste(fetched_pages)

@@ -1,10 +1,11 @@
-"""The folder of a run: ``requests.csv.gz``, ``report.html``, optionally ``timeline.json.gz`` and, last, ``result.json``."""
+"""The folder of a run: ``requests.csv.gz``, ``report.html``, on demand ``timeline.json.gz`` and ``events.jsonl.gz`` and, last,
+``result.json``."""
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +20,7 @@ from kvsim.report.trace_events import write_timeline
 HEADER = (
     "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
     "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,"
-    "first_token_s,last_token_s,retractions,status"
+    "first_token_s,last_token_s,cpu_load_s,disk_load_s,retractions,status"
 )
 ROWS_AT_ONCE = 4096
 
@@ -42,9 +43,16 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: b
     and written last, so if it exists, the other files belong to it. Raises UsageError if the folder cannot be written.
     """
     prepare_folder(folder)
-    stale = [name for name, is_wanted in (("report.html", with_page), ("timeline.json.gz", outcome.timeline)) if not is_wanted]
-    for name in ("result.json", *stale):
-        (folder / name).unlink(missing_ok=True)
+    files = {
+        "result.json": True,
+        "requests.csv.gz": True,
+        "report.html": with_page,
+        "timeline.json.gz": outcome.timeline is not None,
+        "events.jsonl.gz": outcome.events is not None,
+    }
+    for name, is_written in files.items():
+        if name == "result.json" or not is_written:
+            (folder / name).unlink(missing_ok=True)
     with replacing(folder / "requests.csv.gz") as file:
         _write_requests(file, outcome)
     if with_page:
@@ -53,26 +61,28 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: b
     if outcome.timeline is not None:
         with replacing(folder / "timeline.json.gz") as file:
             write_timeline(file, outcome)
+    if outcome.events is not None:
+        with replacing(folder / "events.jsonl.gz") as file:
+            _write_lines(file, outcome.events.lines)
     with replacing(folder / "result.json") as file:
         file.write(to_json(result).encode())
-    files = {
-        "result.json": True,
-        "requests.csv.gz": True,
-        "report.html": with_page,
-        "timeline.json.gz": outcome.timeline is not None,
-    }
-    return [name for name, written in files.items() if written]
+    return [name for name, is_written in files.items() if is_written]
 
 
 def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
     """Write one row per request, including the warm-up. Rejected requests have ``hit_pages_gpu=-1``; unknown times are empty."""
     columns = _columns(outcome)
-    template = ",".join(column if isinstance(column, str) else "%s" for column in columns) + "\n"
+    template = ",".join(column if isinstance(column, str) else "%s" for column in columns)
     lines = map(template.__mod__, zip(*(column for column in columns if not isinstance(column, str)), strict=True))
+    _write_lines(file, chain([HEADER], lines))
+
+
+def _write_lines(file: BinaryIO, lines: Iterable[str]) -> None:
+    """Write lines of text, gzipped; the same lines give the same bytes."""
+    left = iter(lines)
     with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=file, mtime=0) as packed:
-        packed.write(f"{HEADER}\n".encode())
-        while some := "".join(islice(lines, ROWS_AT_ONCE)):
-            packed.write(some.encode())
+        while some := list(islice(left, ROWS_AT_ONCE)):
+            packed.write(("\n".join(some) + "\n").encode())
 
 
 def _columns(outcome: Outcome) -> list[str | list[Any]]:
@@ -94,6 +104,7 @@ def _columns(outcome: Outcome) -> list[str | list[Any]]:
         _arrivals(outcome.arrival_s.astype(float).tobytes()),
         *(_cells(times) for times in (outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
         *(_cells(outcome.arrival_s + times) for times in (outcome.ttft_s, outcome.e2e_s)),
+        *(_load_cells(None if outcome.load_s is None else outcome.load_s[:, column], rejected) for column in (0, 1)),
         "" if outcome.request_retractions is None else outcome.request_retractions.tolist(),
         np.where(rejected, "rejected", "finished").tolist() if rejected.any() else "finished",
     ]
@@ -116,6 +127,10 @@ def _arrivals(times: bytes) -> str | list[Any]:
 
 def _cells(times: np.ndarray) -> str | list[Any]:
     return "" if np.isnan(times).all() else ["" if time != time else time for time in times.tolist()]
+
+
+def _load_cells(times: np.ndarray | None, rejected: np.ndarray) -> str | list[Any]:
+    return "" if times is None else _cells(np.where(rejected, np.nan, times))
 
 
 @contextmanager

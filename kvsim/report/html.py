@@ -116,12 +116,14 @@ def foot(result: RunRecord) -> str:
 
 
 def _pictures(result: RunRecord) -> list[str]:
-    """Return the three pictures, or a sentence for those without data; the first picture drawn includes plotly.js."""
-    pictures = (
+    """Return the pictures, or a sentence for those without data; the first picture drawn includes plotly.js."""
+    pictures = [
         ("Hit rate by tier", _hit_figure(result), "No request was served."),
         ("Time to first token", _ttft_figure(result), "No data: no request has a time. A replay has no clock."),
         ("Link use", _link_figure(result), "No data: no transfer took any time. A replay has no clock."),
-    )
+    ]
+    if (free := _free_figure(result)) is not None:
+        pictures.append(("Free pages by tier", free, ""))
     parts, drawn = [], 0
     for number, (title, figure, otherwise) in enumerate(pictures):
         parts.append(f"<h2>{title}</h2>")
@@ -139,6 +141,7 @@ def figures(result: RunRecord) -> "Iterator[tuple[str, go.Figure]]":
         "Hit rate by tier": _hit_figure(result),
         "Time to first token": _ttft_figure(result),
         "Link use": _link_figure(result),
+        "Free pages by tier": _free_figure(result),
     }
     return ((title, figure) for title, figure in drawn.items() if figure is not None)
 
@@ -203,6 +206,22 @@ def _link_figure(result: RunRecord) -> "go.Figure | None":
         colour = LINK_COLOURS[number % len(LINK_COLOURS)]
         figure.add_scatter(x=middles(links["edges_s"]), y=use, name=name, mode="lines", line={"color": colour, "width": 1.5})
     return laid_out(figure, f"{clock(result)} (s)", "busy time / total time")
+
+
+def _free_figure(result: RunRecord) -> "go.Figure | None":
+    """Draw the free pages of each tier as a share of its capacity, for a run with a timeline."""
+    import plotly.graph_objects as go
+
+    free = result["timeline"].get("free_pages")
+    if not free or not free["mean"]:
+        return None
+    figure = go.Figure()
+    for tier, pages in free["mean"].items():
+        shares = [mean / result["tiers"][tier]["capacity_pages"] for mean in pages]
+        figure.add_scatter(
+            x=middles(free["edges_s"]), y=shares, name=tier, mode="lines", line={"color": TIER_COLOURS[tier], "width": 1.5}
+        )
+    return laid_out(figure, f"{clock(result)} (s)", "free pages / capacity")
 
 
 def laid_out(figure: "go.Figure", x_title: str, y_title: str) -> "go.Figure":

@@ -189,6 +189,7 @@ def to_json(result: RunRecord) -> str:
 def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> RunRecord:
     tokens = hits[served].sum(axis=0)
     pages = outcome.hit_pages[served].sum(axis=0)
+    hit_requests = int(np.count_nonzero(outcome.hit_pages[served].any(axis=1)))
     all_tokens = int(prompts[served].sum())
     all_pages = int(np.array([request.prompt_pages for request in outcome.requests])[served].sum())
     return {
@@ -198,6 +199,8 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.nd
         "hit_pages": dict(zip(TIERS, pages.tolist(), strict=True)),
         "hit_rate": ratio(int(tokens.sum()), all_tokens),
         "page_hit_rate": ratio(int(pages.sum()), all_pages),
+        "hit_requests": hit_requests,
+        "request_hit_rate": ratio(hit_requests, int(np.count_nonzero(served))),
     }
 
 
@@ -206,7 +209,7 @@ def _throughput(outcome: Outcome, prompts: np.ndarray, served: np.ndarray) -> di
     timed = served & ~np.isnan(outcome.e2e_s)
     arrivals = outcome.arrival_s[timed]
     span_s = float((arrivals + outcome.e2e_s[timed]).max() - arrivals.min()) if arrivals.size else 0.0
-    output = sum(outcome.requests[i].output_tokens for i in np.flatnonzero(timed).tolist())
+    output = sum(outcome.requests[i].output_tokens * outcome.requests[i].samples for i in np.flatnonzero(timed).tolist())
     return {
         "requests_per_s": ratio(arrivals.size, span_s),
         "prompt_tokens_per_s": ratio(int(prompts[timed].sum()), span_s),

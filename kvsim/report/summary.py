@@ -102,7 +102,10 @@ def _requests(result: RunRecord) -> str:
 
 def _hit_rate(result: RunRecord) -> str:
     tokens, pages = count(result["prompt_tokens"]), count(result["prompt_pages"])
-    return f"{percent(result['hit_rate'])} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
+    text = f"{percent(result['hit_rate'])} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
+    if "request_hit_rate" not in result:  # recorded by an earlier version
+        return text
+    return f"{text}, {percent(result['request_hit_rate'])} of {count(result['requests'] - result['rejected'])} requests"
 
 
 def _throughput(result: RunRecord) -> str:

@@ -1,4 +1,4 @@
-"""Hits and link use over the course of a run, in at most 200 bins: the data of the pictures."""
+"""Hits, link use and free pages over the course of a run, in at most 200 bins: the data of the pictures."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,11 +13,13 @@ DIGITS = 6
 
 
 def timeline(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
-    """Return hit rate by tier over the requests, and utilization by link over the run's time; both include the warm-up.
+    """Return hit rate by tier over the requests, utilization by link over the run's time and, if a timeline was recorded, free
+    pages by tier; all include the warm-up.
 
     ``prompts`` and ``hits`` are the prompt and hit tokens of each request, ``skipped`` the number of warm-up requests.
     """
-    return {"hits": _hits(outcome, prompts, hits, skipped), "links": _links(outcome)}
+    free = {"free_pages": _free_pages(outcome)} if outcome.timeline is not None else {}
+    return {"hits": _hits(outcome, prompts, hits, skipped), "links": _links(outcome), **free}
 
 
 def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
@@ -65,6 +67,33 @@ def _links(outcome: Outcome) -> dict[str, Any]:
     width_s = outcome.simulated_s / BINS
     utilization = {name: (np.diff(_busy_s(link, edges)) / width_s).round(DIGITS) for name, link in outcome.links.items()}
     return {"edges_s": edges.round(DIGITS), "utilization": utilization}
+
+
+def free_pages(outcome: Outcome) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return, for each tier of limited capacity, the times in seconds at which its free pages change, and their numbers from then
+    on; the first time is 0."""
+    assert outcome.timeline is not None
+    series = {}
+    for name, tier in outcome.tiers.items():
+        if tier.capacity_pages is not None:
+            changes = [(0.0, 0), *((time_s, used) for time_s, changed, used in outcome.timeline.usage if changed == name)]
+            times_s, used = zip(*changes, strict=True)
+            series[name] = np.array(times_s), tier.capacity_pages - np.array(used)
+    return series
+
+
+def _free_pages(outcome: Outcome) -> dict[str, Any]:
+    """Return the mean number of free pages of each tier in each bin of the run's time."""
+    if outcome.simulated_s <= 0:
+        return {"edges_s": [], "mean": {}}
+    edges = np.linspace(0.0, outcome.simulated_s, BINS + 1)
+    mean = {}
+    for name, (times_s, pages) in free_pages(outcome).items():
+        ends_s = np.append(times_s[1:], max(outcome.simulated_s, times_s[-1]))
+        sums = np.append(0.0, np.cumsum(pages * (ends_s - times_s)))
+        so_far = np.interp(edges, np.append(times_s, ends_s[-1]), sums)
+        mean[name] = (np.diff(so_far) / (outcome.simulated_s / BINS)).round(2)
+    return {"edges_s": edges.round(DIGITS), "mean": mean}
 
 
 def _busy_s(link: LinkUse, at: np.ndarray) -> np.ndarray:

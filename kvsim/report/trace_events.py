@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
+from kvsim.report.timeline import free_pages
 
 REQUESTS, ENGINE, LINKS, TIERS = 1, 2, 3, 4
 """The processes of the timeline; each is one lane or a group of lanes."""
@@ -25,7 +26,7 @@ def write_timeline(file: BinaryIO, outcome: Outcome) -> None:
 
 
 def events(outcome: Outcome) -> Iterator[Event]:
-    """Yield lane names, then requests, batches, transfers by link, and evictions and pages in use by tier."""
+    """Yield lane names, then requests, batches, transfers by link, and evictions, pages in use and free pages by tier."""
     for pid, name in NAMES.items():
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
@@ -94,6 +95,9 @@ def _tiers(outcome: Outcome) -> Iterator[Event]:
                "name": f"{tier} evicts", "args": {"pages": pages}}  # fmt: skip
     for time_s, tier, pages in outcome.timeline.usage:
         yield {"ph": "C", "pid": TIERS, "ts": _us(time_s), "name": f"{tier} pages in use", "args": {"pages": pages}}
+    for tier, (times_s, free) in free_pages(outcome).items():
+        for time_s, pages in zip(times_s.tolist(), free.tolist(), strict=True):
+            yield {"ph": "C", "pid": TIERS, "ts": _us(time_s), "name": f"{tier} free pages", "args": {"pages": pages}}
 
 
 def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float, arguments: Event) -> Event:

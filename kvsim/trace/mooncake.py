@@ -10,6 +10,7 @@ from kvsim.trace.base import Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.records import Record, read_records
+from kvsim.trace.resets import read_requests
 from kvsim.trace.timetable import Timetable
 
 
@@ -19,15 +20,20 @@ class Mooncake(HashedTrace):
 
     A line contains its whole prompt, even within a session. The last block id may stand for a partial block; with ``tail=full``
     it may also be absent. Ids are re-keyed, so they need not identify their prefix. Optional fields: ``session_id`` and
-    ``delay`` (see Timetable), and ``priority``, an integer (0 if absent). ``limit`` counts lines. ``answers``: see
-    answers.py.
+    ``delay`` (see Timetable), ``priority``, an integer (0 if absent), and ``n``, the number of answers to the prompt (1 if
+    absent), of which ``answers=inferred`` infers the first. A line ``{"reset": "drain"}`` or ``{"reset": "now"}``,
+    optionally with a ``timestamp``, resets the cache (see ``Reset``). ``limit`` counts lines. ``answers``: see answers.py.
     """
 
     block_tokens: int = 512
 
     def load(self, page_tokens: int) -> Trace:
         pages, times = self.block_pages(page_tokens), Timetable(self.rate)
-        return self.trace([self._request(record, times, pages) for record in read_records(self.path, self.limit)], page_tokens)
+        records = read_records(self.path, self.limit)
+        requests = read_requests(
+            records, times, lambda record: self._request(record, times, pages), is_limited=self.limit is not None
+        )
+        return self.trace(requests, page_tokens)
 
     def _request(self, record: Record, times: Timetable, pages: BlockPages) -> Request:
         place = times.place(record)
@@ -39,6 +45,9 @@ class Mooncake(HashedTrace):
             runs=runs,
             prompt_pages=prompt_pages,
             priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
+            samples=record.integer("n", minimum=1) if record.has("n") else 1,
             **place._asdict(),
         )
+        if self.answers == "unique" and request.samples > 1:
+            raise record.error(f"n is {request.samples}, but answers=unique knows one answer to each prompt: set answers=none")
         return self.with_answer(request, pages)

@@ -74,6 +74,13 @@ class Record:
             return values
         raise self._wrong(key, "a list of non-negative integers")
 
+    def integer_lists(self, key: str) -> list[list[int]]:
+        """Return a field that must be a list of lists of non-negative integers."""
+        for values in self.items(key):
+            if not isinstance(values, list) or not set(map(type, values)) <= {int} or values and min(values) < 0:
+                raise self._wrong(key, "a list of lists of non-negative integers")
+        return self.items(key)
+
     def _wrong(self, key: str, expected: str) -> TraceError:
         if key not in self.fields:
             return self.error(f"{key} is missing; it must be {expected}")

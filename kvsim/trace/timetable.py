@@ -42,7 +42,7 @@ class Timetable:
         if self._lines == 0:
             self._look_for_timestamps(record)
         session, turn, previous, previous_s = self._previous(record)
-        timestamp_s = self._timestamp_s(record)
+        timestamp_s = self.timestamp_s(record)
         if turn and record.has("delay"):
             delay_s = record.number("delay") / 1000
             arrival_s = previous_s + delay_s if timestamp_s is None else timestamp_s
@@ -71,8 +71,11 @@ class Timetable:
             self._turns.append((0, -1, 0.0))
         return session, *self._turns[session]
 
-    def _timestamp_s(self, record: Record) -> float | None:
-        """Return the seconds from the first timestamp to this line's at the requested rate; None if the line has none."""
+    def timestamp_s(self, record: Record) -> float | None:
+        """Return the seconds from the first timestamp to this line's at the requested rate; None if the line has none.
+
+        Raises TraceError for a bad timestamp, and for one before that of an earlier line.
+        """
         if not record.has("timestamp"):
             return None
         if not self._timed:

@@ -10,6 +10,7 @@ from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page
 from kvsim.trace.page_hasher import PageHasher, Span
 from kvsim.trace.page_index import PageIndex
 from kvsim.trace.records import Record, read_records
+from kvsim.trace.resets import read_requests
 from kvsim.trace.timetable import Timetable
 
 
@@ -20,10 +21,13 @@ class Tokens(TraceSource):
         timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0
         priority                        an integer; 0 if absent
         tenant, lora                    a string or an integer; prompts that differ in either share no pages
-        output_token_ids                the ``output_length`` tokens of the answer
+        output_token_ids                the ``output_length`` tokens of the answer; with ``n``, a list of answers
+        n                               the number of answers to the prompt, 1 if absent; each has ``output_length`` tokens
         persistent                      true: the prompt's pages are never evicted from the GPU
         multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash (a
                                         string or an integer), which becomes part of the key of every page they touch
+
+    A line ``{"reset": "drain"}`` or ``{"reset": "now"}``, optionally with a ``timestamp``, resets the cache (see ``Reset``).
 
     ``limit`` counts lines. Hashing each page of each prompt is the only cost that grows with the number of pages.
     """
@@ -53,14 +57,17 @@ class Tokens(TraceSource):
     def page_names(self, page_tokens: int) -> dict[int, str]:
         hasher, index = PageHasher(page_tokens), PageIndex()
         records = read_records(self.path, self.limit)
-        prompts = ((record.integers("token_ids"), record) for record in records)
+        prompts = ((record.integers("token_ids"), record) for record in records if "reset" not in record.fields)
         return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
 
     def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
         """Return the requests in file order, with page ids from ``index``."""
         check_page_tokens(page_tokens)
         hasher, times = PageHasher(page_tokens), Timetable(self.rate, timestamps_optional=True)
-        return [self._request(record, times, hasher, index) for record in read_records(self.path, self.limit)]
+        records = read_records(self.path, self.limit)
+        return read_requests(
+            records, times, lambda record: self._request(record, times, hasher, index), is_limited=self.limit is not None
+        )
 
     def _request(self, record: Record, times: Timetable, hasher: PageHasher, index: PageIndex) -> Request:
         place = times.place(record)
@@ -69,6 +76,8 @@ class Tokens(TraceSource):
             raise record.error("token_ids is empty; a request must have a prompt")
         output_tokens = record.integer("output_length")
         keys = self._keys(record, tokens, hasher)
+        samples = record.integer("n", minimum=1) if record.has("n") else 1
+        output_runs = self._output_runs(record, samples, tokens, output_tokens, hasher, index)
         return Request(
             index=0,
             prompt_tokens=len(tokens),
@@ -76,22 +85,32 @@ class Tokens(TraceSource):
             runs=index.lookup(keys),
             prompt_pages=len(keys),
             priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
-            output_runs=self._output_runs(record, tokens, output_tokens, hasher, index),
+            output_runs=output_runs[0] if output_runs else None,
+            sample_output_runs=output_runs[1:],
+            samples=samples,
             persistent=record.flag("persistent"),
             **place._asdict(),
         )
 
     def _output_runs(
-        self, record: Record, tokens: list[int], output_tokens: int, hasher: PageHasher, index: PageIndex
-    ) -> tuple[Run, ...] | None:
-        """Return the pages that the answer completes; None if the file lacks it. The last token of an answer has no KV."""
+        self, record: Record, samples: int, tokens: list[int], output_tokens: int, hasher: PageHasher, index: PageIndex
+    ) -> tuple[tuple[Run, ...], ...]:
+        """Return, for each sample, the pages that its answer completes; () if the file lacks the answers.
+
+        The last token of an answer has no KV.
+        """
         if not record.has("output_token_ids"):
-            return None
-        answer = record.integers("output_token_ids")
-        if len(answer) != output_tokens:
-            raise record.error(f"output_token_ids has {len(answer)} tokens, but output_length is {output_tokens}")
-        keys = self._keys(record, tokens + answer[:-1], hasher, tail="full")
-        return split_runs(index.lookup(keys), len(tokens) // hasher.page_tokens)[1]
+            return ()
+        answers = [record.integers("output_token_ids")] if samples == 1 else record.integer_lists("output_token_ids")
+        if len(answers) != samples:
+            raise record.error(f"output_token_ids has {len(answers)} answers, but n is {samples}")
+        paths = []
+        for answer in answers:
+            if len(answer) != output_tokens:
+                raise record.error(f"output_token_ids has {len(answer)} tokens, but output_length is {output_tokens}")
+            keys = self._keys(record, tokens + answer[:-1], hasher, tail="full")
+            paths.append(split_runs(index.lookup(keys), len(tokens) // hasher.page_tokens)[1])
+        return tuple(paths)
 
     def _keys(self, record: Record, tokens: list[int], hasher: PageHasher, tail: str | None = None) -> list[int]:
         try:

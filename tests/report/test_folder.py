@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvsim.engine.outcome import Outcome
@@ -35,11 +36,11 @@ def test_every_request_has_a_row_those_of_the_warmup_too(tmp_path: Path, replaye
         assert file.read().splitlines() == [
             "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
             "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,"
-            "first_token_s,last_token_s,retractions,status",
-            "0,4,0,0,0,40,5,0,0,0,,,,,,,,finished",
-            "1,4,2,2,0,35,5,20,15,0,,,,,,,,finished",
-            "2,9,-1,0,0,90,5,0,0,0,,,,,,,,rejected",
-            "3,6,1,0,3,60,5,10,0,30,,,,,,,,finished",
+            "first_token_s,last_token_s,cpu_load_s,disk_load_s,retractions,status",
+            "0,4,0,0,0,40,5,0,0,0,,,,,,,,,,finished",
+            "1,4,2,2,0,35,5,20,15,0,,,,,,,,,,finished",
+            "2,9,-1,0,0,90,5,0,0,0,,,,,,,,,,rejected",
+            "3,6,1,0,3,60,5,10,0,30,,,,,,,,,,finished",
         ]
 
 
@@ -50,7 +51,7 @@ def test_runs_over_the_same_and_other_requests_each_have_their_own_rows(tmp_path
         rows = [tuple(row.values()) for row in rows_of(tmp_path / name)]
         pages, tokens = str(prompts // 10), str(prompts)
         expected = [
-            (str(row), pages, str(hit), "0", "0", tokens, "5", str(10 * hit), "0", "0", "", "", "", "", "", "", "", "finished")
+            (str(row), pages, str(hit), "0", "0", tokens, "5", str(10 * hit), "0", "0", *[""] * 9, "finished")
             for row, hit in enumerate([hits] * 9_999 + [1])
         ]
         assert rows == expected
@@ -62,6 +63,13 @@ def test_times_are_written_in_full_and_left_empty_for_the_rejected(tmp_path: Pat
     rows = rows_of(tmp_path)
     assert float(rows[0]["ttft_s"]) == 1 / 3
     assert [rows[3][name] for name in ("arrival_s", "ttft_s", "tpot_s", "e2e_s")] == ["3.0", "", "", ""]
+
+
+def test_load_times_are_zero_without_a_load_and_empty_for_the_rejected(tmp_path: Path, simulated: Outcome):
+    simulated.load_s = np.array([[0, 0], [0.25, 0], [1.5, 3], [2, 2]], float)
+    write(tmp_path, simulated)
+    columns = [(row["cpu_load_s"], row["disk_load_s"]) for row in rows_of(tmp_path)]
+    assert columns == [("0.0", "0.0"), ("0.25", "0.0"), ("1.5", "3.0"), ("", "")]
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path, simulated: Outcome):

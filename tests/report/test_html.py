@@ -62,6 +62,14 @@ def test_plotly_comes_once_with_three_pictures(simulated: Outcome):
     assert page.count("plotly.js v") == 1
 
 
+def test_a_run_with_a_timeline_has_a_picture_of_free_pages(simulated: Outcome):
+    record = summarize(simulated, command="simulate", config={}, seed=0, warmup=0, load_s=0, versions={})
+    record["timeline"]["free_pages"] = {"edges_s": [0.0, 5.0, 10.0], "mean": {"gpu": [4.0, 1.0]}}
+    page = render(record)
+    assert 'id="picture3"' in page and "Free pages by tier" in page
+    assert "Free pages" not in page_of(simulated)
+
+
 def test_a_run_without_a_clock_says_what_is_left_out(replayed: Outcome):
     page = page_of(replayed)
     assert 'id="picture0"' in page

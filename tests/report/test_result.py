@@ -11,8 +11,8 @@ from kvsim.report.result import hit_definition, hit_tokens, plain, spread, summa
 
 STABLE = (
     "schema command status config versions seed requests rejected prompt_tokens prompt_pages hit_tokens hit_pages hit_rate "
-    "page_hit_rate ttft_s tpot_s e2e_s throughput links tiers prefetch placement checkpoints retractions simulated_s load_s "
-    "wall_s requests_per_s timeline"
+    "page_hit_rate hit_requests request_hit_rate ttft_s tpot_s e2e_s throughput links tiers prefetch placement checkpoints "
+    "retractions simulated_s load_s wall_s requests_per_s timeline"
 )
 
 
@@ -33,6 +33,12 @@ def test_hits_add_up_by_tier(replayed: Outcome):
     result = summary(replayed)
     assert result["hit_tokens"] == {"gpu": 30, "cpu": 15, "disk": 30}
     assert result["hit_pages"] == {"gpu": 3, "cpu": 2, "disk": 3}
+
+
+def test_requests_with_a_hit_are_counted_among_those_served(replayed: Outcome):
+    result = summary(replayed)
+    assert (result["hit_requests"], result["request_hit_rate"]) == (2, 2 / 3)
+    assert (summary(replayed, warmup=0.5)["hit_requests"], summary(replayed, warmup=0.5)["request_hit_rate"]) == (1, 1.0)
 
 
 def test_a_rejected_request_counts_but_does_not_weigh(replayed: Outcome):

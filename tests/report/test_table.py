@@ -19,7 +19,7 @@ def printed(outcome: Outcome, *, warmup: float = 0.0, encoding: str = "utf-8", w
 
 def test_rates_come_with_what_they_are_rates_of(replayed: Outcome):
     text = printed(replayed)
-    assert "55.56% of 135 prompt tokens, 57.14% of 14 pages" in text
+    assert "55.56% of 135 prompt tokens, 57.14% of 14 pages, 66.67% of 3 requests" in text
     assert "A hit is a prompt token reused at admission" in text
     assert "4 counted, 1 rejected" in text
 

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from kvsim.engine.outcome import LinkUse, Outcome
+from kvsim.engine.recorder import Recorder
 from kvsim.report.result import hit_tokens, prompt_tokens
 from kvsim.report.timeline import BINS, middles, timeline
+from tests.engine.small import small_engine
 
 
 def timeline_of(outcome: Outcome, skipped: int = 0) -> dict[str, Any]:
@@ -19,6 +21,24 @@ def test_few_requests_get_a_bin_each_and_the_rejected_none(replayed: Outcome):
     assert hits["edges"].tolist() == [0, 1, 3, 3]
     assert hits["hit_rate"]["gpu"].tolist() == pytest.approx([0, 20 / 35, 10 / 60], abs=1e-6)
     assert hits["hit_rate"]["disk"].tolist() == [0, 0, 0.5]
+
+
+def with_usage(outcome: Outcome, usage: list[tuple[float, str, int]]) -> Outcome:
+    outcome.timeline = Recorder(small_engine(gpu=4).substrate, [])
+    outcome.timeline.usage = usage
+    return outcome
+
+
+def test_free_pages_are_what_a_tier_does_not_use(simulated: Outcome):
+    """The GPU tier has 4 pages, the run lasts 10 s, and a bin 0.05 s; an unlimited tier has no free pages to count."""
+    usage = [(0.0, "gpu", 1), (2.0, "gpu", 3), (2.5, "cpu", 7), (4.025, "gpu", 4), (11.0, "gpu", 0)]
+    free = timeline_of(with_usage(simulated, usage))["free_pages"]
+    assert list(free["mean"]) == ["gpu"]
+    assert free["mean"]["gpu"].tolist() == [3.0] * 40 + [1.0] * 40 + [0.5] + [0.0] * 119
+
+
+def test_without_a_recorded_timeline_there_is_no_series_of_free_pages(simulated: Outcome):
+    assert "free_pages" not in timeline_of(simulated)
 
 
 def test_many_requests_share_200_bins_equally(outcome_of: Callable[..., Outcome]):

@@ -71,11 +71,37 @@ def test_evictions_add_up_and_usage_reaches_the_peak(recorded: tuple[Any, Any, A
     for event in events:
         if event["pid"] == 4 and event["ph"] == "i":
             evicted[event["name"].split()[0]] += event["args"]["pages"]
-        elif event["pid"] == 4 and event["ph"] == "C":
+        elif event["pid"] == 4 and event["ph"] == "C" and event["name"].endswith(" pages in use"):
             tier = event["name"].split()[0]
             most[tier] = max(most[tier], event["args"]["pages"])
     assert evicted == {name: tier["evicted_pages"] for name, tier in record["tiers"].items() if tier["evicted_pages"]}
     assert all(0 < most[name] <= tier["peak_pages"] for name, tier in record["tiers"].items())
+
+
+def test_free_pages_and_pages_in_use_add_up_to_the_capacity(recorded: tuple[Any, Any, Any]):
+    record, events, _ = recorded
+    for name, tier in record["tiers"].items():
+        used, free = (
+            [event["args"]["pages"] for event in events if event["name"] == f"{name} {what}"]
+            for what in ("pages in use", "free pages")
+        )
+        assert free == [tier["capacity_pages"], *(tier["capacity_pages"] - pages for pages in used)]
+
+
+def test_the_record_of_a_run_with_a_timeline_has_the_mean_free_pages_of_each_bin(recorded: tuple[Any, Any, Any]):
+    record, events, other = recorded
+    assert "free_pages" not in other["timeline"]
+    free = record["timeline"]["free_pages"]
+    end_s = record["simulated_s"]
+    for name in record["tiers"]:
+        changes = [(event["ts"] / 1e6, event["args"]["pages"]) for event in events if event["name"] == f"{name} free pages"]
+        ends_s = [time_s for time_s, _ in changes[1:]] + [end_s]
+        total = sum(
+            pages * max(0.0, min(after_s, end_s) - time_s) for (time_s, pages), after_s in zip(changes, ends_s, strict=True)
+        )
+        assert len(free["mean"][name]) == len(free["edges_s"]) - 1 == 200
+        assert sum(free["mean"][name]) / 200 == pytest.approx(total / end_s, rel=1e-3)
+        assert min(free["mean"][name]) >= 0
 
 
 def test_a_replay_has_no_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -68,7 +68,7 @@ class StatefulNodeCache(WholeNodeCache, HybridServingCache):
     ) -> None:
         super().__init__(tiers, page_tokens, recompute_last_token=recompute_last_token)
         assert hybrid.state_tiers is not None
-        self.known_pages = {}
+        self.known_pages: dict[int, int] = {}
         self.state_counts = CheckpointCounts()
         self.slots = hybrid.state_tiers[GPU].pool
         """Slots for states: those of running requests and those of nodes."""
@@ -121,6 +121,9 @@ class StatefulNodeCache(WholeNodeCache, HybridServingCache):
         self.gpu.pool.give(lease.slots)
         self._let_go(lease)
         self._running -= 1
+
+    def pages_known(self) -> dict[int, int]:
+        return self.known_pages
 
     def describe_checkpoints(self) -> dict[str, int]:
         """Return the counts of states, by name."""

@@ -27,9 +27,8 @@ class SteppedCache(ServedCache):
     when its request leaves; until then, nobody could find them.
     """
 
-    takes_pages_late = True
-
     def __init__(self, gpu: Tier, rules: Rules, page_tokens: int) -> None:
+        self.takes_pages_late = True
         self.pool = BlockPool(gpu)
         self.residency = self.pool.residency
         self.transfers = Transfers(self.residency, [])

@@ -1,0 +1,241 @@
+"""The event log of a run: what requests, transfers and evictions did, in order."""
+
+import json
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from kvsim.core.lease import Lease
+from kvsim.core.request import Request
+from kvsim.core.serving import NEVER_FITS, Claim, Fetch, Growth, HybridServingCache, Load, ServedCache, ServingCache
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import Transfer
+from kvsim.core.transfers import Begin
+
+
+class EventLog:
+    """Events as lines of JSON, each with ``event`` and, if the run has a clock, ``time_s``.
+
+    match       what a request finds: ``request``, ``prompt_pages``, ``gpu_pages``, ``cpu_pages``, ``disk_pages``
+    admit       a request gets room: ``request``, ``pages`` in all for now, ``load_pages`` of them to be loaded from below
+    wait        a request finds no room; logged once until it is admitted or another one waits
+    swap_begin  a transfer has room in its target: ``transfer`` (a number), ``from``, ``to``, ``pages``, and ``request`` if the
+                pages are read for one; ``states`` instead of ``pages`` for recurrent states in memory of their own
+    swap_end    a transfer has ended: as above, with the pages that arrived
+    free        pages evicted from a tier, or dropped from it, since the last event: ``tier``, ``pages``
+    release     a request gives its pages back before it has finished: ``request``
+    finish      the answer of a request is complete: ``request``
+    reset       every page is dropped
+    """
+
+    def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] | None = None) -> None:
+        self.lines: list[str] = []
+        self._tiers = tiers
+        self._clock = clock
+        self._evicted = [tier.evicted_pages for tier in tiers]
+
+    def add(self, event: str, **fields: object) -> None:
+        """Add an event that has just happened, after the evictions that led to it."""
+        for index, tier in enumerate(self._tiers):
+            pages = tier.evicted_pages - self._evicted[index]
+            if pages:
+                self._evicted[index] += pages
+                self._write({"event": "free", "tier": tier.name, "pages": pages})
+        self._write({"event": event, **fields})
+
+    def _write(self, fields: dict[str, object]) -> None:
+        if self._clock is not None:
+            fields = {"event": fields.pop("event"), "time_s": self._clock(), **fields}
+        self.lines.append(json.dumps(fields))
+
+
+class LoggedCache(ServedCache):
+    """A cache that passes every call on to another one and logs it."""
+
+    def __init__(self, cache: ServedCache, log: EventLog) -> None:
+        self.cache = cache
+        self.log = log
+        self.residency = cache.residency
+        self.transfers = cache.transfers
+        self.tiers = cache.tiers
+        self.edges = cache.edges
+        self.gpu = cache.gpu
+        self.views = cache.views
+        self.rules = cache.rules
+        self.page_tokens = cache.page_tokens
+        self.leases = cache.leases
+        self.takes_pages_late = cache.takes_pages_late
+        self._waiting: Request | None = None
+        self._numbers: dict[Transfer, int] = {}
+        """Numbers of the transfers that have begun and not ended."""
+        self._begun = 0
+
+    def match(self, request: Request, gpu: Tier | None = None) -> Lease:
+        return self._matched(self.cache.match(request, gpu))
+
+    def resume(self, request: Request, tokens: int) -> Lease:
+        return self._matched(self.cache.resume(request, tokens))
+
+    def _matched(self, lease: Lease) -> Lease:
+        if lease.request is not self._waiting:
+            self.log.add("match", **_found(lease))
+        return lease
+
+    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
+        request, found = lease.request, _found(lease)
+        has_room = self.cache.admit(lease, pages, now, load_pages)
+        if request is self._waiting:
+            if has_room:
+                self._waiting = None
+                self.log.add("match", **found)
+        elif not has_room:
+            self._waiting = request
+            self.log.add("wait", request=request.index)
+        if has_room:
+            self.log.add("admit", request=request.index, pages=pages, load_pages=load_pages)
+        return has_room
+
+    def can_admit(self, lease: Lease, pages: int) -> bool:
+        return self.cache.can_admit(lease, pages)
+
+    def claim(self, lease: Lease, now: float) -> Claim:
+        return self.cache.claim(lease, now)
+
+    def begin_chunk(self, lease: Lease, tokens: int, now: float) -> bool:
+        return self.cache.begin_chunk(lease, tokens, now)
+
+    def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
+        return self.cache.grow(needs, now)
+
+    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
+        return self.cache.fetch(lease, pages, now)
+
+    def load(self, lease: Lease, now: float) -> Load:
+        return self.cache.load(lease, now)
+
+    def arriving(self, lease: Lease) -> list[Transfer]:
+        return self.cache.arriving(lease)
+
+    def insert(self, lease: Lease, now: float) -> list[Transfer]:
+        return self.cache.insert(lease, now)
+
+    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+        transfers = self.cache.finish_request(lease, now)
+        self.log.add("finish", request=lease.request.index)
+        return transfers
+
+    def retract(self, lease: Lease, tokens: int, now: float) -> None:
+        self.cache.retract(lease, tokens, now)
+        self.log.add("release", request=lease.request.index)
+
+    def release(self, lease: Lease) -> None:
+        self.cache.release(lease)
+        self.log.add("release", request=lease.request.index)
+
+    def begin(self, transfer: Transfer, now: float) -> Begin:
+        begun = self.cache.begin(transfer, now)
+        if begun.can_run and transfer not in self._numbers:
+            self._numbers[transfer] = self._begun
+            self._begun += 1
+            self._log_transfer("swap_begin", transfer, transfer.pages)
+        return begun
+
+    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
+        return self._ended(transfer, self.cache.finish(transfer, now))
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        return self._ended(transfer, self.cache.abort(transfer, pages_arrived, now))
+
+    def _ended(self, transfer: Transfer, follow_ups: list[Transfer]) -> list[Transfer]:
+        if transfer in self._numbers:
+            self._log_transfer("swap_end", transfer, transfer.arrived_pages)
+            del self._numbers[transfer]
+        return follow_ups
+
+    def _log_transfer(self, event: str, transfer: Transfer, pages: int) -> None:
+        unit = "pages" if transfer.target in self.tiers else "states"
+        reader = {} if transfer.goes_down or transfer.request is None else {"request": transfer.request.index}
+        ends = {"from": transfer.source.name, "to": transfer.target.name}
+        self.log.add(event, transfer=self._numbers[transfer], **ends, **{unit: pages}, **reader)
+
+    def reset(self) -> None:
+        self.cache.reset()
+        self.log.add("reset")
+
+    def describe_checkpoints(self) -> dict[str, int]:
+        return self.cache.describe_checkpoints()
+
+    def pages_known(self) -> dict[int, int] | None:
+        return self.cache.pages_known()
+
+    def check(self) -> None:
+        self.cache.check()
+
+
+def _found(lease: Lease) -> dict[str, int]:
+    return {
+        "request": lease.request.index,
+        "prompt_pages": lease.request.prompt_pages,
+        "gpu_pages": lease.gpu_pages,
+        "cpu_pages": lease.cpu_pages,
+        "disk_pages": lease.disk_pages,
+    }
+
+
+class LoggedServer(HybridServingCache):
+    """An engine's own cache that logs every request. Its transfers begin and end at once, before the request is admitted."""
+
+    def __init__(self, cache: ServingCache, log: EventLog) -> None:
+        self.cache = cache
+        self.log = log
+        self.tiers = cache.tiers
+        self.counts = cache.counts
+        self.page_tokens = cache.page_tokens
+        self._waiting: Request | None = None
+        self._moved = (0, 0)
+        self._begun = 0
+
+    @property
+    def tree(self) -> Any:
+        """The tree of the cache."""
+        cache: Any = self.cache
+        return cache.tree
+
+    def describe_checkpoints(self) -> dict[str, int]:
+        return self.cache.describe_checkpoints() if isinstance(self.cache, HybridServingCache) else {}
+
+    def pages_known(self) -> dict[int, int] | None:
+        return self.cache.pages_known() if isinstance(self.cache, HybridServingCache) else None
+
+    def serve(self, request: Request, pages: int, now: float) -> Any:
+        lease = self.cache.serve(request, pages, now)
+        if lease is NEVER_FITS:
+            return lease
+        if lease is None:
+            if request is not self._waiting:
+                self.log.add("wait", request=request.index)
+            self._waiting = request
+            return None
+        found = dict(zip(("gpu_pages", "cpu_pages", "disk_pages"), lease.hits, strict=True))
+        self.log.add("match", request=request.index, prompt_pages=request.prompt_pages, **found)
+        self._log_moves()
+        self.log.add("admit", request=request.index, pages=pages, load_pages=sum(lease.hits[1:]))
+        return lease
+
+    def finish_request(self, lease: Any) -> None:
+        self.cache.finish_request(lease)
+        self._log_moves()
+        self.log.add("finish", request=lease.request.index)
+
+    def _log_moves(self) -> None:
+        """Log what has moved between the two tiers since the last call."""
+        if len(self.tiers) < 2:
+            return
+        upper, lower = self.tiers[0].name, self.tiers[1].name
+        before, self._moved = self._moved, (self.counts.written_pages, self.counts.loaded_pages)
+        for source, target, now, then in ((upper, lower, self._moved[0], before[0]), (lower, upper, self._moved[1], before[1])):
+            if now > then:
+                for event in ("swap_begin", "swap_end"):
+                    ends = {"from": source, "to": target}
+                    self.log.add(event, transfer=self._begun, **ends, pages=now - then)
+                self._begun += 1

@@ -1,0 +1,56 @@
+"""The seconds in which a request's own reads are under way. See small.py for the round numbers."""
+
+import random
+
+import numpy as np
+import pytest
+
+from kvsim.engine.read_times import covered_s
+from tests.engine.small import ask, eager, seconds, small_engine
+
+A, B, C = "abcd", "efgh", "ijkl"
+ON_DISK = (ask(A), ask(B, 100), ask(C, 200))
+"""With 5 pages on the GPU and 4 in the CPU tier, the disk alone has A now."""
+
+
+def test_nothing_read_takes_no_time() -> None:
+    outcome = small_engine(gpu=5, cpu=20).serve(ask(A), ask(A, 100))
+    assert outcome.load_s is not None and outcome.load_s.tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_load_from_the_cpu_tier_takes_a_second_a_page() -> None:
+    outcome = small_engine(gpu=5, cpu=20).serve(ask(A), ask(B, 100), ask(A, 200))
+    assert outcome.load_s is not None and outcome.load_s.ravel().tolist() == seconds([0, 0, 0, 0, 4, 0])
+
+
+def test_a_load_queues_on_its_link() -> None:
+    """Two pages each, at the same time: the second request's load waits 2 s for the link."""
+    outcome = small_engine(gpu=6, cpu=20).serve(ask("ab"), ask("cd", 100), ask("uvwxy", 200), ask("ab", 300), ask("cd", 300))
+    assert outcome.load_s is not None and outcome.load_s[:, 0].tolist() == seconds([0, 0, 0, 2, 4])
+
+
+def test_who_waits_for_the_load_of_another_has_none_of_its_own() -> None:
+    outcome = small_engine(gpu=9, cpu=30).serve(ask(A), ask("efghijkl", 100), ask(A, 200), ask(A, 201))
+    assert outcome.hit_pages[3].tolist() == [4, 0, 0]
+    assert outcome.load_s is not None and outcome.load_s[:, 0].tolist() == seconds([0, 0, 4, 0])
+
+
+def test_pages_from_disk_take_time_on_both_links() -> None:
+    """Four pages at 2 s from disk into the CPU tier, then at 1 s to the GPU."""
+    outcome = small_engine(gpu=5, cpu=4, disk=40).serve(*ON_DISK, ask(A, 300))
+    assert outcome.load_s is not None and outcome.load_s[3].tolist() == seconds([4, 8])
+
+
+def test_a_fetch_counts_for_the_request_that_it_was_made_for() -> None:
+    outcome = small_engine(gpu=5, cpu=4, disk=40, prefetch=eager(stop="wait_complete")).serve(*ON_DISK, ask(A, 300))
+    assert outcome.load_s is not None and outcome.load_s[3].tolist() == seconds([4, 8])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_overlapping_spans_count_once(seed: int) -> None:
+    rng = random.Random(seed)
+    spans = [(begin, begin + rng.randrange(5)) for begin in rng.sample(range(30), 8)]
+    covered = np.zeros(40, bool)
+    for begin, end in spans:
+        covered[begin:end] = True
+    assert covered_s([(float(begin), float(end)) for begin, end in spans]) == np.count_nonzero(covered)
