@@ -99,7 +99,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
-        rules=construct(Rules, config.get("rules"), "rules").for_command(command, [tier.name for tier in tiers]),
+        rules=_rules(config, command, tiers),
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
         substrate="hardware" if command == "validate" else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),
@@ -154,6 +154,14 @@ def check_output(folder: Path) -> None:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
+
+
+def _rules(config: Config, command: str, tiers: list[TierPlan]) -> Rules:
+    """Build the rules that apply to a command with these tiers."""
+    try:
+        return construct(Rules, config.get("rules"), "rules").for_command(command, [tier.name for tier in tiers])
+    except ValueError as error:
+        raise UsageError(with_key("rules", str(error), config["rules"])) from error
 
 
 def _tiers(config: Config, page_tokens: int, model: ModelSpec, keys: set[str]) -> list[TierPlan]:
@@ -308,19 +316,24 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
             )
     if plan.print_tree:
         check_numbered(plan.tiers)
-    _check_own_cache(plan, command)
+    _check_own_cache(plan, command, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
 
 
-def _check_own_cache(plan: Plan, command: str) -> None:
-    """Raise UsageError if an engine's own rules do not fit the model, or no rules use the chunks that are set."""
+def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError if an engine's own rules do not fit the model, or for settings that the rules do not use."""
     rules = plan.rules
     if rules.has_own_cache and rules.serves_hybrid_models != plan.model.is_hybrid:
         which = "with" if rules.serves_hybrid_models else "without"
         raise UsageError(f"rules: these rules of an engine need a model {which} recurrent layers: set rules=default")
     if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not rules.prefills_in_chunks:
         raise UsageError("replay.prefill_chunk_tokens has no effect under rules without prefill chunks: leave it out")
+    if rules.decides_checkpoints and (key := _given(keys, "checkpoint")):
+        raise UsageError(
+            f"{key} has no effect under the rules of an engine that decides itself where states are saved: leave it out, or set "
+            "rules=default"
+        )
 
 
 def check_bypass(plan: Plan, command: str) -> None:

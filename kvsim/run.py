@@ -15,7 +15,7 @@ from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings
-from kvsim.core.serving import ServedCache, ServingCache
+from kvsim.core.serving import RulesError, ServedCache, ServingCache
 from kvsim.core.tier import LEVELS, PolicyError, Tier
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
@@ -41,10 +41,10 @@ Advance = Callable[[int], None]
 
 @contextmanager
 def _policies_named() -> Iterator[None]:
-    """Turn a policy's breach of contract into a UsageError, so the run ends with one line."""
+    """Turn a policy's breach of contract, or a run that an engine's rules cannot play, into a UsageError of one line."""
     try:
         yield
-    except PolicyError as error:
+    except (PolicyError, RulesError) as error:
         raise UsageError(str(error)) from error
 
 

@@ -2,8 +2,8 @@
 
 Hits were recorded from the code of SGLang, vLLM, FastDeploy and LightLLM over the Mooncake conversation trace, in pages of 512
 tokens, or in single tokens (``lightllm_tokens``). Each recorded sequence is replayed with the matching preset. It has a row per
-request: the request's number, its full pages, and the pages that it hit (SGLang: GPU; HiCache, FastDeploy and LightLLM: GPU and
-CPU; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
+request: the request's number, its full pages, and the pages that it hit (SGLang, hybrid models included: GPU; HiCache, FastDeploy
+and LightLLM: GPU and CPU; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
 
 Claim: no request differs, in any sequence. Exits with 1 if one does.
 """
@@ -26,8 +26,10 @@ from kvsim.trace.base import Trace
 Row = tuple[int, ...]
 
 PAGE_TOKENS = 512
-SINGLE_TOKENS = ("page_tokens=1", "trace.answers=unique")
-"""Overrides of the sequences that were recorded in single tokens."""
+SINGLE_TOKENS = "page_tokens=1"
+UNIQUE_ANSWERS = "trace.answers=unique"
+OF_TRACE = (SINGLE_TOKENS, UNIQUE_ANSWERS)
+"""Overrides that say how the trace is read."""
 REJECTED_HITS = (-1, 0, -1)
 IN_FLIGHT = r"(?:_inflight(\d+))?"
 PRESETS: dict[str, Callable[..., list[str]]] = {
@@ -35,6 +37,14 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
         "preset=sglang",
         f"eviction={eviction}",
         f"tiers.gpu.capacity={gpu}pages",
+    ],
+    rf"sglang_mamba_(\d+)_(\d+)(_nobuffer)?(_nochunk)?(_unique)?{IN_FLIGHT}": lambda gpu, states, nobuffer, nochunk, unique: [
+        "preset=sglang_mamba",
+        f"tiers.gpu.capacity={gpu}pages",
+        f"tiers.gpu.states={states}states",
+        *(["rules.extra_buffer=false"] if nobuffer else []),
+        *(["replay.prefill_chunk_tokens=0"] if nochunk else []),
+        *([UNIQUE_ANSWERS] if unique else ["rules.cache_output=false"]),
     ],
     rf"hicache_(\d+)_(\d+)_([a-z_]+?){IN_FLIGHT}": lambda gpu, cpu, placement: [
         "preset=sglang_hicache",
@@ -62,7 +72,7 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
     ],
     rf"lightllm_tokens_(\d+)_(\d+)(?:_cpupage(\d+)tokens)?{IN_FLIGHT}": lambda gpu, cpu, cpu_page: [
         "preset=lightllm",
-        *SINGLE_TOKENS,
+        *OF_TRACE,
         "rules.cache_output=true",
         f"tiers.gpu.capacity={int(gpu) * PAGE_TOKENS}tokens",
         f"tiers.cpu.capacity={int(cpu) * PAGE_TOKENS}tokens",
@@ -108,16 +118,15 @@ def recorded(path: Path) -> list[Row]:
 
 
 @cache
-def load(path: Path, in_tokens: bool) -> Trace:
-    """The trace in a file, in pages, or in single tokens with answers that nobody hits."""
-    if in_tokens:
-        return kvsim.load_trace("mooncake", path=path, page_tokens=1, answers="unique")
-    return kvsim.load_trace("mooncake", path=path, page_tokens=PAGE_TOKENS)
+def load(path: Path, in_tokens: bool, with_answers: bool) -> Trace:
+    """The trace in a file, in pages or in single tokens, without answers or with answers that nobody hits."""
+    page_tokens, answers = 1 if in_tokens else PAGE_TOKENS, "unique" if with_answers else "none"
+    return kvsim.load_trace("mooncake", path=path, page_tokens=page_tokens, answers=answers)
 
 
 def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
     """Rows in the recorded form, cut to ``columns`` columns."""
-    outcome = kvsim.replay(trace, *(one for one in overrides if one not in SINGLE_TOKENS)).outcome
+    outcome = kvsim.replay(trace, *(one for one in overrides if one not in OF_TRACE)).outcome
     rows = []
     for request, status, (gpu, cpu, _) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
         hits = REJECTED_HITS if status == REJECTED else (gpu, cpu, gpu + cpu)
@@ -130,7 +139,7 @@ def compare(trace_path: Path, path: Path) -> Agreement:
     overrides = overrides_of(path)
     theirs = recorded(path)
     try:
-        trace = load(trace_path, SINGLE_TOKENS[0] in overrides)
+        trace = load(trace_path, SINGLE_TOKENS in overrides, UNIQUE_ANSWERS in overrides)
         ours = replayed(trace, overrides, len(theirs[0]))
     except UsageError as error:
         return Agreement(name, overrides, len(theirs), len(theirs), f"not played: {error}")
@@ -144,9 +153,9 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
     yield from [
         "# Agreement with the engines' own code",
         "",
-        "Requests of the Mooncake conversation trace whose hits differ from those recorded with SGLang 0.5.23 (radix cache),",
-        "SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0, FastDeploy (April 2026) and LightLLM (August 2026). Made by",
-        "`python experiments/engine_agreement/run.py`; each row is",
+        "Requests of the Mooncake conversation trace whose hits differ from those recorded with SGLang 0.5.23 (radix cache,",
+        "also for hybrid models), SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0, FastDeploy (April 2026) and LightLLM",
+        "(August 2026). Made by `python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
         "",
         *markdown(("sequence", "overrides", "requests", "mismatches"), lines),

@@ -42,6 +42,9 @@ class Rules:
     prefills_in_chunks: ClassVar[bool] = False
     """Whether the engine's own cache depends on the chunks in which a prompt is computed (``replay.prefill_chunk_tokens``)."""
 
+    decides_checkpoints: ClassVar[bool] = False
+    """Whether the engine itself decides where states are saved, so that no checkpoint policy is asked."""
+
     has_coarse_pages: ClassVar[bool] = False
     """Whether the CPU tier may have larger pages than the GPU (``tiers.cpu.page_tokens``)."""
 

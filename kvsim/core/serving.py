@@ -9,6 +9,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts, Residency
 from kvsim.core.rules import Rules
+from kvsim.core.subclassing import trait
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
@@ -218,6 +219,11 @@ class ServingCache(Server, Protocol):
     page_tokens: int
 
 
+class RulesError(Exception):
+    """The rules of an engine cannot play this run; the message says which setting to change, and how."""
+
+
+@trait
 class HybridServingCache(metaclass=ABCMeta):
     """A ``ServingCache`` for models with recurrent layers, which also reports on their states."""
 

@@ -75,17 +75,21 @@ def test_vllm_plus_hits_whatever_is_known() -> None:
     assert result.record["checkpoints"]["saved"] == 4 + 1 + 1 + 1
 
 
-def test_sglang_mamba_saves_at_the_end_of_prompts_too() -> None:
+BY_KVSIM_S_RULES = ("rules=default", "rules.cache_output=true")
+
+
+@pytest.mark.parametrize("rules", [(), BY_KVSIM_S_RULES])
+def test_sglang_mamba_saves_at_the_end_of_prompts_too(rules: tuple[str, ...]) -> None:
     """The same prompt again, without an answer in between, is hit up to its last full page."""
-    assert hits(played("sglang_mamba", CHAT)) == [0, 0, 2, 4]
+    assert hits(played("sglang_mamba", CHAT, *rules)) == [0, 0, 2, 4]
     again = [line([1, 2, 3], output=1), line([1, 2, 3], output=1)]
-    assert hits(played("sglang_mamba", again)) == [0, 3]
+    assert hits(played("sglang_mamba", again, *rules)) == [0, 3]
 
 
 def test_sglang_mamba_refreshes_only_the_state_that_is_used() -> None:
     """Room for three states: after prompts a, ab and c. The last abd begins from ab's, so a's state leaves for its own."""
     lines = [line([1], 1), line([1, 2], 1), line([9], 1), line([1, 2, 3], 1), line([1, 8], 1)]
-    result = played("sglang_mamba", lines, "tiers.gpu.states=3states")
+    result = played("sglang_mamba", lines, *BY_KVSIM_S_RULES, "tiers.gpu.states=3states")
     assert hits(result) == [0, 1, 0, 2, 0], "the KV of block 1 is there, its state is not"
 
 
@@ -125,7 +129,7 @@ def test_a_prompt_shorter_than_a_page_is_served(preset: str) -> None:
             r"rules: recompute_last_token=false is not possible by vLLM's rules: leave it out",
         ),
         (["rules.state_pages=0"], r"rules\.state_pages must be at least 1, not 0; null derives it from the model"),
-        (["rules.state_pages=1", "tiers.cpu.capacity=9pages"], "rules.state_pages is for kvsim replay with a GPU only"),
+        (["rules.state_pages=1", "tiers.cpu.capacity=9pages"], r"rules\.state_pages has no effect but on kvsim replay"),
     ],
 )
 def test_what_vllm_s_rules_do_not_know_is_an_error(overrides: list[str], message: str) -> None:
@@ -191,9 +195,9 @@ def test_marconi_with_states_in_room_of_their_own_needs_an_alpha() -> None:
 @pytest.mark.parametrize(
     ("preset", "page_tokens", "overrides"),
     [
-        ("sglang_mamba", 64, ()),
-        ("vllm_hybrid", 64, ("rules=default",)),
-        ("vllm_hybrid", 64, ("rules=default", "checkpoint.interval_tokens=192")),
+        ("sglang_mamba", 64, BY_KVSIM_S_RULES),
+        ("vllm_hybrid", 64, BY_KVSIM_S_RULES),
+        ("vllm_hybrid", 64, (*BY_KVSIM_S_RULES, "checkpoint.interval_tokens=192")),
         ("lightllm_hybrid", 256, ()),
     ],
 )

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.core.edge import Edge
-from kvsim.core.rules import Rules
-from kvsim.core.serving import ServingCache
+from kvsim.core.rules import HybridSettings, Rules
+from kvsim.core.serving import HybridServingCache, ServingCache
 from kvsim.core.tier import Tier
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
+from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 
 OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
@@ -48,6 +49,54 @@ class SGLangRules(Rules):
         _check_placement(edges[0])
         return HostedNodeCache(
             tiers, edges[0], page_tokens, recompute_last_token=self.recompute_last_token, load_min_tokens=self.load_min_tokens
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLangMambaRules(Rules):
+    """The rules of SGLang's UnifiedRadixCache with KV and states (SGLang 0.5.23), request by request, as ``StatefulNodeCache``.
+
+    They have no clock and apply to ``kvsim replay`` only. All other commands use kvsim's own rules with the same settings.
+    """
+
+    has_own_cache: ClassVar[bool] = True
+    serves_hybrid_models: ClassVar[bool] = True
+    prefills_in_chunks: ClassVar[bool] = True
+    decides_checkpoints: ClassVar[bool] = True
+
+    extra_buffer: bool = True
+    """Whether a running request has two more slots for states (``--mamba-scheduler-strategy extra_buffer``), so that a state can
+    be saved before the end of a chunk and while decoding."""
+
+    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
+        if command == "replay":
+            return self
+        if not self.extra_buffer:
+            raise ValueError(f"extra_buffer has no effect on kvsim {command}, which uses kvsim's own rules: leave it out")
+        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+
+    def check(self, command: str, tiers: Sequence[str]) -> None:
+        if len(tiers) > 1:
+            raise ValueError(f"SGLang's rules for hybrid models have one tier: set tiers.{tiers[1]}.capacity=0, {OWN}")
+
+    def hybrid_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int, hybrid: HybridSettings) -> HybridServingCache:
+        chunk_tokens, grid_tokens = hybrid.prefill_chunk_tokens, hybrid.grid_pages * page_tokens
+        if hybrid.state_tiers is None:
+            raise ValueError(f"SGLang keeps states in a pool of their own: set tiers.gpu.states=64states or 10GiB, {OWN}")
+        if 0 < chunk_tokens < page_tokens:
+            raise ValueError(f"replay.prefill_chunk_tokens={chunk_tokens} is less than page_tokens={page_tokens}: increase it")
+        if self.extra_buffer and hybrid.grid_pages > 1:
+            raise ValueError(
+                f"SGLang may save a state after any page, but this model has one only after multiples of {grid_tokens} tokens: "
+                f"set page_tokens={grid_tokens}"
+            )
+        return StatefulNodeCache(
+            tiers,
+            page_tokens,
+            hybrid,
+            extra_buffer=self.extra_buffer,
+            cache_output=self.cache_output,
+            recompute_last_token=self.recompute_last_token,
         )
 
 

@@ -56,13 +56,13 @@ class VLLMHybridRules(Rules):
             raise ValueError(f"state_pages must be at least 1, not {self.state_pages}; null derives it from the model")
 
     def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command == "replay" and len(tiers) == 1 or self.state_pages is not None:
+        if command == "replay" and len(tiers) == 1:
             return self
+        if self.state_pages is not None:
+            raise ValueError("state_pages has no effect but on kvsim replay with a GPU only: leave it out")
         return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
-        if command != "replay" or len(tiers) > 1:
-            raise ValueError("state_pages is for kvsim replay with a GPU only: leave it out")
         if self.cache_output:
             raise ValueError(f"cache_output is not supported by vLLM's rules, which cache prompts only: set it to false, {OWN}")
         if not self.recompute_last_token:
