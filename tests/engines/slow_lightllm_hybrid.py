@@ -56,8 +56,8 @@ class SlowLightLLMHybrid(SlowLightLLM):
         for node in reversed(known):
             if node.pages[-1] in self.kept:
                 self.kept.append(self.kept.pop(self.kept.index(node.pages[-1])))
-        self.begin(known[-1].pages[-1] if known else -1)
         self.alive.append(running)
+        self.begin(known[-1].pages[-1] if known else -1)
         taken = max(hit, self.use_detached(running, path, hit, known_pages))
         self.move_to_the_end(self.found)
         self.found = []
@@ -129,18 +129,19 @@ class SlowLightLLMHybrid(SlowLightLLM):
             path.append(SlowNode(pages[known:], path[-1].pages[-1] if path else -1, next(self.clock)))
             self.nodes.append(path[-1])
         running.nodes = path
-        if pages[-1] not in self.kept and self.make_room(-1):
+        if pages[-1] not in self.kept and self.make_room(1):
             self.kept.append(pages[-1])
 
     # --- states ------------------------------------------------------------------------------------------------------
 
     def begin(self, start: int) -> None:
-        if not self.make_room(start):
+        """Make room for the state of the last request of ``alive``; the one that it begins from is the last to leave."""
+        if not self.make_room(0, start):
             self.kept.remove(start)
 
-    def make_room(self, start: int) -> bool:
-        """Make room for one state; that of ``start`` stays."""
-        if len(self.kept) + len(self.detached) + len(self.alive) < self.states:
+    def make_room(self, wanted: int, start: int = -1) -> bool:
+        """Make room for as many more states; that of ``start`` stays."""
+        if len(self.kept) + len(self.detached) + len(self.alive) + wanted <= self.states:
             return True
         held = [page for one in self.alive for node in one.nodes for page in node.pages]
         others = [page for page in self.kept if page != start]
