@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import hydra
+import hydra.utils
 import pytest
+from omegaconf import OmegaConf
 
 from kvsim.build import build_run, check_output
 from kvsim.engine.replay_settings import ReplaySettings
@@ -216,5 +218,12 @@ GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "rules", "engine", 
 def test_every_choice_builds(group: str, choice: str) -> None:
     command = "simulate" if group in ("engine", "hardware") else "replay"
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
-    model = ("model=qwen3_next_80b",) if group == "checkpoint" else ()
+    is_hybrid = group == "checkpoint" or getattr(target_of(group, choice), "serves_hybrid_models", False)
+    model = ("model=qwen3_next_80b",) if is_hybrid else ()
     assert plan(f"{group}={choice}", *tiers, *model, command=command)
+
+
+def target_of(group: str, choice: str) -> object:
+    """The class that a choice configures, if it names one."""
+    target = OmegaConf.load(CONF / group / f"{choice}.yaml").get("_target_")
+    return hydra.utils.get_class(target) if target else None
