@@ -149,7 +149,7 @@ def test_lightllm_hybrid_takes_kv_from_the_cpu_and_the_state_that_was_detached()
     """Pages of 256 tokens, room for 12 on the GPU. Prompts of 8 pages push one another out; the CPU has all."""
     a, b = list(range(1, 9)), list(range(11, 19))
     lines = [line(prompt, 1, 256) for prompt in (a, b, a, a)]
-    setting = ("tiers.gpu.capacity=12pages", "tiers.cpu.capacity=100pages", "tiers.disk.capacity=0")
+    setting = ("rules=default", "tiers.gpu.capacity=12pages", "tiers.cpu.capacity=100pages")
     result = played("lightllm_hybrid", lines, *setting, block=256, answers="none")
     gpu, cpu, disk = result.hit_pages.T.tolist()
     assert [sum(row) for row in zip(gpu, cpu, disk, strict=True)] == [0, 0, 8, 8]
@@ -161,6 +161,17 @@ def test_lightllm_hybrid_takes_kv_from_the_cpu_and_the_state_that_was_detached()
         "lightllm_hybrid", lines, *setting, "checkpoint.detached=false", "checkpoint.detached_states=null", block=256
     )
     assert hits(without) == [0, 0, 0, 8]
+
+
+def test_lightllm_hybrid_saves_a_state_after_every_chunk_but_the_last() -> None:
+    """Each prompt leaves two nodes of four pages. a's second one makes room for b's last token; its state stays, detached, and its
+    pages are on the CPU. Then b's second one makes room for them."""
+    a, b = list(range(1, 9)), list(range(11, 19))
+    lines = [line(prompt, 1, 256) for prompt in (a, b, a)]
+    setting = ("tiers.gpu.capacity=16pages", "tiers.cpu.capacity=100pages", "replay.prefill_chunk_tokens=1024")
+    result = played("lightllm_hybrid", lines, *setting, block=256, answers="none")
+    assert result.hit_pages.tolist() == [[0, 0, 0], [0, 0, 0], [4, 4, 0]]
+    assert result.record["checkpoints"]["detached"] == 2
 
 
 def test_lightllm_hybrid_books_what_came_from_disk_as_disk() -> None:
@@ -198,7 +209,7 @@ def test_marconi_with_states_in_room_of_their_own_needs_an_alpha() -> None:
         ("sglang_mamba", 64, BY_KVSIM_S_RULES),
         ("vllm_hybrid", 64, BY_KVSIM_S_RULES),
         ("vllm_hybrid", 64, (*BY_KVSIM_S_RULES, "checkpoint.interval_tokens=192")),
-        ("lightllm_hybrid", 256, ()),
+        ("lightllm_hybrid", 256, ("rules=default",)),
     ],
 )
 def test_conversations_hit_what_the_slow_model_hits(
