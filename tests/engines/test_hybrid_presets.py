@@ -164,8 +164,8 @@ def test_lightllm_hybrid_takes_kv_from_the_cpu_and_the_state_that_was_detached()
 
 
 def test_lightllm_hybrid_saves_a_state_after_every_chunk_but_the_last() -> None:
-    """Each prompt leaves two nodes of four pages. a's second one makes room for b's last token; its state stays, detached, and its
-    pages are on the CPU. Then b's second one makes room for them."""
+    """Each prompt leaves two nodes of four pages. a's second one makes room for the last token of b; its state stays,
+    detached, and its pages are on the CPU. Then the second one of b makes room for them."""
     a, b = list(range(1, 9)), list(range(11, 19))
     lines = [line(prompt, 1, 256) for prompt in (a, b, a)]
     setting = ("tiers.gpu.capacity=16pages", "tiers.cpu.capacity=100pages", "replay.prefill_chunk_tokens=1024")
