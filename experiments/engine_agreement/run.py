@@ -2,8 +2,8 @@
 
 Hits were recorded from the code of SGLang, vLLM, FastDeploy and LightLLM over the Mooncake conversation trace, in pages of 512
 tokens, or in single tokens (``lightllm_tokens``). Each recorded sequence is replayed with the matching preset. It has a row per
-request: the request's number, its full pages, and the pages that it hit (SGLang, hybrid models included: GPU; HiCache, FastDeploy
-and LightLLM: GPU and CPU; vLLM: GPU, CPU and their sum); -1 marks a rejected request.
+request: the request's number, its full pages, and the pages that it hit (SGLang, and vLLM for hybrid models: GPU; HiCache,
+FastDeploy and LightLLM: GPU and CPU; vLLM, and LightLLM for hybrid models: GPU, CPU and their sum); -1 marks a rejected request.
 
 Schedules of vLLM in virtual time are simulated and compared too (``schedules.py``).
 
@@ -67,6 +67,20 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
         f"placement.k={threshold}",
         f"tiers.gpu.capacity={gpu}pages",
         f"tiers.cpu.capacity={cpu}pages",
+    ],
+    rf"vllm_hybrid_(\d+)(?:_groups(\d+))?(_nochunk)?(?:_(dense|retention\d+))?{IN_FLIGHT}": lambda gpu, groups, nochunk, kept: [
+        "preset=vllm_hybrid",
+        f"tiers.gpu.capacity={gpu}pages",
+        f"rules.state_pages={groups or 1}",
+        *(["replay.prefill_chunk_tokens=0"] if nochunk else []),
+        *([f"checkpoint.interval_tokens={kept.removeprefix('retention').replace('dense', '1')}"] if kept else []),
+    ],
+    rf"lightllm_hybrid_(\d+)_(\d+)_states(\d+)_chunk(\d+){IN_FLIGHT}": lambda gpu, cpu, states, chunk: [
+        "preset=lightllm_hybrid",
+        f"tiers.gpu.capacity={gpu}pages",
+        f"tiers.cpu.capacity={cpu}pages" if int(cpu) else "tiers.cpu.capacity=0",
+        f"tiers.gpu.states={states}states",
+        f"replay.prefill_chunk_tokens={int(chunk) * PAGE_TOKENS}",
     ],
     rf"lightllm_(\d+)_(\d+)(?:_cpupage(\d+))?{IN_FLIGHT}": lambda gpu, cpu, cpu_page: [
         "preset=lightllm",
@@ -165,8 +179,9 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
         "# Agreement with the engines' own code",
         "",
         "Requests of the Mooncake conversation trace whose hits differ from those recorded with SGLang 0.5.23 (radix cache,",
-        "also for hybrid models), SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0, FastDeploy (April 2026) and LightLLM",
-        "(August 2026). Made by `python experiments/engine_agreement/run.py`; each row is",
+        "also for hybrid models), SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0 (also for hybrid models), FastDeploy (April",
+        "2026) and LightLLM (August 2026; for hybrid models, its radix cache with detached states). Made by",
+        "`python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
         "Rows named `schedule/` are `kvsim simulate trace=mooncake trace.path=...`: there the times of the first and the last",
         "token (within 1 us), the hits, the retractions and, where they were recorded, the steps are compared.",

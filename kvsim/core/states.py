@@ -139,8 +139,12 @@ class DetachedStates:
         self._index.put(place, place.page)
         self.touch(place.page)
         if self.capacity is not None and len(self._recency) > self.capacity:
-            oldest, _ = self._recency.popitem(last=False)
-            self._index.pop(oldest)
+            self.pop_oldest()
+
+    def pop_oldest(self) -> None:
+        """Drop the least recently used state; there must be one."""
+        oldest, _ = self._recency.popitem(last=False)
+        self._index.pop(oldest)
 
     def touch(self, page: int) -> None:
         """Make a state the most recent one."""

@@ -58,6 +58,13 @@ class CheckpointPolicy(metaclass=ABCMeta):
         ``pages``."""
         return ()
 
+    def retention_interval_tokens(self) -> int:
+        """Return the interval at which vLLM keeps states beside those at junctions and replay boundaries; 0: none.
+
+        Raises ValueError if the policy is not one of vLLM's.
+        """
+        raise ValueError(f"vLLM keeps states at junctions and intervals, not by {type(self).__name__}: set checkpoint=retention")
+
     def multiples(self, tokens: int, start: int, stop: int) -> list[int]:
         """Return the full pages before each multiple of ``tokens`` (at least a page) after page ``start`` and up to ``stop``."""
         step = max(tokens, self.page_tokens)

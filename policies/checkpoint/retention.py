@@ -28,3 +28,11 @@ class Retention(CheckpointPolicy):
 
     def after_answer(self, prompt_pages: int, pages: int) -> Sequence[int]:
         return self.multiples(self.interval_tokens, prompt_pages, pages) if self.interval_tokens else ()
+
+    def retention_interval_tokens(self) -> int:
+        if self.max_states_per_path is not None or self.detached:
+            raise ValueError(
+                "vLLM neither limits the states of a path nor detaches any: leave out checkpoint.max_states_per_path and "
+                "checkpoint.detached"
+            )
+        return self.interval_tokens

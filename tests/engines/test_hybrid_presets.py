@@ -99,9 +99,44 @@ def test_vllm_hybrid_retains_junctions_and_replay_boundaries() -> None:
     result = played("vllm_hybrid", CHAT, answers="none")
     assert hits(result) == [0, 0, 2, 3]
     every = played("vllm_hybrid", CHAT, "checkpoint.interval_tokens=1", answers="none")
-    assert hits(every) == [0, 2, 2, 3]
-    some = played("vllm_hybrid", CHAT, "checkpoint.interval_tokens=192", answers="none")
-    assert hits(some) == [0, 0, 0, 3], "a state after every third block only"
+    assert hits(every) == [0, 0, 2, 3], "the first prompt is one step of three blocks and one of its last token"
+    small = ("checkpoint.interval_tokens=1", "replay.prefill_chunk_tokens=64")
+    assert hits(played("vllm_hybrid", CHAT, *small, answers="none")) == [0, 2, 2, 3]
+
+
+def test_kvsim_s_own_rules_save_the_states_of_an_interval_wherever_a_prompt_is_cut() -> None:
+    own = ("rules=default", "checkpoint.interval_tokens=1")
+    assert hits(played("vllm_hybrid", CHAT, *own, answers="none")) == [0, 2, 2, 3]
+    some = ("rules=default", "checkpoint.interval_tokens=192")
+    assert hits(played("vllm_hybrid", CHAT, *some, answers="none")) == [0, 0, 0, 3], "a state after every third block only"
+
+
+@pytest.mark.parametrize("preset", ["vllm_hybrid", "lightllm_hybrid"])
+def test_a_prompt_shorter_than_a_page_is_served(preset: str) -> None:
+    assert hits(played(preset, [make_request([1], prompt_tokens=28, output_tokens=3)] * 2, answers="none")) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["tiers.gpu.states=64states"], r"rules: vLLM keeps states and pages in one pool: set tiers\.gpu\.states=shared"),
+        (["eviction=lfu"], "rules: vLLM evicts the block used least recently, not by LFU: set eviction=lru"),
+        (["checkpoint=branch"], "rules: vLLM keeps states at junctions and intervals, not by Branch: set checkpoint=retention"),
+        (["checkpoint.interval_tokens=100"], r"rules: checkpoint\.interval_tokens=100 must be a multiple of page_tokens=64"),
+        (["checkpoint.detached=true"], "rules: vLLM neither limits the states of a path nor detaches any: leave out"),
+        (
+            ["+rules.recompute_last_token=false"],
+            r"rules: recompute_last_token=false is not possible by vLLM's rules: leave it out",
+        ),
+        (["rules.state_pages=0"], r"rules\.state_pages must be at least 1, not 0; null derives it from the model"),
+        (["rules.state_pages=1", "tiers.cpu.capacity=9pages"], r"rules\.state_pages has no effect but on kvsim replay"),
+    ],
+)
+def test_what_vllm_s_rules_do_not_know_is_an_error(overrides: list[str], message: str) -> None:
+    from kvsim.errors import UsageError
+
+    with pytest.raises(UsageError, match=f"^{message}"):
+        played("vllm_hybrid", CHAT, *overrides, answers="none")
 
 
 def test_vllm_hybrid_computes_the_last_token_of_an_aligned_prompt() -> None:
@@ -114,7 +149,7 @@ def test_lightllm_hybrid_takes_kv_from_the_cpu_and_the_state_that_was_detached()
     """Pages of 256 tokens, room for 12 on the GPU. Prompts of 8 pages push one another out; the CPU has all."""
     a, b = list(range(1, 9)), list(range(11, 19))
     lines = [line(prompt, 1, 256) for prompt in (a, b, a, a)]
-    setting = ("tiers.gpu.capacity=12pages", "tiers.cpu.capacity=100pages", "tiers.disk.capacity=0")
+    setting = ("rules=default", "tiers.gpu.capacity=12pages", "tiers.cpu.capacity=100pages")
     result = played("lightllm_hybrid", lines, *setting, block=256, answers="none")
     gpu, cpu, disk = result.hit_pages.T.tolist()
     assert [sum(row) for row in zip(gpu, cpu, disk, strict=True)] == [0, 0, 8, 8]
@@ -126,6 +161,17 @@ def test_lightllm_hybrid_takes_kv_from_the_cpu_and_the_state_that_was_detached()
         "lightllm_hybrid", lines, *setting, "checkpoint.detached=false", "checkpoint.detached_states=null", block=256
     )
     assert hits(without) == [0, 0, 0, 8]
+
+
+def test_lightllm_hybrid_saves_a_state_after_every_chunk_but_the_last() -> None:
+    """Each prompt leaves two nodes of four pages. a's second one makes room for the last token of b; its state stays,
+    detached, and its pages are on the CPU. Then the second one of b makes room for them."""
+    a, b = list(range(1, 9)), list(range(11, 19))
+    lines = [line(prompt, 1, 256) for prompt in (a, b, a)]
+    setting = ("tiers.gpu.capacity=16pages", "tiers.cpu.capacity=100pages", "replay.prefill_chunk_tokens=1024")
+    result = played("lightllm_hybrid", lines, *setting, block=256, answers="none")
+    assert result.hit_pages.tolist() == [[0, 0, 0], [0, 0, 0], [4, 4, 0]]
+    assert result.record["checkpoints"]["detached"] == 2
 
 
 def test_lightllm_hybrid_books_what_came_from_disk_as_disk() -> None:
@@ -161,9 +207,9 @@ def test_marconi_with_states_in_room_of_their_own_needs_an_alpha() -> None:
     ("preset", "page_tokens", "overrides"),
     [
         ("sglang_mamba", 64, BY_KVSIM_S_RULES),
-        ("vllm_hybrid", 64, ()),
-        ("vllm_hybrid", 64, ("checkpoint.interval_tokens=192",)),
-        ("lightllm_hybrid", 256, ()),
+        ("vllm_hybrid", 64, BY_KVSIM_S_RULES),
+        ("vllm_hybrid", 64, (*BY_KVSIM_S_RULES, "checkpoint.interval_tokens=192")),
+        ("lightllm_hybrid", 256, ("rules=default",)),
     ],
 )
 def test_conversations_hit_what_the_slow_model_hits(

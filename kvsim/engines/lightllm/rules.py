@@ -1,13 +1,14 @@
-"""The rules of LightLLM's radix cache and of its CPU cache."""
+"""The rules of LightLLM's radix caches and of its CPU cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.core.edge import Edge
-from kvsim.core.rules import Rules
+from kvsim.core.rules import HybridSettings, Rules
 from kvsim.core.tier import Tier
 from kvsim.engines.lightllm.cache import LightLLMCache
+from kvsim.engines.lightllm.hybrid_cache import LightLLMHybridCache
 
 OWN = "or set rules=default for kvsim's own rules with the same policies"
 
@@ -30,17 +31,60 @@ class LightLLMRules(Rules):
         return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
 
     def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> LightLLMCache:
-        for edge in edges:
-            if not edge.copies_prompts:
-                kind = type(edge.placement).__name__
-                raise ValueError(
-                    f"LightLLM stores whole prompts when they finish, but {kind} decides node by node: "
-                    f"set placement=by_length, {OWN}"
-                )
-            if not edge.lower.eviction.orders_by_last_use():
-                kind = type(edge.lower.eviction).__name__
-                raise ValueError(
-                    f"LightLLM's CPU cache evicts the page used least recently, not by {kind}: "
-                    f"set eviction@tiers.cpu.eviction=lru, {OWN}"
-                )
+        _check_edges(edges)
         return LightLLMCache(tiers, edges, self, page_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightLLMHybridRules(Rules):
+    """The rules of LightLLM's cache for hybrid models, with detached states, request by request, as ``LightLLMHybridCache``.
+
+    They apply to ``kvsim replay`` without a disk tier only. Other commands, and a replay with a disk tier, use kvsim's own rules
+    with the same settings.
+    """
+
+    has_own_cache: ClassVar[bool] = True
+    has_coarse_pages: ClassVar[bool] = True
+    serves_hybrid_models: ClassVar[bool] = True
+    prefills_in_chunks: ClassVar[bool] = True
+    decides_checkpoints: ClassVar[bool] = True
+
+    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
+        if command not in ("simulate", "validate") and "disk" not in tiers:
+            return self
+        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+
+    def check(self, command: str, tiers: Sequence[str]) -> None:
+        if self.cache_output:
+            raise ValueError(
+                f"cache_output is not supported, since LightLLM saves no state after an answer: set it to false, {OWN}"
+            )
+        if not self.recompute_last_token:
+            raise ValueError(f"recompute_last_token=false is not possible by LightLLM's rules: leave it out, {OWN}")
+
+    def hybrid_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int, hybrid: HybridSettings) -> LightLLMHybridCache:
+        _check_edges(edges)
+        chunk = hybrid.prefill_chunk_tokens
+        if hybrid.state_tiers is None:
+            raise ValueError(f"LightLLM keeps states in a pool of their own: set tiers.gpu.states=64states or 10GiB, {OWN}")
+        if len(hybrid.state_tiers) > 1:
+            raise ValueError(f"LightLLM keeps states on the GPU only: set tiers.cpu.states=0, {OWN}")
+        if chunk % page_tokens:
+            raise ValueError(f"replay.prefill_chunk_tokens={chunk} must be a multiple of page_tokens={page_tokens}, {OWN}")
+        return LightLLMHybridCache(tiers, edges, self, page_tokens, hybrid)
+
+
+def _check_edges(edges: list[Edge]) -> None:
+    """Raise ValueError unless whole prompts are stored, and evicted page by page by LRU."""
+    for edge in edges:
+        if not edge.copies_prompts:
+            kind = type(edge.placement).__name__
+            raise ValueError(
+                f"LightLLM stores whole prompts when they finish, but {kind} decides node by node: set placement=by_length, {OWN}"
+            )
+        if not edge.lower.eviction.orders_by_last_use():
+            kind = type(edge.lower.eviction).__name__
+            raise ValueError(
+                f"LightLLM's CPU cache evicts the page used least recently, not by {kind}: "
+                f"set eviction@tiers.cpu.eviction=lru, {OWN}"
+            )

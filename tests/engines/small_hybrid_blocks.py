@@ -1,0 +1,121 @@
+"""vLLM's cache for hybrid models, small enough to follow by hand, and a recount of it."""
+
+from kvsim.core.pool import Pool, SlotPool
+from kvsim.core.request import Request
+from kvsim.core.rules import HybridSettings
+from kvsim.core.tier import Tier
+from kvsim.core.tree import READY
+from kvsim.engine.outcome import REJECTED
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.replay import Replay
+from kvsim.engine.replay_settings import ReplaySettings
+from kvsim.engines.vllm.hybrid_cache import HybridLease, VLLMHybridCache
+from kvsim.engines.vllm.rules import VLLMHybridRules
+from kvsim.policies.checkpoint.retention import Retention
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from tests.workloads import Words, runs_of
+
+PAGE_TOKENS = 4
+
+
+def make_cache(
+    capacity: int | None,
+    *,
+    groups: int = 1,
+    interval: int = 0,
+    chunk: int = 0,
+    page_tokens: int = PAGE_TOKENS,
+    pool: type[Pool] = Pool,
+) -> VLLMHybridCache:
+    policy = LRU()
+    policy.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=page_tokens))
+    hybrid = HybridSettings(
+        checkpoint=Retention(interval_tokens=interval),
+        state_tiers=None,
+        state_pages=groups,
+        state_bytes=10,
+        grid_pages=1,
+        prefill_chunk_tokens=chunk,
+    )
+    return VLLMHybridRules().hybrid_cache([Tier("gpu", 0, pool(capacity), policy)], [], page_tokens, hybrid)
+
+
+class Small:
+    """A cache that takes words. A prompt has ``tokens`` tokens after its last whole page: with 0 of them, it is aligned."""
+
+    def __init__(self, capacity: int, *, groups: int = 1, interval: int = 0, chunk: int = 0) -> None:
+        self.cache = make_cache(capacity, groups=groups, interval=interval, chunk=chunk)
+        self.words = Words()
+        self.running: list[HybridLease] = []
+
+    def start(self, word: str, *, tokens: int = 1, output: int = 0) -> HybridLease | None:
+        """Admit a request, which then runs; None without room."""
+        request = self.words.request(word, page_tokens=PAGE_TOKENS, tail=tokens, output=output)
+        lease = self.cache.serve(request, -(-(request.prompt_tokens + output) // PAGE_TOKENS), 0.0)
+        self.running += [lease] if lease else []
+        check(self.cache, self.running)
+        return lease
+
+    def finish(self, *running: HybridLease | None) -> None:
+        for lease in running:
+            assert lease is not None
+            self.cache.finish_request(lease)
+            self.running.remove(lease)
+            check(self.cache, self.running)
+
+    def serve(self, *words: str, tokens: int = 1, output: int = 0) -> int:
+        """Serve requests one after another. Returns the hit pages of the last one."""
+        for word in words:
+            lease = self.start(word, tokens=tokens, output=output)
+            self.finish(lease)
+        assert lease is not None
+        return lease.hits[0]
+
+    def states(self, word: str) -> list[int]:
+        """The pages of the word after which a state can be used."""
+        pages = self.words.pages(word)
+        found = self.cache.blocks.states.deepest_first(runs_of(pages), len(pages))
+        return sorted(depth for depth, blocks in found if all(blocks))
+
+    def known(self, word: str) -> int:
+        """The pages of the word that attention alone could reuse."""
+        return self.cache.blocks.known_pages(runs_of(self.words.pages(word)), len(word))[1]
+
+
+def check(cache: VLLMHybridCache, running: list[HybridLease]) -> None:
+    """Recount everything, while these requests run."""
+    gpu, blocks = cache.tiers[0], cache.blocks
+    linked = list(cache.tree.root.descendants())
+    copies = [node for nodes in blocks._copies.values() for node in nodes[1:]]
+    states = [node for entry in blocks.states.values() for group in entry for node in group]
+    for nodes in blocks._copies.values():
+        assert len(nodes) > 1 and nodes[0] in linked and len({node.runs for node in nodes}) == 1
+        assert not any(node in linked or node.children for node in nodes[1:])
+    assert not blocks._aside.children
+    for node in [*linked, *copies, *states]:
+        assert node.state[0] == READY and not node.children_in[0]
+        assert gpu.pool.count(node.slots[0]) == node.pages
+        held = sum(node in lease.nodes for lease in running)
+        assert node.pins[0] == held + sum(node in state for lease in running for state, _ in lease.states)
+    for node in linked:
+        assert all(child.parent is node and child.depth == node.depth + node.pages for child in node.children.values())
+    nodes = [*linked, *copies, *states]
+    assert gpu.evictable_pages == sum(node.pages for node in nodes if not node.pins[0])
+    slots = [node.slots[0] for node in nodes] + [lease.slots for lease in running]
+    slots += [own for lease in running for state, own in lease.states if not state]
+    assert gpu.pool.free + sum(map(gpu.pool.count, slots)) == gpu.pool.capacity
+    assert gpu.held_pages == sum(node.pages for node in nodes)
+    if isinstance(gpu.pool, SlotPool):
+        assert len({slot for some in (*slots, gpu.pool.free_slots()) for slot in some.tolist()}) == gpu.pool.capacity
+
+
+def play(cache: VLLMHybridCache, requests: list[Request], in_flight: int = 1) -> list[int]:
+    """The hit pages of each request in a replay; -1 for one that can never fit."""
+    replay = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight))
+    outcome = replay.run(requests)
+    check(cache, [])
+    rows = zip(outcome.status.tolist(), outcome.hit_pages[:, 0].tolist(), strict=True)
+    return [-1 if status == REJECTED else hit for status, hit in rows]
