@@ -162,6 +162,7 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
             ("has persistent prompts", any(request.persistent for request in requests)),
             ("resets the cache", any(request.resets for request in requests)),
             ("asks for several samples of an answer", any(request.samples > 1 for request in requests)),
+            ("has images that no hit may end inside", any(request.images for request in requests)),
         ):
             if is_there:
                 raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")
@@ -217,11 +218,15 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None
-    if any(request.resets for request in requests):
-        raise UsageError(f"eviction: {type(policy).__name__} is not a valid bound for a trace that resets the cache")
+    for what, is_there in (
+        ("resets the cache", any(request.resets for request in requests)),
+        ("has images that no hit may end inside", any(request.images for request in requests)),
+    ):
+        if is_there:
+            raise UsageError(f"eviction: {type(policy).__name__} is not an exact bound for a trace that {what}")
     if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
         raise UsageError(
-            f"eviction: {type(policy).__name__} is not a valid bound where several answers to a prompt are cached: set "
+            f"eviction: {type(policy).__name__} is not an exact bound where several answers to a prompt are cached: set "
             "rules.cache_output=false"
         )
     taken = plan.replay.pages_taken(requests, plan.page_tokens)
