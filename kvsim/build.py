@@ -61,7 +61,7 @@ class RunSettings:
     substrate: str
     warmup: float
     seed: int
-    print_tree: bool
+    print_tree: bool | str
     timeline: bool
     events: bool
     output: str
@@ -75,6 +75,8 @@ class RunSettings:
             raise ValueError(f"warmup must be at least 0 and below 1, not {self.warmup}: the fraction of requests to leave out")
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        if self.print_tree not in (False, True, "each"):
+            raise ValueError(f"print_tree must be false, true or each, not {self.print_tree}")
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -> Plan:
@@ -106,7 +108,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         disk=construct(DiskSettings, config.get("disk"), "disk"),
         warmup=run.warmup,
         seed=run.seed,
-        print_tree=run.print_tree and command == "replay",
+        print_tree=run.print_tree is not False and command == "replay",
+        print_steps=run.print_tree == "each",
         timeline=run.timeline,
         events=run.events,
         logger=construct(Logger, config.get("logger"), "logger"),

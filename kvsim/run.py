@@ -50,12 +50,12 @@ def _policies_named() -> Iterator[None]:
 
 @_policies_named()
 def replay(
-    plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any], None] | None = None
+    plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any, str], None] | None = None
 ) -> Outcome:
     """Replay the requests one after another, without a clock.
 
-    ``inspect`` is called with the cache while the last requests are still unfinished; its slots are then numbered. Raises
-    UsageError.
+    ``inspect`` is called with the cache: with ``plan.print_steps`` after each step, with what has happened, and otherwise once,
+    while the last requests are still unfinished. Slots are then numbered. Raises UsageError.
     """
     check_answers(plan, requests)
     check_bypass(plan, "replay")
@@ -71,7 +71,8 @@ def replay(
     log = EventLog(tiers) if plan.events else None
     if log:
         cache = LoggedCache(cache, log) if isinstance(cache, ServedCache) else LoggedServer(cache, log)
-    outcome = Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
+    player = Replay(cache, _prefetching(plan, requests, cache), plan.replay)
+    outcome = player.run(requests, advance, inspect, each_step=plan.print_steps)
     outcome.events = log
     return outcome
 
