@@ -13,7 +13,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.capacity import capacity_pages, capacity_states
+from kvsim.capacity import capacity_pages, capacity_states, check_numbered
 from kvsim.construct import check_names, construct, first_line, with_key
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
@@ -49,8 +49,6 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 NOT_RECORDED = ("output", "sweep", "validate")
 """Settings that do not affect the result and are not recorded with it."""
-
-MOST_NUMBERED_SLOTS = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +310,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
                 "prefetch=none"
             )
     if plan.print_tree:
-        check_numbered(plan.tiers)
+        check_numbered({tier.name: tier.capacity_pages for tier in plan.tiers})
     if plan.model.is_hybrid and plan.rules.has_own_cache:
         raise UsageError("rules: an engine's own rules need a model without recurrent layers: set rules=default")
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
@@ -335,17 +333,6 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise UsageError(f"eviction: {name} is a bound under kvsim's own rules: set rules=default or choose another policy")
         if plan.print_tree:
             raise UsageError(f"print_tree has no effect on {name}, which has no tree: leave it out")
-
-
-def check_numbered(tiers: list[TierPlan]) -> None:
-    """Raise UsageError if a tier has too many slots to number each of them in a printed tree."""
-    for tier in tiers:
-        if tier.capacity_pages is None or tier.capacity_pages > MOST_NUMBERED_SLOTS:
-            size = "unlimited" if tier.capacity_pages is None else f"{tier.capacity_pages:,} pages"
-            raise UsageError(
-                f"print_tree numbers every slot, but tiers.{tier.name}.capacity is {size}: "
-                f"set it to at most {MOST_NUMBERED_SLOTS:,} pages"
-            )
 
 
 def _given(keys: set[str], name: str) -> str | None:
