@@ -13,7 +13,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.capacity import capacity_pages, capacity_states
+from kvsim.capacity import capacity_pages, capacity_states, check_numbered
 from kvsim.construct import check_names, construct, first_line, with_key
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
@@ -50,8 +50,6 @@ WITHOUT_EFFECT = {
 NOT_RECORDED = ("output", "sweep", "validate")
 """Settings that do not affect the result and are not recorded with it."""
 
-MOST_NUMBERED_SLOTS = 10_000_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
@@ -61,7 +59,7 @@ class RunSettings:
     substrate: str
     warmup: float
     seed: int
-    print_tree: bool
+    print_tree: bool | str
     timeline: bool
     events: bool
     output: str
@@ -75,6 +73,8 @@ class RunSettings:
             raise ValueError(f"warmup must be at least 0 and below 1, not {self.warmup}: the fraction of requests to leave out")
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        if self.print_tree not in (False, True, "each"):
+            raise ValueError(f"print_tree must be false, true or each, not {self.print_tree}")
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -> Plan:
@@ -108,7 +108,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         disk=construct(DiskSettings, config.get("disk"), "disk"),
         warmup=run.warmup,
         seed=run.seed,
-        print_tree=run.print_tree and command == "replay",
+        print_tree=run.print_tree is not False and command == "replay",
+        print_steps=run.print_tree == "each",
         timeline=run.timeline,
         events=run.events,
         logger=construct(Logger, config.get("logger"), "logger"),
@@ -323,7 +324,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
                 "prefetch=none"
             )
     if plan.print_tree:
-        check_numbered(plan.tiers)
+        check_numbered({tier.name: tier.capacity_pages for tier in plan.tiers})
     _check_own_cache(plan, command, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
@@ -360,17 +361,6 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise UsageError(f"eviction: {name} is a bound under kvsim's own rules: set rules=default or choose another policy")
         if plan.print_tree:
             raise UsageError(f"print_tree has no effect on {name}, which has no tree: leave it out")
-
-
-def check_numbered(tiers: list[TierPlan]) -> None:
-    """Raise UsageError if a tier has too many slots to number each of them in a printed tree."""
-    for tier in tiers:
-        if tier.capacity_pages is None or tier.capacity_pages > MOST_NUMBERED_SLOTS:
-            size = "unlimited" if tier.capacity_pages is None else f"{tier.capacity_pages:,} pages"
-            raise UsageError(
-                f"print_tree numbers every slot, but tiers.{tier.name}.capacity is {size}: "
-                f"set it to at most {MOST_NUMBERED_SLOTS:,} pages"
-            )
 
 
 def _given(keys: set[str], name: str) -> str | None:

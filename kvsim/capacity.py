@@ -1,6 +1,9 @@
-"""Parses the capacities that users write, such as ``40GiB`` or ``6000pages``."""
+"""Parses the capacities that users write, such as ``40GiB`` or ``6000pages``, and checks them."""
 
 import re
+from collections.abc import Mapping
+
+from kvsim.errors import UsageError
 
 BYTES = {
     "B": 1,
@@ -14,6 +17,7 @@ BYTES = {
     "TiB": 2**40,
 }
 EXAMPLES = "6000pages, 3000000tokens, 40GiB or unlimited"
+MOST_NUMBERED_SLOTS = 10_000_000
 
 
 def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> int | None:
@@ -72,3 +76,14 @@ def _whole_pages(number: str, unit: str, page_tokens: int, page_bytes: int) -> i
     if unit in ("pages", "tokens"):
         raise ValueError(f"{number}{unit} is not a whole number of {unit}")
     raise ValueError(f"{unit!r} is not a unit of capacity; use pages, tokens or one of {', '.join(BYTES)}")
+
+
+def check_numbered(capacities: Mapping[str, int | None]) -> None:
+    """Raise UsageError if a tier, given by name, has too many pages to number each of its slots in a printed tree."""
+    for name, pages in capacities.items():
+        if pages is None or pages > MOST_NUMBERED_SLOTS:
+            size = "unlimited" if pages is None else f"{pages:,} pages"
+            raise UsageError(
+                f"print_tree numbers every slot, but tiers.{name}.capacity is {size}: "
+                f"set it to at most {MOST_NUMBERED_SLOTS:,} pages"
+            )

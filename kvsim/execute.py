@@ -86,7 +86,7 @@ def execute(
     trace: Trace | None = None,
     *,
     watch: Watch = unwatched,
-    inspect: Callable[[Any], None] | None = None,
+    inspect: Callable[[Any, str], None] | None = None,
     command_line: str | None = None,
     is_named: bool = True,
 ) -> Result:

@@ -90,6 +90,8 @@ class Plan:
     warmup: float
     seed: int
     print_tree: bool
+    print_steps: bool
+    """Whether the tree is printed after each step, not only at the end."""
     timeline: bool
     events: bool
     logger: Logger

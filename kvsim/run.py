@@ -51,12 +51,12 @@ def _policies_named() -> Iterator[None]:
 
 @_policies_named()
 def replay(
-    plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any], None] | None = None
+    plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any, str], None] | None = None
 ) -> Outcome:
     """Replay the requests one after another, without a clock.
 
-    ``inspect`` is called with the cache while the last requests are still unfinished; its slots are then numbered. Raises
-    UsageError.
+    ``inspect`` is called with the cache: with ``plan.print_steps`` after each step, with what has happened, and otherwise once,
+    while the last requests are still unfinished. Slots are then numbered. Raises UsageError.
     """
     check_answers(plan, requests)
     check_bypass(plan, "replay")
@@ -72,7 +72,8 @@ def replay(
     log = EventLog(tiers) if plan.events else None
     if log:
         cache = LoggedCache(cache, log) if isinstance(cache, ServedCache) else LoggedServer(cache, log)
-    outcome = Replay(cache, _prefetching(plan, requests, cache), plan.replay).run(requests, advance, inspect)
+    player = Replay(cache, _prefetching(plan, requests, cache), plan.replay)
+    outcome = player.run(requests, advance, inspect, each_step=plan.print_steps)
     outcome.events = log
     return outcome
 
@@ -183,6 +184,7 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
             ("has persistent prompts", any(request.persistent for request in requests)),
             ("resets the cache", any(request.resets for request in requests)),
             ("asks for several samples of an answer", any(request.samples > 1 for request in requests)),
+            ("has images that no hit may end inside", any(request.images for request in requests)),
         ):
             if is_there:
                 raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")
@@ -238,11 +240,15 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None
-    if any(request.resets for request in requests):
-        raise UsageError(f"eviction: {type(policy).__name__} is not a valid bound for a trace that resets the cache")
+    for what, is_there in (
+        ("resets the cache", any(request.resets for request in requests)),
+        ("has images that no hit may end inside", any(request.images for request in requests)),
+    ):
+        if is_there:
+            raise UsageError(f"eviction: {type(policy).__name__} is not an exact bound for a trace that {what}")
     if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
         raise UsageError(
-            f"eviction: {type(policy).__name__} is not a valid bound where several answers to a prompt are cached: set "
+            f"eviction: {type(policy).__name__} is not an exact bound where several answers to a prompt are cached: set "
             "rules.cache_output=false"
         )
     taken = plan.replay.pages_taken(requests, plan.page_tokens)

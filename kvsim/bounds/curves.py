@@ -112,9 +112,16 @@ class Curves:
         self.policies = {name: policy_maker(name) for name in (*settings.policies, "belady") if name != "lru"}
 
     def load(self, requests: list[Request]) -> None:
-        """Set the trace and compute LRU's curve of it. Raises UsageError for a capacity that fits no request, and for resets."""
-        if any(request.resets for request in requests):
-            raise UsageError("kvsim curve: the trace resets the cache, which no curve accounts for: use kvsim replay")
+        """Set the trace and compute LRU's curve of it.
+
+        Raises UsageError for a capacity that fits no request, and for resets and images.
+        """
+        for what, is_there in (
+            ("resets the cache", any(request.resets for request in requests)),
+            ("has images that no hit may end inside", any(request.images for request in requests)),
+        ):
+            if is_there:
+                raise UsageError(f"kvsim curve: the trace {what}, which no curve accounts for: use kvsim replay")
         self.requests = requests
         self.first = warmup_requests(self.plan.warmup, len(requests))
         self.whole = self._lru(requests)

@@ -19,7 +19,8 @@ from kvsim.run import check_verified
 def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
     """Run ``replay`` or ``simulate``: load the trace, run it, write the folder, log it; print the result unless in a sweep."""
     trees: list[Tree] = []
-    inspect = (lambda cache: trees.append(draw_tree(cache, plan.trace.page_names(plan.page_tokens)))) if plan.print_tree else None
+    names = plan.trace.page_names(plan.page_tokens) if plan.print_tree else {}
+    inspect = (lambda cache, step: trees.append(draw_tree(cache, names, step))) if plan.print_tree else None
     watch = partial(progress, label=command, shown=job is None or job.is_alone)
     result = execute(command, plan, watch=watch, inspect=inspect, command_line=command_line)
     files = write_run(plan.output, result.record, result.outcome, with_page=job is None or plan.logger.wants_page)

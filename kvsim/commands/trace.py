@@ -74,6 +74,8 @@ def show(trace: Trace) -> None:
     console.print(table)
     if resets := sum(len(request.resets) for request in trace.requests):
         console.print(f"Resets of the cache: {resets:,}. The reuse shown is that of a cache that keeps its pages.")
+    if images := sum(len(request.images) for request in trace.requests):
+        console.print(f"Images: {images:,}. The reuse shown may end inside an image, where no hit ends.")
     reuse = reuse_statistics(trace)
     if reuse.reused_pages:
         _show_reuse(trace, reuse, console)

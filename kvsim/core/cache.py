@@ -65,7 +65,16 @@ class Cache(ServedCache):
         if self._recomputes_last_token:
             pages = min(pages, (request.prompt_tokens - 1) // self.page_tokens)
         self.rematch(lease, pages)
+        if request.images:
+            self._end_outside_images(lease, lease.gpu_pages + lease.lower_pages)
         return lease
+
+    def _end_outside_images(self, lease: Lease, pages: int) -> bool:
+        """Cut a match back before an image that its first ``pages`` pages end inside. Returns whether there is one."""
+        limit = lease.request.pages_outside_images(pages, self.page_tokens)
+        if limit < pages:
+            self.rematch(lease, limit)
+        return limit < pages
 
     def rematch(self, lease: Lease, limit: int) -> None:
         """Match a lease that has not been admitted against the first ``limit`` pages of its prompt only."""
@@ -119,6 +128,8 @@ class Cache(ServedCache):
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
         gpu, residency = lease.gpu, self.residency
+        if lease.request.images and self._end_outside_images(lease, lease.gpu_pages + load_pages):
+            load_pages = lease.lower_pages
         new_pages = pages - lease.gpu_pages
         missing = new_pages - gpu.spare_pages
         if missing > 0 and not self._can_evict(lease, missing):

@@ -119,9 +119,13 @@ class HybridCache(ServedCache):
     def _end_at_state(self, lease: Lease, limit: int) -> None:
         """Cut the match of a lease that has not been admitted back to its deepest state within ``limit`` pages."""
         request, states = lease.request, self._states_of(lease)
-        found = self.states.deepest(request.runs, limit)
-        detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
-        depth = max(found[0] if found else 0, detached[0] if detached else 0)
+        while True:
+            found = self.states.deepest(request.runs, limit)
+            detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
+            depth = max(found[0] if found else 0, detached[0] if detached else 0)
+            limit = request.pages_outside_images(depth, self.page_tokens)
+            if limit == depth:
+                break
         if depth < lease.gpu_pages + lease.lower_pages:
             self.kv.rematch(lease, depth)
         states.state = states.detached = None

@@ -61,6 +61,9 @@ class Request:
     """Which of its request's samples this is."""
     sample_output_runs: tuple[tuple[Run, ...], ...] = ()
     """``output_runs`` of the samples after the first; () if only the first one's are known."""
+    images: tuple[tuple[int, int], ...] = ()
+    """Stretches (first token, token after the last) of the prompt that are computed as a whole, such as an image that a vision
+    encoder turns into embeddings: no hit ends inside one. In order, without overlaps."""
     resets: tuple[Reset, ...] = ()
     """Resets of the cache between the request before this one and this one, in order."""
 
@@ -86,6 +89,13 @@ class Request:
         """
         shared = self.prompt_pages
         return shared + self.samples * (pages - shared) + (self.samples > 1 and shared * page_tokens >= self.prompt_tokens)
+
+    def pages_outside_images(self, pages: int, page_tokens: int) -> int:
+        """Return the most pages, up to ``pages``, after which no image is incomplete."""
+        for begin, end in reversed(self.images):
+            if begin < pages * page_tokens < end:
+                pages = begin // page_tokens
+        return pages
 
     def pages_for(self, tokens: int, page_tokens: int) -> int:
         """Return how many pages hold its first ``tokens`` tokens, the prompt included; a partial page counts."""

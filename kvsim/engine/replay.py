@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engine.samples import SampleServer
 from kvsim.engine.server import CacheServer
+from kvsim.engine.steps import SteppedServer
 
 ADVANCE_EVERY = 512
 NO_HITS = (0, 0, 0)
@@ -42,14 +44,19 @@ class Replay:
         self,
         requests: list[Request],
         advance: Callable[[int], None] | None = None,
-        inspect: Callable[[Any], None] | None = None,
+        inspect: Callable[[Any, str], None] | None = None,
+        *,
+        each_step: bool = False,
     ) -> Outcome:
         """Play all requests in order; ``advance`` is called at intervals with the number played so far.
 
-        ``inspect`` is called with the cache at the end, while the last requests are still unfinished.
+        ``inspect`` is called with the cache: after each step, with what has happened, or only once, at the end, while the last
+        requests are still unfinished.
         """
         if isinstance(self.cache, ServedCache) and any(request.samples > 1 for request in requests):
             self.server = SampleServer(self.server, self.cache)
+        if inspect and each_step:
+            self.server = SteppedServer(self.server, partial(inspect, self.cache))
         began = perf_counter()
         rows: list[Hits | None] = []
         with without_garbage_collector():
@@ -57,8 +64,8 @@ class Replay:
                 rows += self._play(requests[start : start + ADVANCE_EVERY])
                 if advance:
                     advance(len(rows))
-            if inspect:
-                inspect(self.cache)
+            if inspect and not each_step:
+                inspect(self.cache, "")
             while self.live:
                 self.server.finish_request(self.live.popleft())
             wall_s = perf_counter() - began

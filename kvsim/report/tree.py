@@ -17,14 +17,17 @@ MOST_STRETCHES = 6
 """Most stretches of numbers shown in one list."""
 
 
-def draw_tree(cache: Any, names: Mapping[int, str]) -> Tree:
+def draw_tree(cache: Any, names: Mapping[int, str], step: str = "") -> Tree:
     """Draw the nodes of a cache with numbered slots, parents above children, siblings in order of page id.
 
-    ``names`` maps page ids to their tokens; nodes without names are shown as runs of page ids.
+    ``names`` maps page ids to their tokens; nodes without names are shown as runs of page ids. ``step`` says what has
+    just happened.
     """
     root = cache.tree.root
     nodes = list(root.descendants())
-    drawn = Tree(Text("radix tree: " + ", ".join([f"{len(nodes):,} nodes", *map(_usage, cache.tiers)]), "bold"))
+    count = f"{len(nodes):,} node{'s' * (len(nodes) != 1)}"
+    title = f"radix tree, {step}: " if step else "radix tree: "
+    drawn = Tree(Text(title + ", ".join([count, *map(_usage, cache.tiers)]), "bold"))
     stack = [(child, drawn) for child in _children(root)]
     left = MOST_NODES
     while stack and left:

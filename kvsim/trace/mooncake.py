@@ -19,10 +19,15 @@ class Mooncake(HashedTrace):
     """Reads ``{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}``, plain or gzipped.
 
     A line contains its whole prompt, even within a session. The last block id may stand for a partial block; with ``tail=full``
-    it may also be absent. Ids are re-keyed, so they need not identify their prefix. Optional fields: ``session_id`` and
-    ``delay`` (see Timetable), ``priority``, an integer (0 if absent), and ``n``, the number of answers to the prompt (1 if
-    absent), of which ``answers=inferred`` infers the first. A line ``{"reset": "drain"}`` or ``{"reset": "now"}``,
-    optionally with a ``timestamp``, resets the cache (see ``Reset``). ``limit`` counts lines. ``answers``: see answers.py.
+    it may also be absent. Ids are re-keyed, so they need not identify their prefix. ``limit`` counts lines. ``answers``: see
+    answers.py. Optional fields:
+
+        session_id, delay    see Timetable
+        priority             an integer; 0 if absent
+        n                    the number of answers to the prompt; 1 if absent. ``answers=inferred`` infers the first
+        images               a list of [begin, end]: no hit ends inside these tokens
+
+    A line ``{"reset": "drain"}`` or ``{"reset": "now"}``, optionally with a ``timestamp``, resets the cache (see ``Reset``).
     """
 
     block_tokens: int = 512
@@ -46,6 +51,7 @@ class Mooncake(HashedTrace):
             prompt_pages=prompt_pages,
             priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
             samples=record.integer("n", minimum=1) if record.has("n") else 1,
+            images=record.stretches("images", prompt_tokens),
             **place._asdict(),
         )
         if self.answers == "unique" and request.samples > 1:

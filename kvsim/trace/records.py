@@ -81,6 +81,22 @@ class Record:
                 raise self._wrong(key, "a list of lists of non-negative integers")
         return self.items(key)
 
+    def stretches(self, key: str, tokens: int) -> tuple[tuple[int, int], ...]:
+        """Return a field that must be a list of [begin, end], in order; () if it is absent or null.
+
+        They must lie within ``tokens`` tokens and must not overlap.
+        """
+        if not self.has(key):
+            return ()
+        for pair in self.items(key):
+            if not isinstance(pair, list) or [type(part) for part in pair] != [int, int] or not 0 <= pair[0] < pair[1] <= tokens:
+                raise self.error(f"{key} must be a list of [begin, end] within the prompt of {tokens} tokens, not {_shown(pair)}")
+        found = sorted((begin, end) for begin, end in self.items(key))
+        for (begin, end), (following, _) in pairwise(found):
+            if following < end:
+                raise self.error(f"{key} must not overlap: one begins at token {following}, inside [{begin}, {end}]")
+        return tuple(found)
+
     def _wrong(self, key: str, expected: str) -> TraceError:
         if key not in self.fields:
             return self.error(f"{key} is missing; it must be {expected}")

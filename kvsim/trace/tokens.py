@@ -26,6 +26,7 @@ class Tokens(TraceSource):
         persistent                      true: the prompt's pages are never evicted from the GPU
         multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash (a
                                         string or an integer), which becomes part of the key of every page they touch
+        images                          a list of [begin, end]: no hit ends inside these tokens
 
     A line ``{"reset": "drain"}`` or ``{"reset": "now"}``, optionally with a ``timestamp``, resets the cache (see ``Reset``).
 
@@ -88,6 +89,7 @@ class Tokens(TraceSource):
             output_runs=output_runs[0] if output_runs else None,
             sample_output_runs=output_runs[1:],
             samples=samples,
+            images=record.stretches("images", len(tokens)),
             persistent=record.flag("persistent"),
             **place._asdict(),
         )

@@ -200,7 +200,7 @@ def test_rules_of_an_engine_refuse_a_trace_with_resets(rules: str) -> None:
 
 
 def test_bounds_refuse_a_trace_with_resets() -> None:
-    with pytest.raises(UsageError, match="eviction: Belady is not a valid bound for a trace that resets the cache"):
+    with pytest.raises(UsageError, match="eviction: Belady is not an exact bound for a trace that resets the cache"):
         kvsim.replay(reset_trace(), "eviction=belady", "tiers.gpu.capacity=40pages")
     with pytest.raises(UsageError, match="kvsim curve: the trace resets the cache, which no curve accounts for: use kvsim"):
         kvsim.curve(reset_trace())

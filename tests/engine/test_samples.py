@@ -271,6 +271,6 @@ def test_bounds_hold_for_samples_unless_several_answers_are_cached() -> None:
     lru = kvsim.replay(trace, "tiers.gpu.capacity=60pages")
     assert bound.record["rejected"] == lru.record["rejected"] and bound.hit_rate >= lru.hit_rate > 0
     requests[0] = replace(requests[0], sample_output_runs=((),))
-    with pytest.raises(UsageError, match="Belady is not a valid bound where several answers to a prompt are cached: set rules"):
+    with pytest.raises(UsageError, match="Belady is not an exact bound where several answers to a prompt are cached: set rules"):
         kvsim.replay(trace, "eviction=belady", "rules.cache_output=true", "tiers.gpu.capacity=60pages")
     assert kvsim.replay(trace, "rules.cache_output=true", "tiers.gpu.capacity=60pages").record.get("bounds") in (None, {})

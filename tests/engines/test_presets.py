@@ -134,32 +134,62 @@ def test_mooncake_s_paper_hits_what_lru_hits_of_the_released_ids(shared: Path) -
         assert hits == pytest.approx(hit_rate, abs=2e-4), millions
 
 
-def test_the_tutorial_shows_its_tree(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorial_shows_the_tree_after_each_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots and nodes are those that the notebook prints for its two requests."""
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["replay", "preset=radix_tutorial", "output=run"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[:4] == [
-        "radix tree: 7 nodes, gpu 49 of 50 pages in use",
-        "├── You are a helpful assistant . User :  8 pages, 4 hits  gpu slots 0-7, pinned by 1",
-        "│   └── Hello !  2 pages, 3 hits  gpu slots 8-9, pinned by 1",
-        "│       └── Assistant : Hi ! User : Solve 3 + 3 .  11 pages, 1 hit  gpu slots 26-23, 10, 49, 16-12, pinned by 1, leaf",
+    trees = [tree.splitlines() for tree in capsys.readouterr().out.split("\n\n")[:6]]
+    assert [tree[0].split(": ")[0] for tree in trees] == [
+        "radix tree, request 0 runs, 0 of its 6 pages hit",
+        "radix tree, request 0 has finished",
+        "radix tree, request 1 runs, 4 of its 6 pages hit",
+        "radix tree, request 1 has finished",
+        "radix tree, request 2 runs, 0 of its 3 pages hit",
+        "radix tree, request 2 has finished",
     ]
-    assert json.loads(Path("run/result.json").read_text())["hit_pages"] == {"gpu": 56, "cpu": 0, "disk": 0}
+    assert trees[1][1:] == ["└── 1 3 6 7 9 77  6 pages, 1 hit  gpu slots 0-5, leaf"]
+    assert trees[3][1:] == [
+        "└── 1 3 6 7  4 pages, 2 hits  gpu slots 0-3",
+        "    ├── 9 77  2 pages, 1 hit  gpu slots 4-5, leaf",
+        "    └── 87 66  2 pages, 1 hit  gpu slots 6-7, leaf",
+    ]
+    assert trees[5][1:] == [
+        "├── 1 3 6 7  4 pages, 2 hits  gpu slots 0-3, leaf",
+        "└── 2 4 5  3 pages, 1 hit  gpu slots 7-5, leaf",
+    ]
+    assert json.loads(Path("run/result.json").read_text())["hit_pages"] == {"gpu": 4, "cpu": 0, "disk": 0}
 
 
 def test_the_tutorial_shows_other_rules_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Page by page, three pages leave instead of two nodes: one of the more recent leaf stays."""
     assert main(["replay", "preset=radix_tutorial", "rules=default", "output=run"]) == 0
-    assert "What can you  3 pages, 1 hit" in capsys.readouterr().out
+    last = capsys.readouterr().out.split("\n\n")[5]
+    assert "87  1 page, 1 hit" in last and "77" not in last
+
+
+@pytest.mark.parametrize("rules", ["default", "vllm", "fastdeploy", "lightllm"])
+def test_every_cache_can_be_shown_step_by_step(rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("trace=words", "trace.prompts=[a b c d,a b e f,a b c d e f g,a b]", "page_tokens=1", "tiers.gpu.capacity=6pages")
+    assert main(["replay", *settings, f"rules={rules}", "print_tree=each", "replay.in_flight=2", "output=run"]) == 0
+    shown = [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("radix tree, ")]
+    served = [number for number in range(4) if any(line.startswith(f"radix tree, request {number} runs") for line in shown)]
+    assert served == [0, 1, 3]
+    assert all(f"radix tree, request {number} has finished" in shown for number in served)
+    assert "radix tree, no room for request 2" in shown
+
+
+def test_a_tree_is_printed_at_the_end_or_after_each_step_or_not_at_all() -> None:
+    assert problem("print_tree=sometimes") == "print_tree must be false, true or each, not sometimes"
 
 
 def test_a_tree_does_not_change_the_hits() -> None:
     records = []
-    for tree in ("true", "false"):
+    for tree in ("each", "true", "false"):
         for rules in ("sglang", "default"):
             setting = (f"print_tree={tree}", f"rules={rules}", "replay.in_flight=1", f"output={tree}{rules}")
             assert main(["replay", "preset=radix_tutorial", *setting]) == 0
             records.append(json.loads(Path(f"{tree}{rules}/result.json").read_text())["hit_pages"])
-    assert records[:2] == records[2:]
+    assert records[:2] == records[2:4] == records[4:]
 
 
 def test_a_tree_is_printed_only_if_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,29 @@
+"""Shows a replay step by step: after each request is served, and after each has finished."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvsim.core.request import Request
+from kvsim.core.serving import NEVER_FITS, Server
+
+
+class SteppedServer:
+    """Passes every call on to another server and shows what has happened."""
+
+    def __init__(self, server: Server, show: Callable[[str], None]) -> None:
+        self.server = server
+        self.show = show
+        self._served: dict[Any, Request] = {}
+
+    def serve(self, request: Request, pages: int, now: float) -> Any:
+        lease = self.server.serve(request, pages, now)
+        if lease is None or lease is NEVER_FITS:
+            self.show(f"no room for request {request.index}")
+        else:
+            self._served[lease] = request
+            self.show(f"request {request.index} runs, {sum(lease.hits):,} of its {request.prompt_pages:,} pages hit")
+        return lease
+
+    def finish_request(self, lease: Any) -> None:
+        self.server.finish_request(lease)
+        self.show(f"request {self._served.pop(lease).index} has finished")
