@@ -148,9 +148,14 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
-    """Raise UsageError if the rules need output tokens that the trace lacks, or do not support the trace's persistent prompts."""
-    if plan.rules.has_own_cache and any(request.persistent for request in requests):
+    """Raise UsageError if the rules need output tokens that the trace lacks, or do not support its persistent prompts or keys."""
+    rules = plan.rules
+    if rules.has_own_cache and any(request.persistent for request in requests):
         raise UsageError("rules: the trace has persistent prompts, which an engine's own rules do not support: set rules=default")
+    if rules.has_own_cache and not rules.has_bigram_keys and any(request.bigram for request in requests):
+        raise UsageError(
+            "trace.bigram: only SGLang has keys of token pairs: set trace.bigram=false, rules=sglang or rules=default"
+        )
     if not plan.rules.cache_output:
         return
     if any(request.output_runs is None for request in requests):

@@ -63,7 +63,7 @@ class Cache(ServedCache):
         lease = Lease(request, gpu or self.gpu, self.residency.tree.root)
         pages = request.prompt_pages
         if self._recomputes_last_token:
-            pages = min(pages, (request.prompt_tokens - 1) // self.page_tokens)
+            pages = request.lookup_pages(self.page_tokens)
         self.rematch(lease, pages)
         return lease
 

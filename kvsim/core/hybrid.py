@@ -188,7 +188,7 @@ class HybridCache(ServedCache):
         request, known = lease.request, self._states_of(lease).known_pages
         start = lease.gpu_pages + lease.lower_pages
         full = self._full_pages(request)
-        replay = min(full, (request.prompt_tokens - 1) // self.page_tokens)
+        replay = min(full, request.lookup_pages(self.page_tokens))
         prefill = self._prefill(start=start, known=min(known, full), full=full, replay=replay)
         pages = whole_numbers(self._policy_name, "after_prefill()", self.policy.after_prefill(prefill), full)
         return self._on_grid(pages, start, full)

@@ -21,6 +21,9 @@ class Rules:
     has_coarse_pages: ClassVar[bool] = False
     """Whether the CPU tier may have larger pages than the GPU (``tiers.cpu.page_tokens``)."""
 
+    has_bigram_keys: ClassVar[bool] = False
+    """Whether an engine's own cache can have keys of token pairs (``trace.bigram``). kvsim's own rules take any keys."""
+
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
 

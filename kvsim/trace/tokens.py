@@ -25,7 +25,8 @@ class Tokens(TraceSource):
         multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash (a
                                         string or an integer), which becomes part of the key of every page they touch
 
-    ``limit`` counts lines. Hashing each page of each prompt is the only cost that grows with the number of pages.
+    ``limit`` counts lines. With ``bigram``, a page is known by its tokens and the one after it: SGLang's keys with EAGLE
+    (``convert_to_bigram_key``). Hashing each page of each prompt is the only cost that grows with the number of pages.
     """
 
     path: str
@@ -51,7 +52,7 @@ class Tokens(TraceSource):
         return lambda page: keys[page].to_bytes(16, "big")
 
     def page_names(self, page_tokens: int) -> dict[int, str]:
-        hasher, index = PageHasher(page_tokens), PageIndex()
+        hasher, index = PageHasher(page_tokens, bigram=self.bigram), PageIndex()
         records = read_records(self.path, self.limit)
         prompts = ((record.integers("token_ids"), record) for record in records)
         return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
@@ -59,7 +60,7 @@ class Tokens(TraceSource):
     def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
         """Return the requests in file order, with page ids from ``index``."""
         check_page_tokens(page_tokens)
-        hasher, times = PageHasher(page_tokens), Timetable(self.rate, timestamps_optional=True)
+        hasher, times = PageHasher(page_tokens, bigram=self.bigram), Timetable(self.rate, timestamps_optional=True)
         return [self._request(record, times, hasher, index) for record in read_records(self.path, self.limit)]
 
     def _request(self, record: Record, times: Timetable, hasher: PageHasher, index: PageIndex) -> Request:
@@ -78,6 +79,7 @@ class Tokens(TraceSource):
             priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
             output_runs=self._output_runs(record, tokens, output_tokens, hasher, index),
             persistent=record.flag("persistent"),
+            bigram=self.bigram,
             **place._asdict(),
         )
 
@@ -91,7 +93,7 @@ class Tokens(TraceSource):
         if len(answer) != output_tokens:
             raise record.error(f"output_token_ids has {len(answer)} tokens, but output_length is {output_tokens}")
         keys = self._keys(record, tokens + answer[:-1], hasher, tail="full")
-        return split_runs(index.lookup(keys), len(tokens) // hasher.page_tokens)[1]
+        return split_runs(index.lookup(keys), (len(tokens) - self.bigram) // hasher.page_tokens)[1]
 
     def _keys(self, record: Record, tokens: list[int], hasher: PageHasher, tail: str | None = None) -> list[int]:
         try:
