@@ -62,7 +62,7 @@ def replay(
     try:
         if plan.rules.has_own_cache:
             taken = plan.replay.pages_taken(requests, plan.page_tokens)
-            plan.rules.check_requests(requests, taken, [tier.capacity_pages for tier in plan.tiers], plan.page_tokens)
+            plan.rules.check_requests(requests, taken, {tier.name: tier.capacity_pages for tier in plan.tiers}, plan.page_tokens)
         own = _bypass_tier(plan, tiers, requests) or plan.rules.serving_cache(tiers, edges, plan.page_tokens)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error

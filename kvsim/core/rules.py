@@ -1,6 +1,6 @@
 """Rules in which real engines differ from each other. An engine that differs more deeply has a subclass with its own cache."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -42,11 +42,11 @@ class Rules:
         """Raise ValueError if the rules do not support ``command`` or one of the tiers with these names."""
 
     def check_requests(
-        self, requests: "Sequence[Request]", pages: Sequence[int], capacities: Sequence[int | None], page_tokens: int
+        self, requests: "Sequence[Request]", pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
     ) -> None:
         """Raise ValueError if the rules cannot replay these requests, which take ``pages`` pages each while they run.
 
-        ``capacities`` are those of the tiers, in pages; None is unlimited.
+        ``capacities`` are those of the tiers, by name and in pages; None is unlimited.
         """
 
     def serving_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServingCache | None":

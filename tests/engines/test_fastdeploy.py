@@ -449,7 +449,6 @@ def test_policies_that_fastdeploy_does_not_have_are_refused(override: str, messa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("tiers.disk.capacity=1TiB", "rules: FastDeploy's rules have no disk tier: set tiers.disk.capacity=0"),
         ("rules.cache_output=true", "rules.cache_output is not supported by FastDeploy's rules in a replay: set it to false"),
     ],
 )
