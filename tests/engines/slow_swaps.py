@@ -4,7 +4,7 @@ It plays the rules that ``SwappingCache`` states; a tier that does not exist has
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvsim.core.request import Request
 from tests.workloads import pages_of
@@ -29,12 +29,15 @@ class SlowPage:
 class Running:
     pages: list[int]
     own: int = 0
-    """Pages without an id: the partial page and the answer's."""
+    """Pages that are not in the cache: the partial page and the answer's."""
+    answer: list[int] = field(default_factory=list)
+    """Those that will be cached in the end."""
 
 
 class SlowSwaps:
-    def __init__(self, gpu: int, host: int = 0, storage: int = 0, *, page_tokens: int = 1) -> None:
+    def __init__(self, gpu: int, host: int = 0, storage: int = 0, *, page_tokens: int = 1, cache_output: bool = False) -> None:
         self.gpu, self.host, self.storage, self.page_tokens = gpu, host, storage, page_tokens
+        self.cache_output = cache_output
         self.pages: dict[int, SlowPage] = {}
         self.running: list[Running] = []
         self.clock = 0
@@ -87,9 +90,19 @@ class SlowSwaps:
 
     def finish_oldest(self) -> None:
         running = self.running.pop(0)
+        if running.answer:
+            self.cache_answer(running)
         self.store(running.pages)
         for id in running.pages:
             self.pages[id].users -= 1
+
+    def cache_answer(self, running: Running) -> None:
+        self.clock += 1
+        for id in running.answer:
+            above = running.pages[-1] if running.pages else -1
+            page = self.pages.setdefault(id, SlowPage(above, len(running.pages), self.clock))
+            page.place, page.used, page.users = "gpu", self.clock, page.users + 1
+            running.pages.append(id)
 
     def store(self, pages: list[int]) -> None:
         """Copy a prompt to storage, a page at a time, once it has room for all or has lost all others."""
@@ -141,6 +154,7 @@ class SlowSwaps:
             while not self.has_room(1):
                 self.finish_oldest()
             mine.own += 1
+        mine.answer = pages_of(request.output_runs or ()) if self.cache_output else []
         gpu, host, stored = hits
         if sum(hits) > (request.prompt_tokens - 1) // self.page_tokens:
             return (gpu, host, stored - 1) if stored else (gpu, host - 1, 0) if host else (gpu - 1, 0, 0)

@@ -1,4 +1,4 @@
-"""FastDeploy's storage beside CPU memory: its rules one by one, then random traces against a slow model."""
+"""FastDeploy's storage beside CPU memory, and its cached answers: the rules one by one, then traces against a slow model."""
 
 from typing import Any
 
@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from kvsim import load_trace, replay
 from kvsim.core.request import Request
+from kvsim.engines.fastdeploy.swapping import SwapLease
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.s3_fifo import S3FIFO
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from tests.engines.slow_swaps import SlowSwaps
 from tests.engines.small_swaps import Small, make_cache, play
-from tests.workloads import EXAMPLES, branching_requests, random_requests
+from tests.workloads import EXAMPLES, branching_requests, conversations, random_requests, runs_of
 
 
 def test_a_prompt_is_written_when_its_request_finishes() -> None:
@@ -112,6 +113,55 @@ def test_a_use_on_the_gpu_counts_for_storage() -> None:
     assert cache.stored == "abpq"
 
 
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def answer(cache: Small, word: str, text: str) -> SwapLease:
+    """A request that has computed the answer ``text`` to ``word``, and one token more."""
+    request = cache.request(word, output=len(text) + 1)
+    request.output_runs = runs_of(cache.words.pages(word + text)[len(word) :])
+    lease = cache.attempt(request)
+    assert lease is not None
+    return lease
+
+
+def test_an_answer_is_cached_when_its_request_finishes() -> None:
+    cache = Small(9, 9, cache_output=True)
+    running = answer(cache, "ab", "cd")
+    assert cache.where == ("ab", "") and cache.cache.gpu.pool.free == 4
+    cache.finish(running)
+    assert cache.where == ("abcd", "") and cache.cache.gpu.pool.free == 5
+    assert cache.use("abcde") == (4, 0)
+
+
+def test_an_answer_that_is_known_gives_its_slots_back() -> None:
+    cache = Small(12, 12, cache_output=True)
+    both = [answer(cache, "ab", "cd"), answer(cache, "ab", "cde")]
+    for running in both:
+        cache.finish(running)
+    assert cache.where == ("abcde", "") and cache.cache.gpu.pool.free == 7
+
+
+def test_an_answer_that_is_known_in_cpu_memory_comes_back_in_the_slots_of_its_request() -> None:
+    cache = Small(12, 12, cache_output=True)
+    cache.use("abcd")
+    running = answer(cache, "ab", "cdx")
+    cache.cache._swap_out(cache.cache.tiers[1], 2, 99.0)
+    assert cache.where == ("ab", "cd")
+    cache.finish(running)
+    assert cache.where == ("abcdx", "") and cache.cache.gpu.pool.free == 7
+
+
+def test_a_cached_answer_goes_to_storage_with_its_prompt() -> None:
+    for cache_output, stored in ((True, "abcd"), (False, "ab")):
+        cache = Small(8, 0, 20, cache_output=cache_output)
+        cache.finish(answer(cache, "ab", "cd"))
+        assert cache.stored == stored
+
+
+# --- a slower model --------------------------------------------------------------------------------------------------
+
+
 def longest_prompt(requests: list[Request], gpu: int) -> int:
     """Pages of four tokens of the longest prompt that fits the GPU; CPU memory must not be smaller."""
     return max([-(-request.prompt_tokens // 4) for request in requests if request.prompt_pages <= gpu], default=1)
@@ -150,7 +200,20 @@ def test_conversations_hit_as_in_the_slow_model(chats: dict[int, list[Request]],
     assert sum(row[2] for row in mine) > 50
 
 
-DISK = ("tiers.disk.capacity=600pages", "tiers.disk.below=gpu", "placement@tiers.disk.placement=write_through")
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize(("gpu", "cpu", "storage"), [(90, 0, 0), (60, 40, 0), (60, 30, 200), (50, 0, 300)])
+def test_conversations_with_cached_answers_hit_as_in_the_slow_model(gpu: int, cpu: int, storage: int, in_flight: int) -> None:
+    requests = conversations(2, requests=200)
+    sizes = {"page_tokens": 16, "cache_output": True}
+    mine = play(make_cache(gpu, cpu, storage, **sizes), requests, in_flight=in_flight)
+    assert mine == list(SlowSwaps(gpu, cpu, storage, **sizes).play(requests, in_flight=in_flight))
+    without = play(make_cache(gpu, cpu, storage, page_tokens=16), requests, in_flight=in_flight)
+    assert sum(map(sum, mine)) > sum(map(sum, without))
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+DISK = "tiers.disk.capacity=600pages"
 
 
 def play_preset(*overrides: str) -> Any:
@@ -160,23 +223,33 @@ def play_preset(*overrides: str) -> Any:
 
 @pytest.mark.parametrize("cpu", ["1200pages", "0"])
 def test_the_preset_takes_storage(cpu: str) -> None:
-    hits = play_preset(f"tiers.cpu.capacity={cpu}", "tiers.disk.capacity=unlimited", *DISK[1:]).hit_pages.sum(axis=0)
+    hits = play_preset(f"tiers.cpu.capacity={cpu}", "tiers.disk.capacity=unlimited").hit_pages.sum(axis=0)
     assert hits[2] > 0 and bool(hits[1]) == (cpu != "0")
+
+
+def test_the_preset_caches_answers_if_asked_to() -> None:
+    without, cached = (play_preset(f"rules.cache_output={value}").hit_rate for value in ("false", "true"))
+    assert cached > without
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (DISK[::2], "rules: FastDeploy's storage is beside CPU memory, not below it: set tiers.disk.below=gpu"),
+        (("tiers.disk.below=cpu",), "rules: FastDeploy's storage is beside CPU memory, not below it: set tiers.disk.below=gpu"),
         (
-            DISK[:2],
+            ("placement@tiers.disk.placement=exclusive",),
             "rules: FastDeploy copies the pages of finished requests to storage, which Exclusive does not: set placement@",
         ),
-        ((*DISK[:2], "placement@tiers.disk.placement=write_back"), "to storage, which WriteBack does not"),
-        ((*DISK[:2], "placement@tiers.disk.placement=by_length"), "to storage, which ByLength does not"),
-        ((*DISK, "eviction=lfu"), "rules: FastDeploy evicts what was used least recently, not by LFU"),
+        (("placement@tiers.disk.placement=write_back",), "to storage, which WriteBack does not"),
+        (("placement@tiers.disk.placement=by_length",), "to storage, which ByLength does not"),
+        (("eviction=lfu",), "rules: FastDeploy evicts what was used least recently, not by LFU"),
     ],
 )
 def test_tiers_and_policies_that_fastdeploy_does_not_have_are_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        play_preset("tiers.cpu.capacity=1200pages", *overrides)
+        play_preset("tiers.cpu.capacity=1200pages", DISK, *overrides)
+
+
+def test_storage_may_have_an_eviction_policy_of_its_own() -> None:
+    overrides = "tiers.cpu.capacity=0", "tiers.disk.capacity=4000pages", "eviction@tiers.disk.eviction=s3_fifo"
+    assert play_preset(*overrides).hit_pages[:, 2].sum() > 0

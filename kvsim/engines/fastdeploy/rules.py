@@ -28,10 +28,6 @@ class FastDeployRules(Rules):
             return self
         return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
 
-    def check(self, command: str, tiers: Sequence[str]) -> None:
-        if self.cache_output:
-            raise ValueError(f"cache_output is not supported by FastDeploy's rules in a replay: set it to false, {OWN}")
-
     def check_requests(
         self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
     ) -> None:
@@ -64,7 +60,13 @@ class FastDeployRules(Rules):
             elif edge.keeps_loaded() or edge.copies_after_use or edge.watermark():
                 kind = type(edge.placement).__name__
                 raise ValueError(f"FastDeploy swaps pages, which {kind} does not: set placement=exclusive, {OWN}")
-        return SwappingCache(tiers, page_tokens, storage=storage, recompute_last_token=self.recompute_last_token)
+        return SwappingCache(
+            tiers,
+            page_tokens,
+            storage=storage,
+            recompute_last_token=self.recompute_last_token,
+            cache_output=self.cache_output,
+        )
 
 
 def _check_storage(edge: Edge) -> None:

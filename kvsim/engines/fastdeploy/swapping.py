@@ -6,7 +6,7 @@ from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.runs import count_pages
+from kvsim.core.runs import Run, count_pages
 from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import CPU, GPU, Tier
 from kvsim.core.tree import ABSENT, INCOMING, READY, Node, RadixTree
@@ -39,6 +39,8 @@ class SwappingCache:
     eviction       of n pages: always n, or all that can leave, however many slots are free; least recently used leaves first
     CPU memory     if the evicted pages do not all fit, n pages are deleted there, in the same order, before they arrive
     recency        a look-up and an insert are uses; the end of a request is not
+    output caching if it is on, the full pages that the answer completes are inserted at the end, and used then; those known
+                   already give the request's slots back, or take them if they are in CPU memory
     no room        what was evicted stays evicted and, with the GPU only, the pages found count as used; a request without room
                    for its answer keeps what it has and continues from there
 
@@ -47,15 +49,21 @@ class SwappingCache:
 
     look-up        for the whole rest of the prompt behind GPU and CPU memory, in free GPU slots, up to the first page that
                    storage lacks; what it has is copied to the GPU and stays in storage, and the other slots are for computing
-    written        when a request finishes, before it gives its pages up: those of its prompt that storage lacks and the
-                   placement policy wants (the engine: all of them), first pages first
-    eviction       by the policy of the storage tier: as many pages as a write lacks room for, none of the prompt that is
-                   written; if that is not enough, the prompt's first pages are written
+    written        when a request finishes, before it gives its pages up: those of its prompt, and of a cached answer, that
+                   storage lacks and the placement policy wants (the engine: all of them), first pages first
+    eviction       by the policy of the storage tier: as many pages as a write lacks room for, none of the path that is
+                   written; if that is not enough, its first pages are written
     recency        a page in storage is used when a request uses it on any tier: its finish looks all of its pages up
     """
 
     def __init__(
-        self, tiers: list[Tier], page_tokens: int, *, storage: Edge | None = None, recompute_last_token: bool = True
+        self,
+        tiers: list[Tier],
+        page_tokens: int,
+        *,
+        storage: Edge | None = None,
+        recompute_last_token: bool = True,
+        cache_output: bool = False,
     ) -> None:
         """``storage`` joins the GPU tier to a disk tier; None if there is none."""
         self.residency = Residency(tiers)
@@ -66,6 +74,7 @@ class SwappingCache:
         self.page_tokens = page_tokens
         self.counts = self.residency.counts
         self._recompute_last_token = recompute_last_token
+        self._caches_output = cache_output
         self._unfinished: SwapLease | None = None
         """The lease of a request that found room for its prompt but not for its whole answer."""
 
@@ -91,7 +100,9 @@ class SwappingCache:
         return lease
 
     def finish_request(self, lease: SwapLease) -> None:
-        """End a request whose answer is complete: write its prompt to storage, unpin its path and give back its other slots."""
+        """End a request whose answer is complete: cache its answer, write to storage, unpin its path, give back other slots."""
+        if self._caches_output and lease.request.output_runs:
+            self._insert_answer(lease, lease.request.output_runs)
         if self.storage is not None:
             self._store(self.storage, lease.node, self.residency.now)
         self.residency.notify_finish(lease.request, lease.node, self.residency.now)
@@ -194,6 +205,31 @@ class SwappingCache:
         taken = min(lease.missing, pool.free)
         lease.slots = pool.join(lease.slots, pool.take(taken))
         lease.missing -= taken
+
+    def _insert_answer(self, lease: SwapLease, runs: tuple[Run, ...]) -> None:
+        """Insert the full pages of a complete answer, which are in the request's slots, below its prompt."""
+        residency, gpu, pool = self.residency, self.gpu, self.gpu.pool
+        now = residency.tick(residency.now)
+        path, rest = residency.follow(lease.node, runs)
+        for node in path:
+            mine, lease.slots = pool.split(lease.slots, node.pages)
+            if node.state[GPU] == READY:
+                pool.give(mine)
+                if not node.pins[GPU]:
+                    gpu.evictable_pages -= node.pages
+                node.pins[GPU] += 1
+            else:
+                residency.add_copy(node, gpu, INCOMING, mine)
+                node.pins[GPU] = 1
+                residency.set_ready(node, gpu, now)
+                if self.cpu is not None and node.state[self.cpu.index] == READY:
+                    residency.free(node, self.cpu)
+            lease.node = node
+        residency.use(path, now, is_first=False)
+        if rest:
+            inserted = count_pages(rest)
+            mine, lease.slots = pool.split(lease.slots, inserted)
+            lease.node = residency.add_leaf(lease.node, rest, inserted, gpu, mine, now)
 
     # --- eviction ----------------------------------------------------------------------------------------------------
 
