@@ -64,7 +64,7 @@ def replay(
     try:
         if plan.rules.has_own_cache:
             taken = plan.replay.pages_taken(requests, plan.page_tokens)
-            plan.rules.check_requests(requests, taken, [tier.capacity_pages for tier in plan.tiers], plan.page_tokens)
+            plan.rules.check_requests(requests, taken, {tier.name: tier.capacity_pages for tier in plan.tiers}, plan.page_tokens)
         own = _bypass_tier(plan, tiers, requests) or _own_cache(plan, tiers, edges, requests)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
@@ -188,6 +188,10 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
         ):
             if is_there:
                 raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")
+        if not plan.rules.has_bigram_keys and any(request.bigram for request in requests):
+            raise UsageError(
+                "trace.bigram: only SGLang has keys of token pairs: set trace.bigram=false, rules=sglang or rules=default"
+            )
     if not plan.rules.cache_output:
         return
     if any(request.output_runs is None for request in requests):

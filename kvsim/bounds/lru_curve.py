@@ -14,7 +14,7 @@ def usable_pages(requests: Sequence[Request], page_tokens: int, recompute_last_t
     """Return the leading pages of each prompt that may be hits: all pages, or those that do not contain the last token."""
     if not recompute_last_token:
         return [request.prompt_pages for request in requests]
-    return [min(request.prompt_pages, (request.prompt_tokens - 1) // page_tokens) for request in requests]
+    return [request.lookup_pages(page_tokens) for request in requests]
 
 
 class LruCurve:

@@ -10,7 +10,7 @@ from kvsim.core.rules import Rules
 from kvsim.core.runs import Run, count_pages, split_runs
 from kvsim.core.serving import CLAIMED, LOST, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.tier import CPU, DISK, Tier
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 
@@ -63,7 +63,7 @@ class Cache(ServedCache):
         lease = Lease(request, gpu or self.gpu, self.residency.tree.root)
         pages = request.prompt_pages
         if self._recomputes_last_token:
-            pages = min(pages, (request.prompt_tokens - 1) // self.page_tokens)
+            pages = request.lookup_pages(self.page_tokens)
         self.rematch(lease, pages)
         if request.images:
             self._end_outside_images(lease, lease.gpu_pages + lease.lower_pages)
@@ -367,6 +367,16 @@ class Cache(ServedCache):
             node = node.parent
         return list(loads)
 
+    def room_to_fetch(self, lease: Lease) -> int:
+        cpu = self.views[lease.gpu.index].fetches_to
+        if cpu is None:
+            return 0
+        index, room = cpu.index, cpu.available_pages
+        for node in lease.path:
+            if node.state[index] == READY and not node.pins[index]:
+                room -= node.pages
+        return max(0, room)
+
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
         residency, view = self.residency, self.views[lease.gpu.index]
         cpu, end = view.fetches_to, lease.path[-1]
@@ -391,6 +401,12 @@ class Cache(ServedCache):
         for tier in pinned:
             residency.unpin(end, tier)
         return result
+
+    def hold(self, fetch: Transfer) -> Hold:
+        return self.transfers.hold(fetch)
+
+    def let_go(self, hold: Hold) -> None:
+        self.transfers.let_go(hold)
 
     def _first_on_disk(self, lease: Lease, pages: int, view: View) -> list[Node]:
         nodes: list[Node] = []
@@ -552,6 +568,8 @@ class Cache(ServedCache):
         for node, gpu in self.persistent:
             self.residency.unpin(node, gpu)
         self.persistent.clear()
+        for hold in list(self.transfers.holds):
+            self.let_go(hold)
 
     def check(self) -> None:
         from kvsim.core.check import check, held_by_requests

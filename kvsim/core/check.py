@@ -28,9 +28,10 @@ class Held:
 
 
 def held_by_requests(cache: "Cache") -> Held:
-    """Return what a cache's leases and persistent paths hold."""
+    """Return what a cache's leases, persistent paths and fetches for waiting requests hold."""
     held = Held()
     held.pins.extend(cache.persistent)
+    held.pins.extend((hold.node, hold.tier) for hold in cache.transfers.holds if hold.node is not None)
     for lease in cache.leases:
         gpu = lease.gpu
         held.pins.append((lease.node, gpu))

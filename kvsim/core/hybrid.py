@@ -15,7 +15,7 @@ from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.serving import Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.states import DetachedStates, Place, StateStore, places_after
 from kvsim.core.tier import GPU, Tier
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
 from kvsim.core.tree import ABSENT, LEAVING, READY, Node
 
@@ -192,7 +192,7 @@ class HybridCache(ServedCache):
         request, known = lease.request, self._states_of(lease).known_pages
         start = lease.gpu_pages + lease.lower_pages
         full = self._full_pages(request)
-        replay = min(full, (request.prompt_tokens - 1) // self.page_tokens)
+        replay = min(full, request.lookup_pages(self.page_tokens))
         prefill = self._prefill(start=start, known=min(known, full), full=full, replay=replay)
         pages = whole_numbers(self._policy_name, "after_prefill()", self.policy.after_prefill(prefill), full)
         return self._on_grid(pages, start, full)
@@ -221,6 +221,18 @@ class HybridCache(ServedCache):
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
         """As for any cache."""
         return self.kv.fetch(lease, pages, now)
+
+    def room_to_fetch(self, lease: Lease) -> int:
+        """As for any cache."""
+        return self.kv.room_to_fetch(lease)
+
+    def hold(self, fetch: Transfer) -> Hold:
+        """As for any cache."""
+        return self.kv.hold(fetch)
+
+    def let_go(self, hold: Hold) -> None:
+        """As for any cache."""
+        self.kv.let_go(hold)
 
     def load(self, lease: Lease, now: float) -> Load:
         """As for any cache; the state is loaded first."""

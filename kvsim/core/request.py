@@ -55,6 +55,8 @@ class Request:
     request has; None unless the trace is read with ``answers=unique``."""
     persistent: bool = False
     """Whether the prompt's pages stay on the GPU for good once they are computed."""
+    bigram: bool = False
+    """Whether keys are made of pairs of tokens, as in SGLang with EAGLE: a page's key depends on the token after it, too."""
     samples: int = 1
     """Answers to this prompt, each of ``output_tokens`` tokens. The first computes the prompt; the others begin after it."""
     sample: int = 0
@@ -100,3 +102,10 @@ class Request:
     def pages_for(self, tokens: int, page_tokens: int) -> int:
         """Return how many pages hold its first ``tokens`` tokens, the prompt included; a partial page counts."""
         return max(self.prompt_pages, -(-tokens // page_tokens))
+
+    def lookup_pages(self, page_tokens: int) -> int:
+        """Return how many leading pages a look-up covers that leaves out the prompt's last token, which is always computed.
+
+        Of n tokens it covers n - 1, which make n - 1 keys or n - 2 pairs.
+        """
+        return max(0, min(self.prompt_pages, (self.prompt_tokens - 1 - self.bigram) // page_tokens))

@@ -1,6 +1,6 @@
 """Rules in which real engines differ from each other. An engine that differs more deeply has a subclass with its own cache."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -54,6 +54,9 @@ class Rules:
     pauses_after_retraction: ClassVar[bool] = True
     """Whether, after a retraction, no request is admitted until one has finished; otherwise, none is in the same step."""
 
+    has_bigram_keys: ClassVar[bool] = False
+    """Whether an engine's own cache can have keys of token pairs (``trace.bigram``). kvsim's own rules take any keys."""
+
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
 
@@ -73,11 +76,11 @@ class Rules:
         """Raise ValueError if the rules do not support ``command`` or one of the tiers with these names."""
 
     def check_requests(
-        self, requests: "Sequence[Request]", pages: Sequence[int], capacities: Sequence[int | None], page_tokens: int
+        self, requests: "Sequence[Request]", pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
     ) -> None:
         """Raise ValueError if the rules cannot replay these requests, which take ``pages`` pages each while they run.
 
-        ``capacities`` are those of the tiers, in pages; None is unlimited.
+        ``capacities`` are those of the tiers, by name and in pages; None is unlimited.
         """
 
     def served_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServedCache | None":

@@ -11,7 +11,7 @@ from kvsim.core.residency import Counts, Residency
 from kvsim.core.rules import Rules
 from kvsim.core.subclassing import trait
 from kvsim.core.tier import Tier
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
 from kvsim.core.tree import RadixTree
 
@@ -138,12 +138,28 @@ class ServedCache(metaclass=ABCMeta):
         """
 
     @abstractmethod
+    def room_to_fetch(self, lease: Lease) -> int:
+        """Return how many pages ``fetch`` could read now: what the CPU tier can take after evicting everything evictable but
+        the copies there of the lease's own path. The lease must be fresh from ``match``."""
+
+    @abstractmethod
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
         """Start reading the first ``pages`` pages that only the disk has into the CPU tier, for a request that still waits.
 
         Fewer are read if fewer fit. The path down to them stays in place until the fetch ends, and counts as used now. The
         lease must be fresh from ``match`` and cannot be used afterwards.
         """
+
+    @abstractmethod
+    def hold(self, fetch: Transfer) -> Hold:
+        """Keep what a fetch brings, and the path above it, in the CPU tier after its end, until ``let_go`` or ``reset``.
+
+        The fetch must have just been started.
+        """
+
+    @abstractmethod
+    def let_go(self, hold: Hold) -> None:
+        """Take back a ``hold``; nothing happens if ``reset`` has done so."""
 
     @abstractmethod
     def load(self, lease: Lease, now: float) -> Load:

@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from kvsim.core.tree import Node
 
 
+class Hold:
+    """Keeps the pages of a fetch, and the path above them, in the tier that they are fetched into, from its start until
+    ``let_go``. Only what has arrived is kept after the fetch has ended."""
+
+    __slots__ = ("node", "tier")
+
+    def __init__(self, node: "Node", tier: "Tier") -> None:
+        self.node: Node | None = node
+        """The deepest node that is kept; None if nothing is."""
+        self.tier = tier
+
+
 class Transfer:
     """Pages to be copied from one tier to another: the core creates it, a substrate copies the bytes and reports the end.
 
@@ -18,7 +30,7 @@ class Transfer:
     """
 
     __slots__ = (
-        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "goes_down", "has_fault", "nodes", "pins",
+        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "goes_down", "has_fault", "hold", "nodes", "pins",
         "request", "source", "submitted", "target",
     )  # fmt: skip
 
@@ -49,6 +61,8 @@ class Transfer:
         """Set by a substrate before the end if the first page that did not arrive can no longer be read from the source."""
         self.arrived_pages = 0
         """Pages that arrived; set at the end."""
+        self.hold: Hold | None = None
+        """What keeps a fetch's pages in the target after its end."""
 
     @property
     def pages(self) -> int:

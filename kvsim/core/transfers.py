@@ -11,7 +11,7 @@ from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Tier
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 
 NO_TRANSFERS: list[Transfer] = []
@@ -37,6 +37,8 @@ class Transfers:
         self.counts = residency.counts
         self.in_flight: dict[Transfer, None] = {}
         """Transfers handed out but not yet ended, in order of creation."""
+        self.holds: dict[Hold, None] = {}
+        """What is kept for requests that wait."""
         self._is_single = len(residency.tiers) == 1
         self._absent_elsewhere = len(residency.tiers) - 1
         self._is_offering = False
@@ -396,6 +398,29 @@ class Transfers:
         transfer.pins.append((node, tier.index))
         self.residency.pin(node, tier)
 
+    def hold(self, fetch: Transfer) -> Hold:
+        """Keep the pages of a fetch that has just been started, and the path above them, in its target until ``let_go``."""
+        hold = fetch.hold = Hold(fetch.nodes[-1], fetch.target)
+        self.residency.pin(fetch.nodes[-1], fetch.target)
+        self.holds[hold] = None
+        return hold
+
+    def let_go(self, hold: Hold) -> None:
+        """Take back one ``hold``; nothing happens if it keeps nothing any more."""
+        self.holds.pop(hold, None)
+        if hold.node is not None:
+            self.residency.unpin(hold.node, hold.tier)
+            hold.node = None
+
+    def _hold_arrived(self, hold: Hold, fetch: Transfer) -> None:
+        """Let a hold keep what has arrived, and nothing else."""
+        if not fetch.nodes:
+            self.let_go(hold)
+        elif hold.node is not None and hold.node is not fetch.nodes[-1]:
+            self.residency.pin(fetch.nodes[-1], hold.tier)
+            self.residency.unpin(hold.node, hold.tier)
+            hold.node = fetch.nodes[-1]
+
     def departing(self, tier: Tier) -> list[Transfer]:
         """Return transfers that must end before slots of the tier become free: the write-downs just decided on, then the oldest
         one in flight from this tier. Empty if there is none."""
@@ -489,6 +514,8 @@ class Transfers:
         self._count(transfer)
         for node in transfer.nodes:
             self._arrive(node, transfer, now)
+        if transfer.hold is not None:
+            self._hold_arrived(transfer.hold, transfer)
         for node, index in transfer.pins:
             residency.unpin(node, residency.tiers[index])
         if not edge.keeps_loaded():

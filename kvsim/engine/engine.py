@@ -22,7 +22,7 @@ from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.job import LEAP_STEPS, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
-from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.prefetching import Prefetch, Prefetching
 from kvsim.engine.read_times import ReadTimes
 from kvsim.engine.substrate import Substrate, Work
 
@@ -163,7 +163,7 @@ class Engine:
         self.cache.residency.notify_arrival(request, self.env.now)
         if self._can_fetch:
             self._prefetch(job)
-        if job.fetch is None:
+        if job.prefetch is None:
             self._enqueue(job)
 
     def _reject(self, request: Request) -> None:
@@ -195,23 +195,19 @@ class Engine:
     def _prefetch(self, job: Job) -> None:
         """Start the job's prefetch if the policy wants one. The job is queued when that ends or has lasted long enough."""
         lease = self.cache.match(job.request)
-        started = self.prefetching.start(lease, self.env.now) if lease.disk_pages else None
-        if started is None or started.fetch is None:
+        prefetch = self.prefetching.start(lease, self.env.now) if lease.disk_pages else None
+        if prefetch is None:
             return
-        job.fetch, job.fetch_pages = started.fetch, started.fetch.pages
-        job.fetch.request = job.request
-        job.fetch_first_page = lease.gpu_pages + lease.leading_cpu_pages
-        self.mover.submit(started.transfers)
-        self.mover.end_of(job.fetch).callbacks.append(lambda _: self._fetched(job))
-        wait_s = self.prefetching.wait_s(job.fetch_pages * self.cache.page_tokens)
+        job.prefetch = prefetch
+        prefetch.fetch.request = job.request
+        self.mover.submit(prefetch.transfers)
+        self.mover.end_of(prefetch.fetch).callbacks.append(lambda _: self._fetched(job, prefetch))
+        wait_s = self.prefetching.wait_s(prefetch.pages * self.cache.page_tokens)
         if wait_s < float("inf"):
             self.env.timeout(wait_s).callbacks.append(lambda _: self._enqueue(job))
 
-    def _fetched(self, job: Job) -> None:
-        assert job.fetch is not None
-        job.fetched_pages = job.fetch.arrived_pages
-        self.prefetching.end(job.fetch_pages, job.fetched_pages)
-        job.fetch = None
+    def _fetched(self, job: Job, prefetch: Prefetch) -> None:
+        self.prefetching.end(prefetch)
         self._enqueue(job)
 
     def _enqueue(self, job: Job) -> None:
@@ -279,9 +275,9 @@ class Engine:
                 break
             job = queue[0][1]
             request = job.request
-            if job.fetch is not None:
-                self.mover.cancel(job.fetch)
-                yield self.mover.end_of(job.fetch)
+            if job.prefetch is not None and job.prefetch.is_under_way:
+                self.mover.cancel(job.prefetch.fetch)
+                yield self.mover.end_of(job.prefetch.fetch)
                 return False
             lease = cache.resume(request, job.target_tokens) if job.is_known else cache.match(request)
             lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0 or request.sample > 0
@@ -293,7 +289,8 @@ class Engine:
                 if self.admitted or self.decoding or cache.in_flight:
                     break
                 heappop(queue)
-                self.prefetching.waste(job.fetched_pages)
+                if job.prefetch is not None:
+                    self.prefetching.give_up(job.prefetch)
                 self._reject(request)
                 continue
             heappop(queue)
@@ -358,8 +355,9 @@ class Engine:
         job.loads, job.ready_loads = self.cache.arriving(lease), 0
         if job.admissions == 1 and not job.request.sample:
             disk_pages = lease.loaded_disk_pages
-            if job.fetched_pages:
-                disk_pages += self.prefetching.settle(lease, job.fetch_first_page, job.fetched_pages)
+            if job.prefetch is not None:
+                disk_pages += self.prefetching.settle(job.prefetch, lease)
+                job.prefetch = None
             self._hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)

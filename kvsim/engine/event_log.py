@@ -9,7 +9,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import NEVER_FITS, Claim, Fetch, Growth, HybridServingCache, Load, ServedCache, ServingCache
 from kvsim.core.tier import Tier
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import Begin
 
 
@@ -107,8 +107,17 @@ class LoggedCache(ServedCache):
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         return self.cache.grow(needs, now)
 
+    def room_to_fetch(self, lease: Lease) -> int:
+        return self.cache.room_to_fetch(lease)
+
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
         return self.cache.fetch(lease, pages, now)
+
+    def hold(self, fetch: Transfer) -> Hold:
+        return self.cache.hold(fetch)
+
+    def let_go(self, hold: Hold) -> None:
+        self.cache.let_go(hold)
 
     def load(self, lease: Lease, now: float) -> Load:
         return self.cache.load(lease, now)

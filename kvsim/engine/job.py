@@ -3,6 +3,7 @@
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.engine.prefetching import Prefetch
 
 LEAP_STEPS = 64
 """Maximum number of decode steps in one leap. A leap's pages are taken when it begins, so this bounds how early that is."""
@@ -12,9 +13,8 @@ class Job:
     """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
 
     __slots__ = (
-        "request", "arrival_s", "fetch", "fetch_first_page", "fetch_pages", "fetched_pages", "is_queued", "lease", "loads",
-        "is_claimed", "ready_loads", "computed", "generated", "joined_step", "last_step", "next_page_step", "first_token_s",
-        "admissions", "is_known", "page_need",
+        "request", "arrival_s", "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "generated",
+        "joined_step", "last_step", "next_page_step", "first_token_s", "admissions", "is_known", "page_need",
     )  # fmt: skip
 
     def __lt__(self, other: "Job") -> bool:
@@ -24,9 +24,8 @@ class Job:
     def __init__(self, request: Request, arrival_s: float) -> None:
         self.request = request
         self.arrival_s = arrival_s
-        self.fetch: Transfer | None = None
-        """The prefetch under way."""
-        self.fetch_first_page = self.fetch_pages = self.fetched_pages = 0
+        self.prefetch: Prefetch | None = None
+        """Its prefetch, until it is admitted or rejected."""
         self.is_queued = False
         self.lease: Lease | None = None
         self.loads: list[Transfer] = []

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.core.answers import number, whole_number
 from kvsim.core.lease import Lease
-from kvsim.core.serving import Fetch, ServedCache, ServingCache
+from kvsim.core.serving import ServedCache, ServingCache
+from kvsim.core.transfer import Hold, Transfer
 
 if TYPE_CHECKING:
     from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
@@ -28,6 +29,27 @@ class PrefetchCounts:
     refused_by_memory_pages: int = 0
 
 
+class Prefetch:
+    """What is fetched for one request, from the start of the fetch to the request's turn: until it is admitted or rejected.
+
+    Until then its pages, those that it continues included, stay in the CPU tier.
+    """
+
+    __slots__ = ("arrived_pages", "fetch", "first_page", "hold", "is_under_way", "pages", "transfers")
+
+    def __init__(self, transfers: list[Transfer], fetch: Transfer, hold: Hold, first_page: int) -> None:
+        self.transfers = transfers
+        """The transfers to carry out, in order; the fetch is one of them."""
+        self.fetch = fetch
+        self.hold = hold
+        self.first_page = first_page
+        """The position in the prompt of the first page fetched."""
+        self.pages = fetch.pages
+        self.arrived_pages = 0
+        """Pages that had arrived at the end of the fetch."""
+        self.is_under_way = True
+
+
 class Prefetching:
     """The prefetches of one run."""
 
@@ -37,6 +59,7 @@ class Prefetching:
         self.policy = policy
         self.counts = PrefetchCounts()
         self.in_flight_pages = 0
+        """Pages whose fetch has started for requests whose turn has not come yet."""
         self.queued_s: Callable[[], float] = lambda: 0.0
         """Returns the seconds that the disk is busy with earlier reads; set by the engine."""
         self._offer = offer
@@ -44,10 +67,9 @@ class Prefetching:
         """The same object, typed so that its answers may be anything."""
         self._policy_name = f"the prefetch policy {type(policy).__name__}"
 
-    def start(self, lease: Lease, now: float) -> Fetch | None:
-        """Start the fetch that the policy wants for a request that starts to wait; None if it wants none."""
-        target = self.cache.views[lease.gpu.index].fetches_to
-        if target is None:
+    def start(self, lease: Lease, now: float) -> Prefetch | None:
+        """Start the fetch that the policy wants for a request that starts to wait; None if nothing is fetched."""
+        if self.cache.views[lease.gpu.index].fetches_to is None:
             return None
         stored = lease.disk_pages
         offer = self._offer(
@@ -55,7 +77,7 @@ class Prefetching:
             first_page=lease.gpu_pages + lease.leading_cpu_pages,
             stored_pages=stored,
             in_flight_pages=self.in_flight_pages,
-            available_pages=max(0, target.available_pages),
+            available_pages=self.cache.room_to_fetch(lease),
             queued_s=self.queued_s(),
         )
         answer = self._policy.fetch(offer)
@@ -65,11 +87,14 @@ class Prefetching:
         pages = whole_number(self._policy_name, "fetch()", answer, stored)
         if not pages:
             return None
-        result: Fetch = self.cache.fetch(lease, pages, now)
-        started = result.fetch.pages if result.fetch is not None else 0
-        self.in_flight_pages += started
-        self.counts.refused_by_memory_pages += stored - started
-        return result
+        transfers, fetch = self.cache.fetch(lease, pages, now)
+        if fetch is None:
+            self.counts.refused_by_memory_pages += stored
+            return None
+        prefetch = Prefetch(transfers, fetch, self.cache.hold(fetch), offer.first_page)
+        self.in_flight_pages += prefetch.pages
+        self.counts.refused_by_memory_pages += stored - prefetch.pages
+        return prefetch
 
     def _refuse(self, reason: str, pages: int) -> None:
         name = f"{reason}_pages"
@@ -85,25 +110,32 @@ class Prefetching:
         """Return how long, in seconds from its arrival, a request may wait for its prefetch of ``fetch_tokens`` tokens."""
         return number(self._policy_name, "wait_s()", self._policy.wait_s(fetch_tokens))
 
-    def end(self, started_pages: int, arrived_pages: int) -> None:
+    def end(self, prefetch: Prefetch) -> None:
         """Record the end of a fetch, complete or not."""
-        self.in_flight_pages -= started_pages
-        self.counts.fetched_pages += arrived_pages
+        prefetch.is_under_way = False
+        prefetch.arrived_pages = prefetch.fetch.arrived_pages
+        self.counts.fetched_pages += prefetch.arrived_pages
 
-    def settle(self, lease: Lease, first_page: int, fetched_pages: int) -> int:
-        """Count the pages that an admitted request loads of its own prefetch, and return their number: they came from disk.
+    def settle(self, prefetch: Prefetch, lease: Lease) -> int:
+        """End the prefetch of a request that has been admitted and has started its loads.
 
-        ``first_page`` is the position in the prompt of the first page fetched.
+        Counts the pages that it loads of its prefetch, and returns their number: they came from disk.
         """
         begin, loaded = lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages
-        used = max(0, min(first_page + fetched_pages, begin + loaded) - max(first_page, begin))
+        end = min(prefetch.first_page + prefetch.arrived_pages, begin + loaded)
+        used = max(0, end - max(prefetch.first_page, begin))
         self.counts.used_pages += used
-        self.counts.wasted_pages += fetched_pages - used
+        self._let_go(prefetch, used)
         return used
 
-    def waste(self, fetched_pages: int) -> None:
-        """Count pages that were fetched for a request that never ran."""
-        self.counts.wasted_pages += fetched_pages
+    def give_up(self, prefetch: Prefetch) -> None:
+        """End the prefetch of a request that has been rejected."""
+        self._let_go(prefetch, 0)
+
+    def _let_go(self, prefetch: Prefetch, used: int) -> None:
+        self.counts.wasted_pages += prefetch.arrived_pages - used
+        self.in_flight_pages -= prefetch.pages
+        self.cache.let_go(prefetch.hold)
 
     def result(self) -> dict[str, int]:
         """Return all counts by name."""

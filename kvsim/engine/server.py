@@ -6,7 +6,7 @@ from kvsim.core.serving import Hits, ServedCache
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import NO_TRANSFERS
 from kvsim.engine.job import LEAP_STEPS
-from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.prefetching import Prefetch, Prefetching
 
 
 class CacheServer:
@@ -16,9 +16,9 @@ class CacheServer:
         self.cache = cache
         self.prefetching = prefetching
         self._waiting: Request | None = None
-        """A request without room. It will be tried again, with the pages that were fetched for it."""
-        self._first_page = 0
-        self._fetched_pages = 0
+        """A request without room. It will be tried again, with what was fetched for it."""
+        self._prefetched: Prefetch | None = None
+        """The prefetch of that request."""
         self._landing: list[Transfer] = NO_TRANSFERS
         """Transfers that follow from a request without decode steps; they end when the request has finished."""
 
@@ -35,13 +35,12 @@ class CacheServer:
             self._land(NO_TRANSFERS, now)
         own_pages = min(pages, request.pages_for(request.prompt_tokens, page_tokens))
         lease = cache.match(request)
-        first_page = fetched_pages = load_pages = 0
+        prefetch: Prefetch | None = None
+        load_pages = 0
         if self._waiting is request:
-            first_page, fetched_pages = self._first_page, self._fetched_pages
-            self.prefetching.waste(-fetched_pages)
+            prefetch, self._waiting, self._prefetched = self._prefetched, None, None
         elif lease.disk_pages:
-            first_page = lease.gpu_pages + lease.leading_cpu_pages
-            fetched_pages = self._prefetch(lease, now)
+            prefetch = self._prefetch(lease, now)
             lease = cache.match(request)
         if lease.cpu_pages or lease.disk_pages:
             load_pages = self.prefetching.pages_to_load(lease)
@@ -49,10 +48,9 @@ class CacheServer:
             lease.is_resumed = lease.is_known_prompt = True
         has_room = own_pages == pages or cache.can_admit(lease, pages)
         if not (has_room and cache.admit(lease, own_pages, now, load_pages)):
-            self.prefetching.waste(fetched_pages)
-            self._waiting, self._first_page, self._fetched_pages = request, first_page, fetched_pages
+            self._wait(request, prefetch)
             return None
-        lease.hits = self._run(lease, first_page, fetched_pages, now)
+        lease.hits = self._run(lease, prefetch, now)
         transfers = cache.insert(lease, now)
         if request.output_tokens < 2:
             self._landing = self._begin(transfers, now)
@@ -73,18 +71,22 @@ class CacheServer:
         landing, self._landing = self._landing, NO_TRANSFERS
         self._move(landing + transfers, now)
 
-    def _prefetch(self, lease: Lease, now: float) -> int:
-        """Fetch what the policy wants. Returns the pages that arrived."""
-        started = self.prefetching.start(lease, now)
-        if started is None or started.fetch is None:
-            return 0
-        pages = started.fetch.pages
-        self._move(started.transfers, now)
-        arrived = started.fetch.arrived_pages
-        self.prefetching.end(pages, arrived)
-        return arrived
+    def _prefetch(self, lease: Lease, now: float) -> Prefetch | None:
+        """Fetch what the policy wants; None if that is nothing."""
+        prefetch = self.prefetching.start(lease, now)
+        if prefetch is not None:
+            self._move(prefetch.transfers, now)
+            self.prefetching.end(prefetch)
+        return prefetch
 
-    def _run(self, lease: Lease, first_page: int, fetched_pages: int, now: float) -> Hits:
+    def _wait(self, request: Request, prefetch: Prefetch | None) -> None:
+        """Let a request without room wait for the end of another one; if none is running, it is rejected."""
+        if self.cache.leases:
+            self._waiting, self._prefetched = request, prefetch
+        elif prefetch is not None:
+            self.prefetching.give_up(prefetch)
+
+    def _run(self, lease: Lease, prefetch: Prefetch | None, now: float) -> Hits:
         """Bring everything that an admitted request reuses to the GPU. Returns its hit pages by tier."""
         cache = self.cache
         transfers = lease.waits
@@ -95,8 +97,8 @@ class CacheServer:
         if transfers:
             self._move(transfers, now)
         disk_pages = lease.loaded_disk_pages
-        if fetched_pages:
-            disk_pages += self.prefetching.settle(lease, first_page, fetched_pages)
+        if prefetch is not None:
+            disk_pages += self.prefetching.settle(prefetch, lease)
         return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
 
     def _answer(self, lease: Lease, held_pages: int, transfers: list[Transfer], now: float) -> None:

@@ -40,6 +40,9 @@ class TraceSource(ABC):
     """Number of requests to keep, from the first; None keeps all."""
     rate: float = 1.0
     """Divisor of arrival times; nothing else depends on it."""
+    bigram: bool = False
+    """EAGLE's keys: a page is known by its tokens and the one after it. So n tokens have (n - 1) // page_tokens full pages, and
+    of a common prefix that ends with a page, that page is shared only if the next token is the same, too."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -99,6 +102,15 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise ValueError unless a setting's value is one of its choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def refuse_bigram(bigram: bool) -> None:
+    """Raise ValueError if ``bigram`` is set for a trace of block ids."""
+    if bigram:
+        raise ValueError(
+            "bigram must be false for traces of block ids: a page would be known by the token after it, too, which block ids do "
+            "not tell; use trace=tokens or trace=synthetic"
+        )
 
 
 def check_page_tokens(page_tokens: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
 from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
-from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival
+from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.records import Record, runs_of
 
@@ -26,6 +26,7 @@ class HashedTrace(TraceSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_bigram(self.bigram)
         check_choice("tail", self.tail, TAILS)
         check_choice("answers", self.answers, ANSWERS)
         if self.answers != "none" and self.tail == "all":

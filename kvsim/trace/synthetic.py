@@ -1,6 +1,6 @@
 """A seeded synthetic workload: chats, agents in tool loops, questions about long documents, shared system prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import NamedTuple
@@ -141,7 +141,7 @@ class Synthetic(TraceSource):
         arrival_s, delay_s = begin_s / self.rate, 0.0
         for number, turn in enumerate(turns):
             prompt_tokens = count_pages(turn.prompt)
-            runs, prompt_pages = pages.lookup(turn.prompt, prompt_tokens)
+            runs, prompt_pages = self._lookup(pages, turn.prompt, prompt_tokens)
             requests.append(
                 Request(
                     index=0,
@@ -156,20 +156,30 @@ class Synthetic(TraceSource):
                     turn=number,
                     kind=kind,
                     output_runs=self._output_runs(pages, turn, prompt_tokens),
+                    bigram=self.bigram,
                 )
             )
             delay_s = turn.pause_s
             between_s = turn.answer_tokens * self.answer_s_per_token + turn.pause_s
             arrival_s += between_s if closed else between_s / self.rate
 
-    @staticmethod
-    def _output_runs(pages: BlockPages, turn: Turn, prompt_tokens: int) -> tuple[Run, ...]:
+    def _lookup(self, pages: BlockPages, tokens: Sequence[Run], count: int) -> tuple[tuple[Run, ...], int]:
+        """Return the pages of a prompt of ``count`` tokens, and their number.
+
+        With ``bigram``, a page is known by the tokens up to the one after it, so the tokens from the second one on are cut into
+        pages: a text begins with a token of its own, so equal second tokens follow equal first ones.
+        """
+        if not self.bigram:
+            return pages.lookup(tokens, count)
+        return pages.lookup(split_runs(tuple(tokens), 1)[1], count - 1)
+
+    def _output_runs(self, pages: BlockPages, turn: Turn, prompt_tokens: int) -> tuple[Run, ...]:
         """Return the pages that the answer completes; its last token has no KV."""
         whole = list(turn.prompt)
         append_run(whole, *turn.answer)
-        page_tokens = pages.page_tokens
-        full_tokens = (prompt_tokens + turn.answer_tokens - 1) // page_tokens * page_tokens
-        return split_runs(pages.lookup(whole, full_tokens)[0], prompt_tokens // page_tokens)[1]
+        page_tokens, ahead = pages.page_tokens, int(self.bigram)
+        full_tokens = (prompt_tokens + turn.answer_tokens - 1 - ahead) // page_tokens * page_tokens + ahead
+        return split_runs(self._lookup(pages, whole, full_tokens)[0], (prompt_tokens - ahead) // page_tokens)[1]
 
 
 class Author:

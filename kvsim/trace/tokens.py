@@ -30,7 +30,8 @@ class Tokens(TraceSource):
 
     A line ``{"reset": "drain"}`` or ``{"reset": "now"}``, optionally with a ``timestamp``, resets the cache (see ``Reset``).
 
-    ``limit`` counts lines. Hashing each page of each prompt is the only cost that grows with the number of pages.
+    ``limit`` counts lines. With ``bigram``, a page is known by its tokens and the one after it: SGLang's keys with EAGLE
+    (``convert_to_bigram_key``). Hashing each page of each prompt is the only cost that grows with the number of pages.
     """
 
     path: str
@@ -56,7 +57,7 @@ class Tokens(TraceSource):
         return lambda page: keys[page].to_bytes(16, "big")
 
     def page_names(self, page_tokens: int) -> dict[int, str]:
-        hasher, index = PageHasher(page_tokens), PageIndex()
+        hasher, index = PageHasher(page_tokens, bigram=self.bigram), PageIndex()
         records = read_records(self.path, self.limit)
         prompts = ((record.integers("token_ids"), record) for record in records if "reset" not in record.fields)
         return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
@@ -64,7 +65,7 @@ class Tokens(TraceSource):
     def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
         """Return the requests in file order, with page ids from ``index``."""
         check_page_tokens(page_tokens)
-        hasher, times = PageHasher(page_tokens), Timetable(self.rate, timestamps_optional=True)
+        hasher, times = PageHasher(page_tokens, bigram=self.bigram), Timetable(self.rate, timestamps_optional=True)
         records = read_records(self.path, self.limit)
         return read_requests(
             records, times, lambda record: self._request(record, times, hasher, index), is_limited=self.limit is not None
@@ -91,6 +92,7 @@ class Tokens(TraceSource):
             samples=samples,
             images=record.stretches("images", len(tokens)),
             persistent=record.flag("persistent"),
+            bigram=self.bigram,
             **place._asdict(),
         )
 
@@ -111,7 +113,7 @@ class Tokens(TraceSource):
             if len(answer) != output_tokens:
                 raise record.error(f"output_token_ids has {len(answer)} tokens, but output_length is {output_tokens}")
             keys = self._keys(record, tokens + answer[:-1], hasher, tail="full")
-            paths.append(split_runs(index.lookup(keys), len(tokens) // hasher.page_tokens)[1])
+            paths.append(split_runs(index.lookup(keys), (len(tokens) - self.bigram) // hasher.page_tokens)[1])
         return tuple(paths)
 
     def _keys(self, record: Record, tokens: list[int], hasher: PageHasher, tail: str | None = None) -> list[int]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages
 from kvsim.trace.answers import infer_answers
-from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival
+from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.records import Record, read_records, runs_of
 
@@ -61,6 +61,7 @@ class Weka(TraceSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_bigram(self.bigram)
         check_choice("arrivals", self.arrivals, ARRIVALS)
         check_choice("answers", self.answers, ("none", "inferred"))
         for name in ("block_tokens", "concurrent_sessions"):

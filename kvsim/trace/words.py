@@ -35,6 +35,7 @@ class Words(TraceSource):
                 output_tokens=self.output_tokens,
                 runs=runs,
                 prompt_pages=count_pages(runs),
+                bigram=self.bigram,
             )
             for index, (words, runs) in enumerate(self._prompts(page_tokens))
         ]
@@ -46,7 +47,7 @@ class Words(TraceSource):
     def _prompts(self, page_tokens: int) -> list[tuple[list[str], tuple[Run, ...]]]:
         """Return the words of each prompt and its runs of page ids."""
         check_page_tokens(page_tokens)
-        hasher, index = PageHasher(page_tokens), PageIndex()
+        hasher, index = PageHasher(page_tokens, bigram=self.bigram), PageIndex()
         tokens: dict[str, int] = {}
         prompts = []
         for words in map(str.split, self.prompts[: self.limit]):

@@ -30,9 +30,9 @@ class Offer:
     stored_pages: int
     """Pages after that prefix that only the disk has."""
     in_flight_pages: int
-    """Pages being fetched into the CPU tier now."""
+    """Pages fetched, or being fetched, into the CPU tier for requests that still wait."""
     available_pages: int
-    """Pages that the CPU tier could take after evicting everything evictable."""
+    """Pages that the CPU tier could take after evicting everything evictable but its copies of the request's own prefix."""
     queued_s: float
     """Seconds until the disk would start reading them, after the reads queued before. 0 without a clock."""
 

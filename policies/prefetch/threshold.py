@@ -12,8 +12,11 @@ from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
 class ThresholdPrefetch(StoppedPrefetch):
     """Fetches long continuations only: short ones are recomputed faster than they are looked up and read.
 
+    The rate limit and the room are SGLang's: a fetch starts whenever those before it leave it under the limit, whatever its own
+    size, and has the room that remains beside the request's own prefix in the CPU tier.
+
     stored < min_tokens, or prompt < min_prompt_tokens             nothing (threshold)
-    in flight and stored > in_flight_fraction of the CPU tier      nothing (rate limit)
+    in flight already >= in_flight_fraction of the CPU tier        nothing (rate limit)
     no room in the CPU tier                                        nothing (memory)
     otherwise                                                      all stored pages
     at admission                                                   what the CPU has, if that is at least load_min_tokens and
@@ -39,7 +42,7 @@ class ThresholdPrefetch(StoppedPrefetch):
     def fetch(self, offer: Offer) -> int | Refusal:
         if offer.stored_pages * self.page_tokens < self.min_tokens or offer.request.prompt_tokens < self.min_prompt_tokens:
             return Refusal.THRESHOLD
-        if offer.in_flight_pages + offer.stored_pages > self.in_flight_fraction * self.cpu_pages:
+        if offer.in_flight_pages >= self.in_flight_fraction * self.cpu_pages:
             return Refusal.RATE_LIMIT
         return self.fit(offer)
 

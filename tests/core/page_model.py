@@ -69,6 +69,8 @@ class PageModel:
         """By the tier below: what has left a tier in the pass under way, first the one that left first."""
         self.kept: list[list[Page]] = [[] for _ in tiers]
         """What is pinned in each tier for the moment."""
+        self.fetched: list[Page] = []
+        """What was fetched into the CPU tier for a request that has not been admitted yet."""
         self.live: list[Held] = []
         self.landing: Held | None = None
         """The request that brought about what is on its way down between two operations: it has no answer to compute."""
@@ -101,6 +103,7 @@ class PageModel:
         fetched = self.fetch(request, numbers)
         while (hits := self.run(request, numbers, *fetched)) is None and self.live:
             self.finish_oldest()
+        self.fetched = []
         return hits
 
     def pages_of(self, request: Request, tokens: int) -> int:
@@ -150,17 +153,23 @@ class PageModel:
         if not stored or self.edge_above[DISK].upper != CPU:
             return 0, 0
         first_page = len(on_gpu) + self.leading_cpu_pages(lower)
+        with self.keeping(CPU, on_gpu + lower):
+            room = int(min(self.room(CPU), 1e9))
         offer = Offer(
-            request=request, first_page=first_page, stored_pages=len(stored), in_flight_pages=0,
-            available_pages=int(min(self.room(CPU), 1e9)), queued_s=0.0,
-        )  # fmt: skip
+            request=request,
+            first_page=first_page,
+            stored_pages=len(stored),
+            in_flight_pages=0,
+            available_pages=room,
+            queued_s=0.0,
+        )
         wanted = self.prefetch.fetch(offer)
         if not isinstance(wanted, int) or not wanted:
             return 0, 0
         with ExitStack() as pins:
             for tier in range(len(self.capacities)):
                 pins.enter_context(self.keeping(tier, on_gpu + lower))
-            fetched = stored[: int(min(wanted, self.room(CPU)))]
+            fetched = stored[:wanted]
             if fetched:
                 now = self.tick(request)
                 for page in self.line(fetched[-1]):
@@ -168,6 +177,7 @@ class PageModel:
                 self.read_disk(fetched)
         for page in fetched:
             self.drop_copies_below(page, CPU)
+        self.fetched = fetched
         return first_page, len(fetched)
 
     def run(self, request: Request, numbers: list[int], first_page: int, fetched_pages: int) -> Hits | None:
@@ -184,6 +194,7 @@ class PageModel:
         held = Held(request, list(on_gpu), 0)
         self.live.append(held)
         loaded = self.load(held, lower[:load_pages], missing)
+        self.fetched = []
         self.compute(held, numbers)
         disk_pages = loaded.count(DISK)
         if fetched_pages:
@@ -307,10 +318,11 @@ class PageModel:
         return self.free(tier) + sum(page not in pinned for page in self.on[tier])
 
     def pinned(self, tier: int) -> set[Page]:
-        """What must stay in a tier: requests' paths, what is kept for the moment, all above what is to arrive there, and what is
-        being copied down from there."""
+        """What must stay in a tier: requests' paths, what was fetched for one that waits, what is kept for the moment, all above
+        what is to arrive there, and what is being copied down from there."""
         pinned: set[Page] = set()
         running = [page for held in self.live for page in held.path] if tier == GPU else []
+        running += self.fetched if tier == CPU else []
         copied = [page for edge in self.edges if edge.upper == tier for page in self.coming[edge.lower] if page.here[tier]]
         for page in (*running, *self.kept[tier], *self.coming[tier], *self.leaving[tier], *copied):
             for above in self.line(page):

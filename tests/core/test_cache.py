@@ -3,8 +3,9 @@
 import pytest
 
 from kvsim.core.cache import CLAIMED
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.tree import INCOMING
+from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from tests.core.small import SmallCache, now, only, small_cache
@@ -222,6 +223,77 @@ def test_a_prefetch_is_pinned_until_it_ends_and_keeps_whole_pages_that_arrived()
     cache.check()
     assert not cache.in_flight
     assert cache.look("abc").cpu_pages == 2 and cache.look("abc").disk_pages == 1
+
+
+def fetched_abcd(**capacities: int) -> tuple[SmallCache, Transfer, Hold]:
+    """A fetch of a, b, c and d, which only the disk has; it is held but has not begun."""
+    cache = small_cache(**{"gpu": 4, "cpu": 4, "disk": 20} | capacities)
+    for word in ("abcd", "wxyz", "pqrs"):
+        cache.use(word)
+    *write_downs, fetch = cache.fetch(cache.look("abcd"), 4, now(cache)).transfers
+    hold = cache.hold(fetch)
+    cache.move(write_downs)
+    cache.check()
+    return cache, fetch, hold
+
+
+def test_fetched_pages_that_are_held_stay_after_the_fetch_until_they_are_let_go() -> None:
+    cache, fetch, hold = fetched_abcd()
+    cache.move([fetch])
+    cache.use("mnop")
+    assert cache.on("cpu") == "abcd"
+    cache.let_go(hold)
+    cache.let_go(hold)
+    cache.check()
+    cache.use("stuv")
+    assert cache.on("cpu") == "stuv"
+
+
+@pytest.mark.parametrize(("arrived", "kept"), [(0, ""), (1, "a"), (3, "abc")])
+def test_of_a_fetch_that_ends_early_what_has_arrived_is_held(arrived: int, kept: str) -> None:
+    cache, fetch, hold = fetched_abcd()
+    assert cache.begin(fetch, now(cache)).can_run
+    cache.move(cache.abort(fetch, arrived, now(cache)))
+    cache.check()
+    cache.use("mnop")
+    assert set(cache.on("cpu")) & set("abcd") == set(kept)
+    cache.let_go(hold)
+    cache.use("stuv")
+    assert cache.on("cpu") == "stuv"
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_reset_lets_go_of_what_was_fetched(is_over: bool) -> None:
+    cache, fetch, hold = fetched_abcd()
+    if is_over:
+        cache.move([fetch])
+    cache.reset()
+    cache.check()
+    if not is_over:
+        cache.move([fetch])
+    cache.let_go(hold)
+    cache.check()
+    assert cache.tiers[1].pool.free == 4 and not cache.transfers.holds
+
+
+def test_held_pages_that_lose_the_pages_before_them_are_freed_when_they_are_let_go() -> None:
+    """The CPU tier is full of held pages, so what leaves the GPU is lost: a and b, and c and d with them."""
+    cache = small_cache(gpu=4, cpu=4, disk=20, placement=Exclusive)
+    for word in ("abcd", "wxyz", "pqrs", "ab", "tu"):
+        cache.use(word)
+    holds = []
+    for word in ("abcd", "wxyz"):
+        transfers, fetch = cache.fetch(cache.look(word), 2, now(cache))
+        assert fetch is not None
+        holds.append(cache.hold(fetch))
+        cache.move(transfers)
+    assert (cache.on("gpu"), cache.on("cpu")) == ("abtu", "cdwx")
+    cache.use("mnop")
+    assert (cache.on("gpu"), cache.on("cpu"), cache.tiers[1].pool.free) == ("mnop", "wx", 0)
+    for hold in holds:
+        cache.let_go(hold)
+    cache.check()
+    assert cache.tiers[1].pool.free == 2 and not cache.residency.doomed
 
 
 def test_a_prefetch_that_the_cpu_tier_cannot_hold_is_not_begun() -> None:

@@ -22,7 +22,7 @@ from kvsim.core.restore import restore
 from kvsim.core.rules import Rules
 from kvsim.core.runs import count_pages
 from kvsim.core.tier import DISK
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import is_arriving
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.policies.eviction.arc import ARC
@@ -147,6 +147,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.requests: list[Running] = []
         self.transfers: dict[Transfer, None] = {}
         self.flights: dict[Transfer, Flight] = {}
+        self.holds: list[Hold] = []
         self.bytes = [np.full(capacity, -1, dtype=np.int64) for capacity in capacities]
         if len(capacities) > 1:
             self.restore(draw(st.lists(PATHS, max_size=3)), draw(st.integers(0, 3)))
@@ -361,12 +362,21 @@ class CacheMachine(RuleBasedStateMachine):
         if lease.disk_pages and self.cache.views[gpu.index].fetches_to is not None:
             pages = 1 + pick % lease.disk_pages
             before = self.snapshot()
+            room = self.cache.room_to_fetch(lease)
             transfers, fetch = self.cache.fetch(lease, pages, self.time())
             self.learn(transfers)
             if fetch is not None:
-                assert fetch.pages <= pages
+                assert fetch.pages <= min(pages, room)
+                if pick % 3:
+                    self.holds.append(self.cache.hold(fetch))
             else:
                 assert self.snapshot() == before
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.holds)
+    def let_go(self, pick: int) -> None:
+        """The turn of a request that waited for a fetch."""
+        self.cache.let_go(self.holds.pop(pick % len(self.holds)))
 
     def only_on_disk(self) -> list[Node]:
         disk = self.cache.tiers[-1]
@@ -524,6 +534,13 @@ class CacheMachine(RuleBasedStateMachine):
                 assert not np.isin(slots[slots >= 0], np.concatenate(taken)).any()
 
     @invariant()
+    def what_is_held_stays(self) -> None:
+        for hold in self.holds:
+            if hold.node is not None and not self.cache.residency.is_doomed(hold.node):
+                assert all(node.pins[hold.tier.index] for node in self.path(hold.node))
+                assert hold.node.state[hold.tier.index] in (INCOMING, READY)
+
+    @invariant()
     def requests_have_what_they_asked_for(self) -> None:
         for running in self.requests:
             lease = running.lease
@@ -539,6 +556,9 @@ class CacheMachine(RuleBasedStateMachine):
             self.drop(self.requests[0])
             self.cache.check()
         self.land_all()
+        while self.holds:
+            self.let_go(0)
+            self.cache.check()
         self.nothing_is_left()
         for pick in range(len(self.gpus)):
             self.gpu_can_be_had_whole(pick)

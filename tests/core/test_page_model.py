@@ -448,12 +448,17 @@ def test_a_load_takes_as_many_pages_from_disk_as_the_cpu_tier_has_room_for(words
     assert play_both(words, capacities=[4, 3, 12]).hits[-1] == (0, 1, 2)
 
 
-@pytest.mark.parametrize("prefetch", ["threshold", "adaptive"])
 @pytest.mark.parametrize("words", GROWN)
-def test_a_fetch_takes_as_many_pages_as_the_cpu_tier_has_room_for(words: str, prefetch: str) -> None:
-    played = play_both(words, capacities=[4, 3, 12], prefetch=prefetch)
+def test_an_adaptive_fetch_takes_as_many_pages_as_the_cpu_tier_has_room_for_beside_those_it_continues(words: str) -> None:
+    played = play_both(words, capacities=[4, 3, 12], prefetch="adaptive")
     assert played.hits[-1] == (0, 1, 2)
     assert letters(words, played.pages[1]) == ["a", "ab", "abc"]
+
+
+@pytest.mark.parametrize("words", GROWN)
+def test_a_fetch_by_threshold_needs_room_for_all_of_it_beside_the_pages_that_it_continues(words: str) -> None:
+    assert play_both(words, capacities=[4, 3, 12], prefetch="threshold").hits[-1] == (0, 1, 0)
+    assert play_both(words, capacities=[4, 4, 12], prefetch="threshold").hits[-1] == (0, 2, 2)
 
 
 def test_exclusive_tiers_hold_no_page_twice_though_the_last_one_is_computed_again() -> None:

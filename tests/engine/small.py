@@ -162,7 +162,7 @@ def check_idle(engine: SmallEngine) -> None:
     """Assert that nothing is held, promised or awaited any more, and that every pool adds up."""
     cache = engine.cache
     cache.check()
-    assert not cache.leases and not cache.in_flight and not cache.residency.doomed
+    assert not cache.leases and not cache.in_flight and not cache.residency.doomed and not cache.transfers.holds
     assert not any(sum(node.pins) for node in [cache.tree.root, *cache.tree.root.descendants()][1:])
     for tier in cache.tiers:
         assert tier.promised_pages == tier.leaving_pages == 0
@@ -171,6 +171,11 @@ def check_idle(engine: SmallEngine) -> None:
     assert engine._context_offset == 0 and not engine._followers
     assert engine.prefetching.in_flight_pages == 0
     assert not engine.substrate.flows and not any(engine.mover._lines)
+
+
+def counted(outcome: Outcome) -> dict[str, int]:
+    """What became of prefetched pages: the counts that are not 0."""
+    return {name.removesuffix("_pages"): pages for name, pages in outcome.prefetch.items() if pages}
 
 
 def bytes_moved(outcome: Outcome) -> dict[str, int]:

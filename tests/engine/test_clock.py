@@ -1,16 +1,17 @@
 """The clock means something: every time here follows from one line of arithmetic. See small.py for the round numbers."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 
-from kvsim.engine.outcome import Outcome
+from kvsim.engine.outcome import FINISHED, Outcome
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
-from tests.engine.small import PAGE_BYTES, STEP_READS, Ask, ask, eager, hits, seconds, small_engine
+from tests.engine.small import PAGE_BYTES, STEP_READS, Ask, ask, counted, eager, hits, seconds, small_engine
 
 A, B, C = "abcd", "efgh", "ijkl"
 """Prompts of four pages and a token: 17 s to compute, 4 s to load, 8 s to read from disk; each needs five pages."""
@@ -322,6 +323,42 @@ def test_prefetches_under_way_share_the_fraction_of_the_cpu_tier() -> None:
     assert (counts["fetched_pages"], counts["refused_by_rate_limit_pages"]) == (4, 4)
     all_of_it = served(*TWO_WAIT, **ONE_AT_A_TIME | {"gpu": 10}, prefetch=eager()).prefetch
     assert (all_of_it["fetched_pages"], all_of_it["refused_by_rate_limit_pages"]) == (8, 0)
+
+
+BOTH_AT_ONCE = ask(A), ask(B, 50), ask("wxyz12", 100), ask("pqrstu", 200), BUSY, ask(A, 205), ask(B, 205)
+"""The CPU tier has room for 6 pages; A and B are on disk when they come back at the same time."""
+
+
+def test_a_prefetch_beside_another_takes_the_room_that_is_left() -> None:
+    for policy, pages in ((AdaptivePrefetch(min_tokens=1, in_flight_fraction=1.0, load_min_tokens=0), 2), (eager(), 0)):
+        outcome = served(*BOTH_AT_ONCE, **ONE_AT_A_TIME | {"gpu": 10, "cpu": 6}, prefetch=policy)
+        assert hits(outcome, 5) == (0, 0, 4) and hits(outcome, 6) == (0, 0, pages)
+        assert outcome.prefetch["refused_by_rate_limit_pages"] == 0
+        assert outcome.prefetch["refused_by_memory_pages"] == 4 - pages
+
+
+def test_pages_in_flight_count_for_the_rate_limit_until_the_turn_of_their_request() -> None:
+    """The fetch of A ends at 213. Its request runs from 236 on, and B is asked for before that."""
+    asks = *TWO_WAIT[:-1], ask(B, 220)
+    outcome = served(*asks, **ONE_AT_A_TIME | {"gpu": 10}, prefetch=eager(in_flight_fraction=0.5))
+    assert outcome.prefetch["refused_by_rate_limit_pages"] == 4
+
+
+WAITS_LONG = (
+    *[ask(word, 50 * at) for at, word in enumerate((A, B, "wxyz", "pqrs", "1234", "5678"))],
+    ask(C, 300, output=20), ask("mnop", 301), ask("qrst", 302), ask(A, 315),
+)  # fmt: skip
+"""A is on disk when it comes back. While it waits, three others are computed and push others out of the GPU."""
+
+
+@pytest.mark.parametrize("cpu", [4, 5])
+@pytest.mark.parametrize("placement", [WriteThrough, WriteBack, Exclusive])
+def test_what_was_fetched_stays_until_the_turn_of_its_request(placement: Any, cpu: int) -> None:
+    """The CPU tier is full of it, or nearly: meanwhile nothing, or one page, can be written down, and nobody has to wait."""
+    outcome = served(*WAITS_LONG, **ONE_AT_A_TIME | {"gpu": 10, "cpu": cpu}, placement=placement, prefetch=eager())
+    assert (outcome.status == FINISHED).all()
+    assert hits(outcome, 9) == (0, 0, 4)
+    assert counted(outcome) == {"fetched": 4, "used": 4}
 
 
 def test_what_was_fetched_and_is_on_the_gpu_before_its_request_runs_is_wasted() -> None:

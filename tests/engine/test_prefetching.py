@@ -1,5 +1,10 @@
 """What becomes of prefetched pages, in a replay: every one is used or wasted, and what is refused says why."""
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
@@ -10,10 +15,12 @@ from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from tests.core.small import make_tiers
+from tests.engine.small import counted
 from tests.workloads import make_requests
 
 
@@ -24,16 +31,19 @@ def play(
     *,
     in_flight: int = 1,
     persistent: tuple[int, ...] = (),
+    placement: Callable[[], Any] = WriteBack,
 ) -> Outcome:
-    """Replay prompts of one-token pages, a page for each letter, over write-back tiers; ``persistent`` are numbers of prompts."""
-    tiers, edges = make_tiers(capacities, [LRU(), LRU(), LRU()], [WriteBack(), WriteBack()], slots=True, page_tokens=1)
+    """Replay prompts of one-token pages, a page for each letter, over three tiers; ``persistent`` are numbers of prompts."""
+    tiers, edges = make_tiers(capacities, [LRU(), LRU(), LRU()], [placement(), placement()], slots=True, page_tokens=1)
     cache = Cache(tiers, edges, Rules(recompute_last_token=False), 1)
     policy.bind(PolicyContext(tier=1, capacity_pages=capacities[1], page_tokens=1))
     requests: list[Request] = make_requests(words)
     for number in persistent:
         requests[number].persistent = True
-    outcome = Replay(cache, Prefetching(cache, policy, Offer), ReplaySettings(in_flight=in_flight)).run(requests)
+    prefetching = Prefetching(cache, policy, Offer)
+    outcome = Replay(cache, prefetching, ReplaySettings(in_flight=in_flight)).run(requests)
     cache.check()
+    assert not cache.transfers.holds and not prefetching.in_flight_pages
     counts = outcome.prefetch
     assert counts["fetched_pages"] == counts["used_pages"] + counts["wasted_pages"]
     return outcome
@@ -41,10 +51,6 @@ def play(
 
 def eager(**settings: float) -> ThresholdPrefetch:
     return ThresholdPrefetch(**{"min_tokens": 1, "in_flight_fraction": 1.0, "load_min_tokens": 0} | settings)  # type: ignore[arg-type]
-
-
-def counted(outcome: Outcome) -> dict[str, int]:
-    return {name.removesuffix("_pages"): pages for name, pages in outcome.prefetch.items() if pages}
 
 
 ABCD_ON_DISK = ["abcd", "efgh", "ijkl"]
@@ -63,9 +69,38 @@ def test_a_short_continuation_is_refused_by_the_threshold() -> None:
     assert counted(outcome) == {"refused_by_threshold": 4}
 
 
-def test_a_long_one_is_refused_by_the_rate_limit() -> None:
+def test_its_own_pages_do_not_count_for_the_rate_limit() -> None:
     outcome = play([*ABCD_ON_DISK, "abcd"], eager(in_flight_fraction=0.5), (4, 4, 20))
-    assert counted(outcome) == {"refused_by_rate_limit": 4}
+    assert counted(outcome) == {"fetched": 4, "used": 4}
+
+
+AB_ON_THE_HOST = ["abc", "abc", "abcdef", "abcdef", "ABCDE", "ABCDE", "ab", "GHIJKL", "abcdef"]
+"""With 6 pages on the GPU and 5 in the CPU tier, the CPU tier has a and b when abcdef comes last, and the disk c, d and e."""
+
+
+def play_selective(policy: PrefetchPolicy) -> Outcome:
+    return play(AB_ON_THE_HOST, policy, (6, 5, 30), placement=WriteThroughSelective)
+
+
+@pytest.mark.parametrize("in_flight_fraction", [0.5, 1.0])
+def test_an_adaptive_prefetch_takes_what_fits_beside_the_pages_that_it_continues(in_flight_fraction: float) -> None:
+    policy = AdaptivePrefetch(min_tokens=1, in_flight_fraction=in_flight_fraction, load_min_tokens=0)
+    assert play_selective(policy).hit_pages[-1].tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("policy", [AdaptivePrefetch(min_tokens=3, load_min_tokens=0), eager()])
+def test_the_pages_that_it_continues_are_no_room_for_a_prefetch(policy: PrefetchPolicy) -> None:
+    """The CPU tier has a, w and x; the disk has b, c and d. Beside a there is room for two of them."""
+    outcome = play(["abcd", "w", "x", "y", "z", "s", "t", "abcd"], policy, (4, 3, 12))
+    assert outcome.hit_pages[-1].tolist() == [0, 1, 0]
+    assert counted(outcome) == {"refused_by_memory": 3}
+
+
+def test_a_rejected_request_gives_up_what_was_fetched_for_it() -> None:
+    """``play`` checks that nothing stays pinned. The next request finds the pages in the CPU tier and needs no fetch."""
+    outcome = play([*ABCD_ON_DISK, "x", "abcd", "abc"], eager(), (4, 4, 20), persistent=(3,))
+    assert outcome.status[-2] == REJECTED and outcome.hit_pages[-1].tolist() == [0, 3, 0]
+    assert counted(outcome) == {"fetched": 4, "wasted": 4}
 
 
 def test_what_the_load_bound_leaves_in_the_cpu_tier_is_wasted() -> None:

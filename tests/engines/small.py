@@ -6,7 +6,7 @@ from typing import Any
 from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
-from kvsim.core.tier import Tier
+from kvsim.core.tier import CPU, Tier
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay
@@ -63,7 +63,8 @@ def check(cache: Any, held: Iterable[Any]) -> None:
         assert node.depth == node.parent.depth + node.parent.pages  # type: ignore[union-attr]
         assert not node.state[0] or node.parent is cache.tree.root or node.parent.state[0]  # type: ignore[union-attr]
         assert node.pins[0] == sum(is_above(node, one) for one in held)
-        assert len(cache.tiers) == 1 or node.pins[1] == (node.state[0] == node.state[1] == READY)
+        for tier in cache.tiers[1:]:
+            assert node.pins[tier.index] == (tier.level == CPU and node.state[0] == node.state[tier.index] == READY)
 
 
 def is_above(node: Any, held: Any) -> bool:

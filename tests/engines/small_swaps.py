@@ -4,11 +4,11 @@ of two words are the same pages. Slots are numbered, so that none can have two o
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.core.edge import chain
+from kvsim.core.edge import Edge
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.serving import NEVER_FITS
-from kvsim.core.tier import Tier
+from kvsim.core.tier import DISK, Tier
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay import Replay
@@ -18,47 +18,56 @@ from kvsim.engines.fastdeploy.swapping import SwapLease, SwappingCache
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.exclusive import Exclusive
+from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from tests.engines.slow_swaps import Row
 from tests.engines.small import check
 from tests.workloads import Words
 
+NAMES = ("gpu", "cpu", "disk")
+
 
 def make_cache(
     gpu: int,
     cpu: int = 0,
+    storage: int = 0,
     *,
     page_tokens: int = 1,
     eviction: Callable[[], Any] = LRU,
     placement: Callable[[], Any] = Exclusive,
+    storage_eviction: Callable[[], Any] = LRU,
+    storage_placement: Callable[[], Any] = WriteThrough,
     **rules: Any,
 ) -> SwappingCache:
-    """A cache of one or two tiers."""
-    tiers = []
-    for index, capacity in enumerate([gpu, cpu] if cpu else [gpu]):
-        policy = eviction()
-        policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens))
-        tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy))
-    cache = FastDeployRules(**rules).serving_cache(tiers, chain(tiers, [placement()] if cpu else []), page_tokens)
+    """A cache of the tiers that have room. CPU memory and storage are both below the GPU."""
+    tiers: list[Tier] = []
+    for level, capacity in enumerate((gpu, cpu, storage)):
+        if capacity:
+            policy = storage_eviction() if level == DISK else eviction()
+            policy.bind(PolicyContext(tier=len(tiers), level=level, capacity_pages=capacity, page_tokens=page_tokens))
+            tiers.append(Tier(NAMES[level], len(tiers), SlotPool(capacity), policy, level))
+    edges = [Edge(tiers[0], tier, storage_placement() if tier.level == DISK else placement()) for tier in tiers[1:]]
+    cache = FastDeployRules(**rules).serving_cache(tiers, edges, page_tokens)
     assert isinstance(cache, SwappingCache)
     return cache
 
 
 def play(cache: SwappingCache, requests: list[Request], *, in_flight: int = 1, hold_output: bool = True) -> list[Row]:
-    """Hits of all requests on the GPU and in CPU memory; (-1, 0) for a rejected one."""
+    """Hits of all requests, as the slow model's rows."""
     settings = ReplaySettings(in_flight=in_flight, hold_output=hold_output)
     outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), settings).run(requests)
     check(cache, [])
     rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
-    return [(-1, 0) if status == REJECTED else (gpu, cpu) for status, (gpu, cpu, _) in rows]
+    columns = 2 if cache.storage is None else 3
+    return [((-1, 0, 0) if status == REJECTED else tuple(hits))[:columns] for status, hits in rows]
 
 
 class Small:
     """A cache that takes words. ``tail`` tokens after a word take a partial page, ``output`` tokens the answer's pages."""
 
-    def __init__(self, gpu: int, cpu: int = 0, *, page_tokens: int = 1, **rules: Any) -> None:
-        self.cache = make_cache(gpu, cpu, page_tokens=page_tokens, **rules)
+    def __init__(self, gpu: int, cpu: int = 0, storage: int = 0, *, page_tokens: int = 1, **rules: Any) -> None:
+        self.cache = make_cache(gpu, cpu, storage, page_tokens=page_tokens, **rules)
         self.page_tokens = page_tokens
         self.words = Words()
         self.running: list[SwapLease] = []
@@ -95,7 +104,7 @@ class Small:
         for word in words:
             lease = self.start(word, tail=tail, output=output)
             self.finish(lease)
-        return lease.hits[:2]
+        return lease.hits[: 2 if self.cache.storage is None else 3]
 
     def on(self, tier: int) -> str:
         """The letters of a tier's pages, in order of their ids."""
@@ -106,3 +115,8 @@ class Small:
     def where(self) -> tuple[str, str]:
         """The letters on the GPU and in CPU memory."""
         return self.on(0), self.on(1)
+
+    @property
+    def stored(self) -> str:
+        """The letters in storage."""
+        return self.on(len(self.cache.tiers) - 1)

@@ -447,18 +447,6 @@ def test_policies_that_fastdeploy_does_not_have_are_refused(override: str, messa
         replay(*conversation_plan(override))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("tiers.disk.capacity=1TiB", "rules: FastDeploy's rules have no disk tier: set tiers.disk.capacity=0"),
-        ("rules.cache_output=true", "rules.cache_output is not supported by FastDeploy's rules in a replay: set it to false"),
-    ],
-)
-def test_settings_that_a_replay_by_fastdeploys_rules_does_not_support_are_refused(override: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        preset(override)
-
-
 @pytest.mark.parametrize("setting", ["tiers.disk.capacity=1TiB", "rules.cache_output=true", "placement=write_back"])
 def test_a_simulation_uses_kvsims_own_rules_with_the_same_settings(setting: str) -> None:
     plan = preset(setting, "rules.recompute_last_token=false", command="simulate")

@@ -60,6 +60,17 @@ def test_every_study_is_in_the_list_of_studies() -> None:
 
 
 @pytest.mark.long
+def test_adaptive_prefetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("adaptive_prefetch", monkeypatch, "--limit", "30", "--output", str(tmp_path))
+    assert module.interval([float(at) for at in range(16)]) == pytest.approx((7.5, 2.131 * 4.760952 / 4), rel=1e-6)
+    monkeypatch.setattr(module, "CPU_GIB", (4, 32))
+    monkeypatch.setattr(module, "SEEDS", range(10, 12))
+    assert module.STUDY.main() == 0
+    assert verdicts((tmp_path / "results.md").read_text()) == 3
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
+
+
+@pytest.mark.long
 def test_knobs_flip(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("knobs_flip", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
     monkeypatch.setattr(module, "GPU_PAGES", (6_000, 30_000))

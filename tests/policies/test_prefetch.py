@@ -51,10 +51,12 @@ def test_threshold_fetches_from_256_tokens_on() -> None:
     assert policy.fetch(offer(16)) == 16
 
 
-def test_threshold_keeps_half_of_the_cpu_tier_in_flight_at_most() -> None:
-    policy = bound(ThresholdPrefetch())
-    assert policy.fetch(offer(20, in_flight=30)) == 20
-    assert policy.fetch(offer(20, in_flight=31)) is Refusal.RATE_LIMIT
+@pytest.mark.parametrize("kind", [ThresholdPrefetch, AdaptivePrefetch])
+def test_nothing_is_fetched_while_half_of_the_cpu_tier_is_in_flight_already(kind: Any) -> None:
+    policy = bound(kind())
+    assert policy.fetch(offer(90, in_flight=0)) == 90
+    assert policy.fetch(offer(20, in_flight=49)) == 20
+    assert policy.fetch(offer(20, in_flight=50)) is Refusal.RATE_LIMIT
 
 
 def test_threshold_wants_room_for_all_of_it() -> None:

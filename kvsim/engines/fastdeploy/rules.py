@@ -1,6 +1,6 @@
 """The rules of FastDeploy's prefix cache."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.serving import ServingCache
-from kvsim.core.tier import CPU, GPU, Tier
+from kvsim.core.tier import DISK, GPU, Tier
 from kvsim.engines.fastdeploy.swapping import SwappingCache
 
 OWN = "or set rules=default for kvsim's own rules with the same policies"
@@ -29,19 +29,13 @@ class FastDeployRules(Rules):
             return self
         return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
 
-    def check(self, command: str, tiers: Sequence[str]) -> None:
-        if "disk" in tiers:
-            raise ValueError(f"FastDeploy's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
-        if self.cache_output:
-            raise ValueError(f"cache_output is not supported by FastDeploy's rules in a replay: set it to false, {OWN}")
-
     def check_requests(
-        self, requests: Sequence[Request], pages: Sequence[int], capacities: Sequence[int | None], page_tokens: int
+        self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
     ) -> None:
-        cpu_pages = capacities[CPU] if len(capacities) > 1 else None
+        cpu_pages = capacities.get("cpu")
         if cpu_pages is None:
             return
-        gpu_pages = capacities[GPU]
+        gpu_pages = capacities["gpu"]
         prompts = [
             min(taken, request.pages_for(request.prompt_tokens, page_tokens))
             for request, taken in zip(requests, pages, strict=True)
@@ -56,11 +50,33 @@ class FastDeployRules(Rules):
 
     def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> ServingCache:
         for tier in tiers:
-            if not tier.eviction.orders_by_last_use():
+            if tier.level != DISK and not tier.eviction.orders_by_last_use():
                 kind = type(tier.eviction).__name__
                 raise ValueError(f"FastDeploy evicts what was used least recently, not by {kind}: set eviction=lru, {OWN}")
+        storage = None
         for edge in edges:
-            if edge.keeps_loaded() or edge.copies_after_use or edge.watermark():
+            if edge.lower.level == DISK:
+                _check_storage(edge)
+                storage = edge
+            elif edge.keeps_loaded() or edge.copies_after_use or edge.watermark():
                 kind = type(edge.placement).__name__
                 raise ValueError(f"FastDeploy swaps pages, which {kind} does not: set placement=exclusive, {OWN}")
-        return SwappingCache(tiers, page_tokens, recompute_last_token=self.recompute_last_token)
+        return SwappingCache(
+            tiers,
+            page_tokens,
+            storage=storage,
+            recompute_last_token=self.recompute_last_token,
+            cache_output=self.cache_output,
+        )
+
+
+def _check_storage(edge: Edge) -> None:
+    """Raise ValueError unless the disk tier is directly below the GPU and its placement policy copies node by node."""
+    if edge.upper.level != GPU:
+        raise ValueError(f"FastDeploy's storage is beside CPU memory, not below it: set tiers.disk.below=gpu, {OWN}")
+    if not (edge.copies_nodes and edge.keeps_loaded()) or edge.wants_requests or edge.watermark():
+        kind = type(edge.placement).__name__
+        raise ValueError(
+            f"FastDeploy copies the pages of finished requests to storage, which {kind} does not: "
+            f"set placement@tiers.disk.placement=write_through, {OWN}"
+        )

@@ -1,14 +1,15 @@
-"""FastDeploy's prefix cache: a page is on the GPU or in CPU memory, and is swapped between the two."""
+"""FastDeploy's prefix cache: a page is on the GPU or in CPU memory, and is swapped between the two; storage keeps copies."""
 
 from typing import Any
 
 from kvsim.core.answers import check_enough, victim, victims
+from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.runs import count_pages
+from kvsim.core.runs import Run, count_pages
 from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import CPU, GPU, Tier
-from kvsim.core.tree import INCOMING, READY, Node, RadixTree
+from kvsim.core.tree import ABSENT, INCOMING, READY, Node, RadixTree
 
 
 class SwapLease:
@@ -26,31 +27,54 @@ class SwapLease:
 
 
 class SwappingCache:
-    """Serves requests from the GPU and, if there is a second tier, CPU memory. On a prompt's path, GPU pages come first.
+    """Serves requests from the GPU and, if there are such tiers, CPU memory and storage. On a path, GPU pages come first, then
+    those in CPU memory, then those that only storage has.
 
     look-up        over all full pages; those found are used and pinned, and those in CPU memory are swapped in
     whole prompt   if every page is found, the last one is computed again in place: pinned and used, but not a hit
-    room, 2 tiers  before the look-up: if fewer slots are free than the prompt has pages, that number of pages is evicted, so
-                   the look-up may find in CPU memory what was just swapped out
-    room, 1 tier   after the look-up: if fewer slots are free than pages are missing, that number of pages is evicted
+    room           with CPU memory or storage, before the look-up: if fewer slots are free than the prompt has pages, that
+                   number of pages is evicted, so the look-up may find in CPU memory what was just swapped out
+    room, GPU only after the look-up: if fewer slots are free than pages are missing, that number of pages is evicted
     answer         its pages are taken one by one; if no slot is free, one page is evicted
     eviction       of n pages: always n, or all that can leave, however many slots are free; least recently used leaves first
     CPU memory     if the evicted pages do not all fit, n pages are deleted there, in the same order, before they arrive
     recency        a look-up and an insert are uses; the end of a request is not
-    no room        what was evicted stays evicted and, with one tier, the pages found count as used; a request without room for
-                   its answer keeps what it has and continues from there
+    output caching if it is on, the full pages that the answer completes are inserted at the end, and used then; those known
+                   already give the request's slots back, or take them if they are in CPU memory
+    no room        what was evicted stays evicted and, with the GPU only, the pages found count as used; a request without room
+                   for its answer keeps what it has and continues from there
 
-    No prompt may have more pages than CPU memory.
+    No prompt may have more pages than CPU memory. With storage (FastDeploy's ``request_match_blocks`` and
+    ``write_cache_to_storage``; a page goes between GPU and storage directly):
+
+    look-up        for the whole rest of the prompt behind GPU and CPU memory, in free GPU slots, up to the first page that
+                   storage lacks; what it has is copied to the GPU and stays in storage, and the other slots are for computing
+    written        when a request finishes, before it gives its pages up: those of its prompt, and of a cached answer, that
+                   storage lacks and the placement policy wants (the engine: all of them), first pages first
+    eviction       by the policy of the storage tier: as many pages as a write lacks room for, none of the path that is
+                   written; if that is not enough, its first pages are written
+    recency        a page in storage is used when a request uses it on any tier: its finish looks all of its pages up
     """
 
-    def __init__(self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True) -> None:
+    def __init__(
+        self,
+        tiers: list[Tier],
+        page_tokens: int,
+        *,
+        storage: Edge | None = None,
+        recompute_last_token: bool = True,
+        cache_output: bool = False,
+    ) -> None:
+        """``storage`` joins the GPU tier to a disk tier; None if there is none."""
         self.residency = Residency(tiers)
         self.tiers = tiers
         self.gpu = tiers[GPU]
-        self.cpu = tiers[CPU] if len(tiers) > 1 else None
+        self.cpu = next((tier for tier in tiers if tier.level == CPU), None)
+        self.storage = storage
         self.page_tokens = page_tokens
         self.counts = self.residency.counts
         self._recompute_last_token = recompute_last_token
+        self._caches_output = cache_output
         self._unfinished: SwapLease | None = None
         """The lease of a request that found room for its prompt but not for its whole answer."""
 
@@ -76,7 +100,11 @@ class SwappingCache:
         return lease
 
     def finish_request(self, lease: SwapLease) -> None:
-        """End a request whose answer is complete: unpin its path and give back its other slots."""
+        """End a request whose answer is complete: cache its answer, write to storage, unpin its path, give back other slots."""
+        if self._caches_output and lease.request.output_runs:
+            self._insert_answer(lease, lease.request.output_runs)
+        if self.storage is not None:
+            self._store(self.storage, lease.node, self.residency.now)
         self.residency.notify_finish(lease.request, lease.node, self.residency.now)
         self.gpu.pool.give(lease.slots)
         self.residency.unpin(lease.node, self.gpu)
@@ -85,59 +113,83 @@ class SwappingCache:
 
     def _admit(self, request: Request, pages: int, now: float) -> SwapLease | None:
         """Admit a prompt and insert its pages. Returns None if there is no room for it."""
-        residency, gpu, cpu = self.residency, self.gpu, self.cpu
+        residency, gpu = self.residency, self.gpu
         pool = gpu.pool
         prompt_pages = min(pages, request.pages_for(request.prompt_tokens, self.page_tokens))
-        if cpu is not None and pool.free < prompt_pages:
-            self._swap_out(cpu, prompt_pages, now)
-            if pool.free < prompt_pages:
-                return None
+        is_single = len(self.tiers) == 1
+        if not is_single and not self._has_room(prompt_pages, now):
+            return None
         path, rest = residency.follow(self.tree.root, request.runs)
         found = path[-1].depth + path[-1].pages if path else 0
-        on_gpu = path
-        gpu_pages = found
-        if cpu is not None:
-            on_gpu = [node for node in path if node.state[GPU] == READY]
-            gpu_pages = on_gpu[-1].depth + on_gpu[-1].pages if on_gpu else 0
+        on_gpu = path if is_single else [node for node in path if node.state[GPU] == READY]
+        gpu_pages = on_gpu[-1].depth + on_gpu[-1].pages if on_gpu else 0
         residency.pin_path(on_gpu, gpu, gpu_pages)
         node = path[-1] if path else self.tree.root
         missing = prompt_pages - found
-        if cpu is not None:
-            self._swap_in(cpu, path[len(on_gpu) :], now)
-        elif pool.free < missing:
-            self._delete(gpu, missing, now)
-            if pool.free < missing:
-                for used in path:
-                    used.last_used = now
-                residency.unpin(node, gpu)
-                return None
+        if is_single and not self._has_room(missing, now):
+            for used in path:
+                used.last_used = now
+            residency.unpin(node, gpu)
+            return None
+        cpu_pages = self._load(path[len(on_gpu) :], now)
         residency.notify_request(request, now)
         residency.use(path, now, is_first=True)
-        lease = SwapLease(request, node, self._hits(request, gpu_pages, found), pool.take(missing), pages - prompt_pages)
+        hits = self._hits(request, gpu_pages, cpu_pages, found - gpu_pages - cpu_pages)
+        lease = SwapLease(request, node, hits, pool.take(missing), pages - prompt_pages)
         if rest:
             inserted = count_pages(rest)
             mine, lease.slots = pool.split(lease.slots, inserted)
             lease.node = residency.add_leaf(node, rest, inserted, gpu, mine, now)
         return lease
 
-    def _hits(self, request: Request, gpu_pages: int, found: int) -> tuple[int, int, int]:
-        """Return the hits of a prompt of which ``found`` pages were found, ``gpu_pages`` of them on the GPU."""
-        cpu_pages = found - gpu_pages
+    def _hits(self, request: Request, gpu_pages: int, cpu_pages: int, stored_pages: int) -> tuple[int, int, int]:
+        """Return the hits of a prompt by tier: of one found as a whole, the last page is computed again."""
+        found = gpu_pages + cpu_pages + stored_pages
         if self._recompute_last_token and found and found * self.page_tokens >= request.prompt_tokens:
+            if stored_pages:
+                return gpu_pages, cpu_pages, stored_pages - 1
             if cpu_pages:
                 return gpu_pages, cpu_pages - 1, 0
             return gpu_pages - 1, 0, 0
-        return gpu_pages, cpu_pages, 0
+        return gpu_pages, cpu_pages, stored_pages
 
-    def _swap_in(self, cpu: Tier, nodes: list[Node], now: float) -> None:
-        """Move the rest of a path from CPU memory to free GPU slots, and pin it there."""
-        residency, gpu = self.residency, self.gpu
+    def _load(self, nodes: list[Node], now: float) -> int:
+        """Bring the rest of a path to free GPU slots, and pin it there: pages in CPU memory move, others are copied from storage.
+
+        Returns the number of pages that were in CPU memory.
+        """
+        residency, gpu, cpu, moved = self.residency, self.gpu, self.cpu, 0
         for node in nodes:
             residency.add_copy(node, gpu, INCOMING, gpu.pool.take(node.pages))
             node.pins[GPU] = 1
             residency.set_ready(node, gpu, now)
-            residency.free(node, cpu)
+            if cpu is not None and node.state[cpu.index] == READY:
+                residency.free(node, cpu)
+                moved += node.pages
             self.counts.loaded_pages += node.pages
+        return moved
+
+    # --- storage -----------------------------------------------------------------------------------------------------
+
+    def _store(self, edge: Edge, node: Node, now: float) -> None:
+        """Write the pages down to ``node`` that storage lacks, from the first on, as far as they are wanted and there is room."""
+        residency, storage, pages = self.residency, edge.lower, 0
+        wanted: list[Node] = []
+        for part in node.path():
+            if not part.state[storage.index]:
+                if not edge.wants_used(part, now):
+                    break
+                wanted.append(part)
+                pages += part.pages
+        residency.pin(node, storage)
+        self._delete(storage, pages - storage.pool.free, now)
+        for part in residency.first_pages(wanted, storage.pool.free):
+            residency.add_copy(part, storage, INCOMING, storage.pool.take(part.pages))
+            residency.set_ready(part, storage, now)
+            self.counts.written_pages += part.pages
+            pages -= part.pages
+        self.counts.no_room_pages += pages
+        residency.unpin(node, storage)
 
     # --- the answer --------------------------------------------------------------------------------------------------
 
@@ -154,7 +206,42 @@ class SwappingCache:
         lease.slots = pool.join(lease.slots, pool.take(taken))
         lease.missing -= taken
 
+    def _insert_answer(self, lease: SwapLease, runs: tuple[Run, ...]) -> None:
+        """Insert the full pages of a complete answer, which are in the request's slots, below its prompt."""
+        residency, gpu, pool = self.residency, self.gpu, self.gpu.pool
+        now = residency.tick(residency.now)
+        path, rest = residency.follow(lease.node, runs)
+        for node in path:
+            mine, lease.slots = pool.split(lease.slots, node.pages)
+            if node.state[GPU] == READY:
+                pool.give(mine)
+                if not node.pins[GPU]:
+                    gpu.evictable_pages -= node.pages
+                node.pins[GPU] += 1
+            else:
+                residency.add_copy(node, gpu, INCOMING, mine)
+                node.pins[GPU] = 1
+                residency.set_ready(node, gpu, now)
+                if self.cpu is not None and node.state[self.cpu.index] == READY:
+                    residency.free(node, self.cpu)
+            lease.node = node
+        residency.use(path, now, is_first=False)
+        if rest:
+            inserted = count_pages(rest)
+            mine, lease.slots = pool.split(lease.slots, inserted)
+            lease.node = residency.add_leaf(lease.node, rest, inserted, gpu, mine, now)
+
     # --- eviction ----------------------------------------------------------------------------------------------------
+
+    def _has_room(self, pages: int, now: float) -> bool:
+        """Whether ``pages`` slots are free on the GPU, if need be after evicting that number of pages."""
+        pool = self.gpu.pool
+        if pool.free < pages:
+            if self.cpu is None:
+                self._delete(self.gpu, pages, now)
+            else:
+                self._swap_out(self.cpu, pages, now)
+        return pool.free >= pages
 
     def _swap_out(self, cpu: Tier, pages: int, now: float) -> None:
         """Evict ``pages`` pages together. They do not compete with those in CPU memory for the room that they need there."""
@@ -205,16 +292,19 @@ class SwappingCache:
         self.counts.written_pages += node.pages
 
     def _delete(self, tier: Tier, pages: int, now: float) -> None:
-        """Delete ``pages`` pages of a tier, or all that can leave."""
+        """Delete ``pages`` pages of a tier, or all that can leave. Copies in storage stay, unless the tier is storage itself."""
         if pages <= 0:
             return
         for offered in victims(tier, now):
             node = victim(offered, self.tree, tier)
+            is_last_copy = node.state.count(ABSENT) == len(self.tiers) - 1
             if node.pages > pages:
-                self.residency.trim(node, tier, pages)
-                return
+                if is_last_copy and tier.may_shorten:
+                    self.residency.trim(node, tier, pages)
+                    return
+                self.residency.cut(node, node.pages - pages)
             pages -= node.pages
-            self.counts.dropped_pages += node.pages
+            self.counts.dropped_pages += node.pages * is_last_copy
             self.residency.free(node, tier)
             if not pages:
                 return

@@ -28,6 +28,7 @@ class SGLangRules(Rules):
 
     engine: ClassVar[str] = "SGLang"
     has_own_cache: ClassVar[bool] = True
+    has_bigram_keys: ClassVar[bool] = True
 
     load_min_tokens: int = 10
     """Shortest hit in the CPU tier that is loaded to the GPU; a shorter one is recomputed."""

@@ -80,7 +80,7 @@ class WholeNodeCache:
         now = self.residency.tick(now)
         pages = request.prompt_pages
         if self._recompute_last_token:
-            pages = min(pages, (request.prompt_tokens - 1) // self.page_tokens)
+            pages = request.lookup_pages(self.page_tokens)
         path, partial, agreed, rest = self.tree.walk(self.tree.root, request.runs, pages)
         if partial is not None:
             path.append(self.cut_at(partial, agreed, now))

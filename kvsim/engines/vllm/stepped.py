@@ -10,9 +10,11 @@ from kvsim.core.rules import Rules
 from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.serving import CLAIMED, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.tier import Tier
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
+
+NO_TIERS_BELOW = "a cache of one tier has no transfers"
 
 
 class SteppedCache(ServedCache):
@@ -134,9 +136,21 @@ class SteppedCache(ServedCache):
 
     # --- nothing lies below the GPU --------------------------------------------------------------------------------------------
 
+    def room_to_fetch(self, lease: Lease) -> int:
+        """Return 0: there is nowhere to read to."""
+        return 0
+
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
         """Read nothing."""
         return Fetch(NO_TRANSFERS, None)
+
+    def hold(self, fetch: Transfer) -> Hold:
+        """Raise AssertionError: there are no transfers."""
+        raise AssertionError(NO_TIERS_BELOW)
+
+    def let_go(self, hold: Hold) -> None:
+        """Raise AssertionError: there are no transfers."""
+        raise AssertionError(NO_TIERS_BELOW)
 
     def load(self, lease: Lease, now: float) -> Load:
         """Load nothing."""
@@ -148,12 +162,12 @@ class SteppedCache(ServedCache):
 
     def begin(self, transfer: Transfer, now: float) -> Begin:
         """Raise AssertionError: there are no transfers."""
-        raise AssertionError("a cache of one tier has no transfers")
+        raise AssertionError(NO_TIERS_BELOW)
 
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
         """Raise AssertionError: there are no transfers."""
-        raise AssertionError("a cache of one tier has no transfers")
+        raise AssertionError(NO_TIERS_BELOW)
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
         """Raise AssertionError: there are no transfers."""
-        raise AssertionError("a cache of one tier has no transfers")
+        raise AssertionError(NO_TIERS_BELOW)
