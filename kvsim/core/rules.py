@@ -58,7 +58,8 @@ class Rules:
     def for_command(self, command: str, tiers: Sequence[str]) -> "Rules":
         """Return the rules that apply to a command with the tiers of these names.
 
-        An engine's rules may give way to kvsim's own where they do not apply, such as those without a clock.
+        An engine's rules may give way to kvsim's own where they do not apply, such as those without a clock. Raises ValueError
+        for one of their settings that then has no effect.
         """
         return self
 
