@@ -57,7 +57,7 @@ def _line(node: Node, tiers: list[Tier], names: Mapping[int, str]) -> Text:
             line.append(f"  {tier.name} ", "bold").append(_slots(node.slots[tier.index]))
             if node.pins[tier.index]:
                 line.append(f", pinned by {node.pins[tier.index]}", "yellow")
-            if not node.children_in[tier.index]:
+            if not any(child.state[tier.index] for child in node.children.values()):
                 line.append(", leaf", "green")
     return line
 

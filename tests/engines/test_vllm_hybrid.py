@@ -13,6 +13,7 @@ from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.engines.vllm.hybrid_cache import step_ends
 from kvsim.report.tree import draw_tree
+from kvsim.trace.mooncake import Mooncake
 from tests.engines.recorded import golden_rows
 from tests.engines.slow_hybrid_blocks import SlowHybridBlocks, play_slowly
 from tests.engines.small_hybrid_blocks import PAGE_TOKENS, Small, check, make_cache, play
@@ -185,10 +186,13 @@ def test_counts_hold_while_requests_run() -> None:
 GOLDEN = [("6000", 0), ("6000_dense", 1), ("6000_retention4096", 4_096)]
 
 
+@pytest.mark.parametrize("limit", [2_000, pytest.param(12_031, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "interval"), GOLDEN)
-def test_the_engine_s_own_hits_on_conversation(shared: Path, conversation: list[Request], name: str, interval: int) -> None:
-    rows = play(make_cache(6_000, interval=interval, chunk=8_192, page_tokens=512), conversation)
-    assert rows == [row[0] for row in golden_rows(shared, f"conv.vllm_hybrid_{name}", 2_000)]
+def test_the_engine_s_own_hits_on_conversation(shared: Path, name: str, interval: int, limit: int) -> None:
+    path = shared / "traces" / "mooncake_conversation_trace.jsonl.gz"
+    requests = Mooncake(path=str(path), limit=limit).load(512).requests
+    rows = play(make_cache(6_000, interval=interval, chunk=8_192, page_tokens=512), requests)
+    assert rows == [row[0] for row in golden_rows(shared, f"conv.vllm_hybrid_{name}", limit)]
 
 
 def test_the_tree_can_be_drawn() -> None:

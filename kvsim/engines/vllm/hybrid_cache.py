@@ -39,6 +39,9 @@ class VLLMHybridCache(HybridServingCache):
               prompt could reuse, or after a multiple of the interval. Others are free as soon as they are given back
     pages     all full pages that the request computes get a key, copies of those that are known already included
     finish    the pages become the most recent blocks, the deepest the oldest of them; then group by group the states
+
+    vLLM 0.33.0: ``HybridKVCacheCoordinator``, ``MambaManager`` with ``mamba_cache_mode="align"`` and the scheduler's split of
+    prefills.
     """
 
     def __init__(self, gpu: Tier, page_tokens: int, groups: int, interval_pages: int, hybrid: HybridSettings) -> None:
