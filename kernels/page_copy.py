@@ -22,25 +22,35 @@ def page_copy_kernel(
     target,
     source_pages,
     target_pages,
+    source_tokens,
+    target_tokens,
     pages,
     tiles,
     source_page_stride,
     source_layer_stride,
+    source_part_stride,
     target_page_stride,
     target_layer_stride,
+    target_part_stride,
     fragment_words,
+    token_words,
     tile_ns,
     LAYERS: tl.constexpr,
+    PARTS: tl.constexpr,
     PIECES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     IS_PACED: tl.constexpr,
+    HAS_TOKENS: tl.constexpr,
 ):
-    """Copy tiles of ROWS pieces, one after another; the loads of the next tile are issued before a tile is stored."""
+    """Copy tiles of ROWS pieces, one after another; the loads of the next tile are issued before a tile is stored.
+
+    With HAS_TOKENS, the PARTS of a fragment (keys, values) begin at a token within those of the source and the target page.
+    """
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
-    page_pieces: tl.constexpr = LAYERS * PIECES
+    page_pieces: tl.constexpr = LAYERS * PARTS * PIECES
     held = tl.zeros((ROWS, COLUMNS), tl.int64)
     held_to = tl.zeros((ROWS, 1), tl.int64)
     held_words = tl.zeros((ROWS, 1), tl.int32)
@@ -51,7 +61,7 @@ def page_copy_kernel(
         first = tile * ROWS
         piece = (first % page_pieces).to(tl.int32) + row
         index = first // page_pieces + piece // page_pieces
-        layer = ((piece % page_pieces) // PIECES).to(tl.int64)
+        layer = ((piece % page_pieces) // (PARTS * PIECES)).to(tl.int64)
         start = (piece % PIECES) * COLUMNS
         is_page = index < pages
         source_page = tl.load(source_pages + index, mask=is_page, other=0).to(tl.int64)
@@ -59,6 +69,12 @@ def page_copy_kernel(
         words = tl.where(is_page, fragment_words - start, 0)[:, None]
         read_from = (source_page * source_page_stride + layer * source_layer_stride + start)[:, None]
         write_to = (target_page * target_page_stride + layer * target_layer_stride + start)[:, None]
+        if HAS_TOKENS:
+            part = ((piece // PIECES) % PARTS).to(tl.int64)
+            source_token = tl.load(source_tokens + index, mask=is_page, other=0).to(tl.int64)
+            target_token = tl.load(target_tokens + index, mask=is_page, other=0).to(tl.int64)
+            read_from += (part * source_part_stride + source_token * token_words)[:, None]
+            write_to += (part * target_part_stride + target_token * token_words)[:, None]
         if IS_PACED:
             now = globaltimer()
             while now < due:
@@ -99,40 +115,100 @@ def copy_pages(
     Raises ValueError if shapes differ, or if fragments are shorter than 512 bytes or cannot be read 16 bytes at a time.
     """
     fragment_bytes = check_pools(source, target)
-    if len(source_pages) != len(target_pages):
+    read, written = (pool.view(torch.int64).unsqueeze(2) for pool in (source, target))
+    is_bus = source.is_cuda or target.is_cuda
+    _launch(read, written, (source_pages, target_pages), None, fragment_bytes, programs, bytes_per_s if is_bus else None)
+
+
+def copy_tokens(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    source_pages: torch.Tensor,
+    source_tokens: torch.Tensor,
+    target_pages: torch.Tensor,
+    target_tokens: torch.Tensor,
+    *,
+    programs: int,
+) -> None:
+    """Copy between pools whose pages have different numbers of tokens, on the current stream.
+
+    A pool is a tensor ``[page, layer, part, token, byte]`` of uint8, with the keys and the values of a page as parts; tokens and
+    bytes are contiguous. Each entry of the lists copies as many tokens as a page of the finer pool has: from page
+    ``source_pages[i]``, beginning with its token ``source_tokens[i]``, to ``target_pages[i]``, from its token
+    ``target_tokens[i]`` on. So a load may begin inside a page of host memory that is larger than one of the GPU, as in LightLLM's
+    and LMCache's CPU caches. The lists are int32 tensors in GPU memory and are not checked here: the tokens must lie within the
+    pages.
+
+    Raises ValueError if layers, parts or bytes of a token differ, or if what is copied of a part is shorter than 512 bytes or
+    cannot be read 16 bytes at a time.
+    """
+    for pool in (source, target):
+        if pool.dim() != 5 or pool.dtype != torch.uint8 or pool.stride(4) != 1 or pool.stride(3) != pool.shape[4]:
+            raise ValueError(f"a pool must be [page, layer, part, token, byte] of uint8, not {tuple(pool.shape)} of {pool.dtype}")
+    if source.shape[1:3] != target.shape[1:3] or source.shape[4] != target.shape[4]:
+        raise ValueError(f"layers, parts and bytes of a token must be equal, not {tuple(source.shape)} and {tuple(target.shape)}")
+    tokens, token_bytes = min(source.shape[3], target.shape[3]), source.shape[4]
+    if token_bytes % ALIGNMENT_BYTES:
+        raise ValueError(f"a token's keys must be a multiple of {ALIGNMENT_BYTES} bytes, not {token_bytes}")
+    parts = [pool[:, :, :, :tokens].flatten(3) for pool in (source, target)]
+    fragment_bytes = check_pools(*(pool[:, :, part] for pool in parts for part in range(pool.shape[2])))
+    read, written = (pool.view(torch.int64) for pool in parts)
+    firsts = source_tokens, target_tokens, token_bytes // WORD_BYTES
+    _launch(read, written, (source_pages, target_pages), firsts, fragment_bytes, programs, None)
+
+
+def _launch(
+    read: torch.Tensor,
+    written: torch.Tensor,
+    lists: tuple[torch.Tensor, torch.Tensor],
+    firsts: tuple[torch.Tensor, torch.Tensor, int] | None,
+    fragment_bytes: int,
+    programs: int,
+    bytes_per_s: float | None,
+) -> None:
+    """Launch the kernel on pools ``[page, layer, part, word]``; ``firsts`` has the lists of first tokens and a token's words."""
+    source_pages, target_pages = lists
+    if len(source_pages) != len(target_pages) or firsts and not len(firsts[0]) == len(firsts[1]) == len(source_pages):
         raise ValueError(f"{len(source_pages)} source pages cannot go to {len(target_pages)} target pages")
     if programs < 1:
         raise ValueError(f"programs must be at least 1, not {programs}")
     if not len(source_pages):
         return
-    read, written = source.view(torch.int64), target.view(torch.int64)
+    source_tokens, target_tokens, token_words = firsts or (source_pages, target_pages, 0)
     piece_bytes = min(fragment_bytes & -fragment_bytes, PIECE_BYTES)
     is_even = piece_bytes >= LEAST_FRAGMENT_BYTES
     if not is_even:
         piece_bytes = min(triton.next_power_of_2(fragment_bytes), PIECE_BYTES)
     pieces = triton.cdiv(fragment_bytes, piece_bytes)
-    share_bytes = triton.cdiv(len(source_pages) * source.shape[1] * fragment_bytes, programs)
+    layers, parts = read.shape[1:3]
+    share_bytes = triton.cdiv(len(source_pages) * layers * parts * fragment_bytes, programs)
     tile_bytes = max(piece_bytes, min(TILE_BYTES, triton.next_power_of_2(share_bytes)))
-    is_paced = bytes_per_s is not None and (source.is_cuda or target.is_cuda)
     page_copy_kernel[(programs,)](
         read,
         written,
         source_pages,
         target_pages,
+        source_tokens,
+        target_tokens,
         len(source_pages),
-        triton.cdiv(len(source_pages) * source.shape[1] * pieces, tile_bytes // piece_bytes),
+        triton.cdiv(len(source_pages) * layers * parts * pieces, tile_bytes // piece_bytes),
         read.stride(0),
         read.stride(1),
+        read.stride(2),
         written.stride(0),
         written.stride(1),
+        written.stride(2),
         fragment_bytes // WORD_BYTES,
+        token_words,
         int(1e9 * tile_bytes * programs / bytes_per_s) if bytes_per_s else 0,
-        LAYERS=source.shape[1],
+        LAYERS=layers,
+        PARTS=parts,
         PIECES=pieces,
         ROWS=tile_bytes // piece_bytes,
         COLUMNS=piece_bytes // WORD_BYTES,
         IS_EVEN=is_even,
-        IS_PACED=is_paced,
+        IS_PACED=bytes_per_s is not None,
+        HAS_TOKENS=firsts is not None,
         num_warps=WARPS,
     )
 
