@@ -48,8 +48,9 @@ class EngineSettings:
         for name, choices in (("overlap", ("layerwise", "none")), ("links", ("fifo", "shared"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
-        for time_s in self.reset_at_s:
-            if not 0 <= time_s < inf:
+        times: Any = self.reset_at_s  # its items may be anything
+        for time_s in times:
+            if isinstance(time_s, bool) or not isinstance(time_s, int | float) or not 0 <= time_s < inf:
                 raise ValueError(f"reset_at_s must be a list of times of at least 0 s, not {time_s}")
 
 
@@ -70,7 +71,7 @@ class Engine:
         self.settings = settings
         self._is_layerwise = settings.overlap == "layerwise"
         self.mover = Mover(substrate, cache, self._landed)
-        self.queue: list[tuple[int, Job]] = []
+        self.queue: list[tuple[tuple[int, int], Job]] = []
         self.admitted: list[Job] = []
         """Jobs that wait for slots, loads or the rest of their prefill, in order of admission."""
         self.claims: deque[tuple[Job, Lease]] = deque()
@@ -213,7 +214,7 @@ class Engine:
     def _enqueue(self, job: Job) -> None:
         if not job.is_queued and not job.admissions:
             job.is_queued = True
-            heappush(self.queue, (job.request.index, job))
+            heappush(self.queue, (job.place, job))
             self._wake()
 
     def _enqueue_samples(self, job: Job) -> None:
@@ -386,7 +387,7 @@ class Engine:
         else:
             self.admitted.remove(job)
         job.is_queued = True
-        heappush(self.queue, (job.request.index, job))
+        heappush(self.queue, (job.place, job))
 
     # --- prefill -----------------------------------------------------------------------------------------------------
 

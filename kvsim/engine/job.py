@@ -13,16 +13,14 @@ class Job:
     """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
 
     __slots__ = (
-        "request", "arrival_s", "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "generated",
-        "joined_step", "last_step", "next_page_step", "first_token_s", "admissions", "is_known", "page_need",
+        "request", "place", "arrival_s", "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed",
+        "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions", "is_known", "page_need",
     )  # fmt: skip
-
-    def __lt__(self, other: "Job") -> bool:
-        """Order the samples of a request, which wait in the same place of the queue."""
-        return self.request.sample < other.request.sample
 
     def __init__(self, request: Request, arrival_s: float) -> None:
         self.request = request
+        self.place = request.index, request.sample
+        """Its place in the queue."""
         self.arrival_s = arrival_s
         self.prefetch: Prefetch | None = None
         """Its prefetch, until it is admitted or rejected."""
