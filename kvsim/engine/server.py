@@ -94,11 +94,11 @@ class CacheServer:
             transfers = self._claim(lease, transfers, now)
         if lease.has_load:
             transfers = transfers + cache.load(lease, now).transfers
-        if transfers:
-            self._move(transfers, now)
         disk_pages = lease.loaded_disk_pages
         if prefetch is not None:
             disk_pages += self.prefetching.settle(prefetch, lease)
+        if transfers:
+            self._move(transfers, now)
         return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
 
     def _answer(self, lease: Lease, held_pages: int, transfers: list[Transfer], now: float) -> None:

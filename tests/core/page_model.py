@@ -194,7 +194,6 @@ class PageModel:
         held = Held(request, list(on_gpu), 0)
         self.live.append(held)
         loaded = self.load(held, lower[:load_pages], missing)
-        self.fetched = []
         self.compute(held, numbers)
         disk_pages = loaded.count(DISK)
         if fetched_pages:
@@ -224,6 +223,7 @@ class PageModel:
                 if fits < len(on_disk):
                     del wanted[on_disk[fits] :], sources[on_disk[fits] :]
                 self.read_disk([wanted[at] for at in on_disk[:fits]])
+            self.fetched = []
             self.land()
             for page in wanted:
                 self.take_slot(held, page)

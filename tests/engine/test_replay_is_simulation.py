@@ -226,7 +226,7 @@ def check_any(seed: int, is_hybrid: bool) -> None:
 
 @pytest.mark.parametrize("is_hybrid", [False, True], ids=["pages", "states"])
 @pytest.mark.parametrize(
-    "seed", [seed if seed in (0, 1, 2, 106) else pytest.param(seed, marks=pytest.mark.long) for seed in range(200)]
+    "seed", [seed if seed in (0, 1, 2, 106, 120) else pytest.param(seed, marks=pytest.mark.long) for seed in range(200)]
 )
 def test_with_a_policy_for_each_tier(seed: int, is_hybrid: bool) -> None:
     check_any(seed, is_hybrid)
