@@ -453,9 +453,10 @@ def test_a_simulation_uses_kvsims_own_rules_with_the_same_settings(setting: str)
     assert plan.rules == Rules(recompute_last_token=False, cache_output=setting.startswith("rules"))
 
 
-def longest_prompt(requests: list[Request], gpu: int, *, page_tokens: int) -> int:
-    """Pages of the longest prompt that fits the GPU with its answer, 1 if none does; CPU memory must not be smaller."""
-    sizes = [(request.prompt_tokens, request.prompt_tokens + request.output_tokens) for request in requests]
+def longest_prompt(requests: list[Request], gpu: int, *, page_tokens: int, holds_output: bool = True) -> int:
+    """Pages of the longest prompt that fits the GPU with what it holds of its answer, 1 if none does; CPU memory must not be
+    smaller."""
+    sizes = [(request.prompt_tokens, request.prompt_tokens + request.output_tokens * holds_output) for request in requests]
     return max([-(-prompt // page_tokens) for prompt, total in sizes if total <= gpu * page_tokens], default=1)
 
 
@@ -468,7 +469,7 @@ def test_random_traces_hit_as_in_the_slow_model(tiers: int, hold_output: bool) -
     for seed in range(EXAMPLES // 2):
         requests = random_requests(seed)
         gpu, in_flight = 5 + seed % 19, 1 + seed % 4
-        cpu = longest_prompt(requests, gpu, page_tokens=4) + seed % 7 * 3 if tiers == 2 else 0
+        cpu = longest_prompt(requests, gpu, page_tokens=4, holds_output=hold_output) + seed % 7 * 3 if tiers == 2 else 0
         mine = play(make_cache(gpu, cpu, page_tokens=4), requests, in_flight=in_flight, hold_output=hold_output)
         slow = SlowSwaps(gpu, cpu, page_tokens=4)
         assert mine == list(slow.play(requests, in_flight=in_flight, hold_output=hold_output)), seed
