@@ -537,12 +537,15 @@ class Engine:
         while due:
             _, lease, pages = due[0]
             growth = self.cache.grow([(lease, pages)], self.env.now)
-            if not growth.has_room or not (yield from self._take_pages(due[:1], growth)):
+            if not growth.has_room:
                 break
-            del due[0]
+            served = due.pop(0)
+            if not (yield from self._take_pages([served], growth)):
+                break
         for job, _, _ in due:
             self._need_page(job)
-        yield from self._retract_youngest()
+        if not growth.has_room:
+            yield from self._retract_youngest()
 
     def _take_pages(self, due: list[tuple[Job, Lease, int]], growth: Growth) -> Any:
         """Wait until decoding requests have the slots that they have been given. Returns False if those of one are lost."""

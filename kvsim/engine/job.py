@@ -6,7 +6,8 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.prefetching import Prefetch
 
 LEAP_STEPS = 64
-"""Maximum number of decode steps in one leap. A leap's pages are taken when it begins, so this bounds how early that is."""
+"""Maximum number of decode steps in one leap. A leap's pages are taken when it begins, unless the cache takes
+them late, so this bounds how early that is."""
 
 
 class Job:
