@@ -45,6 +45,8 @@ class Tier:
         """Edges to the tiers above."""
         self.slot_bytes: int | None = None
         """Bytes per slot if slots hold something other than pages of KV; otherwise None."""
+        self.owner = 0
+        """Number of the engine that a GPU tier belongs to; of the host, for a tier of host memory or a disk."""
         self.unit_pages = 1
         """Pages of the GPU that this tier stores as one larger page, where an engine's rules support it."""
         self.evictable_pages = 0

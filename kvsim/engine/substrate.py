@@ -2,13 +2,16 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from simpy import Environment, Event
 
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Job
 from kvsim.engine.outcome import LinkUse
+
+LOST: Final = -1
+"""Value of ``compute``'s event if the engine's GPU was lost."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +38,8 @@ class Work:
     """The decoding jobs."""
     decode_step: int = 0
     """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
+    engine: int = 0
+    """Number of the engine that does the work."""
 
 
 class Substrate(Protocol):
@@ -56,7 +61,10 @@ class Substrate(Protocol):
         """Return the seconds until a link, such as ``disk-cpu``, has carried everything queued so far."""
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
-        """Run a step or a leap; layer l starts when layer l of the loads has arrived. The event's value is the steps done."""
+        """Run a step or a leap; layer l starts when layer l of the loads has arrived.
+
+        The event's value is the number of steps done, or ``LOST`` if the engine's GPU was lost before the end.
+        """
 
     def link_use(self) -> dict[str, LinkUse]:
         """Return what each link has carried so far."""

@@ -3,34 +3,28 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 import torch
-from simpy import Event
 
-from kvsim.core.lease import Lease
 from kvsim.substrate.hardware.flight import Flight
+from kvsim.substrate.hardware.orders import Answers, ChunkPages, DecodePages, StepOrder
 from kvsim.substrate.hardware.page_names import PageNames
 from kvsim.substrate.hardware.patterns import Patterns, upload
-from kvsim.substrate.hardware.step_pages import ChunkPages, DecodePages
 from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
 from kvsim.substrate.hardware.turn import Turn
-from kvsim.substrate.hardware.wall_clock import WallClock
 from kvsim.substrate.hardware.worker import Worker
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False)
 class Leap:
-    """One step, or several decode steps, with the pages and loads involved."""
+    """One step, or several decode steps, with the loads that it follows."""
 
-    chunks: list[ChunkPages]
-    decodes: list[DecodePages]
+    order: StepOrder
     loads: list[Flight]
-    steps: int
-    stop: Event | None
-    """Once triggered, the leap ends at the next step boundary."""
-    done: Event
-    """Its value is the number of steps done."""
+    is_stopped: bool = False
+    """Set when the leap shall end at the next step boundary."""
 
 
 class Compute:
@@ -42,22 +36,30 @@ class Compute:
     """
 
     def __init__(
-        self, clock: WallClock, transformer: Transformer, patterns: Patterns, names: PageNames, turn: Turn, device: torch.device
+        self, answers: Answers, transformer: Transformer, patterns: Patterns, names: PageNames, turn: Turn, device: torch.device
     ) -> None:
-        self.clock = clock
+        self.answers = answers
         self.transformer = transformer
         self.patterns = patterns
         self.names = names
         self.turn = turn
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._tables: dict[Lease, tuple[np.ndarray, torch.Tensor]] = {}
-        """Slots of each decoding request, in host and GPU memory."""
+        self._tables: dict[int, torch.Tensor] = {}
+        """Slots of each request that decoded in the last leap."""
+        self._leaps: dict[int, Leap] = {}
+        """Leaps that have not ended, by the number of their order."""
         self._worker: Worker[Leap] = Worker("compute", self._run, self._fail, device)
 
     def send(self, leap: Leap) -> None:
         """Run a leap after those sent before it."""
+        self._leaps[leap.order.number] = leap
         self._worker.give(leap)
+
+    def stop(self, number: int) -> None:
+        """End a leap at the next step boundary."""
+        if (leap := self._leaps.get(number)) is not None:
+            leap.is_stopped = True
 
     def warm_up(self, function: Callable[[], None]) -> None:
         """Run a function in the steps' thread and stream, and wait for it."""
@@ -77,30 +79,33 @@ class Compute:
         return True
 
     def _run(self, leap: Leap) -> None:
+        start_s = perf_counter()
         with self._active():
             steps = self._compute(leap)
-        self.clock.complete(leap.done, steps)
+        del self._leaps[leap.order.number]
+        self.answers.ended(leap.order.number, steps, start_s, perf_counter())
 
     def _fail(self, leap: Leap, error: BaseException) -> None:
-        self.clock.fail(error)
+        self.answers.failed(error)
 
     def _active(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
     def _compute(self, leap: Leap) -> int:
         """Run the steps and return how many were run."""
-        tables, reused, filled = self._upload(leap)
-        chunks = [ChunkSlots(chunk.tokens, chunk.start, table) for chunk, table in zip(leap.chunks, tables, strict=True)]
-        sampled = sum(chunk.is_sampled for chunk in leap.chunks)
-        for step in range(leap.steps):
-            decodes = [DecodeSlots(item.context_tokens + step, self._tables[item.lease][1]) for item in leap.decodes]
+        order = leap.order
+        tables, reused, filled = self._upload(order)
+        chunks = [ChunkSlots(chunk.tokens, chunk.start, table) for chunk, table in zip(order.chunks, tables, strict=True)]
+        sampled = sum(chunk.is_sampled for chunk in order.chunks)
+        for step in range(order.steps):
+            decodes = [DecodeSlots(item.context_tokens + step, self._tables[item.request]) for item in order.decodes]
             with self.turn:
                 self.transformer.step(chunks, decodes, self._waiting(leap.loads), sampled_tokens=sampled)
                 if not step:
                     self._stamp(reused, filled)
             if self.stream is not None:
                 self.stream.synchronize()
-            if leap.stop is not None and leap.stop.triggered or self._worker.is_closing:
+            if leap.is_stopped or self._worker.is_closing:
                 break
         return step + 1
 
@@ -114,30 +119,24 @@ class Compute:
     def _waiting(self, loads: list[Flight]) -> "WaitLayer | None":
         return WaitLayer(loads, self.stream, self.turn) if loads else None
 
-    def _upload(self, leap: Leap) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    def _upload(self, order: StepOrder) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
         """Upload the chunks' slots, and the slots and pattern numbers of the pages to verify and to fill.
 
         The slots of decoding requests are uploaded only if they have changed.
         """
-        chunks, decodes = leap.chunks, leap.decodes
-        known, self._tables = self._tables, {}
-        changed = []
-        for item in decodes:
-            if (entry := known.get(item.lease)) is not None and entry[0] is item.slots:
-                self._tables[item.lease] = entry
-            else:
-                changed.append(item)
+        chunks = order.chunks
+        changed = {item.request: item.slots for item in order.decodes if item.slots is not None}
+        known = {item.request: self._tables[item.request] for item in order.decodes if item.slots is None}
         reused = joined([chunk.slots[chunk.reused] for chunk in chunks])
         reused_ids = joined([chunk.reused_ids for chunk in chunks])
-        everyone: list[ChunkPages | DecodePages] = [*chunks, *decodes]
+        everyone: list[ChunkPages | DecodePages] = [*chunks, *order.decodes]
         filled = joined([item.filled_slots for item in everyone])
         filled_ids = joined([item.filled_ids for item in everyone])
-        lists = [*(chunk.slots for chunk in chunks), *(item.slots for item in changed), reused, filled]
+        lists = [*(chunk.slots for chunk in chunks), *changed.values(), reused, filled]
         *tables, reused_slots, filled_slots = upload(lists, torch.int32, self.device)
         numbers = [self.names.patterns(ids) for ids in (reused_ids, filled_ids)]
         reused_numbers, filled_numbers = upload(numbers, torch.int64, self.device)
-        for item, table in zip(changed, tables[len(chunks) :], strict=True):
-            self._tables[item.lease] = item.slots, table
+        self._tables = known | dict(zip(changed, tables[len(chunks) :], strict=True))
         return tables[: len(chunks)], [reused_slots, reused_numbers], [filled_slots, filled_numbers]
 
 

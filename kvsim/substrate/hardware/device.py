@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def find_device() -> "torch.device":
-    """Return the current GPU or, without one, the CPU, on which Triton interprets kernels.
+def find_device(number: int | None = None) -> "torch.device":
+    """Return the current GPU, or make the one with this number current; without GPUs, return the CPU, on which Triton interprets
+    kernels.
 
     Call this before Triton is imported and CUDA is initialized, because both read the environment then. Raises UsageError if
     torch or triton is missing.
@@ -25,4 +26,8 @@ def find_device() -> "torch.device":
         import triton  # noqa: F401
     except ImportError as error:
         raise UsageError(f"substrate=hardware needs torch and triton ({error}): install kvsim[hardware]") from error
-    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+    if not has_gpu:
+        return torch.device("cpu")
+    if number is not None:
+        torch.cuda.set_device(number)
+    return torch.device("cuda", torch.cuda.current_device())

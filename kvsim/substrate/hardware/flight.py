@@ -6,7 +6,6 @@ from threading import Lock
 
 import numpy as np
 import torch
-from simpy import Event
 
 from kvsim.engine.outcome import LinkUse
 from kvsim.substrate.hardware.turn import Turn
@@ -25,12 +24,15 @@ class Landing:
 class Flight:
     """The pages of a transfer when it was submitted; afterwards its nodes may be split and slots may change owner."""
 
+    number: int
+    """Number of the order, under which its end is reported."""
     sources: np.ndarray
     """Slots in the source tier, int64, in the order in which the pages arrive."""
     targets: np.ndarray
-    page_ids: np.ndarray
-    done: Event
-    """Its value is the number of pages that arrived."""
+    page_ids: np.ndarray | None = None
+    """Ids of the pages, for copies from or to a disk."""
+    peer: int = -1
+    """Number of the GPU that the pages are sent to."""
     layers_at_once: int = 0
     """Layers per landing, for loads."""
     landings: list[Landing] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Opens this machine for a run: checks its abilities, allocates memory, starts threads, warms up kernels."""
+"""Opens this machine for a run: checks its abilities, allocates memory, starts GPUs and disk."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,30 +11,26 @@ from kvsim.copy_rule import CopyRule
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
-from kvsim.substrate.hardware.compute import Compute
 from kvsim.substrate.hardware.disk_file import DiskFile
-from kvsim.substrate.hardware.flight import Meter
-from kvsim.substrate.hardware.links import Disk, DiskLink, HostLink, Link
+from kvsim.substrate.hardware.disk_link import DiskLink
+from kvsim.substrate.hardware.gpu_processes import GpuProcesses
+from kvsim.substrate.hardware.host_pool import HostPool, check_host_room, shared_file
+from kvsim.substrate.hardware.local_gpu import LocalGpu
+from kvsim.substrate.hardware.order_book import OrderBook, Party
+from kvsim.substrate.hardware.orders import Gpu, GpuDemand
 from kvsim.substrate.hardware.page_names import PageNames
-from kvsim.substrate.hardware.patterns import Patterns
-from kvsim.substrate.hardware.pools import Pools
 from kvsim.substrate.hardware.step_pages import StepPages
 from kvsim.substrate.hardware.substrate import HardwareSubstrate, remove
-from kvsim.substrate.hardware.tier_copy import TierCopy
-from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer, check_model
-from kvsim.substrate.hardware.turn import Turn
+from kvsim.substrate.hardware.transformer import check_model
 from kvsim.substrate.hardware.wall_clock import WallClock
-
-WARM_COPY_PAGES = (1, 2, 3, 5, 16, 17, 64, 256)
-"""Numbers of pages to copy: separate kernels are compiled for few pages, many pages, and multiples of 16."""
-WARM_CONTEXT_TOKENS = 1023
-WARM_DECODES = (*range(1, 33), 64, 128, 256)
-"""Numbers of decoding requests to warm up: the library chooses the kernels of their products on first use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """The requirements of a run. Capacities are in pages; 0 means that the tier is absent."""
+    """The requirements of a run. Capacities are in pages; 0 means that the tier is absent.
+
+    Each engine has its own GPU tier of ``gpu_pages``; the other tiers serve all engines.
+    """
 
     model: ModelSpec
     hardware: HardwareSpec
@@ -56,53 +52,111 @@ class Demand:
     keeps_disk: bool
     """Whether the disk file is kept for the next run."""
     disk_threads: int
+    engines: int = 1
+    ranks: int = 1
+    """GPUs per engine; each has its share of the KV heads of every page."""
 
 
 def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
-    """Open the machine for a run. Raises UsageError for requirements that it cannot meet."""
-    model, page_tokens = demand.model, demand.page_tokens
+    """Open the machine for a run. Raises UsageError for requirements that it cannot meet.
+
+    A single GPU is one of this process. Several have a process each, and share the host's memory.
+    """
+    gpus, page_bytes = demand.engines * demand.ranks, demand.model.page_bytes(demand.page_tokens)
+    check(demand, device)
+    clock = WallClock()
+    book = OrderBook(clock)
     with ExitStack() as undo:
-        try:
-            check_model(model, device)
-        except ValueError as error:
-            raise UsageError(f"model.{error}") from error
-        pools = Pools(
-            layers=model.layers,
-            fragment_bytes=model.page_bytes(page_tokens) // model.layers,
-            gpu_pages=demand.gpu_pages,
-            cpu_pages=demand.cpu_pages,
-            weight_bytes=int(model.parameters * model.weight_dtype_bytes),
-            device=device,
-        )
-        undo.callback(pools.close)
-        try:
-            transformer = Transformer(model, pools.gpu, page_tokens, device=device, seed=demand.seed)
-        except (ValueError, torch.OutOfMemoryError) as error:
-            raise UsageError(f"model: {error}") from error
         disk, scratch = None, None
         if demand.disk_pages:
-            disk = open_disk(demand, pools.page_bytes)
+            disk = open_disk(demand, page_bytes)
             scratch = None if demand.keeps_disk else demand.disk_folder
             undo.callback(remove, scratch)
             undo.callback(disk.close)
-        clock, turn, patterns = WallClock(), Turn(device), Patterns(pools.gpu)
         names = PageNames(demand.page_ids, None if disk is None else demand.key)
-        links = open_links(demand, clock, turn, pools, disk, names)
-        compute = Compute(clock, transformer, patterns, names, turn, device)
+        host = None
+        if demand.cpu_pages:
+            file = shared_file("host", demand.cpu_pages * page_bytes) if gpus > 1 else None
+            host = HostPool(demand.cpu_pages, page_bytes, file)
+            undo.callback(host.close)
+        disk_links: dict[bool, DiskLink] = {}
+        if disk is not None and host is not None:
+            for is_read in (True, False):
+                disk_links[is_read] = DiskLink(Party(book, -1), disk, host.rows, names.keys, is_read=is_read)
+                undo.callback(disk_links[is_read].close)
+        opened, close_gpus = open_gpus(demand, names, host, book, device)
         substrate = HardwareSubstrate(
-            clock,
-            pools=pools,
-            links=links,
-            compute=compute,
-            pages=StepPages(page_tokens, caches_output=demand.caches_output),
-            patterns=patterns,
+            book,
+            gpus=opened,
+            ranks=demand.ranks,
+            close_gpus=close_gpus,
+            pages=[StepPages(demand.page_tokens, caches_output=demand.caches_output) for _ in range(demand.engines)],
+            page_bytes=page_bytes,
+            rates=demand.hardware,
+            device=str(device),
+            host=host,
             disk=disk,
+            disk_links=disk_links,
             scratch=scratch,
         )
         undo.pop_all()
-    if device.type == "cuda":
-        warm_up(demand, substrate)
     return substrate
+
+
+def check(demand: Demand, device: torch.device) -> None:
+    """Raise UsageError for a model that there are no kernels for, and for more GPUs or host memory than there are."""
+    model, gpus = demand.model, demand.engines * demand.ranks
+    try:
+        check_model(model, device)
+    except ValueError as error:
+        raise UsageError(f"model.{error}") from error
+    if device.type == "cuda" and gpus > torch.cuda.device_count():
+        raise UsageError(
+            f"cluster.engines={demand.engines} with hardware.gpus={demand.ranks} needs {gpus} GPUs, but this machine has "
+            f"{torch.cuda.device_count()}: decrease them"
+        )
+    page_bytes = model.page_bytes(demand.page_tokens)
+    weight_bytes = int(model.parameters * model.weight_dtype_bytes) * demand.engines
+    check_host_room(demand.engines * demand.gpu_pages * page_bytes, demand.cpu_pages * page_bytes, weight_bytes, device)
+
+
+def open_gpus(
+    demand: Demand, names: PageNames, host: HostPool | None, book: OrderBook, device: torch.device
+) -> tuple[Sequence[Gpu], Callable[[], bool]]:
+    """Open all GPUs, and return them and what closes them. A single one stays in this process."""
+    demands = [gpu_demand(demand, names, host, number) for number in range(demand.engines * demand.ranks)]
+    if len(demands) > 1:
+        processes = GpuProcesses(demands, [Party(book, own.number) for own in demands], device)
+        if host is not None:
+            host.close_file()
+        return processes.gpus, processes.close
+    gpu = LocalGpu(demands[0], host, Party(book, 0), device)
+    try:
+        gpu.warm_up()
+    except BaseException:
+        gpu.close()
+        raise
+    return [gpu], gpu.close
+
+
+def gpu_demand(demand: Demand, names: PageNames, host: HostPool | None, number: int) -> GpuDemand:
+    """Return what is required of one of the GPUs."""
+    return GpuDemand(
+        number=number,
+        model=demand.model,
+        page_tokens=demand.page_tokens,
+        gpu_pages=demand.gpu_pages,
+        cpu_pages=demand.cpu_pages,
+        copy_rule=demand.hardware.copy_rule or CopyRule(),
+        max_batch_tokens=demand.max_batch_tokens,
+        max_running_requests=demand.max_running_requests,
+        is_layerwise=demand.is_layerwise,
+        seed=demand.seed,
+        names=names,
+        rank=number % demand.ranks,
+        ranks=demand.ranks,
+        host_file=None if host is None else host.file,
+    )
 
 
 def open_disk(demand: Demand, page_bytes: int) -> DiskFile:
@@ -113,77 +167,3 @@ def open_disk(demand: Demand, page_bytes: int) -> DiskFile:
         raise UsageError(f"disk.folder: {error}") from error
     except OSError as error:
         raise UsageError(f"tiers.disk: {error.filename or demand.disk_folder}: {error.strerror}") from error
-
-
-def open_links(
-    demand: Demand,
-    clock: WallClock,
-    turn: Turn,
-    pools: Pools,
-    disk: Disk | None,
-    names: PageNames,
-) -> dict[str, Link]:
-    """Create the links between the existing tiers, by name."""
-    links: dict[str, Link] = {}
-    spec = demand.hardware
-    if pools.host is not None:
-        tiers = TierCopy(pools.gpu, pools.host, spec.copy_rule or CopyRule())
-        down, up = Meter(spec.device_to_host_bytes_per_s), Meter(spec.host_to_device_bytes_per_s)
-        links["cpu-gpu"] = HostLink(clock, tiers, turn, up, down, is_load=True, is_layerwise=demand.is_layerwise)
-        links["gpu-cpu"] = HostLink(clock, tiers, turn, down, up, is_load=False, is_layerwise=False)
-    if disk is not None:
-        reads, writes = Meter(spec.disk_read_bytes_per_s), Meter(spec.disk_write_bytes_per_s)
-        links["disk-cpu"] = DiskLink(clock, disk, pools.rows, names.keys, reads, is_read=True)
-        links["cpu-disk"] = DiskLink(clock, disk, pools.rows, names.keys, writes, is_read=False)
-    return links
-
-
-def warm_up(demand: Demand, substrate: HardwareSubstrate) -> None:
-    """Compile and load everything a run will need before its clock starts, in the threads that will use it.
-
-    Overwrites the pools. Raises UsageError if the largest step does not fit into memory next to the pools.
-    """
-    device, most = substrate.pools.device, substrate.pools.gpu.shape[1]
-
-    def steps() -> None:
-        transformer, patterns = substrate.compute_queue.transformer, substrate.patterns
-        for count in (count for count in WARM_COPY_PAGES if count <= most):
-            slots = torch.arange(count, dtype=torch.int32, device=device)
-            patterns.fill(slots, slots.long())
-            patterns.verify(slots, slots.long())
-        patterns.verified_pages = 0
-        longest = max(2 * demand.max_batch_tokens, WARM_CONTEXT_TOKENS)
-        table = torch.arange(-(-longest // demand.page_tokens), dtype=torch.int32, device=device) % most
-        transformer.warm_up_products(demand.max_batch_tokens)
-        for tokens in warm_sizes(demand.max_batch_tokens):
-            for chunk in (
-                (tokens, 0),
-                (tokens, tokens),
-                (tokens - 3, 0),
-                (tokens - 3, 5),
-            ):  # even and odd sizes, at the start of a prompt and later
-                transformer.step([ChunkSlots(*chunk, table)], [], None, sampled_tokens=1)
-        for decodes in (count for count in WARM_DECODES if count <= demand.max_running_requests):
-            transformer.step([], [DecodeSlots(WARM_CONTEXT_TOKENS, table)] * decodes, None)
-        transformer.record_decodes(demand.max_running_requests)
-        torch.cuda.synchronize(device)
-
-    try:
-        substrate.compute_queue.warm_up(steps)
-        for link in substrate.links.values():
-            link.warm_up([count for count in WARM_COPY_PAGES if count <= min(demand.gpu_pages, demand.cpu_pages)])
-        torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError as error:
-        substrate.close()
-        raise UsageError(f"tiers.gpu.capacity leaves too little memory for a step: {error}; decrease it") from error
-    except BaseException:
-        substrate.close()
-        raise
-
-
-def warm_sizes(most: int) -> Sequence[int]:
-    """Return numbers of prompt tokens to warm up, doubling from 16 to ``most``."""
-    sizes = [16]
-    while sizes[-1] < most:
-        sizes.append(min(2 * sizes[-1], most))
-    return sizes

@@ -23,6 +23,11 @@ class Patterns:
         self._wrong = torch.zeros(2, dtype=torch.int64, device=gpu.device)
         """Numbers of wrong words and wrong pages."""
 
+    def reset(self) -> None:
+        """Forget what was verified so far."""
+        self.verified_pages = 0
+        self._wrong.zero_()
+
     def fill(self, slots: torch.Tensor, page_ids: torch.Tensor) -> None:
         """Write the patterns of these pages."""
         fill_pages(self.pool, slots, page_ids)

@@ -1,6 +1,6 @@
 """Determines the slots and pages of a step, from the requests' leases, before the tree changes."""
 
-from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,9 +8,9 @@ import numpy as np
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
-from kvsim.core.tier import GPU
 from kvsim.core.tree import INCOMING, Node
 from kvsim.engine.substrate import Work
+from kvsim.substrate.hardware.orders import ChunkPages, DecodePages
 
 if TYPE_CHECKING:
     from kvsim.engine.job import Job
@@ -18,48 +18,20 @@ if TYPE_CHECKING:
 NOTHING = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunkPages:
-    """A prefill chunk. Arrays are int64."""
-
-    tokens: int
-    start: int
-    is_sampled: bool
-    """Whether it produces the request's next token."""
-    slots: np.ndarray
-    """Slots of all pages up to the chunk's end."""
-    reused: np.ndarray
-    """Indices into ``slots`` of pages that were present or are being loaded; empty except in the first chunk after admission."""
-    reused_ids: np.ndarray
-    filled_slots: np.ndarray
-    """Slots of the pages that this chunk completes."""
-    filled_ids: np.ndarray
-    """Ids of the pages that this chunk completes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodePages:
-    """A decoding request, before the first step of a leap."""
-
-    lease: Lease
-    context_tokens: int
-    slots: np.ndarray
-    filled_slots: np.ndarray
-    """Slots of the pages that are complete after the last step of the leap."""
-    filled_ids: np.ndarray
-    """Ids of these pages."""
-
-
 class StepPages:
-    """Determines the pages that work reads and writes. With ``caches_output``, answer pages have ids and may be reused."""
+    """Determines the pages that one engine's work reads and writes.
+
+    With ``caches_output``, answer pages have ids and may be reused.
+    """
 
     def __init__(self, page_tokens: int, *, caches_output: bool) -> None:
         self.page_tokens = page_tokens
         self.caches_output = caches_output
         self._begun: dict[Job, Lease] = {}
         """Lease of the last chunk of each running request."""
-        self._decoding: dict[Lease, np.ndarray] = {}
-        """Slots of each decoding request; the list of a request only grows."""
+        self._decoding: dict[Lease, tuple[int, np.ndarray]] = {}
+        """Number and slots of each decoding request; the list of a request only grows."""
+        self._numbers = count()
 
     def chunks(self, work: Work) -> list[ChunkPages]:
         """Return the chunks of a step."""
@@ -73,12 +45,13 @@ class StepPages:
         for job in work.decoding:
             lease = job.lease
             assert lease is not None
-            slots = known.get(lease, NOTHING)
+            number, slots = known.get(lease) or (next(self._numbers), NOTHING)
             pages = lease.node.depth + lease.node.pages + len(lease.slots)
-            if len(slots) != pages:
-                slots = np.concatenate((*(node.slots[GPU] for node in lease.node.path()), lease.slots))
-            self._decoding[lease] = slots
-            decodes.append(self._decode(job, lease, slots, work))
+            has_changed = len(slots) != pages
+            if has_changed:
+                slots = np.concatenate((*(node.slots[lease.gpu.index] for node in lease.node.path()), lease.slots))
+            self._decoding[lease] = number, slots
+            decodes.append(self._decode(job, number, slots, work, has_changed=has_changed))
         return decodes
 
     def _chunk(self, job: "Job", tokens: int) -> ChunkPages:
@@ -87,9 +60,10 @@ class StepPages:
         path = lease.node.path()
         is_first, is_last = self._begun.get(job) is not lease, end == job.target_tokens
         self._begun[job] = lease
-        all_slots = np.concatenate((*(node.slots[GPU] for node in path), lease.slots))
+        gpu = lease.gpu.index
+        all_slots = np.concatenate((*(node.slots[gpu] for node in path), lease.slots))
         ids = self._ids(job.request)
-        is_there = np.repeat([not is_gap(node) for node in path], [node.pages for node in path]).astype(bool)
+        is_there = np.repeat([not is_gap(node, gpu) for node in path], [node.pages for node in path]).astype(bool)
         reused = np.flatnonzero(is_there) if is_first else NOTHING
         filled = np.arange(start // self.page_tokens, self._whole_pages(job.request, end, len(ids)))
         filled = filled[(filled >= len(is_there)) | ~np.append(is_there, False)[np.minimum(filled, len(is_there))]]
@@ -106,14 +80,20 @@ class StepPages:
             filled_ids=ids[filled],
         )
 
-    def _decode(self, job: "Job", lease: Lease, slots: np.ndarray, work: Work) -> DecodePages:
+    def _decode(self, job: "Job", number: int, slots: np.ndarray, work: Work, *, has_changed: bool) -> DecodePages:
         context, filled, filled_ids = job.cached_tokens(work.decode_step), NOTHING, NOTHING
         first, end = context // self.page_tokens, (context + work.max_steps) // self.page_tokens
         if self.caches_output and end > first:
             ids = self._ids(job.request)
             filled = np.arange(first, min(end, len(ids)))
             filled_ids = ids[filled]
-        return DecodePages(lease=lease, context_tokens=context, slots=slots, filled_slots=slots[filled], filled_ids=filled_ids)
+        return DecodePages(
+            request=number,
+            context_tokens=context,
+            slots=slots if has_changed else None,
+            filled_slots=slots[filled],
+            filled_ids=filled_ids,
+        )
 
     def _whole_pages(self, request: Request, tokens: int, named_pages: int) -> int:
         """Return how many named pages are complete after ``tokens`` tokens; the prompt's last page may be partial."""
@@ -133,6 +113,6 @@ def ids_of(runs: tuple[Run, ...]) -> np.ndarray:
     return np.concatenate([np.arange(start, start + pages, dtype=np.int64) for start, pages in runs]) if runs else NOTHING
 
 
-def is_gap(node: Node) -> bool:
-    """Whether the node's GPU slots are reserved for pages that no load will bring any more."""
-    return node.state[GPU] == INCOMING and not any(transfer.target.index == GPU for transfer in node.transfers)
+def is_gap(node: Node, gpu: int) -> bool:
+    """Whether the node's slots in a GPU tier, given by its index, are reserved for pages that no load will bring any more."""
+    return node.state[gpu] == INCOMING and not any(transfer.target.index == gpu for transfer in node.transfers)

@@ -1,118 +1,234 @@
-"""The hardware substrate: pages move between a GPU, pinned host memory and a disk file, and steps are really computed."""
+"""The hardware substrate: pages move between GPUs, host memory and a disk file, and steps are really computed."""
 
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from simpy import Environment, Event
 
+from kvsim.core.tier import CPU, DISK, GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work
-from kvsim.substrate.hardware.compute import Compute, Leap
-from kvsim.substrate.hardware.flight import Flight
-from kvsim.substrate.hardware.links import Disk, Link
-from kvsim.substrate.hardware.patterns import Patterns
-from kvsim.substrate.hardware.pools import Pools
+from kvsim.hardware import HardwareSpec
+from kvsim.substrate.hardware.disk_link import Disk, DiskLink
+from kvsim.substrate.hardware.flight import Flight, Meter
+from kvsim.substrate.hardware.host_pool import HostPool
+from kvsim.substrate.hardware.order_book import OrderBook
+from kvsim.substrate.hardware.orders import CopyOrder, Gpu, SendOrder, StepOrder
+from kvsim.substrate.hardware.remote_gpu import GpuLost
 from kvsim.substrate.hardware.step_pages import NOTHING, StepPages, ids_of
-from kvsim.substrate.hardware.wall_clock import WallClock
 
 SWITCH_S = 5e-4
 """Time after which a thread that runs Python code yields to one that has work to submit."""
 
 
-class HardwareSubstrate:
-    """Combines pools, links and compute on one wall clock.
+class Carrier(Protocol):
+    """Whoever carries an order for a copy."""
 
-    The slots and pages of a transfer or step are read from nodes and leases when it is requested; threads carry it out. The
-    engine's thread therefore never waits for the GPU or a disk, and only this class and ``StepPages`` read the cache's objects.
+    def cancel(self, number: int) -> None:
+        """End the copy early."""
+
+
+@dataclass(eq=False)
+class UnderWay:
+    """A copy that has not ended: its order, and who carries it."""
+
+    number: int
+    carriers: Sequence[Carrier]
+    is_cancelled: bool = False
+
+
+class HardwareSubstrate:
+    """Combines GPUs, the host's memory and its disk on one wall clock.
+
+    Engine ``e`` computes on the GPUs ``e * ranks`` to ``e * ranks + ranks - 1``; each has its share of every page, and a copy
+    ends when it has ended on all of them. The slots and pages of a transfer or step are read from nodes and leases when it is
+    requested; other threads or processes carry it out. The engine's thread therefore never waits for a GPU or a disk, and only
+    this class and ``StepPages`` read the cache's objects.
     """
 
     def __init__(
         self,
-        clock: WallClock,
+        book: OrderBook,
         *,
-        pools: Pools,
-        links: dict[str, Link],
-        compute: Compute,
-        pages: StepPages,
-        patterns: Patterns,
+        gpus: Sequence[Gpu],
+        ranks: int,
+        close_gpus: Callable[[], bool],
+        pages: Sequence[StepPages],
+        page_bytes: int,
+        rates: HardwareSpec,
+        device: str,
+        host: HostPool | None,
         disk: Disk | None,
+        disk_links: dict[bool, DiskLink],
         scratch: Path | None = None,
     ) -> None:
-        """``links`` are by name, such as ``gpu-cpu``. The folder ``scratch`` is removed at the end."""
-        self.env: Environment = clock
-        self.clock = clock
-        self.pools = pools
-        self.links = links
-        self.compute_queue = compute
-        self.pages = pages
-        self.patterns = patterns
-        self.disk = disk
-        self.scratch = scratch
+        """``pages`` has one entry per engine; ``disk_links`` are by whether they read. ``rates`` are assumed for links that have
+        carried nothing yet. The folder ``scratch`` is removed at the end."""
+        self.book, self.clock = book, book.clock
+        book.on_lost = self._lost
+        self.env: Environment = book.clock
+        self.gpus, self.ranks, self.close_gpus = gpus, ranks, close_gpus
+        self.pages, self.page_bytes, self.rates, self.device = pages, page_bytes, rates, device
+        self.host, self.disk, self.disk_links, self.scratch = host, disk, disk_links, scratch
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
-        self.flights: dict[Transfer, Flight] = {}
-        self.moved_pages = dict.fromkeys(links, 0)
+        self.meters: dict[str, Meter] = {}
+        """By link, such as ``gpu-cpu``, once it has been used."""
+        self.moved_pages: dict[str, int] = {}
         self.restored_pages = 0
         """Number of pages that the disk tier started with."""
+        self.on_worker_lost: Callable[[int], None] | None = None
+        """Called on the clock's thread with the number of an engine that has lost a GPU, before what the GPU was asked for ends.
+        Without it, a loss ends the run."""
+        self.lost_gpus: list[int] = []
+        self._under_way: dict[Transfer, UnderWay] = {}
+
+    # Copies
 
     def copy(self, transfer: Transfer) -> Event:
-        """Implement the contract. Fewer pages than requested arrive if a disk fails to read or write, or after ``cancel``."""
-        done = self.clock.expect()
-        flight = self.flights[transfer] = Flight(
-            sources=slots_in(transfer, transfer.source.index),
-            targets=slots_in(transfer, transfer.target.index),
-            page_ids=ids_of(tuple(run for node in transfer.nodes for run in node.runs)),
-            done=done,
+        """Implement the contract. Fewer pages than requested arrive if a disk fails to read or write, after ``cancel``, or if a
+        GPU is lost."""
+        sources, targets = (slots_in(transfer, tier.index) for tier in (transfer.source, transfer.target))
+        meter = self._meter(transfer.source, transfer.target)
+        gpu = transfer.source if transfer.source.level == GPU else transfer.target
+        is_disk = gpu.level != GPU
+        number, done = self.book.enter(
+            parties=1 if is_disk else self.ranks,
+            combined=one_or_all,
+            meter=meter,
+            pages=len(sources),
+            page_bytes=self.page_bytes,
         )
-        done.callbacks.append(lambda event: self._landed(transfer, flight, event))
-        self.links[transfer.name].send(flight)
+        if is_disk:
+            page_ids = ids_of(tuple(run for node in transfer.nodes for run in node.runs))
+            link = self.disk_links[transfer.source.level == DISK]
+            link.send(Flight(number=number, sources=sources, targets=targets, page_ids=page_ids))
+            self._under_way[transfer] = UnderWay(number, [link])
+        else:
+            is_load, ranks = gpu is transfer.target, self._gpus_of(gpu.owner)
+            gpu_slots, host_slots = (targets, sources) if is_load else (sources, targets)
+            for rank in ranks:
+                rank.copy(CopyOrder(number=number, is_load=is_load, gpu_slots=gpu_slots, host_slots=host_slots))
+            self._under_way[transfer] = UnderWay(number, ranks)
+        done.callbacks.append(lambda event: self._landed(transfer, len(sources), event))
         return done
 
-    def _landed(self, transfer: Transfer, flight: Flight, event: Event) -> None:
-        del self.flights[transfer]
-        arrived = int(event.value or 0)
-        self.moved_pages[transfer.name] += arrived
-        transfer.has_fault = arrived < flight.pages and not flight.is_cancelled
+    def _landed(self, transfer: Transfer, pages: int, event: Event) -> None:
+        order = self._under_way.pop(transfer)
+        answer: Any = event.value
+        arrived: int = answer if isinstance(answer, int) else min(answer)
+        self._count(transfer.name, arrived)
+        transfer.has_fault = transfer.source.level == DISK and arrived < pages and not order.is_cancelled
 
     def cancel(self, transfer: Transfer) -> None:
-        if (flight := self.flights.get(transfer)) is not None:
-            flight.is_cancelled = True
+        if (order := self._under_way.get(transfer)) is not None:
+            order.is_cancelled = True
+            for carrier in order.carriers:
+                carrier.cancel(order.number)
 
-    def queued_s(self, link: str) -> float:
-        return self.links[link].meter.queued_s()
+    def send_pages(
+        self, from_engine: int, to_engine: int, source_slots: np.ndarray, target_slots: np.ndarray, page_ids: np.ndarray
+    ) -> Event:
+        """Copy pages from one engine's GPU tier to another's. The event's value is the number that arrived, all or none.
 
-    def compute(self, work: Work, loads: list[Transfer]) -> Event:
-        done = self.clock.expect()
-        self.compute_queue.send(
-            Leap(
-                chunks=self.pages.chunks(work),
-                decodes=self.pages.decodes(work),
-                loads=[self.flights[load] for load in loads if load in self.flights],
-                steps=work.max_steps,
-                stop=work.stop,
-                done=done,
-            )
-        )
+        The lists have one entry per page. The receiver verifies a page when a request first uses it, like any other.
+        """
+        if not len(source_slots) == len(target_slots) == len(page_ids):
+            raise ValueError(f"{len(source_slots)} pages cannot go to {len(target_slots)} slots as {len(page_ids)} page ids")
+        name = f"gpu{from_engine}-gpu{to_engine}"
+        meter = self.meters.setdefault(name, Meter(self.rates.memory_bytes_per_s))
+        number, done = self.book.enter(parties=self.ranks, meter=meter, pages=len(source_slots), page_bytes=self.page_bytes)
+        first = to_engine * self.ranks
+        for peer, gpu in enumerate(self._gpus_of(from_engine), first):
+            gpu.send(SendOrder(number=number, peer=peer, sources=source_slots, targets=target_slots))
+        done.callbacks.append(lambda event: self._count(name, event.value))
         return done
 
+    def _count(self, link: str, pages: int) -> None:
+        self.moved_pages[link] = self.moved_pages.get(link, 0) + pages
+
+    def _gpus_of(self, engine: int) -> Sequence[Gpu]:
+        return self.gpus[engine * self.ranks : (engine + 1) * self.ranks]
+
+    def _meter(self, source: Tier, target: Tier) -> Meter:
+        """Return the meter of the link from one tier to another."""
+        name = f"{source.name}-{target.name}"
+        if (meter := self.meters.get(name)) is None:
+            spec = self.rates
+            to_host, to_gpu = spec.device_to_host_bytes_per_s, spec.host_to_device_bytes_per_s
+            rates = {(GPU, CPU): to_host, (CPU, GPU): to_gpu, (DISK, CPU): spec.disk_read_bytes_per_s}
+            meter = Meter(rates.get((source.level, target.level), spec.disk_write_bytes_per_s))
+            self.meters[name] = meter
+        return meter
+
+    def queued_s(self, link: str) -> float:
+        meter = self.meters.get(link)
+        return 0.0 if meter is None else meter.queued_s()
+
+    # Steps
+
+    def compute(self, work: Work, loads: list[Transfer]) -> Event:
+        pages, gpus = self.pages[work.engine], self._gpus_of(work.engine)
+        number, done = self.book.enter(parties=self.ranks)
+        order = StepOrder(
+            number=number,
+            chunks=pages.chunks(work),
+            decodes=pages.decodes(work),
+            loads=[self._under_way[load].number for load in loads if load in self._under_way],
+            steps=work.max_steps,
+        )
+        for gpu in gpus:
+            gpu.compute(order)
+        if work.stop is not None and work.max_steps > 1:
+            self._stop_after(work.stop, number, gpus)
+        return done
+
+    def _stop_after(self, stop: Event, number: int, gpus: Sequence[Gpu]) -> None:
+        """Stop a leap when an event occurs."""
+
+        def end(_: Event) -> None:
+            if self.book.is_open(number):
+                for gpu in gpus:
+                    gpu.stop(number)
+
+        if stop.processed:
+            end(stop)
+        else:
+            stop.callbacks.append(end)
+
+    # The loss of a GPU
+
+    def _lost(self, gpu: int) -> None:
+        self.lost_gpus.append(gpu)
+        if self.on_worker_lost is None:
+            raise GpuLost(f"the process of GPU {gpu} has ended")
+        self.on_worker_lost(gpu // self.ranks)
+
+    # The record
+
     def link_use(self) -> dict[str, LinkUse]:
-        used = {name: link.meter.used() for name, link in self.links.items()}
+        used = {name: meter.used() for name, meter in self.meters.items()}
         return {name: use for name, use in used.items() if use.transfers}
 
     def findings(self) -> dict[str, Any]:
-        """Return pages moved and verified, wrong words, disk faults, and how far event handling fell behind the clock."""
-        wrong_words, wrong_pages = self.patterns.wrong()
-        device = self.pools.device
+        """Return pages moved and verified, wrong words, disk faults, and how far event handling fell behind the clock.
+
+        What a lost GPU has verified is not known.
+        """
+        reports = [gpu.report() for number, gpu in enumerate(self.gpus) if number not in self.lost_gpus]
         return {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            "verified_pages": self.patterns.verified_pages,
-            "wrong_words": wrong_words,
-            "wrong_pages": wrong_pages,
+            "device": reports[0].device if reports else self.device,
+            "gpus": len(self.gpus),
+            "lost_gpus": sorted(self.lost_gpus),
+            "verified_pages": sum(report.verified_pages for report in reports),
+            "wrong_words": sum(report.wrong_words for report in reports),
+            "wrong_pages": sum(report.wrong_pages for report in reports),
             "page_moves": {name: pages for name, pages in self.moved_pages.items() if pages},
             "restored_pages": self.restored_pages,
             "disk_faults": {} if self.disk is None else {name: count for name, count in self.disk.faults.items() if count},
@@ -120,22 +236,22 @@ class HardwareSubstrate:
         }
 
     def close(self) -> None:
-        """End the threads and free the memory; the disk file stays unless it is in the scratch folder.
+        """End the threads and processes and free the memory; the disk file stays unless it is in the scratch folder.
 
         This is not left to the garbage collector, because the next job of a sweep needs the memory.
         """
-        for flight in self.flights.values():
-            flight.is_cancelled = True
-            flight.give_up()
-        parts: list[Compute | Link] = [self.compute_queue, *self.links.values()]
-        has_ended = [part.close() for part in parts]
+        has_ended = [self.close_gpus(), *[link.close() for link in self.disk_links.values()]]
         if self.disk is not None:
             self.disk.close()
-        if all(has_ended):
-            del self.patterns
-            self.pools.close()
+        if self.host is not None and all(has_ended):
+            self.host.close()
         remove(self.scratch)
         sys.setswitchinterval(self._switch_s)
+
+
+def one_or_all(values: list[int]) -> int | list[int]:
+    """Return the pages that arrived: one number, or one per rank."""
+    return values[0] if len(values) == 1 else values
 
 
 def remove(folder: Path | None) -> None:

@@ -21,7 +21,8 @@ PART_BYTES = 32 << 20
 class TierCopy:
     """Copies pages in both directions between a layer-first GPU pool and a page-first host pool.
 
-    ``gpu`` is ``[layer, page, fragment]``; ``host`` is pinned and ``[page, layer, fragment]``, so a page is contiguous there.
+    ``gpu`` is ``[layer, page, fragment]``; ``host`` is pinned and ``[page, layer, fragment]``, a page contiguous there. Between
+    pages there may be gaps, such as the shares of other GPUs.
     Copies are ordered with the current stream like any kernel. Calls do not wait for the GPU, but a driver whose queue is full
     blocks the caller, so submit long lists for copy engines from a thread. Streams that share a hardware queue wait for each
     other, and copies use several: set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` before CUDA starts.
@@ -44,14 +45,19 @@ class TierCopy:
         self.fragment_bytes = check_pools(self.gpu, self.host)
         self.layers = self.gpu.shape[1]
         self.page_bytes = self.layers * self.fragment_bytes
-        if not self.host.is_contiguous():
-            raise ValueError("the host's pool must be contiguous [page, layer, fragment], without gaps")
+        if not self.host[0].is_contiguous():
+            raise ValueError("a page of the host's pool must be contiguous [layer, fragment], without gaps")
+        self.host_stride = self.host.stride(0)
         self.device = gpu.device
         self.gpu_seen, self.host_seen = (np.zeros(pool.shape[0], dtype=np.int32) for pool in (self.gpu, self.host))
         self.programs = 4 if not gpu.is_cuda else torch.cuda.get_device_properties(gpu.device).multi_processor_count
         lane_pages = max(1, lane_bytes // self.page_bytes)
         self.lane_list = torch.arange(lane_pages, dtype=torch.int32, device=self.device)
         self.loading, self.storing = ([Lane(self, lane_pages) for _ in range(lanes)] for _ in range(2))
+
+    def close(self) -> None:
+        """Release the pools at once: lanes refer to this object."""
+        self.loading, self.storing = [], []
 
     def layerwise(self, pages: int) -> int:
         """Return how many layers of ``pages`` pages to load at a time, so that the first can be used before the last arrive."""
@@ -199,5 +205,5 @@ class Lane:
 
     def _hosted(self, host_pages: np.ndarray, layers: slice) -> np.ndarray:
         first = self.tiers.host.data_ptr() + layers.start * self.tiers.fragment_bytes
-        addresses: np.ndarray = first + host_pages.astype(np.int64) * self.tiers.page_bytes
+        addresses: np.ndarray = first + host_pages.astype(np.int64) * self.tiers.host_stride
         return addresses

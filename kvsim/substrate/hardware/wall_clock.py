@@ -26,10 +26,15 @@ class WallClock(Environment):
         super().__init__()
         self.most_behind_s = 0.0
         """Longest time that an event waited to be handled, in seconds."""
-        self._reports: SimpleQueue[tuple[float, Event | None, Any]] = SimpleQueue()
-        """Entries (time, event, value); without an event, the value is an error."""
+        self._reports: SimpleQueue[tuple[float, Event | None, Any, int]] = SimpleQueue()
+        """Entries (time, event, value, number of expected events that this is); without an event, the value is an error."""
         self._expected = 0
         self._began_s: float | None = None
+
+    @property
+    def began_s(self) -> float:
+        """Time of ``perf_counter`` at which the run began; now, if it has not begun."""
+        return perf_counter() if self._began_s is None else self._began_s
 
     def elapsed_s(self) -> float:
         """Return the seconds of real time since the run began; 0 before. Any thread may call this."""
@@ -42,11 +47,15 @@ class WallClock(Environment):
 
     def complete(self, event: Event, value: Any = None) -> None:
         """Trigger an expected event now. Any thread may call this."""
-        self._reports.put((self.elapsed_s(), event, value))
+        self._reports.put((self.elapsed_s(), event, value, 1))
+
+    def notify(self, event: Event, value: Any = None) -> None:
+        """Trigger an event now that the run does not wait for. Any thread may call this."""
+        self._reports.put((self.elapsed_s(), event, value, 0))
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error. Any thread may call this."""
-        self._reports.put((self.elapsed_s(), None, error))
+        self._reports.put((self.elapsed_s(), None, error, 0))
 
     def run(self, until: Any = None) -> Any:
         if self._began_s is None:
@@ -75,9 +84,9 @@ class WallClock(Environment):
         self.most_behind_s = max(self.most_behind_s, -early_s)
         super().step()
 
-    def _schedule_report(self, at_s: float, event: Event | None, value: Any) -> None:
+    def _schedule_report(self, at_s: float, event: Event | None, value: Any, expected: int) -> None:
         if event is None:
             raise value
-        self._expected -= 1
+        self._expected -= expected
         event._ok, event._value = True, value
         self.schedule(event, NORMAL, max(0.0, at_s - self._now))

@@ -11,8 +11,10 @@ pytest.importorskip("triton")
 
 from kvsim.copy_rule import CopyRule  # noqa: E402
 from kvsim.substrate.hardware import tier_copy  # noqa: E402
+from kvsim.substrate.hardware.disk_link import DiskLink  # noqa: E402
 from kvsim.substrate.hardware.flight import Flight, Meter  # noqa: E402
-from kvsim.substrate.hardware.links import DiskLink, HostLink  # noqa: E402
+from kvsim.substrate.hardware.links import HostLink  # noqa: E402
+from kvsim.substrate.hardware.order_book import OrderBook, Party  # noqa: E402
 from kvsim.substrate.hardware.page_names import PageNames  # noqa: E402
 from kvsim.substrate.hardware.tier_copy import TierCopy  # noqa: E402
 from kvsim.substrate.hardware.turn import Turn  # noqa: E402
@@ -22,9 +24,11 @@ LAYERS, FRAGMENT_BYTES = 3, 512
 PAGE_BYTES = LAYERS * FRAGMENT_BYTES
 
 
-def flight(clock, sources, targets):
+def flight(book, sources, targets, meter=None):
+    """A flight and the event of its end."""
     pages = np.array(sources, dtype=np.int64)
-    return Flight(sources=pages, targets=np.array(targets, dtype=np.int64), page_ids=pages, done=clock.expect())
+    number, done = book.enter(meter=meter, pages=len(sources), page_bytes=PAGE_BYTES)
+    return Flight(number=number, sources=pages, targets=np.array(targets, dtype=np.int64), page_ids=pages), done
 
 
 class HostLinks:
@@ -33,11 +37,13 @@ class HostLinks:
     def __init__(self, device, *, is_layerwise=True):
         gpu = torch.randint(0, 256, (LAYERS, 20, FRAGMENT_BYTES), dtype=torch.uint8, device=device)
         host = torch.randint(0, 256, (25, LAYERS, FRAGMENT_BYTES), dtype=torch.uint8)
-        self.device = device
         self.tiers = TierCopy(gpu, host.pin_memory() if device.type == "cuda" else host, CopyRule())
-        self.clock, self.turn, up, down = WallClock(), Turn(device), Meter(1e9), Meter(1e9)
-        self.loads = HostLink(self.clock, self.tiers, self.turn, up, down, is_load=True, is_layerwise=is_layerwise)
-        self.stores = HostLink(self.clock, self.tiers, self.turn, down, up, is_load=False, is_layerwise=False)
+        self.clock, self.turn = WallClock(), Turn(device)
+        self.book = OrderBook(self.clock)
+        answers = Party(self.book, 0)
+        busy = [lambda: self.stores.is_busy, lambda: self.loads.is_busy]
+        self.loads = HostLink(answers, self.tiers, self.turn, busy[0], is_load=True, is_layerwise=is_layerwise)
+        self.stores = HostLink(answers, self.tiers, self.turn, busy[1], is_load=False, is_layerwise=False)
 
     def __enter__(self):
         return self
@@ -48,18 +54,19 @@ class HostLinks:
 
 def test_pages_go_down_and_up_again_in_order(device):
     with HostLinks(device) as both:
-        sent = flight(both.clock, [3, 7], [20, 4])
+        meter = Meter(1e9)
+        sent, is_sent = flight(both.book, [3, 7], [20, 4], meter)
         ended = []
         both.stores.send(sent)
-        back = flight(both.clock, [4, 20], [0, 1])
-        sent.done.callbacks.append(lambda _: both.loads.send(back))
-        for one in (sent, back):
-            one.done.callbacks.append(lambda event, one=one: ended.append((one, event.value)))
+        back, is_back = flight(both.book, [4, 20], [0, 1])
+        is_sent.callbacks.append(lambda _: both.loads.send(back))
+        for one, done in ((sent, is_sent), (back, is_back)):
+            done.callbacks.append(lambda event, one=one: ended.append((one, event.value)))
         expected = both.tiers.gpu[[7, 3]].clone()
         both.clock.run()
         assert ended == [(sent, 2), (back, 2)]
         assert torch.equal(both.tiers.gpu[[0, 1]], expected)
-        used = both.stores.meter.used()
+        used = meter.used()
         assert (used.bytes, used.transfers) == (2 * PAGE_BYTES, 1)
         assert used.busy_s == pytest.approx(used.intervals[0, 1] - used.intervals[0, 0])
 
@@ -68,7 +75,7 @@ def test_pages_go_down_and_up_again_in_order(device):
 def test_a_load_lands_in_parts_of_some_layers_each_long_enough(part_bytes, parts, device, monkeypatch):
     monkeypatch.setattr(tier_copy, "PART_BYTES", part_bytes)
     with HostLinks(device) as both:
-        load = flight(both.clock, [5, 6], [1, 2])
+        load, _ = flight(both.book, [5, 6], [1, 2])
         both.loads.send(load)
         assert len(load.landings) == parts
         for layer in range(LAYERS):
@@ -82,7 +89,7 @@ def test_a_load_lands_in_parts_of_some_layers_each_long_enough(part_bytes, parts
 def test_without_overlap_a_load_lands_at_once(device, monkeypatch):
     monkeypatch.setattr(tier_copy, "PART_BYTES", 1)
     with HostLinks(device, is_layerwise=False) as both:
-        load = flight(both.clock, [5], [1])
+        load, _ = flight(both.book, [5], [1])
         both.loads.send(load)
         assert len(load.landings) == 1
         both.clock.run()
@@ -90,21 +97,22 @@ def test_without_overlap_a_load_lands_at_once(device, monkeypatch):
 
 def test_a_cancelled_flight_moves_nothing_and_delays_nothing(device):
     with HostLinks(device) as both:
-        load, before = flight(both.clock, [5], [1]), both.tiers.gpu.clone()
+        meter, before = Meter(1e9), both.tiers.gpu.clone()
+        load, done = flight(both.book, [5], [1], meter)
         load.is_cancelled = True
         both.loads.send(load)
         both.clock.run()
-        assert load.done.value == 0 and all(landing.submitted.is_set() for landing in load.landings)
+        assert done.value == 0 and all(landing.submitted.is_set() for landing in load.landings)
         assert torch.equal(both.tiers.gpu, before)
-        assert not both.loads.meter.is_busy and both.loads.meter.used().bytes == 0
+        assert not both.loads.is_busy and not meter.is_busy and meter.used().bytes == 0
 
 
 def test_an_empty_flight_ends(device):
     with HostLinks(device) as both:
-        store = flight(both.clock, [], [])
+        store, done = flight(both.book, [], [])
         both.stores.send(store)
         both.clock.run()
-        assert store.done.value == 0
+        assert done.value == 0
 
 
 def test_a_queue_is_as_long_as_what_is_asked_for_takes():
@@ -156,19 +164,22 @@ class Shelf:
 
 def test_a_disk_carries_one_flight_after_another_and_a_cancelled_one_not_at_all():
     clock, shelf, meter = WallClock(), Shelf(), Meter(1e6)
+    book = OrderBook(clock)
     names = PageNames(10, lambda page: bytes([page]) * 16)
-    link = DiskLink(clock, shelf, np.zeros((8, 100), dtype=np.uint8), names.keys, meter, is_read=True)
-    first, second, third = (flight(clock, sources, targets) for sources, targets in (([1, 2], [5, 6]), ([3], [7]), ([4], [0])))
-    for one in (first, second, third):
+    link = DiskLink(Party(book, 0), shelf, np.zeros((8, 100), dtype=np.uint8), names.keys, is_read=True)
+    both = [flight(book, sources, targets, meter) for sources, targets in (([1, 2], [5, 6]), ([3], [7]), ([4], [0]))]
+    (first, _), (second, _), _ = both
+    for one, _ in both:
         link.send(one)
-    assert meter.queued_s() == pytest.approx(400 / 1e6)
+    assert meter.queued_s() == pytest.approx(4 * PAGE_BYTES / 1e6)
     assert shelf.has_begun.wait(10)
-    second.is_cancelled = first.is_cancelled = True
+    link.cancel(second.number)
+    link.cancel(first.number)
     shelf.go_on.set()
     clock.run()
-    assert [one.done.value for one in (first, second, third)] == [1, 0, 1]
+    assert [done.value for _, done in both] == [1, 0, 1]
     assert shelf.calls == [([1, 2], [b"\1" * 16, b"\2" * 16], [5, 6]), ([4], [b"\4" * 16], [0])]
-    assert meter.used().bytes == 200
+    assert meter.used().bytes == 2 * PAGE_BYTES
     assert link.close()
 
 

@@ -1,54 +1,104 @@
 """Memory behind the tiers: its layout, and what is refused before anything is allocated."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kvsim.errors import UsageError  # noqa: E402
+from kvsim.substrate.hardware.gpu_pool import GpuPool, PeerPools  # noqa: E402
+from kvsim.substrate.hardware.host_pool import HostPool, check_host_room, shared_file  # noqa: E402
 from kvsim.substrate.hardware.memory import GIB, available_bytes  # noqa: E402
-from kvsim.substrate.hardware.pools import Pools  # noqa: E402
+
+PAGE_BYTES = 3 * 4096
 
 
-def pools(device, **sizes):
-    usual = {"layers": 3, "fragment_bytes": 4096, "gpu_pages": 5, "cpu_pages": 7, "weight_bytes": 0, "device": device}
-    return Pools(**usual | sizes)
+def gpu_pool(device, **sizes):
+    usual = {"layers": 3, "fragment_bytes": 4096, "pages": 5, "weight_bytes": 0, "device": device}
+    return GpuPool(**usual | sizes)
 
 
 def test_a_page_is_contiguous_on_the_host_and_begins_at_a_block(device):
-    made = pools(device)
-    assert made.gpu.shape == (3, 5, 4096) and made.host.shape == (7, 3, 4096)
-    assert made.rows.shape == (7, 3 * 4096)
-    made.host[6, 2, 4095] = 9
+    made = HostPool(7, PAGE_BYTES)
+    if device.type == "cuda":
+        made.pin()
+    pages = made.share(3)
+    assert pages.shape == (7, 3, 4096) and made.rows.shape == (7, PAGE_BYTES)
+    pages[6, 2, 4095] = 9
     assert made.rows[6, -1] == 9
     assert made.rows.ctypes.data % 4096 == 0
-    assert made.host.is_pinned() == (device.type == "cuda")
+    assert pages.is_pinned() == (device.type == "cuda")
+    del pages
     made.close()
 
 
-def test_without_a_cpu_tier_there_is_no_host_pool(device):
-    made = pools(device, cpu_pages=0)
-    assert made.host is None
+def test_each_rank_has_its_share_of_every_page():
+    made = HostPool(2, PAGE_BYTES)
+    shares = [made.share(3, rank, 2) for rank in range(2)]
+    assert [share.shape for share in shares] == [(2, 3, 2048)] * 2
+    shares[1][0, 0, 0] = 7
+    assert made.rows[0].tolist().index(7) == PAGE_BYTES // 2
+
+
+def test_a_shared_pool_is_the_same_memory_wherever_it_is_mapped():
+    file = shared_file("test", 7 * PAGE_BYTES)
+    first, second = HostPool(7, PAGE_BYTES, file), HostPool(7, PAGE_BYTES, os.dup(file))
+    first.rows[3, 5] = 8
+    assert second.rows[3, 5] == 8
+    for made in (first, second):
+        made.close_file()
+    second.rows[4, 0] = 1
+    assert first.rows[4, 0] == 1, "mappings outlive the descriptors"
+
+
+def test_layers_are_contiguous_on_the_gpu(device):
+    made = gpu_pool(device)
+    assert made.pages.shape == (3, 5, 4096)
     made.close()
+
+
+def test_pages_are_sent_to_another_pool_by_its_address():
+    """As two processes without GPUs do it; here both pools are one process's."""
+    cpu = torch.device("cpu")
+    pools = [gpu_pool(cpu, file=shared_file("test", 5 * PAGE_BYTES)) for _ in range(2)]
+    pools[0].pages.random_(0, 256)
+    peers = PeerPools(pools[0].pages, {1: pools[1].address})
+    peers.send(1, torch.tensor([4, 0]).numpy(), torch.tensor([1, 2]).numpy())
+    assert torch.equal(pools[1].pages[:, [1, 2]], pools[0].pages[:, [4, 0]])
+    assert not pools[1].pages[:, [0, 3, 4]].any()
+    with pytest.raises(ValueError, match="targets contains page 5, but the pool has pages 0 to 4"):
+        peers.send(1, torch.tensor([4]).numpy(), torch.tensor([5]).numpy())
+    peers.close()
+    for pool in pools:
+        os.close(pool.file)
 
 
 @pytest.mark.parametrize("fragment_bytes", [256, 520])
 def test_a_page_that_kernels_cannot_copy_is_refused(fragment_bytes, device):
     with pytest.raises(UsageError, match=r"page_tokens: (a fragment .* must be a multiple of 16|fragments must begin)"):
-        pools(device, fragment_bytes=fragment_bytes)
+        gpu_pool(device, fragment_bytes=fragment_bytes)
 
 
 def test_a_host_pool_larger_than_memory_is_refused(device):
-    pages = 2 * available_bytes() // (3 * 4096)
-    with pytest.raises(UsageError, match=r"tiers.*GiB.* are available: decrease"):
-        pools(device, cpu_pages=pages)
+    with pytest.raises(UsageError, match=r"tiers.*GiB.* available: decrease"):
+        check_host_room(0, 2 * available_bytes(), 0, device)
 
 
+@pytest.mark.gpu
 def test_a_gpu_pool_larger_than_memory_is_refused(device):
-    with pytest.raises(UsageError, match=r"tiers.* GiB .*decrease"):
-        pools(device, gpu_pages=(1 << 50) // (3 * 4096))
+    with pytest.raises(UsageError, match=r"tiers.gpu.* GiB .*decrease"):
+        gpu_pool(device, pages=(1 << 50) // PAGE_BYTES)
 
 
-def test_weights_count(device):
-    with pytest.raises(UsageError, match=r"1,048,576\.0 GiB"):
-        pools(device, weight_bytes=GIB << 20)
+@pytest.mark.gpu
+def test_weights_count_on_a_gpu(device):
+    with pytest.raises(UsageError, match=r"1,048,576\.0 GiB of weights"):
+        gpu_pool(device, weight_bytes=GIB << 20)
+
+
+@pytest.mark.parametrize("sizes", [(1 << 50, 0, 0), (0, 0, 1 << 50)])
+def test_without_a_gpu_everything_must_fit_into_host_memory(sizes):
+    with pytest.raises(UsageError, match=r"1,048,576\.0 GiB.* are available: decrease"):
+        check_host_room(*sizes, torch.device("cpu"))

@@ -203,9 +203,9 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
         if where == "disk":
             substrate.disk.write = broken
         elif where == "compute":
-            substrate.compute_queue.transformer.step = broken
+            substrate.gpus[0].compute_queue.transformer.step = broken
         else:
-            substrate.links["cpu-gpu"].tiers.load = broken
+            substrate.gpus[0].links["load"].tiers.load = broken
 
     with pytest.raises(OSError, match=f"{where} is broken"):
         serve(plan(tmp_path, *tiers(5, 12, 30)), in_turn("abcd", "klmn", "abcd"), meddle=break_it)
@@ -298,9 +298,9 @@ def test_memory_is_given_back_at_once(tmp_path):
     pools = []
 
     def remember(substrate):
-        pools.extend(
-            weakref.ref(part) for part in (substrate.pools.gpu, substrate.pools.host, substrate.compute_queue.transformer)
-        )
+        gpu = substrate.gpus[0]
+        parts = gpu.pool.pages, gpu.links["load"].tiers.host, gpu.compute_queue.transformer
+        pools.extend(weakref.ref(part) for part in parts)
 
     gc.disable()
     try:

@@ -87,9 +87,9 @@ def test_bad_lists_are_refused_and_nothing_moves(gpu_pages, host_pages, problem,
     assert torch.equal(copies.gpu, before[0]) and torch.equal(copies.host, before[1])
 
 
-def test_a_host_pool_with_gaps_is_refused(device):
+def test_a_host_page_with_gaps_is_refused(device):
     gpu, host = torch.zeros(2, 4, 512, dtype=torch.uint8, device=device), torch.zeros(4, 2, 1024, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="the host's pool must be contiguous"):
+    with pytest.raises(ValueError, match="a page of the host's pool must be contiguous"):
         TierCopy(gpu, host[:, :, :512], CopyRule())
 
 

@@ -1,0 +1,174 @@
+"""Orders for a GPU and its answers: plain records, so that they can travel to another process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kvsim.copy_rule import CopyRule
+from kvsim.model import ModelSpec
+from kvsim.substrate.hardware.page_names import PageNames
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuDemand:
+    """What a run requires of one GPU."""
+
+    number: int
+    """Position among the machine's GPUs."""
+    model: ModelSpec
+    page_tokens: int
+    gpu_pages: int
+    cpu_pages: int
+    """Pages of the host's pool; 0 without one."""
+    copy_rule: CopyRule
+    max_batch_tokens: int
+    max_running_requests: int
+    is_layerwise: bool
+    seed: int
+    names: PageNames
+    rank: int = 0
+    """Which share of each page, and of the model, this GPU has."""
+    ranks: int = 1
+    host_file: int | None = None
+    """File descriptor of the host's pool if several processes share it."""
+    pool_file: int | None = None
+    """File descriptor of the GPU's pool where there is no GPU and other processes access it."""
+
+    @property
+    def fragment_bytes(self) -> int:
+        """Bytes of this GPU's share of a page in one layer."""
+        return self.model.page_bytes(self.page_tokens) // self.model.layers // self.ranks
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of this GPU's share of a page."""
+        return self.fragment_bytes * self.model.layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyOrder:
+    """Copy pages between the GPU's pool and the host's. Slots are int64, in the order in which the pages arrive."""
+
+    number: int
+    is_load: bool
+    """To the GPU; otherwise to the host."""
+    gpu_slots: np.ndarray
+    host_slots: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendOrder:
+    """Copy pages to another GPU's pool."""
+
+    number: int
+    peer: int
+    """Number of the other GPU."""
+    sources: np.ndarray
+    targets: np.ndarray
+    """Slots in the other GPU's pool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPages:
+    """A prefill chunk. Arrays are int64."""
+
+    tokens: int
+    start: int
+    is_sampled: bool
+    """Whether it produces the request's next token."""
+    slots: np.ndarray
+    """Slots of all pages up to the chunk's end."""
+    reused: np.ndarray
+    """Indices into ``slots`` of pages that were present or are being loaded; empty except in the first chunk after admission."""
+    reused_ids: np.ndarray
+    filled_slots: np.ndarray
+    """Slots of the pages that this chunk completes."""
+    filled_ids: np.ndarray
+    """Ids of the pages that this chunk completes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePages:
+    """A decoding request, before the first step of a leap."""
+
+    request: int
+    """Number of the request's hold on the cache."""
+    context_tokens: int
+    slots: np.ndarray | None
+    """Slots of all its pages; None if they are those of the order before, in which it decoded as well."""
+    filled_slots: np.ndarray
+    """Slots of the pages that are complete after the last step of the leap."""
+    filled_ids: np.ndarray
+    """Ids of these pages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOrder:
+    """Compute one step, or several decode steps, after the orders for steps given before."""
+
+    number: int
+    chunks: Sequence[ChunkPages]
+    decodes: Sequence[DecodePages]
+    loads: Sequence[int]
+    """Numbers of the copy orders that the step follows layer by layer; those that have ended do not matter."""
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReport:
+    """What a GPU has verified."""
+
+    device: str
+    verified_pages: int
+    wrong_words: int
+    wrong_pages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolAddress:
+    """Where other processes find a GPU's pool: a CUDA IPC handle and an offset in that allocation, or a shared file."""
+
+    pages: int
+    handle: bytes = b""
+    offset: int = 0
+    file: int | None = None
+
+
+class Answers(Protocol):
+    """What a GPU or a disk link answers, from any thread. Times are those of ``perf_counter``, which all processes share."""
+
+    def ended(self, number: int, value: int, start_s: float, end_s: float) -> None:
+        """An order has ended: ``value`` is the number of pages that arrived, or of steps done."""
+
+    def failed(self, error: BaseException) -> None:
+        """An order cannot be carried out, which ends the run."""
+
+    def lost(self) -> None:
+        """The process of the GPU has ended; all its orders end after that."""
+
+
+class Gpu(Protocol):
+    """A GPU in this process or another one. No method but ``report`` and ``close`` waits for the GPU."""
+
+    def copy(self, order: CopyOrder) -> None:
+        """Copy pages; the answer is the number that arrived, all or none."""
+
+    def send(self, order: SendOrder) -> None:
+        """Copy pages to another GPU; the answer is the number that arrived."""
+
+    def compute(self, order: StepOrder) -> None:
+        """Compute a step; the answer is the number of steps done."""
+
+    def cancel(self, number: int) -> None:
+        """Drop a copy that has not begun."""
+
+    def stop(self, number: int) -> None:
+        """End an order for several steps at the next boundary between two."""
+
+    def report(self) -> GpuReport:
+        """Return what was verified so far, once all steps have ended."""
+
+    def close(self) -> bool:
+        """Drop all orders and free the memory. Returns whether nothing accesses the host's pool any more."""
