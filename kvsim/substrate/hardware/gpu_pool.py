@@ -10,6 +10,7 @@ from kvsim.substrate.hardware.host_pool import mapped
 from kvsim.substrate.hardware.memory import GIB, gib
 from kvsim.substrate.hardware.orders import PoolAddress
 from kvsim.substrate.hardware.page_list import check_page_list, upload_page_lists
+from kvsim.substrate.hardware.raw_tensor import raw_tensor
 
 GPU_RESERVE_BYTES = 4 * GIB
 """GPU memory left for activations, staging buffers and the libraries."""
@@ -99,7 +100,7 @@ class PeerPools:
             return shared_bytes(layers * address.pages * fragment_bytes, address.file).view(shape)
         pointer = ipc.opened(address.handle)
         self._opened.append(pointer)
-        return ipc.tensor_at(pointer + address.offset, shape)
+        return raw_tensor(pointer + address.offset, layers * address.pages * fragment_bytes, own.device).view(shape)
 
 
 def shared_bytes(n_bytes: int, file: int) -> torch.Tensor:

@@ -1,10 +1,6 @@
 """Access to another process's GPU memory (CUDA driver API, inter-process communication)."""
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from kvsim.errors import UsageError
 from kvsim.substrate.hardware.batch_memcpy import answered, driver
@@ -18,18 +14,6 @@ class Handle(ctypes.Structure):
     """``CUipcMemHandle``."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
-
-
-@dataclass(frozen=True)
-class DeviceArray:
-    """Bytes of GPU memory, as torch reads them."""
-
-    pointer: int
-    shape: tuple[int, ...]
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self.shape, "typestr": "|u1", "data": (self.pointer, False), "version": 3, "strides": None}
 
 
 def exported(pointer: int) -> tuple[bytes, int]:
@@ -59,8 +43,3 @@ def opened(handle: bytes) -> int:
 def close(pointer: int) -> None:
     """Unmap what ``opened`` has mapped."""
     answered(driver().cuIpcCloseMemHandle(ctypes.c_uint64(pointer)), "cuIpcCloseMemHandle")
-
-
-def tensor_at(pointer: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return GPU memory as a tensor of uint8. torch infers from the address which GPU it belongs to."""
-    return torch.as_tensor(DeviceArray(pointer, shape))

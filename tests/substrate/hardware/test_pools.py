@@ -11,6 +11,7 @@ from kvsim.errors import UsageError  # noqa: E402
 from kvsim.substrate.hardware.gpu_pool import GpuPool, PeerPools  # noqa: E402
 from kvsim.substrate.hardware.host_pool import HostPool, check_host_room, shared_file  # noqa: E402
 from kvsim.substrate.hardware.memory import GIB, available_bytes  # noqa: E402
+from kvsim.substrate.hardware.raw_tensor import raw_tensor  # noqa: E402
 
 PAGE_BYTES = 3 * 4096
 
@@ -73,6 +74,14 @@ def test_pages_are_sent_to_another_pool_by_its_address():
     peers.close()
     for pool in pools:
         os.close(pool.file)
+
+
+def test_foreign_memory_becomes_a_tensor_without_a_copy(device):
+    owner = torch.arange(24, dtype=torch.uint8, device=device)
+    raw = raw_tensor(owner.data_ptr() + 4, 16, owner.device)
+    assert raw.device == owner.device and raw.dtype == torch.uint8 and raw.tolist() == list(range(4, 20))
+    raw.view(2, 8)[1, 7] = 99
+    assert owner[19] == 99
 
 
 @pytest.mark.parametrize("fragment_bytes", [256, 520])
