@@ -290,7 +290,7 @@ def rates(driver: Driver, sizes: Sizes, gpu_pages: int, host_pages: int) -> list
                 waiting.append(driver.copy(gpu, part, host, is_load=way == "load"))
             if len(waiting) > 2:
                 yield waiting.pop(0)
-        yield from waiting
+        yield driver.env.all_of(waiting)
 
     def seconds(streams: list[tuple[int, str]]) -> float:
         began = perf_counter()
@@ -348,7 +348,7 @@ def loss(driver: Driver, gpu_pages: int) -> dict[str, Any]:
         beside = driver.copy(1, pages, pages + 4 * len(pages), is_load=False)
         killed = perf_counter()
         os.kill(substrate.gpus[0].pid, signal.SIGKILL)
-        yield from (*waiting, step, beside)
+        yield driver.env.all_of([*waiting, step, beside])
         found["arrived"] = [event.value for event in waiting]
         found["step"] = step.value
         found["beside"] = beside.value
