@@ -115,6 +115,9 @@ class LocalGpu:
             wrong_pages=wrong_pages,
         )
 
+    def loss(self) -> Exception:
+        return AssertionError("a GPU of this process cannot be lost")
+
     def disconnect(self) -> bool:
         """Give up access to other GPUs' pools. Returns whether nothing is being sent any more."""
         peer = self.links.pop("peer", None)

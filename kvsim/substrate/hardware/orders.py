@@ -170,5 +170,8 @@ class Gpu(Protocol):
     def report(self) -> GpuReport:
         """Return what was verified so far, once all steps have ended."""
 
+    def loss(self) -> Exception:
+        """Return the error that says how a lost GPU was lost."""
+
     def close(self) -> bool:
         """Drop all orders and free the memory. Returns whether nothing accesses the host's pool any more."""

@@ -148,14 +148,15 @@ class RemoteGpu:
                 self.answers.ended(number, value, now, now)
         for call in list(self._calls):
             answer = self._calls.pop(call)
-            answer.set_exception(GpuLost(f"the process of GPU {self.number} {self._how_it_ended()}"))
+            answer.set_exception(self.loss())
 
-    def _how_it_ended(self) -> str:
+    def loss(self) -> GpuLost:
         try:
             code = self.process.wait(1.0)
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
-            return "closed its connection"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = "closed its connection"
+        return GpuLost(f"the process of GPU {self.number} {how}")
 
 
 def start_process(handle: int, files: Sequence[int]) -> "subprocess.Popen[bytes]":

@@ -20,7 +20,6 @@ from kvsim.substrate.hardware.flight import Flight, Meter
 from kvsim.substrate.hardware.host_pool import HostPool
 from kvsim.substrate.hardware.order_book import OrderBook
 from kvsim.substrate.hardware.orders import CopyOrder, Gpu, SendOrder, StepOrder
-from kvsim.substrate.hardware.remote_gpu import GpuLost
 from kvsim.substrate.hardware.step_pages import NOTHING, StepPages, ids_of
 
 SWITCH_S = 5e-4
@@ -207,7 +206,7 @@ class HardwareSubstrate:
     def _lost(self, gpu: int) -> None:
         self.lost_gpus.append(gpu)
         if self.on_worker_lost is None:
-            raise GpuLost(f"the process of GPU {gpu} has ended")
+            raise self.gpus[gpu].loss()
         self.on_worker_lost(gpu // self.ranks)
 
     # The record

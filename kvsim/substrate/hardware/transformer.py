@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from kvsim.kernels.gated_silu import gate_silu
@@ -361,6 +360,8 @@ def causal_mask(tokens: int, keys: int, device: torch.device) -> torch.Tensor:
     On a GPU it is a symbolic mask that flash attention understands, because the mask itself would take memory for every pair.
     """
     if device.type == "cuda":
+        from torch.nn.attention.bias import causal_lower_right  # takes a second to import
+
         return causal_lower_right(tokens, keys)
     return torch.ones(tokens, keys, dtype=torch.bool, device=device).tril(keys - tokens)
 
