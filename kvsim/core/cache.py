@@ -135,7 +135,7 @@ class Cache(ServedCache):
         if missing > 0 and not self._can_evict(lease, missing):
             return False
         now = residency.tick(now)
-        residency.notify_request(lease.request, now)
+        residency.notify_request(lease.request, now, gpu)
         self._pin(lease, load_pages, now)
         if missing > 0 or not self._is_single:
             self.transfers.make_room(gpu, new_pages, now)
@@ -176,11 +176,11 @@ class Cache(ServedCache):
                 for node in lower:
                     lease.loaded_pages += node.pages
         residency.pin_path(reused, lease.gpu, lease.gpu_pages)
-        residency.use(reused, now, is_first=not lease.is_resumed)
+        residency.use(reused, now, is_first=not lease.is_resumed, gpu=lease.gpu)
         if reused:
             lease.node = reused[-1]
         if lease.loading is not None:
-            residency.use(lower, now, is_first=not lease.is_resumed)
+            residency.use(lower, now, is_first=not lease.is_resumed, gpu=lease.gpu)
         if lease.loaded_pages < lease.cpu_pages + lease.disk_pages:
             lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
 
@@ -396,7 +396,7 @@ class Cache(ServedCache):
             edge = self._edge_for(nodes[0], cpu)
             fetch = self._read(edge, nodes)
             self.transfers.keep(fetch, nodes[-1], view.gpu)
-            residency.reannounce(path, now)
+            residency.reannounce(path, now, view.gpu)
             result = Fetch([*transfers, fetch], fetch)
         for tier in pinned:
             residency.unpin(end, tier)
@@ -436,7 +436,7 @@ class Cache(ServedCache):
             return NO_TRANSFERS
         residency, request = self.residency, lease.request
         now = residency.tick(now)
-        residency.notify_request(request, now)
+        residency.notify_request(request, now, lease.gpu)
         if lease.loaded_pages:
             self._fill_gaps(lease, now)
         rest = lease.rest
@@ -493,7 +493,7 @@ class Cache(ServedCache):
         if node.state[index] == READY and not node.pins[index]:
             gpu.evictable_pages -= node.pages
         node.pins[index] += 1
-        residency.reannounce((node,), now)
+        residency.reannounce((node,), now, gpu)
         if node.state[index] == INCOMING and not is_arriving(node, gpu):
             residency.set_ready(node, gpu, now)
 
@@ -525,7 +525,7 @@ class Cache(ServedCache):
     def end_request(self, lease: Lease, now: float) -> None:
         """Notify policies that a request has finished, and release it."""
         if lease.epoch == self.epoch:
-            self.residency.notify_finish(lease.request, lease.node, max(now, self.residency.now))
+            self.residency.notify_finish(lease.request, lease.node, max(now, self.residency.now), lease.gpu)
         self.release(lease)
 
     def write_early(self) -> list[Transfer]:

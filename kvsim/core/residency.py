@@ -11,7 +11,7 @@ from typing import Any
 
 from kvsim.core.answers import cut_after
 from kvsim.core.runs import Run
-from kvsim.core.tier import Tier
+from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, NO_LIMIT, READY, Node, RadixTree
 
 
@@ -42,7 +42,22 @@ def have_same_history(node: Node, child: Node) -> bool:
     """
     if child.last_used != node.last_used or child.hits != node.hits or child.created != node.created or child.transfers:
         return False
+    if child.own_uses != node.own_uses:
+        return False
     return child.notes is node.notes or bool(child.notes == node.notes)
+
+
+class Listeners:
+    """The tiers whose eviction policies want to hear of the requests that one GPU tier serves, by kind of notification."""
+
+    __slots__ = ("arrivals", "finishes", "hits", "requests", "tiers")
+
+    def __init__(self, tiers: list[Tier]) -> None:
+        self.tiers = tiers
+        self.arrivals = [tier for tier in tiers if tier.wants_arrivals]
+        self.requests = [tier for tier in tiers if tier.wants_requests]
+        self.finishes = [tier for tier in tiers if tier.wants_finishes]
+        self.hits = [tier for tier in tiers if tier.wants_hits]
 
 
 class Residency:
@@ -61,10 +76,14 @@ class Residency:
         """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
         for tier in tiers:
             tier.eviction.cut = partial(self._cut_for, tier)
-        self._wants_arrivals = [tier for tier in tiers if tier.wants_arrivals]
-        self._wants_requests = [tier for tier in tiers if tier.wants_requests]
-        self._wants_finishes = [tier for tier in tiers if tier.wants_finishes]
-        self._wants_hits = [tier for tier in tiers if tier.wants_hits]
+        self._all = Listeners(tiers)
+        gpus = [tier for tier in tiers if tier.level == GPU]
+        self._has_several_gpus = len(gpus) > 1
+        self._listeners = {gpu.index: Listeners([gpu, *gpu.all_below()]) for gpu in gpus} if self._has_several_gpus else {}
+
+    def _hearing(self, gpu: Tier | None) -> Listeners:
+        """Return who hears of the requests of a GPU tier; None stands for the only one."""
+        return self._listeners[gpu.index] if gpu is not None and self._has_several_gpus else self._all
 
     # --- time, and notifications to policies ---------------------------------------------------------------------------
 
@@ -75,36 +94,47 @@ class Residency:
         self.now = now
         return now
 
-    def notify_arrival(self, request: Any, now: float) -> None:
+    def notify_arrival(self, request: Any, now: float, gpu: Tier | None = None) -> None:
         """Notify policies that a request has arrived and waits."""
-        for tier in self._wants_arrivals:
+        for tier in self._hearing(gpu).arrivals:
             tier.eviction.on_arrival(request, now)
 
-    def notify_request(self, request: Any, now: float) -> None:
+    def notify_request(self, request: Any, now: float, gpu: Tier | None = None) -> None:
         """Notify policies of a request before its hits and inserts."""
-        for tier in self._wants_requests:
+        for tier in self._hearing(gpu).requests:
             tier.eviction.on_request(request, now)
 
-    def notify_finish(self, request: Any, node: Node, now: float) -> None:
+    def notify_finish(self, request: Any, node: Node, now: float, gpu: Tier | None = None) -> None:
         """Notify policies that a request has finished; its path, which ends with ``node``, is still pinned."""
-        for tier in self._wants_finishes:
+        for tier in self._hearing(gpu).finishes:
             tier.eviction.on_finish(request, node, now)
 
-    def notify_hits(self, nodes: Iterable[Node], now: float) -> None:
+    def notify_hits(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
         """Notify the policy of every tier that has a ready copy of a hit."""
-        for tier in self._wants_hits:
+        for tier in self._hearing(gpu).hits:
             index = tier.index
             for node in nodes:
                 if node.state[index] == READY:
                     tier.eviction.on_hit(node, now)
 
-    def reannounce(self, nodes: Iterable[Node], now: float) -> None:
+    def reannounce(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
         """Mark nodes as last used ``now`` without reporting a hit; evictable copies are announced to their policies again."""
+        tiers = self._hearing(gpu).tiers
         for node in nodes:
             node.last_used = now
-            for tier in self.tiers:
+            if gpu is not None and self._has_several_gpus:
+                self._use_in(node, gpu, now, 0)
+            for tier in tiers:
                 if node.is_evictable(tier.index):
                     tier.eviction.on_evictable(node)
+
+    @staticmethod
+    def _use_in(node: Node, gpu: Tier, now: float, hits: int) -> None:
+        """Record a use, and ``hits`` hits, by a request of one of several GPU tiers. The first use counts as a hit."""
+        if node.own_uses is None:
+            node.own_uses = {}
+        own = node.own_uses.get(gpu.index)
+        node.own_uses[gpu.index] = (now, 1, now) if own is None else (now, own[1] + hits, own[2])
 
     # --- the tree --------------------------------------------------------------------------------------------------------
 
@@ -197,6 +227,8 @@ class Residency:
         node.slots[index] = slots
         node.pins[index] = 1
         parent.children_in[index] += 1
+        if self._has_several_gpus:
+            self._use_in(node, tier, now, 0)
         self.set_ready(node, tier, now)
         return node
 
@@ -213,16 +245,19 @@ class Residency:
             pins[index] += 1
         tier.evictable_pages -= pages - pinned_pages
 
-    def use(self, nodes: list[Node], now: float, *, is_first: bool) -> None:
+    def use(self, nodes: list[Node], now: float, *, is_first: bool, gpu: Tier | None = None) -> None:
         """Record that a request uses nodes. Only its first admission (``is_first``) counts as a hit."""
         if not is_first:
-            self.reannounce(nodes, now)
+            self.reannounce(nodes, now, gpu)
             return
         for node in nodes:
             node.last_used = now
             node.hits += 1
-        if self._wants_hits:
-            self.notify_hits(nodes, now)
+        if gpu is not None and self._has_several_gpus:
+            for node in nodes:
+                self._use_in(node, gpu, now, 1)
+        if self._all.hits:
+            self.notify_hits(nodes, now, gpu)
 
     def pin(self, node: Node, tier: Tier) -> None:
         """Keep the node and everything above it in a tier."""

@@ -43,6 +43,8 @@ class Tier:
         """Edges to the tiers below, in the order in which victims are offered to them."""
         self.above: list[Edge] = []
         """Edges to the tiers above."""
+        self.owner = 0
+        """Number of the engine that a GPU tier belongs to; of the host, for any other tier."""
         self.slot_bytes: int | None = None
         """Bytes per slot if slots hold something other than pages of KV; otherwise None."""
         self.unit_pages = 1
@@ -68,6 +70,13 @@ class Tier:
 
     def __repr__(self) -> str:
         return f"Tier({self.name})"
+
+    def all_below(self) -> "list[Tier]":
+        """Return the tiers below, directly and indirectly, each once, from the top down."""
+        tiers = [edge.lower for edge in self.below]
+        for tier in tiers:
+            tiers += [edge.lower for edge in tier.below if edge.lower not in tiers]
+        return list(dict.fromkeys(tiers))
 
     def edge_to(self, lower: "Tier") -> "Edge":
         """Return the edge to a tier directly below."""

@@ -41,6 +41,8 @@ class Transfers:
         """What is kept for requests that wait."""
         self._is_single = len(residency.tiers) == 1
         self._absent_elsewhere = len(residency.tiers) - 1
+        gpus = [tier for tier in residency.tiers if tier.level == GPU]
+        self._in_line: dict[int, list[int]] = in_line(gpus) if len(gpus) > 1 else {}
         self._is_offering = False
         """Set while unpinned nodes are offered to a tier: they must not be merged meanwhile."""
         self.writes_early = [edge for edge in edges if edge.watermark() > 0]
@@ -105,10 +107,14 @@ class Transfers:
                 self._place(edge, now)
 
     def _evict(self, node: Node, tier: Tier, now: float) -> None:
-        """Evict a node: free it if another tier has it, else mark it for writing down, else drop it with everything below it."""
+        """Evict a node: free it if another tier has it, else mark it for writing down, else drop it with everything below it.
+
+        The GPU of another engine does not count: a page that only it has besides is written down, but does not take along
+        what is below it.
+        """
         residency = self.residency
         if not self._is_single:
-            if node.state.count(ABSENT) < self._absent_elsewhere:
+            if self._is_elsewhere(node, tier):
                 residency.free(node, tier)
                 if not self._is_offering and not any(node.pins):
                     residency.merge(node)
@@ -119,9 +125,22 @@ class Transfers:
                     residency.promise_copy(node, edge.lower)
                     edge.leaving.append(node)
                     return
+            if node.state.count(ABSENT) < self._absent_elsewhere:
+                residency.free(node, tier)
+                return
             residency.drop_descendants(node)
         self.counts.dropped_pages += node.pages
         residency.free(node, tier)
+
+    def _is_elsewhere(self, node: Node, tier: Tier) -> bool:
+        """Whether a GPU that can use the tier's copy of a node could also use a copy elsewhere."""
+        if not self._in_line:
+            return node.state.count(ABSENT) < self._absent_elsewhere
+        state = node.state
+        for index in self._in_line[tier.index]:
+            if state[index]:
+                return True
+        return False
 
     def _place(self, edge: Edge, now: float) -> None:
         """Make room below for the victims of the upper tier; if it is not enough, drop the first victims."""
@@ -328,7 +347,7 @@ class Transfers:
             if node.pages > missing and not node.is_state:
                 self.residency.cut(node, node.pages - missing)
             ready += node.pages
-            if node.state.count(ABSENT) == self._absent_elsewhere and edge.wants_evicted(node, now):
+            if not self._is_elsewhere(node, tier) and edge.wants_evicted(node, now):
                 nodes.append(node)
             passed.append(node)
             self._pass_over(node, tier)
@@ -628,6 +647,17 @@ def parts_from(node: Node, start: int) -> list[Node]:
         parts.append(node)
     parts.reverse()
     return parts
+
+
+def in_line(gpus: list[Tier]) -> dict[int, list[int]]:
+    """Return, by the index of each tier, the other tiers that some GPU sees together with it; GPUs do not see each other."""
+    together: dict[int, list[int]] = {}
+    for gpu in gpus:
+        view = [gpu.index, *[tier.index for tier in gpu.all_below()]]
+        for index in view:
+            known = together.setdefault(index, [])
+            known += [other for other in view if other != index and other not in known]
+    return together
 
 
 def is_arriving(node: Node, tier: Tier) -> bool:
