@@ -4,7 +4,7 @@ Answers are typed as plain objects. With the expected types, compiled code would
 the policy.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import inf, nan
 from types import MethodDescriptorType
 from typing import Any
@@ -67,6 +67,16 @@ def number(policy: str, call: str, answer: object, most: float = inf) -> float:
     if 0 <= found <= most:
         return found
     raise refused(policy, call, answer, "a number of at least 0" + (f" and at most {most:g}" if most < inf else ""))
+
+
+def engine(policy: str, call: str, answer: object, offered: Collection[int]) -> int:
+    """Return an answer that must be the number of an offered engine."""
+    found = -1
+    if isinstance(answer, (int, np.integer)) and not isinstance(answer, bool):
+        found = int(answer)
+    if found in offered:
+        return found
+    raise refused(policy, call, answer, f"the number of an engine that is up ({', '.join(map(str, sorted(offered)))})")
 
 
 # --- eviction ------------------------------------------------------------------------------------------------------------
