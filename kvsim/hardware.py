@@ -17,6 +17,17 @@ RATES_AND_SIZES = (
     "both_directions_bytes_per_s",
     "disk_read_bytes_per_s",
     "disk_write_bytes_per_s",
+    "interconnect_bytes_per_s",
+)
+
+
+LATENCIES = (
+    "host_latency_s",
+    "disk_latency_s",
+    "interconnect_latency_s",
+    "step_overhead_s",
+    "prefill_overhead_s",
+    "prefill_launch_s",
 )
 
 
@@ -50,6 +61,12 @@ class HardwareSpec:
     disk_write_bytes_per_s: float
     disk_latency_s: float = 1e-4
 
+    host_memory_bytes_per_s: float | None = None
+    """Limit on the total rate of the host links of all engines of one host; None: their links do not slow each other down."""
+    interconnect_bytes_per_s: float = 50e9
+    """Rate at which each GPU sends, and receives, pages between prefill and decode engines (NVLink, or RDMA over a network)."""
+    interconnect_latency_s: float = 1e-5
+
     flops_efficiency: float = 1.0
     """Fraction of ``flops_per_s`` that large matrix products reach."""
     memory_efficiency: float = 1.0
@@ -73,7 +90,9 @@ class HardwareSpec:
         for name in RATES_AND_SIZES:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("host_latency_s", "disk_latency_s", "step_overhead_s", "prefill_overhead_s", "prefill_launch_s"):
+        if self.host_memory_bytes_per_s is not None and not self.host_memory_bytes_per_s > 0:
+            raise ValueError(f"host_memory_bytes_per_s must be above 0, not {self.host_memory_bytes_per_s}")
+        for name in LATENCIES:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("flops_efficiency", "memory_efficiency"):

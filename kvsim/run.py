@@ -17,6 +17,7 @@ from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings
 from kvsim.core.serving import RulesError, ServedCache, ServingCache
 from kvsim.core.tier import LEVELS, PolicyError, Tier
+from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine
 from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
 from kvsim.engine.outcome import Outcome
@@ -92,7 +93,7 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
         log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
         cache = LoggedCache(cache, log) if log else cache
         prefetching = _prefetching(plan, requests, cache)
-        outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
+        outcome = Cluster([Engine(recorder or substrate, cache, prefetching, plan.engine)]).run(requests, advance)
     finally:
         substrate.close()
     outcome.timeline, outcome.events = recorder, log

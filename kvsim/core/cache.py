@@ -528,6 +528,10 @@ class Cache(ServedCache):
             self.residency.notify_finish(lease.request, lease.node, max(now, self.residency.now), lease.gpu)
         self.release(lease)
 
+    def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
+        self.end_request(lease, now)
+        return self.write_early() if self.transfers.writes_early else NO_TRANSFERS
+
     def write_early(self) -> list[Transfer]:
         """Copy pages down where a watermark requires it. Returns the write-downs."""
         self.transfers.write_early(self.residency.now)
@@ -570,6 +574,13 @@ class Cache(ServedCache):
         self.persistent.clear()
         for hold in list(self.transfers.holds):
             self.let_go(hold)
+
+    def lose(self, gpu: Tier, now: float) -> None:
+        for node, tier in list(self.persistent):
+            if tier is gpu:
+                self.residency.unpin(node, gpu)
+                del self.persistent[node, gpu]
+        self.transfers.lose(gpu)
 
     def check(self) -> None:
         from kvsim.core.check import check, held_by_requests

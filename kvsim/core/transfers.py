@@ -189,6 +189,16 @@ class Transfers:
             residency.drop_copy(node, edge.lower)
         residency.drop_copy(node, edge.upper)
 
+    def lose(self, tier: Tier) -> None:
+        """Drop all copies of a tier, none of which is in use, and everything below pages that no other tier has."""
+        residency, index = self.residency, tier.index
+        for node in reversed(list(residency.tree.root.descendants())):
+            if node.state[index] == READY:
+                if node.state.count(ABSENT) == self._absent_elsewhere:
+                    residency.drop_descendants(node)
+                    self.counts.dropped_pages += node.pages
+                residency.free(node, tier)
+
     def stay(self, node: Node, tier: Tier, now: float) -> None:
         """Make a leaving copy ready again; a write-down under way continues."""
         self.residency.stay(node, tier, now)

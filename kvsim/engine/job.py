@@ -1,5 +1,7 @@
 """A request on its way through the engine."""
 
+from typing import Any
+
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
@@ -10,12 +12,50 @@ LEAP_STEPS = 64
 them late, so this bounds how early that is."""
 
 
+class Send:
+    """The KV of one prompt, on its way from the GPU that computes it to the GPU that will decode."""
+
+    __slots__ = (
+        "flows",
+        "is_layerwise",
+        "is_withdrawn",
+        "last_s",
+        "next_token",
+        "receiver",
+        "sender",
+        "source",
+        "target",
+        "tokens",
+    )
+
+    def __init__(self, sender: int, receiver: int, known_tokens: int, target: Lease, *, is_layerwise: bool) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.next_token = known_tokens
+        """The first token whose KV has not been sent yet; the receiver has everything before it."""
+        self.tokens = 0
+        """Tokens of the prompt; set when it is computed."""
+        self.source: Lease | None = None
+        """Its pages on the sender; set when it is computed."""
+        self.target = target
+        """Its pages on the receiver."""
+        self.is_layerwise = is_layerwise
+        """Whether layers leave while later ones are still being computed."""
+        self.is_withdrawn = False
+        """Set when the sender or the receiver has failed."""
+        self.flows: list[Any] = []
+        """For the substrate: what is under way."""
+        self.last_s = 0.0
+        """For the substrate: the time before which the last layer cannot have landed."""
+
+
 class Job:
     """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
 
     __slots__ = (
         "request", "place", "arrival_s", "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed",
         "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions", "is_known", "page_need",
+        "is_counted", "is_lost", "queued_at_s", "decoder", "reserved", "send",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -43,6 +83,25 @@ class Job:
         """Number of admissions, without those whose slots were lost before the job had them."""
         self.is_known = False
         """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
+
+        self.is_counted = False
+        """Whether its hits have been recorded."""
+        self.is_lost = False
+        """Whether its engine has failed: another job continues the request."""
+        self.queued_at_s = arrival_s
+        self.decoder = -1
+        """Number of the engine that will decode it, if that is not the one that computes its prompt."""
+        self.reserved: Lease | None = None
+        """Its pages there."""
+        self.send: Send | None = None
+        """What goes there."""
+
+    def again(self) -> "Job":
+        """Return a job that continues the request of one whose engine has failed, after the tokens generated so far."""
+        job = Job(self.request, self.arrival_s)
+        job.generated, job.first_token_s = self.generated, self.first_token_s
+        job.is_known, job.is_counted = self.is_known, self.is_counted
+        return job
 
     @property
     def target_tokens(self) -> int:

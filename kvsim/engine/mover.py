@@ -17,11 +17,12 @@ class Mover:
     Transfers without room in their target wait in one line per target, in order of submission.
     """
 
-    def __init__(self, substrate: Substrate, cache: ServedCache, on_landed: Callable[[Transfer], None]) -> None:
+    def __init__(self, substrate: Substrate, cache: ServedCache) -> None:
         self.env = substrate.env
         self.substrate = substrate
         self.cache = cache
-        self.on_landed = on_landed
+        self.listeners: list[Callable[[Transfer], None]] = []
+        """Called when a transfer has ended or waits in line again."""
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
@@ -72,7 +73,7 @@ class Mover:
         """Put a transfer back in line, since what it reads has arrived."""
         self._lines[transfer.target.index].append(transfer)
         self._move_up(transfer.target.index)
-        self.on_landed(transfer)
+        self._tell(transfer)
 
     def _copy(self, transfer: Transfer) -> None:
         def landed(event: Event) -> None:
@@ -94,4 +95,8 @@ class Mover:
             self.submit(follow_ups)
         if self._lines[transfer.source.index]:
             self._move_up(transfer.source.index)
-        self.on_landed(transfer)
+        self._tell(transfer)
+
+    def _tell(self, transfer: Transfer) -> None:
+        for listener in self.listeners:
+            listener(transfer)

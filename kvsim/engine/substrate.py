@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 from simpy import Environment, Event
 
+from kvsim.core.edge import Edge
 from kvsim.core.transfer import Transfer
-from kvsim.engine.job import Job
+from kvsim.engine.job import Job, Send
 from kvsim.engine.outcome import LinkUse
 
 
@@ -35,6 +36,8 @@ class Work:
     """The decoding jobs."""
     decode_step: int = 0
     """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
+    engine: int = 0
+    """Number of the engine that does the work."""
 
 
 class Substrate(Protocol):
@@ -52,14 +55,23 @@ class Substrate(Protocol):
     def cancel(self, transfer: Transfer) -> None:
         """End a copy early: its event occurs soon, with the whole pages that have arrived by then."""
 
-    def queued_s(self, link: str) -> float:
-        """Return the seconds until a link, such as ``disk-cpu``, has carried everything queued so far."""
+    def queued_s(self, edge: Edge) -> float:
+        """Return the seconds until everything queued so far has been carried up over an edge."""
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         """Run a step or a leap; layer l starts when layer l of the loads has arrived. The event's value is the steps done."""
 
-    def link_use(self) -> dict[str, LinkUse]:
-        """Return what each link has carried so far."""
+    def hand_over(self, send: Send) -> Event:
+        """Send what is left of a computed prompt's KV from one GPU to another. The event occurs when everything has landed.
+
+        A substrate may have begun earlier, in ``compute``: the jobs of a step carry their ``send``.
+        """
+
+    def withdraw(self, send: Send) -> None:
+        """Stop sending, since an engine has failed; the event of ``hand_over`` need not occur."""
+
+    def link_use(self) -> list[LinkUse]:
+        """Return what each link has carried so far; links that have carried nothing are left out."""
 
     def findings(self) -> dict[str, Any]:
         """Return what a run on real memory has measured and verified, for its record; empty for any other run."""

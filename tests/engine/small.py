@@ -18,6 +18,7 @@ from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
+from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
@@ -96,6 +97,10 @@ class SmallEngine(Engine):
     substrate: SimulatedSubstrate
     is_checked = False
 
+    def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
+        """Serve the requests with this engine alone."""
+        return Cluster([self]).run(requests, advance)
+
     def serve(self, *asks: Ask) -> Outcome:
         """Serve the requests; afterwards nothing is left of them but what is cached."""
         outcome = self.run(make_requests(asks, self.cache.page_tokens))
@@ -168,7 +173,7 @@ def check_idle(engine: SmallEngine) -> None:
         assert tier.promised_pages == tier.leaving_pages == 0
         assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
     assert not engine.queue and not engine.admitted and not engine.decoding and not engine.claims
-    assert engine._context_offset == 0 and not engine._followers
+    assert engine._context_offset == 0 and not engine.frontend._followers and not engine.fetching
     assert engine.prefetching.in_flight_pages == 0
     assert not engine.substrate.flows and not any(engine.mover._lines)
 

@@ -11,6 +11,7 @@ from kvsim.cli import main
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
+from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
@@ -48,7 +49,7 @@ def serve(requests: list[Request], capacity: int, settings: EngineSettings, *, n
     cache = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS)
     substrate = SimulatedSubstrate(MODEL, FORMULA, PAGE_TOKENS, links="fifo")
     engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings)
-    rows = rows_of(engine.run(requests, lambda _: cache.check()))
+    rows = rows_of(Cluster([engine]).run(requests, lambda _: cache.check()))
     assert gpu.pool.free + gpu.evictable_pages == capacity
     return rows
 

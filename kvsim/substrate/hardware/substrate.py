@@ -1,6 +1,7 @@
 """The hardware substrate: pages move between a GPU, pinned host memory and a disk file, and steps are really computed."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -9,7 +10,9 @@ import numpy as np
 import torch
 from simpy import Environment, Event
 
+from kvsim.core.edge import Edge
 from kvsim.core.transfer import Transfer
+from kvsim.engine.job import Send
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work
 from kvsim.substrate.hardware.compute import Compute, Leap
@@ -83,8 +86,8 @@ class HardwareSubstrate:
         if (flight := self.flights.get(transfer)) is not None:
             flight.is_cancelled = True
 
-    def queued_s(self, link: str) -> float:
-        return self.links[link].meter.queued_s()
+    def queued_s(self, edge: Edge) -> float:
+        return self.links[f"{edge.lower.name}-{edge.upper.name}"].meter.queued_s()
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         done = self.clock.expect()
@@ -100,9 +103,15 @@ class HardwareSubstrate:
         )
         return done
 
-    def link_use(self) -> dict[str, LinkUse]:
-        used = {name: link.meter.used() for name, link in self.links.items()}
-        return {name: use for name, use in used.items() if use.transfers}
+    def hand_over(self, send: Send) -> Event:
+        raise NotImplementedError("pages move between GPUs of several processes only")
+
+    def withdraw(self, send: Send) -> None:
+        raise NotImplementedError("pages move between GPUs of several processes only")
+
+    def link_use(self) -> list[LinkUse]:
+        used = [replace(link.meter.used(), name=name) for name, link in self.links.items()]
+        return [use for use in used if use.transfers]
 
     def findings(self) -> dict[str, Any]:
         """Return pages moved and verified, wrong words, disk faults, and how far event handling fell behind the clock."""
