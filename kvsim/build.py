@@ -28,6 +28,7 @@ from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
 from kvsim.report.validation import Tolerances
 from kvsim.substrates import SUBSTRATES
@@ -37,14 +38,16 @@ TIERS = ("gpu", "cpu", "disk")
 WITH_STATES = ("gpu", "cpu")
 OWN_SETTINGS = {"gpu": ("states",), "cpu": ("states", "page_tokens"), "disk": ("below",)}
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
-GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
+GROUPS = (
+    "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "scheduling", "logger",
+)  # fmt: skip
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate"),
-    "replay": ("engine", "substrate", "disk", "curve", "timeline", "validate"),
+    "replay": ("engine", "scheduling", "substrate", "disk", "curve", "timeline", "validate"),
     "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events"),
     "curve": (
-        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
-        "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
+        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
+        "scheduling", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
     ),
 }  # fmt: skip
 NOT_RECORDED = ("output", "sweep", "validate")
@@ -97,6 +100,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         tiers=tiers,
         prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
         checkpoint=construct(CheckpointPolicy, config.get("checkpoint"), "checkpoint"),
+        scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=_states(config, tiers, model, keys),
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),

@@ -69,6 +69,16 @@ def number(policy: str, call: str, answer: object, most: float = inf) -> float:
     raise refused(policy, call, answer, "a number of at least 0" + (f" and at most {most:g}" if most < inf else ""))
 
 
+def rank_number(policy: str, call: str, answer: object) -> float:
+    """Return an answer that must be a number, of any size but not NaN."""
+    found = nan
+    if isinstance(answer, (int, float, np.integer, np.floating)) and not isinstance(answer, bool):
+        found = float(answer)
+    if found == found:
+        return found
+    raise refused(policy, call, answer, "a number")
+
+
 # --- eviction ------------------------------------------------------------------------------------------------------------
 
 

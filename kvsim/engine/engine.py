@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from math import inf, isnan, nan
 from operator import itemgetter
 from time import perf_counter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from simpy import Event
@@ -23,8 +23,12 @@ from kvsim.engine.job import LEAP_STEPS, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetch, Prefetching
+from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.read_times import ReadTimes
 from kvsim.engine.substrate import Substrate, Work
+
+if TYPE_CHECKING:
+    from kvsim.policies.scheduling.base import SchedulingPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +60,20 @@ class EngineSettings:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
-    """One engine: requests wait, are admitted in order of arrival, prefilled in chunks, decoded and released.
+    """One engine: requests wait, are admitted in the order of a scheduling policy, prefilled in chunks, decoded and released.
 
-    When decoding runs out of pages, the youngest request is retracted: it waits again, first in the queue, and recomputes what
-    is not cached of its prompt and its answer so far.
+    When decoding runs out of pages, the youngest request is retracted: it waits again and recomputes what is not cached of its
+    prompt and its answer so far.
     """
 
-    def __init__(self, substrate: Substrate, cache: ServedCache, prefetching: Prefetching, settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        substrate: Substrate,
+        cache: ServedCache,
+        prefetching: Prefetching,
+        settings: EngineSettings,
+        scheduling: "SchedulingPolicy",
+    ) -> None:
         self.env = substrate.env
         self.substrate = substrate
         self.cache = cache
@@ -71,7 +82,7 @@ class Engine:
         self.settings = settings
         self._is_layerwise = settings.overlap == "layerwise"
         self.mover = Mover(substrate, cache, self._landed)
-        self.queue: list[tuple[tuple[int, int], Job]] = []
+        self.queue = WaitingQueue(scheduling)
         self.admitted: list[Job] = []
         """Jobs that wait for slots, loads or the rest of their prefill, in order of admission."""
         self.claims: deque[tuple[Job, Lease]] = deque()
@@ -213,8 +224,7 @@ class Engine:
 
     def _enqueue(self, job: Job) -> None:
         if not job.is_queued and not job.admissions:
-            job.is_queued = True
-            heappush(self.queue, (job.place, job))
+            self.queue.push(job)
             self._wake()
 
     def _enqueue_samples(self, job: Job) -> None:
@@ -261,7 +271,7 @@ class Engine:
                 yield self._wakeup
 
     def _admit(self, batch: list[tuple[Job, int]]) -> Any:
-        """Admit from the queue, first come, first served, until the next step is full or a request does not fit.
+        """Admit from the queue, in its order, until the next step is full or a request does not fit.
 
         Adds the first chunks of admitted requests to ``batch``. Returns False if it had to wait: then plan again.
         """
@@ -274,7 +284,7 @@ class Engine:
         while queue and not self._is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
             if self._is_draining or self._budget <= 0:
                 break
-            job = queue[0][1]
+            job = queue.first()
             request = job.request
             if job.prefetch is not None and job.prefetch.is_under_way:
                 self.mover.cancel(job.prefetch.fetch)
@@ -289,12 +299,12 @@ class Engine:
             if not cache.admit(lease, pages, self.env.now, load_pages):
                 if self.admitted or self.decoding or cache.in_flight:
                     break
-                heappop(queue)
+                queue.remove(job)
                 if job.prefetch is not None:
                     self.prefetching.give_up(job.prefetch)
                 self._reject(request)
                 continue
-            heappop(queue)
+            queue.remove(job)
             self._start(job, lease)
             if job.lease is None:
                 break
@@ -375,19 +385,19 @@ class Engine:
                 self._hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
 
     def _give_up(self, job: Job) -> None:
-        """Give back a request's slots and pages, and put it back into the queue, in order of arrival."""
+        """Give back a request's slots and pages, and put it back into the queue."""
         assert job.lease is not None
         is_decoding = job in self.decoding
         self.cache.retract(job.lease, job.cached_tokens(self.step) if is_decoding else job.computed, self.env.now)
         if not job.is_claimed:
             job.admissions -= 1
+        job.was_running = job.admissions > 0
         job.lease, job.loads, job.ready_loads = None, [], 0
         if is_decoding:
             self._leave_decoding(job)
         else:
             self.admitted.remove(job)
-        job.is_queued = True
-        heappush(self.queue, (job.place, job))
+        self.queue.push(job)
 
     # --- prefill -----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.core.waiting import Waiting
 from kvsim.engine.prefetching import Prefetch
 
 LEAP_STEPS = 64
@@ -10,19 +11,16 @@ LEAP_STEPS = 64
 them late, so this bounds how early that is."""
 
 
-class Job:
+class Job(Waiting):
     """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
 
     __slots__ = (
-        "request", "place", "arrival_s", "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed",
-        "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions", "is_known", "page_need",
+        "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
+        "next_page_step", "first_token_s", "admissions", "is_known", "page_need",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
-        self.request = request
-        self.place = request.index, request.sample
-        """Its place in the queue."""
-        self.arrival_s = arrival_s
+        super().__init__(request, arrival_s)
         self.prefetch: Prefetch | None = None
         """Its prefetch, until it is admitted or rejected."""
         self.is_queued = False
@@ -33,8 +31,6 @@ class Job:
         self.is_claimed = False
         self.computed = 0
         """Tokens whose KV is on the GPU."""
-        self.generated = 0
-        """Output tokens generated up to ``joined_step``."""
         self.joined_step = self.last_step = self.next_page_step = 0
         self.page_need = 0
         """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
