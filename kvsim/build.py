@@ -29,6 +29,7 @@ from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
 from kvsim.report.validation import Tolerances
 from kvsim.substrates import SUBSTRATES
@@ -39,15 +40,16 @@ WITH_STATES = ("gpu", "cpu")
 OWN_SETTINGS = {"gpu": ("states",), "cpu": ("states", "page_tokens"), "disk": ("below",)}
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
 GROUPS = (
-    "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "logger",
+    "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling",
+    "logger",
 )  # fmt: skip
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate"),
-    "replay": ("engine", "substrate", "disk", "curve", "timeline", "validate", "routing"),
+    "replay": ("engine", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate"),
     "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events"),
     "curve": (
         "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
-        "routing", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
+        "routing", "scheduling", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
     ),
 }  # fmt: skip
 NOT_RECORDED = ("output", "sweep", "validate")
@@ -101,6 +103,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
         checkpoint=construct(CheckpointPolicy, config.get("checkpoint"), "checkpoint"),
         routing=construct(RoutingPolicy, config.get("routing"), "routing"),
+        scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=_states(config, tiers, model, keys),
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),

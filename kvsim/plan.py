@@ -14,6 +14,7 @@ from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
 from kvsim.report.validation import Tolerances
 from kvsim.trace.base import TraceSource
@@ -78,6 +79,7 @@ class Plan:
     prefetch: PrefetchPolicy
     checkpoint: CheckpointPolicy
     routing: RoutingPolicy
+    scheduling: SchedulingPolicy
     states: list[int | None] | None
     """Capacity for recurrent states of the GPU and the CPU (None: unlimited); None if states share the pages' capacity."""
     model: ModelSpec

@@ -35,6 +35,7 @@ from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.substrates import SUBSTRATES
 
 Advance = Callable[[int], None]
@@ -93,7 +94,9 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
         log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
         cache = LoggedCache(cache, log) if log else cache
         prefetching = _prefetching(plan, requests, cache)
-        outcome = Cluster([Engine(recorder or substrate, cache, prefetching, plan.engine)]).run(requests, advance)
+        _bind("scheduling", plan.scheduling, _context(plan, requests, 0))
+        engine = Engine(recorder or substrate, cache, prefetching, plan.engine, plan.scheduling)
+        outcome = Cluster([engine]).run(requests, advance)
     finally:
         substrate.close()
     outcome.timeline, outcome.events = recorder, log
@@ -267,7 +270,9 @@ def _prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetc
 
 
 def _bind(
-    family: str, policy: EvictionPolicy | PlacementPolicy | PrefetchPolicy | CheckpointPolicy, context: PolicyContext
+    family: str,
+    policy: EvictionPolicy | PlacementPolicy | PrefetchPolicy | CheckpointPolicy | SchedulingPolicy,
+    context: PolicyContext,
 ) -> None:
     try:
         policy.bind(context)

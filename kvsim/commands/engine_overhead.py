@@ -21,6 +21,7 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.hardware.machine import Demand, open_machine
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.warmth import Warmth
@@ -103,7 +104,7 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     substrate = open_machine(demand, device)
     try:
         recorder = Recorder(substrate, tiers)
-        Cluster([Engine(recorder, cache, Prefetching(cache, NoPrefetch(), Offer), settings)]).run(requests)
+        Cluster([Engine(recorder, cache, Prefetching(cache, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
     finally:
         substrate.close()
     decodes = [batch for batch in recorder.batches if not batch.prefill_requests]

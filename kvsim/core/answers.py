@@ -79,6 +79,16 @@ def engine(policy: str, call: str, answer: object, offered: Collection[int]) -> 
     raise refused(policy, call, answer, f"the number of an engine that is up ({', '.join(map(str, sorted(offered)))})")
 
 
+def rank_number(policy: str, call: str, answer: object) -> float:
+    """Return an answer that must be a number, of any size but not NaN."""
+    found = nan
+    if isinstance(answer, (int, float, np.integer, np.floating)) and not isinstance(answer, bool):
+        found = float(answer)
+    if found == found:
+        return found
+    raise refused(policy, call, answer, "a number")
+
+
 # --- eviction ------------------------------------------------------------------------------------------------------------
 
 

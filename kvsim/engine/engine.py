@@ -4,10 +4,9 @@ from abc import ABCMeta, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import inf
-from operator import itemgetter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from simpy import Event, Interrupt
 
@@ -21,7 +20,11 @@ from kvsim.engine.book import Book
 from kvsim.engine.job import LEAP_STEPS, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetch, Prefetching
+from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.substrate import Substrate, Work
+
+if TYPE_CHECKING:
+    from kvsim.policies.scheduling.base import SchedulingPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +93,10 @@ class Frontend(metaclass=ABCMeta):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
-    """One engine: requests wait, are admitted in order of arrival, prefilled in chunks, decoded and released.
+    """One engine: requests wait, are admitted in the order of a scheduling policy, prefilled in chunks, decoded and released.
 
-    When decoding runs out of pages, the youngest request is retracted: it waits again, first in the queue, and recomputes what
-    is not cached of its prompt and its answer so far.
+    When decoding runs out of pages, the youngest request is retracted: it waits again and recomputes what is not cached of its
+    prompt and its answer so far.
     """
 
     frontend: Frontend
@@ -104,6 +107,7 @@ class Engine:
         cache: ServedCache,
         prefetching: Prefetching,
         settings: EngineSettings,
+        scheduling: "SchedulingPolicy",
         *,
         number: int = 0,
         gpu: Tier | None = None,
@@ -120,7 +124,7 @@ class Engine:
         self._is_layerwise = settings.overlap == "layerwise"
         self.mover = mover or Mover(substrate, cache)
         self.mover.listeners.append(self._landed)
-        self.queue: list[tuple[tuple[int, int], Job]] = []
+        self.queue = WaitingQueue(scheduling)
         self.admitted: list[Job] = []
         """Jobs that wait for slots, loads or the rest of their prefill, in order of admission."""
         self.claims: deque[tuple[Job, Lease]] = deque()
@@ -235,8 +239,8 @@ class Engine:
             self.wake()
 
     def _push(self, job: Job) -> None:
-        job.is_queued, job.queued_at_s = True, self.env.now
-        heappush(self.queue, (job.place, job))
+        job.queued_at_s = self.env.now
+        self.queue.push(job)
         self.most_queued = max(self.most_queued, len(self.queue))
 
     def _enqueue_samples(self, job: Job) -> None:
@@ -297,7 +301,7 @@ class Engine:
                 yield self._wakeup
 
     def _admit(self, batch: list[tuple[Job, int]]) -> Any:
-        """Admit from the queue, first come, first served, until the next step is full or a request does not fit.
+        """Admit from the queue, in its order, until the next step is full or a request does not fit.
 
         Adds the first chunks of admitted requests to ``batch``. Returns False if it had to wait: then plan again.
         """
@@ -309,7 +313,7 @@ class Engine:
         while queue and not self.is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
             if self.is_draining or self._budget <= 0:
                 break
-            job = queue[0][1]
+            job = queue.first()
             request = job.request
             if job.prefetch is not None and job.prefetch.is_under_way:
                 self.mover.cancel(job.prefetch.fetch)
@@ -324,12 +328,12 @@ class Engine:
             if not cache.admit(lease, pages, self.env.now, load_pages):
                 if self.admitted or self.decoding or cache.in_flight:
                     break
-                heappop(queue)
+                queue.remove(job)
                 if job.prefetch is not None:
                     self.prefetching.give_up(job.prefetch)
                 self.reject(request)
                 continue
-            heappop(queue)
+            queue.remove(job)
             self._start(job, lease)
             if job.lease is None:
                 break
@@ -417,12 +421,13 @@ class Engine:
                 hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
 
     def _give_up(self, job: Job) -> None:
-        """Give back a request's slots and pages, and put it back into the queue, in order of arrival."""
+        """Give back a request's slots and pages, and put it back into the queue."""
         assert job.lease is not None
         is_decoding = job in self.decoding
         self.cache.retract(job.lease, job.cached_tokens(self.step) if is_decoding else job.computed, self.env.now)
         if not job.is_claimed:
             job.admissions -= 1
+        job.was_running = job.admissions > 0
         job.lease, job.loads, job.ready_loads = None, [], 0
         if is_decoding:
             self._leave_decoding(job)
@@ -678,8 +683,7 @@ class Engine:
     def stop(self) -> list[Job]:
         """Give up all requests, since the engine has failed. Returns them."""
         self.is_up, self.is_full, self.failures = False, False, self.failures + 1
-        jobs = [job for _, job in sorted(self.queue, key=itemgetter(0))]
-        jobs += [*self.admitted, *self.decoding, *self.joining, *self.fetching]
+        jobs = [*self.queue, *self.admitted, *self.decoding, *self.joining, *self.fetching]
         for job in jobs:
             self.drop(job)
         self.claims.clear()
@@ -692,8 +696,7 @@ class Engine:
     def drop(self, job: Job) -> None:
         """Give up a request wherever it is: its pages, its place in the queue and its prefetch."""
         if job.is_queued:
-            self.queue = [entry for entry in self.queue if entry[1] is not job]
-            heapify(self.queue)
+            self.queue.remove(job)
             self.waited_s += self.env.now - job.queued_at_s
         if job in self.decoding:
             self._leave_decoding(job)

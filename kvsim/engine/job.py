@@ -5,6 +5,7 @@ from typing import Any
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.core.waiting import Waiting
 from kvsim.engine.prefetching import Prefetch
 
 LEAP_STEPS = 64
@@ -49,20 +50,17 @@ class Send:
         """For the substrate: the time before which the last layer cannot have landed."""
 
 
-class Job:
+class Job(Waiting):
     """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
 
     __slots__ = (
-        "request", "place", "arrival_s", "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed",
-        "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions", "is_known", "page_need",
-        "is_counted", "is_lost", "queued_at_s", "decoder", "reserved", "send",
+        "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
+        "next_page_step", "first_token_s", "admissions", "is_known", "page_need", "is_counted", "is_lost", "queued_at_s",
+        "decoder", "reserved", "send",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
-        self.request = request
-        self.place = request.index, request.sample
-        """Its place in the queue."""
-        self.arrival_s = arrival_s
+        super().__init__(request, arrival_s)
         self.prefetch: Prefetch | None = None
         """Its prefetch, until it is admitted or rejected."""
         self.is_queued = False
@@ -73,8 +71,6 @@ class Job:
         self.is_claimed = False
         self.computed = 0
         """Tokens whose KV is on the GPU."""
-        self.generated = 0
-        """Output tokens generated up to ``joined_step``."""
         self.joined_step = self.last_step = self.next_page_step = 0
         self.page_need = 0
         """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
@@ -83,7 +79,6 @@ class Job:
         """Number of admissions, without those whose slots were lost before the job had them."""
         self.is_known = False
         """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
-
         self.is_counted = False
         """Whether its hits have been recorded."""
         self.is_lost = False

@@ -30,6 +30,8 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.policies.scheduling.base import SchedulingPolicy
+from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.core.small import make_tiers
 from tests.workloads import Words
@@ -121,6 +123,7 @@ def small_engine(
     eviction: Callable[[], Any] = LRU,
     placement: Callable[[], Any] | Sequence[Callable[[], Any]] = WriteThrough,
     prefetch: PrefetchPolicy | None = None,
+    scheduling: SchedulingPolicy | None = None,
     page_tokens: int = PAGE_TOKENS,
     recompute_last_token: bool = True,
     cache_output: bool = False,
@@ -143,7 +146,7 @@ def small_engine(
         )
     engine = EngineSettings(**settings)
     substrate = make_substrate(MODEL, machine, page_tokens, links=engine.links)
-    return SmallEngine(substrate, cache, Prefetching(cache, policy, Offer), engine)
+    return SmallEngine(substrate, cache, Prefetching(cache, policy, Offer), engine, scheduling or FCFS())
 
 
 def eager(**settings: Any) -> ThresholdPrefetch:

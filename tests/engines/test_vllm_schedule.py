@@ -22,6 +22,7 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_schedule import SlowSchedule
@@ -48,7 +49,7 @@ def serve(requests: list[Request], capacity: int, settings: EngineSettings, *, n
     gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=PAGE_TOKENS))
     cache = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS)
     substrate = SimulatedSubstrate(MODEL, FORMULA, PAGE_TOKENS, links="fifo")
-    engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings)
+    engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings, FCFS())
     rows = rows_of(Cluster([engine]).run(requests, lambda _: cache.check()))
     assert gpu.pool.free + gpu.evictable_pages == capacity
     return rows

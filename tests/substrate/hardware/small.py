@@ -82,7 +82,7 @@ def serve(made: Plan, requests: list[Request], *, meddle: Callable[[Any], None] 
     try:
         if meddle is not None:
             meddle(substrate)
-        engine = PatientEngine(substrate, cache, prefetching, made.engine)
+        engine = PatientEngine(substrate, cache, prefetching, made.engine, made.scheduling)
         outcome = Cluster([engine]).run(requests)
         check_idle(engine)
     finally:
