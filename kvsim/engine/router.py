@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.core.answers import engine as engine_number
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import PolicyError, Tier
 from kvsim.engine.held_pages import HeldPages
 
@@ -107,6 +108,7 @@ def known_engines(policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Call
     return engines
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Router:
     """Sends each request to the engine that the policy chooses among those that are up."""
 
