@@ -10,7 +10,7 @@ from math import inf, nextafter
 from typing import Any
 
 from kvsim.core.answers import cut_after
-from kvsim.core.runs import Run
+from kvsim.core.runs import Run, last_pages
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, NO_LIMIT, READY, Node, RadixTree
 
@@ -314,6 +314,8 @@ class Residency:
         tier.inserted_pages += node.pages
         if tier.wants_inserts:
             tier.eviction.on_insert(node, now)
+        if tier.watch is not None and not node.is_state:
+            tier.watch.stored(node.runs)
         if not node.pins[index]:
             tier.evictable_pages += node.pages
             if not node.children_in[index]:
@@ -353,6 +355,8 @@ class Residency:
         """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""
         if tier.wants_shortenings:
             tier.eviction.on_shorten(node, pages)
+        if tier.watch is not None:
+            tier.watch.dropped(last_pages(node.runs, pages))
         self.tree.shorten(node, pages)
         node.slots[tier.index], freed = tier.pool.split(node.slots[tier.index], node.pages)
         tier.pool.give(freed)
@@ -392,6 +396,8 @@ class Residency:
     def _notify_removed(self, node: Node, tier: Tier) -> None:
         if tier.wants_removals:
             tier.eviction.on_remove(node)
+        if tier.watch is not None and not node.is_state:
+            tier.watch.dropped(node.runs)
 
     def _notify_left(self, node: Node, tier: Tier) -> None:
         """Call ``on_leave``. All bookkeeping must be done by then: the listener may cut, drop or merge the node."""
@@ -449,8 +455,7 @@ class Residency:
             tier.evicted_pages += node.pages
             if not node.pins[index]:
                 tier.evictable_pages -= node.pages
-            if tier.wants_removals:
-                tier.eviction.on_remove(node)
+            self._notify_removed(node, tier)
         if node.slots[index] is None:
             tier.promised_pages -= node.pages
             node.slots[index] = tier.pool.take(0)

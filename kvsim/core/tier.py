@@ -1,8 +1,11 @@
 """A tier: its slots, its eviction policy, and the sums of pages in each state."""
 
+from abc import ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from kvsim.core.pool import Pool
+from kvsim.core.runs import Run
+from kvsim.core.subclassing import mypyc_attr
 
 if TYPE_CHECKING:
     from kvsim.core.edge import Edge
@@ -24,6 +27,23 @@ class PolicyError(Exception):
 def overrides(policy: object, name: str) -> bool:
     """Whether a policy overrides a method that its contract defines with an empty default."""
     return sum([name in cls.__dict__ for cls in type(policy).__mro__]) > 1
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PageWatch(metaclass=ABCMeta):
+    """Is told of every page of KV that a tier holds ready for use from now on, or no longer. Recurrent states do not count.
+
+    A page that leaves for the tier below counts as dropped at once, and as stored again if it stays after all. Under the
+    rules of vLLM a page may be stored twice; then it is dropped twice.
+    """
+
+    @abstractmethod
+    def stored(self, runs: tuple[Run, ...]) -> None:
+        """These pages are ready in the tier."""
+
+    @abstractmethod
+    def dropped(self, runs: tuple[Run, ...]) -> None:
+        """These pages are no longer ready in the tier."""
 
 
 class Tier:
@@ -55,6 +75,8 @@ class Tier:
         """Pages of leaving copies; their slots become free once they are written to the tier below."""
         self.promised_pages = 0
         """Slots promised to requests and transfers, which take them once they are free."""
+        self.watch: PageWatch | None = None
+        """Is told of the pages that become ready in this tier or stop being so."""
         self.inserted_pages = 0
         self.evicted_pages = 0
         self.wants_arrivals = overrides(eviction, "on_arrival")

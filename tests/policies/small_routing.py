@@ -6,9 +6,12 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from kvsim.construct import construct
+from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages
-from kvsim.engine.router import KnownEngine, Router
+from kvsim.core.tier import PageWatch, Tier
+from kvsim.engine.router import Router, known_engines
+from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.routing.base import RoutingContext, RoutingPolicy
 
 FOLDER = files("kvsim.conf") / "routing"
@@ -22,8 +25,22 @@ def policy_of(name: str) -> RoutingPolicy:
     return construct(RoutingPolicy, settings, "routing")
 
 
-def router(policy: RoutingPolicy, engines: int = 3, *, capacity_pages: int | None = None, seed: int = 0) -> Router:
-    """A router before engines with these numbers of pages, all up."""
+class SmallRouter(Router):
+    """A router whose engines store what a test says."""
+
+    def __init__(self, policy: RoutingPolicy, gpus: dict[int, Tier]) -> None:
+        super().__init__(policy, known_engines(policy, gpus, lambda: 0.0))
+        self.gpus = gpus
+
+    def cached(self, engine: int, *runs: Run) -> None:
+        """An engine has stored pages, and reports them."""
+        watch = self.gpus[engine].watch
+        assert isinstance(watch, PageWatch)
+        watch.stored(runs)
+
+
+def router(policy: RoutingPolicy, engines: int = 3, *, capacity_pages: int | None = None, seed: int = 0) -> SmallRouter:
+    """A router before engines with these numbers of pages, all up and empty. Their clock stands still at 0."""
     numbers = range(engines)
     policy.bind(
         RoutingContext(
@@ -33,7 +50,8 @@ def router(policy: RoutingPolicy, engines: int = 3, *, capacity_pages: int | Non
             rng=np.random.default_rng(seed),
         )
     )
-    return Router(policy, [KnownEngine(number, capacity_pages) for number in numbers])
+    gpus = {number: Tier("gpu", 0, Pool(capacity_pages), LRU()) for number in numbers}
+    return SmallRouter(policy, gpus)
 
 
 def prompt(*runs: Run, index: int = 0, session: int = -1, output_tokens: int = 1) -> Request:
