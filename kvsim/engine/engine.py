@@ -634,6 +634,7 @@ class Engine:
             prefetch=self.prefetching.result(),
             retractions=self.retractions,
             request_retractions=np.array(self._retractions, dtype=np.int64),
+            lost_to_disagreement=self.mover.lost_to_disagreement,
             simulated_s=self._ended_s,
             wall_s=wall_s,
             hardware=self.substrate.findings(),

@@ -1,5 +1,6 @@
 """The simulated substrate: links, disk and compute on SimPy's virtual clock."""
 
+from math import isnan
 from typing import Any
 
 from simpy import Environment, Event
@@ -12,6 +13,7 @@ from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.links import Channel, Flow, Total
+from kvsim.substrate.simulated.ranks import Ranks
 from kvsim.substrate.simulated.warmth import Warmth
 
 
@@ -23,7 +25,7 @@ class SimulatedSubstrate:
     host link at the same time: at the rate of the slower one, after both latencies.
     """
 
-    def __init__(self, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, *, links: str) -> None:
+    def __init__(self, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, *, links: str, seed: int = 0) -> None:
         self.env = Environment()
         self.page_bytes = model.page_bytes(page_tokens)
         self.layers = model.layers
@@ -31,6 +33,8 @@ class SimulatedSubstrate:
         self.warmth = Warmth(hardware)
         fragment_bytes = self.page_bytes / model.attention_layers / hardware.gpus
         self.channels = self._channels(hardware, fragment_bytes, links == "shared")
+        self.ranks = Ranks(hardware, seed) if hardware.rank_jitter or hardware.rank_faults else None
+        """None: all ranks are alike and move the same pages at any time."""
         self.flows: dict[Transfer, Flow] = {}
 
     def _channels(self, hardware: HardwareSpec, fragment_bytes: float, is_shared: bool) -> dict[str, Channel]:
@@ -72,14 +76,26 @@ class SimulatedSubstrate:
     def copy(self, transfer: Transfer) -> Event:
         """Implement the contract. Pages arrive in order, so a cancelled copy has brought the first pages completely."""
         slot_bytes = transfer.target.slot_bytes or self.page_bytes
-        flow = self.channels[transfer.name].send(transfer.pages * slot_bytes, slot_bytes)
+        if self.ranks is None:
+            flow = self.channels[transfer.name].send(transfer.pages * slot_bytes, slot_bytes)
+        else:
+            flow = self._send_by_rank(transfer, slot_bytes, self.ranks)
         self.flows[transfer] = flow
 
         def arrived(_: Event) -> None:
             del self.flows[transfer]
+            if flow.split is not None:
+                transfer.has_fault = flow.split.failed and not transfer.goes_down and not isnan(flow.started_s)
 
         flow.event.callbacks.append(arrived)
         return flow.event
+
+    def _send_by_rank(self, transfer: Transfer, slot_bytes: int, ranks: Ranks) -> Flow:
+        """Send a transfer that occupies its link until the slowest rank has ended."""
+        pages, channel = transfer.pages, self.channels[transfer.name]
+        split = ranks.split(transfer.name, pages, slot_bytes)
+        n_bytes = pages * slot_bytes if split is None else split.work_bytes
+        return channel.send(n_bytes, slot_bytes, split)
 
     def cancel(self, transfer: Transfer) -> None:
         if transfer in self.flows:
