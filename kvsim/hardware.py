@@ -36,15 +36,15 @@ class RankFault:
 
     def __post_init__(self) -> None:
         if self.link not in LINKS:
-            raise ValueError(f"rank_faults: link must be one of {', '.join(LINKS)}, not {self.link}")
+            raise ValueError(f"rank_faults must name one of {', '.join(LINKS)} as link, not {self.link}")
         if not 0 < self.speed <= 1:
-            raise ValueError(f"rank_faults: speed must be above 0 and at most 1, not {self.speed}")
+            raise ValueError(f"rank_faults must have a speed above 0 and at most 1, not {self.speed}")
         if not 0 <= self.share <= 1:
-            raise ValueError(f"rank_faults: share must be 0 to 1, not {self.share}")
+            raise ValueError(f"rank_faults must have a share from 0 to 1, not {self.share}")
         if self.share and "disk" not in self.link:
-            raise ValueError(f"rank_faults: share is for links of the disk, not {self.link}")
+            raise ValueError(f"rank_faults can have a share only on links of the disk, not on {self.link}")
         if self.speed == 1 and not self.share:
-            raise ValueError(f"rank_faults: rank {self.rank} has no fault on {self.link}: set speed below 1 or share above 0")
+            raise ValueError(f"rank_faults has an entry without a fault, rank {self.rank} on {self.link}: set speed below 1 or share above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +133,9 @@ class HardwareSpec:
         seen = set()
         for fault in self.rank_faults:
             if not 0 <= fault.rank < self.gpus:
-                raise ValueError(f"rank_faults: there is no rank {fault.rank} of gpus={self.gpus}: choose 0 to {self.gpus - 1}")
+                raise ValueError(f"rank_faults has rank {fault.rank}, but gpus={self.gpus} means ranks 0 to {self.gpus - 1}")
             if (fault.rank, fault.link) in seen:
-                raise ValueError(f"rank_faults: rank {fault.rank} has two entries for {fault.link}: make them one")
+                raise ValueError(f"rank_faults has two entries for rank {fault.rank} on {fault.link}: make them one")
             seen.add((fault.rank, fault.link))
 
     @cached_property
