@@ -45,7 +45,10 @@ GROUPS = (
 )  # fmt: skip
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate"),
-    "replay": ("engine", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate"),
+    "replay": (
+        "engine", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "hardware.rank_jitter",
+        "hardware.rank_faults",
+    ),
     "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events"),
     "curve": (
         "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
@@ -290,6 +293,24 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     is_read = command != "replay" or any(getattr(policy, "reads_hardware", False) for policy in policies)
     if (key := _given(keys, "hardware")) and not is_read:
         raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    _check_ranks(plan, keys)
+
+
+def _check_ranks(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for settings of tensor-parallel ranks that concern no link of the run."""
+    if (key := _given(keys, "hardware.rank_jitter")) and len(plan.tiers) == 1:
+        raise UsageError(f"{key} has no effect without a lower tier: set tiers.cpu.capacity")
+    links = {link for tier in plan.tiers[1:] for link in (f"{tier.above}-{tier.name}", f"{tier.name}-{tier.above}")}
+    for fault in plan.hardware.rank_faults if _given(keys, "hardware.rank_faults") else ():
+        if fault.link not in links:
+            there = f"its links are {', '.join(sorted(links))}" if links else "set tiers.cpu.capacity"
+            raise UsageError(f"hardware.rank_faults has no effect on {fault.link}, which this run does not have: {there}")
+    is_late = any(fault.share and fault.link == "disk-gpu" for fault in plan.hardware.rank_faults)
+    if is_late and plan.engine.overlap == "layerwise":
+        raise UsageError(
+            "hardware.rank_faults: a load from disk that fails while layers are computed behind it is not modelled: set "
+            "engine.overlap=none"
+        )
 
 
 def _check_substrate(plan: Plan, keys: set[str]) -> None:

@@ -28,7 +28,7 @@ class SubstrateChoice:
 
 
 def open_simulated(plan: Plan, requests: Sequence[Request], cache: ServedCache) -> Substrate:
-    return SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
+    return SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links, seed=plan.seed)
 
 
 def open_hardware(plan: Plan, requests: Sequence[Request], cache: ServedCache) -> Substrate:

@@ -607,8 +607,8 @@ class Transfers:
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
         """End a transfer of which only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``.
 
-        If the next page cannot be read (``transfer.has_fault``), its copy in the source is dropped too. Returns the
-        write-downs that follow.
+        Of a recurrent state, all pages must have arrived. If the next page cannot be read (``transfer.has_fault``), its copy in
+        the source is dropped too. Returns the write-downs that follow.
         """
         residency = self.residency
         left = pages_arrived if transfer.begun else 0
@@ -617,13 +617,13 @@ class Transfers:
             if left >= node.pages:
                 left -= node.pages
                 continue
-            if left:
+            if left and not node.is_state:
                 upper = residency.cut(node, left)
                 for index in [index for kept, index in transfer.pins if kept is node]:
                     self.keep(transfer, upper, residency.tiers[index])
-                left = 0
+            left = 0
             if transfer.has_fault and unreadable is None and not residency.is_doomed(node):
-                unreadable = residency.cut(node, 1) if node.pages > 1 else node
+                unreadable = residency.cut(node, 1) if node.pages > 1 and not node.is_state else node
                 if unreadable is not node:
                     self._fail(transfer, unreadable)
             self._fail(transfer, node)

@@ -36,6 +36,18 @@ class LinkUse:
 
 
 @dataclass(slots=True, kw_only=True)
+class Disagreement:
+    """Pages that some tensor-parallel rank had at the end of a transfer and some other had not, so that nobody can use them.
+
+    ``pages`` sums, over the transfers of which this is true (``transfers``), the difference between the rank with the most and
+    the one with the fewest.
+    """
+
+    pages: int = 0
+    transfers: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class TierUse:
     """Use of one tier, in pages: capacity (None if unlimited), peak in use, evicted and inserted."""
 
@@ -105,6 +117,7 @@ class Outcome:
     retractions: int = 0
     request_retractions: np.ndarray | None = None
     """Retractions of each request; None if the run has no clock."""
+    lost_to_disagreement: Disagreement = field(default_factory=Disagreement)
     simulated_s: float = 0.0
     wall_s: float = 0.0
     hardware: dict[str, Any] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Substrate(Protocol):
     def copy(self, transfer: Transfer) -> Event:
         """Move a transfer's pages. The event's value is the number of pages that arrived.
 
-        With several ranks, each moving its part of every page, the value has one number per rank and the lowest counts. If the
+        With several ranks, each moving its part of every page, the value may have one number per rank; the lowest counts. If the
         first page that did not arrive can no longer be read, ``transfer.has_fault`` is set before the event.
         """
 

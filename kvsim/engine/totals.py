@@ -6,7 +6,7 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.engine.book import Book
 from kvsim.engine.engine import Engine
 from kvsim.engine.layout import Layout
-from kvsim.engine.outcome import EngineUse, Outcome, describe_caches, joined, summed
+from kvsim.engine.outcome import Disagreement, EngineUse, Outcome, describe_caches, joined, summed
 
 
 def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float, wall_s: float) -> Outcome:
@@ -32,11 +32,21 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
         prefetch=summed([engine.prefetching.result() for engine in engines]),
         retractions=sum([engine.retractions for engine in engines]),
         request_retractions=np.array(book.retractions, dtype=np.int64),
+        lost_to_disagreement=disagreement(engines),
         simulated_s=ended_s,
         wall_s=wall_s,
         hardware=substrate.findings(),
         **describe_caches(caches, requests),
     )
+
+
+def disagreement(engines: list[Engine]) -> Disagreement:
+    """Return what ranks have lost to disagreement, all engines together."""
+    total = Disagreement()
+    for mover in dict.fromkeys([engine.mover for engine in engines]):
+        total.pages += mover.lost_to_disagreement.pages
+        total.transfers += mover.lost_to_disagreement.transfers
+    return total
 
 
 def engine_use(engine: Engine, layout: Layout) -> EngineUse:

@@ -1,5 +1,6 @@
 """The simulated substrate: links, disk and compute on SimPy's virtual clock."""
 
+from math import isnan
 from typing import Any
 
 from simpy import Environment, Event
@@ -15,6 +16,7 @@ from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.links import Flow
+from kvsim.substrate.simulated.ranks import Ranks
 from kvsim.substrate.simulated.sending import Sending
 from kvsim.substrate.simulated.warmth import Warmth
 from kvsim.substrate.simulated.wiring import Wiring
@@ -28,7 +30,14 @@ class SimulatedSubstrate:
     """
 
     def __init__(
-        self, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, *, links: str, layout: Layout = ONE_ENGINE
+        self,
+        model: ModelSpec,
+        hardware: HardwareSpec,
+        page_tokens: int,
+        *,
+        links: str,
+        seed: int = 0,
+        layout: Layout = ONE_ENGINE,
     ) -> None:
         self.env = Environment()
         self.page_bytes = model.page_bytes(page_tokens)
@@ -38,20 +47,34 @@ class SimulatedSubstrate:
         self.wiring = Wiring(self.env, hardware, self.page_bytes, model.attention_layers, layout, links)
         self.channels = self.wiring.engines[0]
         """The channels of the first engine, by name."""
+        self.ranks = Ranks(hardware, seed) if hardware.rank_jitter or hardware.rank_faults else None
+        """None: all ranks are alike and move the same pages at any time."""
         self.flows: dict[Transfer, Flow] = {}
         self.sending = Sending(self.env, self.wiring, model.kv_bytes_per_token, self.layers) if layout.pairs else None
 
     def copy(self, transfer: Transfer) -> Event:
         """Implement the contract. Pages arrive in order, so a cancelled copy has brought the first pages completely."""
         slot_bytes = transfer.target.slot_bytes or self.page_bytes
-        flow = self.wiring.channel(transfer).send(transfer.pages * slot_bytes, slot_bytes)
+        if self.ranks is None:
+            flow = self.wiring.channel(transfer).send(transfer.pages * slot_bytes, slot_bytes)
+        else:
+            flow = self._send_by_rank(transfer, slot_bytes, self.ranks)
         self.flows[transfer] = flow
 
         def arrived(_: Event) -> None:
             del self.flows[transfer]
+            if flow.split is not None:
+                transfer.has_fault = flow.split.failed and not transfer.goes_down and not isnan(flow.started_s)
 
         flow.event.callbacks.append(arrived)
         return flow.event
+
+    def _send_by_rank(self, transfer: Transfer, slot_bytes: int, ranks: Ranks) -> Flow:
+        """Send a transfer that occupies its link until the slowest rank has ended."""
+        pages, channel = transfer.pages, self.wiring.channel(transfer)
+        split = ranks.split(transfer.name, pages, slot_bytes)
+        n_bytes = pages * slot_bytes if split is None else split.work_bytes
+        return channel.send(n_bytes, slot_bytes, split)
 
     def cancel(self, transfer: Transfer) -> None:
         if transfer in self.flows:
