@@ -330,6 +330,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     if plan.print_tree:
         check_numbered({tier.name: tier.capacity_pages for tier in plan.tiers})
     _check_own_cache(plan, command, keys)
+    _check_schedule(plan, command)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
 
@@ -346,6 +347,16 @@ def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError(
             f"{key} has no effect under the rules of an engine that decides itself where states are saved: leave it out, or set "
             "rules=default"
+        )
+
+
+def _check_schedule(plan: Plan, command: str) -> None:
+    """Raise UsageError for a scheduling policy that the engine whose schedule is simulated does not have."""
+    policy = plan.scheduling
+    if command == "simulate" and plan.rules.schedules_by_priority and not policy.orders_by_priority():
+        raise UsageError(
+            f"scheduling: {type(policy).__name__}: {plan.rules.engine}'s schedule is by arrival or by priority, without a bound: "
+            "set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
         )
 
 

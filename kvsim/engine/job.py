@@ -12,7 +12,10 @@ them late, so this bounds how early that is."""
 
 
 class Job(Waiting):
-    """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
+    """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction.
+
+    ``generated`` counts the output tokens up to ``joined_step``.
+    """
 
     __slots__ = (
         "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
@@ -39,11 +42,6 @@ class Job(Waiting):
         """Number of admissions, without those whose slots were lost before the job had them."""
         self.is_known = False
         """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
-
-    @property
-    def target_tokens(self) -> int:
-        """Tokens whose KV must be on the GPU before the next one can be generated."""
-        return self.request.prompt_tokens + self.generated
 
     def cached_tokens(self, step: int) -> int:
         """Return how many tokens a decoding request's next token attends over, ``step`` decode steps into the run."""
