@@ -19,19 +19,21 @@ class SubstrateChoice:
 
     pool: type[Pool]
     """Class of every tier's page pool."""
-    open: Callable[[Plan, Sequence[Request], ServedCache], Substrate]
-    """Opens the substrate for a run with an empty cache. Raises UsageError if the machine lacks something it needs."""
+    open: Callable[[Plan, Sequence[Request], Sequence[ServedCache]], Substrate]
+    """Opens the substrate for a run with empty caches. Raises UsageError if the machine lacks something it needs."""
     check: Callable[[Plan], None]
     """Raises UsageError for a plan that this substrate cannot run, as far as can be told without opening it."""
     without_effect: tuple[str, ...]
     """Settings without effect on this substrate."""
 
 
-def open_simulated(plan: Plan, requests: Sequence[Request], cache: ServedCache) -> Substrate:
-    return SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links, seed=plan.seed)
+def open_simulated(plan: Plan, requests: Sequence[Request], caches: Sequence[ServedCache]) -> Substrate:
+    return SimulatedSubstrate(
+        plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links, seed=plan.seed, layout=plan.layout
+    )
 
 
-def open_hardware(plan: Plan, requests: Sequence[Request], cache: ServedCache) -> Substrate:
+def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[ServedCache]) -> Substrate:
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
@@ -61,7 +63,7 @@ def open_hardware(plan: Plan, requests: Sequence[Request], cache: ServedCache) -
     substrate = open_machine(demand, device)
     if substrate.disk is not None:
         try:
-            substrate.restored_pages = restore(cache, requests, key, substrate.disk.recovered(), 0.0)
+            substrate.restored_pages = restore(caches[0], requests, key, substrate.disk.recovered(), 0.0)
         except BaseException:
             substrate.close()
             raise

@@ -4,7 +4,7 @@ Answers are typed as plain objects. With the expected types, compiled code would
 the policy.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf, nan
 from types import MethodDescriptorType
 from typing import Any
@@ -87,6 +87,21 @@ def rank_number(policy: str, call: str, answer: object) -> float:
     if found == found:
         return found
     raise refused(policy, call, answer, "a number")
+
+
+def every_one(policy: str, call: str, answer: object, expected: Sequence[object]) -> list[Any]:
+    """Return an answer that must contain each of the ``expected`` waiting requests once, in any order."""
+    if not isinstance(answer, Iterable):
+        raise refused(policy, call, answer, "the waiting requests in order")
+    given = list(answer)
+    left = {id(one) for one in expected}
+    for one in given:
+        if id(one) not in left:
+            raise refused(policy, call, one, "a waiting request, or twice")
+        left.remove(id(one))
+    if left:
+        raise PolicyError(f"{policy} returned {len(given)} of {len(expected)} waiting requests from {call}: it must return all")
+    return given
 
 
 # --- eviction ------------------------------------------------------------------------------------------------------------

@@ -69,6 +69,46 @@ class Cache(ServedCache):
             self._end_outside_images(lease, lease.gpu_pages + lease.lower_pages)
         return lease
 
+    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
+        pages = request.prompt_pages
+        if self._recomputes_last_token:
+            pages = request.lookup_pages(self.page_tokens)
+        return self.count_cached(request, pages, gpu or self.gpu)
+
+    def count_cached(self, request: Request, limit: int, gpu: Tier) -> tuple[int, int]:
+        """Return what ``cached_pages`` finds of the first ``limit`` pages of a prompt."""
+        tree = self.residency.tree
+        path, partial, agreed, _ = tree.walk(tree.root, request.runs, limit)
+        on_gpu, below = path[-1].depth + path[-1].pages if path else 0, 0
+        if partial is not None:
+            path.append(partial)
+            on_gpu += agreed
+        if not self._is_single:
+            on_gpu, below = self._count_by_level(path, on_gpu, gpu)
+        if request.images:
+            kept = request.pages_outside_images(on_gpu + below, self.page_tokens)
+            on_gpu = min(on_gpu, kept)
+            below = kept - on_gpu
+        return on_gpu, below
+
+    def _count_by_level(self, path: list[Node], pages: int, gpu: Tier) -> tuple[int, int]:
+        """Return how many of the ``pages`` pages of a path are on the GPU, and how many after them in a CPU tier.
+
+        The last node may have more pages than belong to the path.
+        """
+        index, on_gpu, at = gpu.index, 0, 0
+        while at < len(path):
+            state = path[at].state[index]
+            if state == ABSENT or state == INCOMING and not is_arriving(path[at], gpu):
+                break
+            on_gpu = min(pages, path[at].depth + path[at].pages)
+            at += 1
+        found = on_gpu
+        while at < len(path) and self._level_below(path[at], gpu) == CPU:
+            found = min(pages, path[at].depth + path[at].pages)
+            at += 1
+        return on_gpu, found - on_gpu
+
     def _end_outside_images(self, lease: Lease, pages: int) -> bool:
         """Cut a match back before an image that its first ``pages`` pages end inside. Returns whether there is one."""
         limit = lease.request.pages_outside_images(pages, self.page_tokens)

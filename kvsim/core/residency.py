@@ -72,6 +72,8 @@ class Residency:
         """Nodes removed from the tree while a copy was in use or leaving, kept until their slots are freed."""
         self.now = -inf
         """Time of the last use of the cache, in seconds."""
+        self.version = 0
+        """Changes whenever a copy comes or goes: what requests can reuse is the same as long as it is."""
         self.on_leave: Callable[[Node, Tier], None] | None = None
         """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
         for tier in tiers:
@@ -297,6 +299,7 @@ class Residency:
 
     def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:
         """Add a copy in a tier that has none of the node."""
+        self.version += 1
         index = tier.index
         node.state[index] = state
         node.slots[index] = slots
@@ -309,6 +312,7 @@ class Residency:
 
     def set_ready(self, node: Node, tier: Tier, now: float) -> None:
         """Make a copy usable, and evictable unless it is pinned."""
+        self.version += 1
         index = tier.index
         node.state[index] = READY
         tier.inserted_pages += node.pages
@@ -339,6 +343,7 @@ class Residency:
 
     def free(self, node: Node, tier: Tier) -> None:
         """Free the slots of a ready, unpinned copy; a node without any copy leaves the tree."""
+        self.version += 1
         index, state = tier.index, node.state
         state[index] = ABSENT
         tier.evictable_pages -= node.pages
@@ -353,6 +358,7 @@ class Residency:
 
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
         """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""
+        self.version += 1
         if tier.wants_shortenings:
             tier.eviction.on_shorten(node, pages)
         if tier.watch is not None:
@@ -367,6 +373,7 @@ class Residency:
 
     def drop_copy(self, node: Node, tier: Tier) -> None:
         """Free a copy in any state; a node without any copy leaves the tree with everything below it."""
+        self.version += 1
         index = tier.index
         state, slots = node.state[index], node.slots[index]
         if state == READY and not node.pins[index]:
@@ -450,6 +457,7 @@ class Residency:
             self.doomed.add(node)
 
     def _doom(self, node: Node, tier: Tier) -> None:
+        self.version += 1
         index = tier.index
         if node.state[index] == READY:
             tier.evicted_pages += node.pages

@@ -87,6 +87,11 @@ class ServedCache(metaclass=ABCMeta):
         return self.residency.counts
 
     @property
+    def version(self) -> int:
+        """A number that changes whenever ``cached_pages`` may answer differently."""
+        return self.residency.version
+
+    @property
     def now(self) -> float:
         """Time of the last use of the cache, in seconds."""
         return self.residency.now
@@ -99,6 +104,14 @@ class ServedCache(metaclass=ABCMeta):
     @abstractmethod
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
         """Find the longest prefix that a request can reuse on a GPU tier. Changes nothing, but may cut a node."""
+
+    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
+        """Return how many pages of a prompt a GPU tier has, as ``match`` would find them, and how many after them a CPU tier has.
+
+        Changes nothing, and cuts no node unless a cache says so.
+        """
+        lease = self.match(request, gpu)
+        return lease.gpu_pages, lease.leading_cpu_pages
 
     def resume(self, request: Request, tokens: int, gpu: Tier | None = None) -> Lease:
         """Match a request again that was retracted when it had ``tokens`` tokens, its prompt included."""

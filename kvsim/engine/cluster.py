@@ -19,7 +19,7 @@ from kvsim.engine.hand_over import HandOver
 from kvsim.engine.job import Job
 from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.outcome import Outcome
-from kvsim.engine.router import Report, Router
+from kvsim.engine.router import Router
 from kvsim.engine.totals import outcome_of
 
 
@@ -232,8 +232,7 @@ class Cluster(Frontend):
         if self.router is not None:
             one = self.engines[engine]
             pool = one.gpu.pool
-            report = Report(len(one.queue), one.running_requests, pool.capacity - pool.free)
-            self.router.engines[engine].report(report, self.env.now)
+            self.router.engines[engine].report(len(one.queue), one.running_requests, pool.capacity - pool.free)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class Engine:
         self._is_layerwise = settings.overlap == "layerwise"
         self.mover = mover or Mover(substrate, cache)
         self.mover.listeners.append(self._landed)
-        self.queue = WaitingQueue(scheduling)
+        self.queue = WaitingQueue(scheduling, cache, self.gpu)
         self.admitted: list[Job] = []
         """Jobs that wait for slots, loads or the rest of their prefill, in order of admission."""
         self.claims: deque[tuple[Job, Lease]] = deque()
@@ -310,6 +310,7 @@ class Engine:
             self.is_full = False
             if self.is_draining:
                 self.frontend.drained()
+        queue.begin_round(self.env.now)
         while queue and not self.is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
             if self.is_draining or self._budget <= 0:
                 break
@@ -442,18 +443,32 @@ class Engine:
         """Add the prefill chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
         self._budget = self.settings.max_batch_tokens - len(self.decoding)
         for job in self.admitted.copy():
-            self._plan_chunk(job, batch)
+            if job.lease is not None:
+                self._plan_chunk(job, batch)
 
     def _plan_chunk(self, job: Job, batch: list[tuple[Job, int]]) -> None:
         """Add a request's next chunk to the step if it can be computed and tokens are left; retract it if pages are not."""
         if self._budget <= 0 or not job.is_claimed or not self._can_compute(job):
             return
         tokens = min(self._budget, job.target_tokens - job.computed)
-        if not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
-            self._retract(job)
-            return
+        while not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
+            if not self._retract_for(job, batch):
+                return
         batch.append((job, tokens))
         self._budget -= tokens
+
+    def _retract_for(self, job: Job, batch: list[tuple[Job, int]]) -> bool:
+        """Retract a running request because there is no room for a job's chunk. Returns False if it is the job itself.
+
+        Which one is retracted is the policy's choice, if it makes one; otherwise it is the job.
+        """
+        victim = job
+        if self.queue.ranks_retractions:
+            victim = max([*self.decoding, *self.admitted], key=self.queue.retraction_key)
+        self._budget += sum([tokens for planned, tokens in batch if planned is victim]) + (victim in self.decoding)
+        batch[:] = [chunk for chunk in batch if chunk[0] is not victim]
+        self._retract(victim)
+        return victim is not job
 
     def _can_compute(self, job: Job) -> bool:
         """Whether the job's loads have arrived, or a step can follow them layer by layer."""
@@ -661,7 +676,7 @@ class Engine:
         heappush(self._page_needs, (job.next_page_step, self._order, job))
 
     def _retract_youngest(self) -> Any:
-        """Retract the request that arrived last, and admit none until one has finished.
+        """Retract the request that arrived last, or that the policy names, and admit none until one has finished.
 
         If only one request runs and transfers are in flight, wait for the oldest of them instead: it may free the pages.
         """
@@ -669,7 +684,8 @@ class Engine:
         if len(jobs) == 1 and self.cache.in_flight:
             yield from self._wait_for(list(self.cache.in_flight)[:1])
             return
-        self._retract(max(jobs, key=lambda job: job.request.index))
+        ranked = self.queue.ranks_retractions
+        self._retract(max(jobs, key=self.queue.retraction_key if ranked else lambda job: job.request.index))
 
     def _retract(self, job: Job) -> None:
         """Let a running request wait again, and admit none before a step has ended or a request has finished."""

@@ -71,6 +71,13 @@ class LoggedCache(ServedCache):
         """Numbers of the transfers that have begun and not ended."""
         self._begun = 0
 
+    @property
+    def version(self) -> int:
+        return self.cache.version
+
+    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
+        return self.cache.cached_pages(request, gpu)
+
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
         return self._matched(self.cache.match(request, gpu))
 

@@ -51,7 +51,10 @@ class Send:
 
 
 class Job(Waiting):
-    """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
+    """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction.
+
+    ``generated`` counts the output tokens up to ``joined_step``.
+    """
 
     __slots__ = (
         "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
@@ -97,11 +100,6 @@ class Job(Waiting):
         job.generated, job.first_token_s = self.generated, self.first_token_s
         job.is_known, job.is_counted = self.is_known, self.is_counted
         return job
-
-    @property
-    def target_tokens(self) -> int:
-        """Tokens whose KV must be on the GPU before the next one can be generated."""
-        return self.request.prompt_tokens + self.generated
 
     def cached_tokens(self, step: int) -> int:
         """Return how many tokens a decoding request's next token attends over, ``step`` decode steps into the run."""

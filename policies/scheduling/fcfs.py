@@ -12,5 +12,8 @@ class FCFS(SchedulingPolicy):
     """First come, first served.
 
     order             by arrival
-    after retraction  by arrival, too: before all that arrived later, as in vLLM
+    after retraction  by arrival, too: before all that arrived later, as in vLLM. SGLang puts it at the end of the queue
     """
+
+    def orders_by_priority(self) -> bool:
+        return True
