@@ -27,6 +27,8 @@ GROUPS = {
     "placement": ("when a tier receives a copy from the tier above it", "placement.md"),
     "prefetch": ("what is read from disk while a request waits", "prefetch.md"),
     "checkpoint": ("where the recurrent state of a hybrid model is saved", "checkpoint.md"),
+    "routing": ("which engine of a cluster gets a request", "routing.md"),
+    "scheduling": ("which waiting request is admitted next", "scheduling.md"),
     "logger": ("where results go besides the run's folder", "settings.md#logger"),
     "preset": ("policies, rules and sizes that together are a known engine or setup", "presets.md"),
 }

@@ -18,6 +18,7 @@ from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.trace.base import Trace
 
 __all__ = ["Result", "curve", "load_trace", "replay", "simulate"]
@@ -60,13 +61,15 @@ def simulate(
     eviction: EvictionPolicy | None = None,
     placement: PlacementPolicy | None = None,
     prefetch: PrefetchPolicy | None = None,
+    scheduling: SchedulingPolicy | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Result:
-    """Serve a trace in simulated time: ``kvsim simulate``. Arguments are as for ``replay``.
+    """Serve a trace in simulated time: ``kvsim simulate``. Arguments are as for ``replay``; ``scheduling`` orders the queue.
 
     ``"substrate=hardware"`` serves it on this machine instead; raises WrongResult if a reused page held wrong data.
     """
-    return _run("simulate", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
+    policies = {"eviction": eviction, "placement": placement, "prefetch": prefetch, "scheduling": scheduling}
+    return _run("simulate", trace, overrides, policies, advance)
 
 
 def curve(
@@ -119,7 +122,8 @@ def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
     tiers = [
         replace(tier, **{family: copied(given[family]) for family in given if _takes(plan, tier, family)}) for tier in plan.tiers
     ]
-    return replace(plan, tiers=tiers, prefetch=given.get("prefetch", plan.prefetch), config=config)
+    run_wide = {family: given.get(family, getattr(plan, family)) for family in ("prefetch", "scheduling")}
+    return replace(plan, tiers=tiers, config=config, **run_wide)
 
 
 def _takes(plan: Plan, tier: TierPlan, family: str) -> bool:

@@ -5,7 +5,7 @@ before any work is done. So does a setting without effect.
 """
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.capacity import capacity_pages, capacity_states, check_numbered
+from kvsim.cluster_settings import ClusterSettings
 from kvsim.construct import check_names, construct, first_line, with_key
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
@@ -28,6 +29,9 @@ from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.routing.least_loaded import LeastLoaded
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
 from kvsim.report.validation import Tolerances
 from kvsim.substrates import SUBSTRATES
@@ -35,16 +39,24 @@ from kvsim.trace.base import TraceSource
 
 TIERS = ("gpu", "cpu", "disk")
 WITH_STATES = ("gpu", "cpu")
-OWN_SETTINGS = {"gpu": ("states",), "cpu": ("states", "page_tokens"), "disk": ("below",)}
+OWN_SETTINGS = {"gpu": ("states",), "cpu": ("states", "page_tokens", "scope"), "disk": ("below", "scope")}
+SCOPES = {"cpu": ("host", "engine"), "disk": ("host", "cluster")}
+"""Who may share a tier."""
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
-GROUPS = ("trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "logger")
+GROUPS = (
+    "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling",
+    "logger",
+)  # fmt: skip
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate"),
-    "replay": ("engine", "substrate", "disk", "curve", "timeline", "validate"),
+    "replay": (
+        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "hardware.rank_jitter",
+        "hardware.rank_faults",
+    ),
     "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events"),
     "curve": (
-        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint", "preset",
-        "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
+        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
+        "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
     ),
 }  # fmt: skip
 NOT_RECORDED = ("output", "sweep", "validate")
@@ -89,7 +101,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
             raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     model = construct(ModelSpec, config.get("model"), "model")
-    tiers = _tiers(config, run.page_tokens, model, keys)
+    cluster = construct(ClusterSettings, config.get("cluster"), "cluster")
+    tiers = _tiers(config, run.page_tokens, model, cluster, keys)
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
     plan = Plan(
         trace=construct(TraceSource, config.get("trace"), "trace"),
@@ -97,11 +110,16 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         tiers=tiers,
         prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
         checkpoint=construct(CheckpointPolicy, config.get("checkpoint"), "checkpoint"),
+        routing=construct(RoutingPolicy, config.get("routing"), "routing"),
+        scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=_states(config, tiers, model, keys),
         model=model,
         hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
         rules=rules,
+        cluster=cluster,
+        layout=cluster.layout(next((tier.scope for tier in tiers if tier.name == "disk"), "host")),
+        decode_routing=_decode_routing(config),
         rules_note=rules_note,
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
         substrate="hardware" if command == "validate" else run.substrate,
@@ -144,7 +162,17 @@ def resolve(cfg: DictConfig) -> Config:
         config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
-    known = [*GROUPS, "tiers", "replay", "disk", "curve", "sweep", "validate", *(field.name for field in fields(RunSettings))]
+    known = [
+        *GROUPS,
+        "tiers",
+        "cluster",
+        "replay",
+        "disk",
+        "curve",
+        "sweep",
+        "validate",
+        *(field.name for field in fields(RunSettings)),
+    ]
     check_names("", config, known)
     check_names("tiers", config.get("tiers"), TIERS)
     for tier in TIERS:
@@ -173,7 +201,13 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
     return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
 
 
-def _tiers(config: Config, page_tokens: int, model: ModelSpec, keys: set[str]) -> list[TierPlan]:
+def _decode_routing(config: Config) -> RoutingPolicy:
+    """The router's policy for decode engines; by default, the least loaded one gets the request."""
+    node = config["cluster"].get("decode_routing")
+    return LeastLoaded() if node is None else construct(RoutingPolicy, node, "cluster.decode_routing")
+
+
+def _tiers(config: Config, page_tokens: int, model: ModelSpec, cluster: ClusterSettings, keys: set[str]) -> list[TierPlan]:
     capacities = {}
     for name in TIERS:
         try:
@@ -188,7 +222,28 @@ def _tiers(config: Config, page_tokens: int, model: ModelSpec, keys: set[str]) -
     _check_tier_policies(config, list(capacities), keys)
     above = {"gpu": "", "cpu": "gpu", "disk": _above_disk(config, list(capacities), keys)}
     units = {"gpu": 1, "cpu": _cpu_unit_pages(config, page_tokens, capacities, keys), "disk": 1}
-    return [_tier(config, name, pages, above[name], units[name]) for name, pages in capacities.items()]
+    scopes = {"gpu": "engine"} | {name: _scope(config, name, cluster, capacities, keys) for name in SCOPES}
+    if scopes["cpu"] == "engine" and capacities.get("cpu"):
+        capacities["cpu"] = _divided(capacities["cpu"], cluster.per_host)
+    return [_tier(config, name, pages, above[name], units[name], scopes[name]) for name, pages in capacities.items()]
+
+
+def _scope(config: Config, name: str, cluster: ClusterSettings, present: Collection[str], keys: set[str]) -> str:
+    """Who shares a tier. Raises UsageError for an unknown choice, and for one without effect."""
+    key, scope = f"tiers.{name}.scope", config["tiers"][name].get("scope")
+    if scope not in SCOPES[name]:
+        raise UsageError(f"{key} must be {' or '.join(SCOPES[name])}, not {scope}")
+    if _given(keys, key) and (name not in present or cluster.total == 1):
+        why = "without that tier" if name not in present else "with one engine"
+        raise UsageError(f"{key} has no effect {why}: leave it out")
+    return str(scope)
+
+
+def _divided(pages: int | None, engines: int) -> int | None:
+    """Divide a host's CPU tier among its engines."""
+    if pages is not None and pages < engines:
+        raise UsageError(f"tiers.cpu.capacity: {pages} pages are too few to be divided among {engines} engines")
+    return None if pages is None else pages // engines
 
 
 def _cpu_unit_pages(config: Config, page_tokens: int, capacities: dict[str, int | None], keys: set[str]) -> int:
@@ -246,10 +301,12 @@ def _states(config: Config, tiers: list[TierPlan], model: ModelSpec, keys: set[s
     return [room for room in states if room != 0]
 
 
-def _tier(config: Config, name: str, pages: int | None, above: str, unit_pages: int) -> TierPlan:
+def _tier(config: Config, name: str, pages: int | None, above: str, unit_pages: int, scope: str) -> TierPlan:
     eviction = construct(EvictionPolicy, *_policy(config, name, "eviction"))
     placement = None if name == "gpu" else construct(PlacementPolicy, *_policy(config, name, "placement"))
-    return TierPlan(name=name, capacity_pages=pages, eviction=eviction, placement=placement, above=above, unit_pages=unit_pages)
+    return TierPlan(
+        name=name, capacity_pages=pages, eviction=eviction, placement=placement, above=above, unit_pages=unit_pages, scope=scope
+    )
 
 
 def _policy(config: Config, tier: str, family: str) -> tuple[Any, str]:
@@ -283,6 +340,24 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     is_read = command != "replay" or any(getattr(policy, "reads_hardware", False) for policy in policies)
     if (key := _given(keys, "hardware")) and not is_read:
         raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    _check_ranks(plan, keys)
+
+
+def _check_ranks(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for settings of tensor-parallel ranks that concern no link of the run."""
+    if (key := _given(keys, "hardware.rank_jitter")) and len(plan.tiers) == 1:
+        raise UsageError(f"{key} has no effect without a lower tier: set tiers.cpu.capacity")
+    links = {link for tier in plan.tiers[1:] for link in (f"{tier.above}-{tier.name}", f"{tier.name}-{tier.above}")}
+    for fault in plan.hardware.rank_faults if _given(keys, "hardware.rank_faults") else ():
+        if fault.link not in links:
+            there = f"its links are {', '.join(sorted(links))}" if links else "set tiers.cpu.capacity"
+            raise UsageError(f"hardware.rank_faults has no effect on {fault.link}, which this run does not have: {there}")
+    is_late = any(fault.share and fault.link == "disk-gpu" for fault in plan.hardware.rank_faults)
+    if is_late and plan.engine.overlap == "layerwise":
+        raise UsageError(
+            "hardware.rank_faults: a load from disk that fails while layers are computed behind it is not modelled: set "
+            "engine.overlap=none"
+        )
 
 
 def _check_substrate(plan: Plan, keys: set[str]) -> None:
@@ -326,6 +401,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     if plan.print_tree:
         check_numbered({tier.name: tier.capacity_pages for tier in plan.tiers})
     _check_own_cache(plan, command, keys)
+    _check_schedule(plan, command)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
 
@@ -342,6 +418,40 @@ def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError(
             f"{key} has no effect under the rules of an engine that decides itself where states are saved: leave it out, or set "
             "rules=default"
+        )
+
+
+def _check_schedule(plan: Plan, command: str) -> None:
+    """Raise UsageError for a scheduling policy that the engine whose schedule is simulated does not have."""
+    policy = plan.scheduling
+    if command == "simulate" and plan.rules.schedules_by_priority and not policy.orders_by_priority():
+        raise UsageError(
+            f"scheduling: {type(policy).__name__}: {plan.rules.engine}'s schedule is by arrival or by priority, without a bound: "
+            "set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
+        )
+
+
+def _check_cluster(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for settings of a cluster that have no effect, and for what a cluster cannot do."""
+    if plan.layout.engines == 1:
+        for name in ("routing", "cluster.engines_per_host", "cluster.decode_routing", "routing@cluster.decode_routing"):
+            if key := _given(keys, name):
+                raise UsageError(f"{key} has no effect with one engine: set cluster.engines above 1, or leave it out")
+        if plan.cluster.failures and not all("back_after_s" in failure for failure in plan.cluster.failures):
+            raise UsageError("cluster.failures: the only engine must come back: set back_after_s")
+    elif not plan.layout.pairs:
+        for name in ("cluster.decode_routing", "routing@cluster.decode_routing", "hardware.interconnect_bytes_per_s"):
+            if key := _given(keys, name):
+                raise UsageError(f"{key} has no effect unless cluster.prefill and cluster.decode are set: leave it out")
+    elif plan.model.is_hybrid:
+        raise UsageError("cluster.prefill: recurrent states cannot be handed to another engine: set cluster.engines instead")
+    elif plan.rules.engine:
+        raise UsageError(f"cluster.prefill: {plan.rules.engine}'s own rules serve undivided engines: set rules=default")
+    shared = [tier.name for tier in plan.tiers if tier.scope != "engine"] if plan.cluster.per_host > 1 else []
+    if plan.model.is_hybrid and (shared or plan.cluster.failures and len(plan.tiers) > 1):
+        raise UsageError(
+            "cluster: engines that serve a model with recurrent layers share no tier, and do not fail with tiers below the GPU: "
+            "set tiers.cpu.scope=engine, without a disk and without failures"
         )
 
 

@@ -1,6 +1,6 @@
 """The performance of a machine: compute, memory, host link, disk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
@@ -17,7 +17,47 @@ RATES_AND_SIZES = (
     "both_directions_bytes_per_s",
     "disk_read_bytes_per_s",
     "disk_write_bytes_per_s",
+    "interconnect_bytes_per_s",
 )
+
+
+LATENCIES = (
+    "host_latency_s",
+    "disk_latency_s",
+    "interconnect_latency_s",
+    "step_overhead_s",
+    "prefill_overhead_s",
+    "prefill_launch_s",
+)
+LINKS = ("cpu-gpu", "gpu-cpu", "disk-cpu", "cpu-disk", "disk-gpu", "gpu-disk")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFault:
+    """A fault of one tensor-parallel rank on one link: it is slow there, or pages fail."""
+
+    rank: int
+    """From 0."""
+    link: str
+    """Source and target, such as ``disk-cpu``."""
+    speed: float = 1.0
+    """Rate relative to the rank's share of the link."""
+    share: float = 0.0
+    """Probability that the rank fails to read a page, or to write it on the way down. Only disks fail."""
+
+    def __post_init__(self) -> None:
+        if self.link not in LINKS:
+            raise ValueError(f"rank_faults must name one of {', '.join(LINKS)} as link, not {self.link}")
+        if not 0 < self.speed <= 1:
+            raise ValueError(f"rank_faults must have a speed above 0 and at most 1, not {self.speed}")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"rank_faults must have a share from 0 to 1, not {self.share}")
+        if self.share and "disk" not in self.link:
+            raise ValueError(f"rank_faults can have a share only on links of the disk, not on {self.link}")
+        if self.speed == 1 and not self.share:
+            raise ValueError(
+                f"rank_faults has an entry without a fault, rank {self.rank} on {self.link}: set speed below 1 or share above 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +68,9 @@ class HardwareSpec:
     and host link count ``gpus`` times, the disk once. This assumes that the KV is spread evenly over the GPUs; replicated KV
     (more GPUs than KV heads) and communication between GPUs are not modelled. Attributes named ``total`` and ``effective``
     are for all GPUs together.
+
+    The GPUs (ranks) move their parts of a page over their own links. They are alike unless ``rank_jitter`` or ``rank_faults``
+    says otherwise; then a page has arrived when the last rank has it.
 
     Rates are those of long copies and large matrix products. Where curves are given, simulated copies, reads, writes and
     steps take their times from the curves; policies always estimate with the plain rates.
@@ -50,6 +93,12 @@ class HardwareSpec:
     disk_write_bytes_per_s: float
     disk_latency_s: float = 1e-4
 
+    host_memory_bytes_per_s: float | None = None
+    """Limit on the total rate of the host links of all engines of one host; None: their links do not slow each other down."""
+    interconnect_bytes_per_s: float = 50e9
+    """Rate at which each GPU sends, and receives, pages between prefill and decode engines (NVLink, or RDMA over a network)."""
+    interconnect_latency_s: float = 1e-5
+
     flops_efficiency: float = 1.0
     """Fraction of ``flops_per_s`` that large matrix products reach."""
     memory_efficiency: float = 1.0
@@ -62,6 +111,12 @@ class HardwareSpec:
     """Time the host needs to launch the kernels of a step with prefill one by one: such a step takes at least this long, plus
     overhead. Decode steps are replayed as CUDA graphs."""
 
+    rank_jitter: float = 0.0
+    """Spread of the ranks' speeds: each moves its part of a transfer at its rate times a factor drawn from ``1 - rank_jitter``
+    to 1, evenly, anew for every transfer."""
+    rank_faults: list[RankFault] = field(default_factory=list)
+    """Ranks that are slow on a link or fail there; at most one entry per rank and link."""
+
     link_curves: LinkCurves | None = None
     """Measured by ``kvsim calibrate``, like the following three."""
     disk_curves: DiskCurves | None = None
@@ -73,7 +128,9 @@ class HardwareSpec:
         for name in RATES_AND_SIZES:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("host_latency_s", "disk_latency_s", "step_overhead_s", "prefill_overhead_s", "prefill_launch_s"):
+        if self.host_memory_bytes_per_s is not None and not self.host_memory_bytes_per_s > 0:
+            raise ValueError(f"host_memory_bytes_per_s must be above 0, not {self.host_memory_bytes_per_s}")
+        for name in LATENCIES:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("flops_efficiency", "memory_efficiency"):
@@ -85,6 +142,22 @@ class HardwareSpec:
                 f"both_directions_bytes_per_s must be at least {fastest:g}, the rate of one direction alone, "
                 f"not {self.both_directions_bytes_per_s:g}"
             )
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Raise ValueError for wrong ranks, and for settings of ranks on a single GPU."""
+        if not 0 <= self.rank_jitter < 1:
+            raise ValueError(f"rank_jitter must be at least 0 and below 1, not {self.rank_jitter}")
+        if self.gpus == 1 and (self.rank_jitter or self.rank_faults):
+            name = "rank_jitter" if self.rank_jitter else "rank_faults"
+            raise ValueError(f"{name} has no effect with gpus=1, which has one rank: leave it out, or set gpus")
+        seen = set()
+        for fault in self.rank_faults:
+            if not 0 <= fault.rank < self.gpus:
+                raise ValueError(f"rank_faults has rank {fault.rank}, but gpus={self.gpus} means ranks 0 to {self.gpus - 1}")
+            if (fault.rank, fault.link) in seen:
+                raise ValueError(f"rank_faults has two entries for rank {fault.rank} on {fault.link}: make them one")
+            seen.add((fault.rank, fault.link))
 
     @cached_property
     def effective_flops_per_s(self) -> float:

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvsim.cluster_settings import ClusterSettings
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
+from kvsim.engine.layout import Layout
 from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
@@ -13,6 +15,8 @@ from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
+from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
 from kvsim.report.validation import Tolerances
 from kvsim.trace.base import TraceSource
@@ -64,6 +68,8 @@ class TierPlan:
     """Name of the tier directly above; empty for the GPU."""
     unit_pages: int = 1
     """Pages of the plan's ``page_tokens`` that this tier stores as one larger page."""
+    scope: str = "engine"
+    """Who shares the tier: the engines of one ``host``, all of a ``cluster``, or nobody (``engine``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +82,19 @@ class Plan:
     """From the GPU down."""
     prefetch: PrefetchPolicy
     checkpoint: CheckpointPolicy
+    routing: RoutingPolicy
+    scheduling: SchedulingPolicy
     states: list[int | None] | None
     """Capacity for recurrent states of the GPU and the CPU (None: unlimited); None if states share the pages' capacity."""
     model: ModelSpec
     hardware: HardwareSpec
     engine: EngineSettings
     rules: Rules
+    cluster: ClusterSettings
+    layout: Layout
+    """The engines that these settings describe."""
+    decode_routing: RoutingPolicy
+    """Chooses the engine that decodes, where other engines compute prompts."""
     rules_note: str
     """If kvsim's own rules stand in for those of an engine, a line that says so."""
     replay: ReplaySettings
@@ -100,3 +113,10 @@ class Plan:
     output: Path
     config: Config
     """The resolved configuration for the record, without settings that do not affect the result, such as the folder."""
+
+    def owner(self, name: str, engine: int) -> int:
+        """Return the number that tells an engine's tier of this name from others of the same name."""
+        scope = next(tier.scope for tier in self.tiers if tier.name == name)
+        if scope == "engine":
+            return engine
+        return self.layout.hosts[engine] if scope == "host" else 0

@@ -5,34 +5,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from kvsim.assembly import build_cache, build_cluster, build_graphs, build_prefetching, build_served, build_tiers, hybrid_settings
 from kvsim.bounds.bypass import BypassTier
 from kvsim.build import check_bypass
-from kvsim.core.cache import Cache
-from kvsim.core.edge import Edge, chain
-from kvsim.core.hybrid import HybridCache
+from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.rules import HybridSettings
 from kvsim.core.serving import RulesError, ServedCache, ServingCache
-from kvsim.core.tier import LEVELS, PolicyError, Tier
-from kvsim.engine.engine import Engine
+from kvsim.core.tier import PolicyError, Tier
 from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
 from kvsim.engine.outcome import Outcome
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Recorder
 from kvsim.engine.replay import Replay
 from kvsim.errors import UsageError, WrongResult
 from kvsim.plan import Plan, TierPlan
-from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
-from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
+from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.eviction.belady import Belady
-from kvsim.policies.eviction.lru import LRU
-from kvsim.policies.placement.base import PlacementPolicy
-from kvsim.policies.placement.write_through import WriteThrough
-from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.substrates import SUBSTRATES
 
@@ -72,7 +60,7 @@ def replay(
     log = EventLog(tiers) if plan.events else None
     if log:
         cache = LoggedCache(cache, log) if isinstance(cache, ServedCache) else LoggedServer(cache, log)
-    player = Replay(cache, _prefetching(plan, requests, cache), plan.replay)
+    player = Replay(cache, build_prefetching(plan, requests, cache), plan.replay)
     outcome = player.run(requests, advance, inspect, each_step=plan.print_steps)
     outcome.events = log
     return outcome
@@ -84,15 +72,15 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     check_bypass(plan, "simulate")
     check_answers(plan, requests)
     choice = SUBSTRATES[plan.substrate]
-    tiers, edges = build_tiers(plan, requests, choice.pool)
-    cache = plan.rules.served_cache(tiers, edges, plan.page_tokens) or build_cache(plan, tiers, edges, requests)
-    substrate = choice.open(plan, requests, cache)
+    graphs = build_graphs(plan, requests, choice.pool)
+    caches = [build_served(plan, graph, requests) for graph in graphs]
+    tiers = [tier for graph in graphs for tier in graph[0]]
+    substrate = choice.open(plan, requests, caches)
     try:
         recorder = Recorder(substrate, tiers) if plan.timeline else None
         log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
-        cache = LoggedCache(cache, log) if log else cache
-        prefetching = _prefetching(plan, requests, cache)
-        outcome = Engine(recorder or substrate, cache, prefetching, plan.engine).run(requests, advance)
+        logged = [LoggedCache(cache, log) for cache in caches] if log else caches
+        outcome = build_cluster(plan, requests, logged, recorder or substrate).run(requests, advance)
     finally:
         substrate.close()
     outcome.timeline, outcome.events = recorder, log
@@ -117,48 +105,6 @@ def _own_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Seque
     return rules.serving_cache(tiers, edges, page_tokens)
 
 
-def build_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServedCache:
-    """Build the plan's cache, empty. For a model with recurrent layers, it also saves their states."""
-    cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
-    return _with_states(plan, cache, requests) if plan.model.is_hybrid else cache
-
-
-def _with_states(plan: Plan, cache: Cache, requests: Sequence[Request]) -> HybridCache:
-    """Build a cache that saves recurrent states. States with their own capacity are evicted by LRU and written through."""
-    hybrid = hybrid_settings(plan, cache.tiers, requests)
-    state_tiers = hybrid.state_tiers
-    return HybridCache(
-        cache,
-        policy=hybrid.checkpoint,
-        prefill=Prefill,
-        grid_pages=hybrid.grid_pages,
-        state_bytes=hybrid.state_bytes,
-        state_pages=hybrid.state_pages,
-        state_tiers=state_tiers,
-        state_edges=chain(state_tiers, [WriteThrough() for _ in state_tiers[1:]]) if state_tiers else None,
-    )
-
-
-def hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request] = ()) -> HybridSettings:
-    """Bind the checkpoint policy and build the tiers of states, if they have their own, with LRU. Raises UsageError."""
-    model = plan.model
-    _bind("checkpoint", plan.checkpoint, _context(plan, requests, 0))
-    state_tiers = None
-    if plan.states is not None:
-        state_tiers = [Tier(tier.name, tier.index, Pool(room), LRU()) for tier, room in zip(tiers, plan.states, strict=False)]
-        for tier in state_tiers:
-            tier.slot_bytes = model.state_bytes
-            tier.eviction.bind(_context(plan, requests, tier.index))
-    return HybridSettings(
-        checkpoint=plan.checkpoint,
-        state_tiers=state_tiers,
-        state_pages=1 if state_tiers else -(-model.state_bytes // model.page_bytes(plan.page_tokens)),
-        state_bytes=model.state_bytes,
-        grid_pages=model.checkpoint_grid_tokens(plan.page_tokens) // plan.page_tokens,
-        prefill_chunk_tokens=plan.replay.chunk_tokens,
-    )
-
-
 def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
     """Replay Belady's MIN on one tier as large as all tiers together: no policies for the plan's tiers get more page hits.
 
@@ -174,7 +120,7 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
     one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings)
     cache = _bypass_tier(one, build_tiers(one, requests)[0], requests, gpu.capacity_pages)
     assert cache is not None
-    return Replay(cache, _prefetching(one, requests, cache), settings).run(requests)
+    return Replay(cache, build_prefetching(one, requests, cache), settings).run(requests)
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
@@ -217,25 +163,6 @@ def check_capacity(plan: Plan, requests: list[Request]) -> None:
         )
 
 
-def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> tuple[list[Tier], list[Edge]]:
-    """Build the plan's tiers, empty, and the edges between them, and bind their policies.
-
-    Raises UsageError if a policy cannot be bound, for example because an input is missing.
-    """
-    tiers: dict[str, Tier] = {}
-    edges: list[Edge] = []
-    for index, tier in enumerate(plan.tiers):
-        context = _context(plan, requests, index)
-        eviction = tier.eviction.variant()
-        _bind("eviction", eviction, context)
-        tiers[tier.name] = Tier(tier.name, index, pool(tier.capacity_pages), eviction, LEVELS.index(tier.name))
-        tiers[tier.name].unit_pages = tier.unit_pages
-        if tier.placement is not None:
-            _bind("placement", tier.placement, context)
-            edges.append(Edge(tiers[tier.above], tiers[tier.name], tier.placement))
-    return list(tiers.values()), edges
-
-
 def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest_pages: int | None = None) -> BypassTier | None:
     """Build the cache of a policy that may bypass the tier; None for other policies.
 
@@ -258,36 +185,3 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     taken = plan.replay.pages_taken(requests, plan.page_tokens)
     largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
     return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, requests, taken, largest)
-
-
-def _prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetching:
-    _bind("prefetch", plan.prefetch, _context(plan, requests, min(1, len(plan.tiers) - 1)))
-    return Prefetching(cache, plan.prefetch, Offer)
-
-
-def _bind(
-    family: str, policy: EvictionPolicy | PlacementPolicy | PrefetchPolicy | CheckpointPolicy, context: PolicyContext
-) -> None:
-    try:
-        policy.bind(context)
-    except ValueError as error:
-        raise UsageError(f"{family} of the {context.tier_name} tier: {type(policy).__name__} {error}") from error
-
-
-def _context(plan: Plan, requests: Sequence[Request], index: int) -> PolicyContext:
-    tier = plan.tiers[index]
-    return PolicyContext(
-        tier=index,
-        tier_name=tier.name,
-        level=LEVELS.index(tier.name),
-        upper_level=LEVELS.index(tier.above) if tier.above else -1,
-        lower_tier_name=next((lower.name for lower in plan.tiers if lower.placement and lower.above == tier.name), None),
-        capacity_pages=tier.capacity_pages,
-        capacities=[tier.capacity_pages for tier in plan.tiers],
-        page_tokens=plan.page_tokens,
-        states_apart=plan.states is not None,
-        model=plan.model,
-        hardware=plan.hardware,
-        requests=requests,
-        rng=np.random.default_rng([plan.seed, index]),
-    )

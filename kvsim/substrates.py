@@ -19,19 +19,21 @@ class SubstrateChoice:
 
     pool: type[Pool]
     """Class of every tier's page pool."""
-    open: Callable[[Plan, Sequence[Request], ServedCache], Substrate]
-    """Opens the substrate for a run with an empty cache. Raises UsageError if the machine lacks something it needs."""
+    open: Callable[[Plan, Sequence[Request], Sequence[ServedCache]], Substrate]
+    """Opens the substrate for a run with empty caches. Raises UsageError if the machine lacks something it needs."""
     check: Callable[[Plan], None]
     """Raises UsageError for a plan that this substrate cannot run, as far as can be told without opening it."""
     without_effect: tuple[str, ...]
     """Settings without effect on this substrate."""
 
 
-def open_simulated(plan: Plan, requests: Sequence[Request], cache: ServedCache) -> Substrate:
-    return SimulatedSubstrate(plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links)
+def open_simulated(plan: Plan, requests: Sequence[Request], caches: Sequence[ServedCache]) -> Substrate:
+    return SimulatedSubstrate(
+        plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links, seed=plan.seed, layout=plan.layout
+    )
 
 
-def open_hardware(plan: Plan, requests: Sequence[Request], cache: ServedCache) -> Substrate:
+def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[ServedCache]) -> Substrate:
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
@@ -57,15 +59,25 @@ def open_hardware(plan: Plan, requests: Sequence[Request], cache: ServedCache) -
         disk_folder=disk_folder(plan),
         keeps_disk=plan.disk.path is not None,
         disk_threads=plan.disk.threads,
+        engines=plan.layout.engines,
+        cpu_tiers=cpu_tiers(plan),
+        ranks=plan.hardware.gpus,
     )
     substrate = open_machine(demand, device)
     if substrate.disk is not None:
         try:
-            substrate.restored_pages = restore(cache, requests, key, substrate.disk.recovered(), 0.0)
+            substrate.restored_pages = restore(caches[0], requests, key, substrate.disk.recovered(), 0.0)
         except BaseException:
             substrate.close()
             raise
     return substrate
+
+
+def cpu_tiers(plan: Plan) -> int:
+    """Return how many CPU tiers there are on the one host: none, one, or one per engine."""
+    if all(tier.name != "cpu" for tier in plan.tiers):
+        return 0
+    return len({plan.owner("cpu", engine) for engine in range(plan.layout.engines)})
 
 
 def last_page(request: Request) -> int:
@@ -86,6 +98,10 @@ def check_hardware(plan: Plan) -> None:
         raise UsageError(f"rules: those of {plan.rules.engine} have no real memory: set rules=default or substrate=simulated")
     if plan.hardware.gpus > 1:
         raise UsageError(f"hardware.gpus is {plan.hardware.gpus}: substrate=hardware runs on one GPU")
+    if len(set(plan.layout.hosts)) > 1:
+        raise UsageError("cluster.engines_per_host: substrate=hardware runs on one host: leave it out")
+    if plan.layout.pairs and plan.cluster.failures:
+        raise UsageError("cluster.failures: substrate=hardware cannot stop what is sent from GPU to GPU: leave them out")
     if plan.tiers[-1].name == "disk" and plan.tiers[-1].above != "cpu":
         raise UsageError(
             f"tiers.disk.below={plan.tiers[-1].above}: substrate=hardware accesses the disk through pinned memory: "
@@ -97,13 +113,14 @@ def check_hardware(plan: Plan) -> None:
     from kvsim.substrate.hardware.memory import available_bytes, free_disk_bytes, gib
 
     folder, page_bytes = disk_folder(plan), plan.model.page_bytes(plan.page_tokens)
+    many = {"cpu": cpu_tiers(plan)}
     room = {
         "gpu": (plan.hardware.memory_bytes, "of hardware.memory_bytes"),
         "cpu": (available_bytes(), "of memory available"),
         "disk": (free_disk_bytes(folder), f"free for {folder}"),
     }
     for tier in plan.tiers:
-        n_bytes, (there, where) = (tier.capacity_pages or 0) * page_bytes, room[tier.name]
+        n_bytes, (there, where) = (tier.capacity_pages or 0) * page_bytes * many.get(tier.name, 1), room[tier.name]
         if n_bytes > there:
             raise UsageError(f"tiers.{tier.name}.capacity: {gib(n_bytes)}, more than the {gib(there)} {where}: set it lower")
 

@@ -19,18 +19,22 @@ class PolicyContext:
     """Passed to ``bind`` before a run."""
 
     tier: int = 0
-    """Position of the policy's tier, from the top: index into a node's ``state``, ``pins`` and ``children_in``."""
+    """Index of the policy's tier: position in a node's ``state``, ``pins`` and ``children_in``, from the top for one engine."""
     level: int = -1
     """The tier's kind of memory (GPU, CPU or DISK of ``core/tier.py``); -1: equal to its position."""
+    upper_tier: int = -1
+    """Position of the tier above, like ``tier``; -1: the one before it."""
     upper_level: int = -1
-    """The same for the tier above; -1: one level above this tier."""
+    """Kind of memory of the tier above; -1: one level above this tier."""
     tier_name: str = "gpu"
     lower_tier_name: str | None = None
     """The tier below, from which evicted pages may be loaded again; None if there is none."""
     capacity_pages: int | None = None
     """Capacity of the policy's tier; None if unlimited."""
     capacities: "Sequence[int | None]" = ()
-    """Capacities of all tiers of the run, top to bottom, in pages; None if unlimited."""
+    """Capacities of the tiers that an engine uses, top to bottom, in pages; None if unlimited."""
+    position: int = -1
+    """Position of the policy's tier among ``capacities``; -1: equal to ``tier``."""
     page_tokens: int = 16
     states_apart: bool = False
     """Whether recurrent states have their own memory, separate from the pages'."""
@@ -44,6 +48,10 @@ class PolicyContext:
     def __post_init__(self) -> None:
         if self.level < 0:
             object.__setattr__(self, "level", self.tier)
+        if self.position < 0:
+            object.__setattr__(self, "position", self.tier)
+        if self.upper_tier < 0:
+            object.__setattr__(self, "upper_tier", self.tier - 1)
         if self.upper_level < 0:
             object.__setattr__(self, "upper_level", self.level - 1)
 

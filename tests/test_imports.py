@@ -25,6 +25,8 @@ ALLOWED = {
         "errors",
         "engine.substrate",
         "engine.outcome",
+        "engine.job",
+        "engine.layout",
     ],
     "kernels": ["kernels"],
     "model": [],
@@ -38,7 +40,7 @@ ALLOWED = {
 }
 """What each part imports at run time; imports for type checkers are free. Parts that are not named import anything.
 
-A substrate fulfils the engine's contract, and counts as the outcome wants it.
+A substrate fulfils the engine's contract, counts as the outcome wants it, and knows which engines there are.
 """
 PLAYS_REPLAYS = "bounds/curves.py"
 """Stands above the replays that it plays, unlike the bounds beside it."""

@@ -128,7 +128,7 @@ class Driver:
 
     def send(self, gpu: int, peer: int, sources: np.ndarray, targets: np.ndarray) -> Event:
         """Copy pages from one GPU to the other."""
-        done = self.substrate.send_pages(gpu, peer, sources, targets, sources)
+        done = self.substrate.send_pages(gpu, peer, sources, targets)
         done.callbacks.append(lambda event: self._count("send", event.value))
         return done
 

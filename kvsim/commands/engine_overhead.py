@@ -10,6 +10,7 @@ from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
+from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Batch, Recorder
@@ -20,6 +21,7 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.hardware.machine import Demand, open_machine
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.warmth import Warmth
@@ -102,7 +104,7 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     substrate = open_machine(demand, device)
     try:
         recorder = Recorder(substrate, tiers)
-        Engine(recorder, cache, Prefetching(cache, NoPrefetch(), Offer), settings).run(requests)
+        Cluster([Engine(recorder, cache, Prefetching(cache, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
     finally:
         substrate.close()
     decodes = [batch for batch in recorder.batches if not batch.prefill_requests]

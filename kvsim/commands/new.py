@@ -14,14 +14,17 @@ FAMILIES = {
     "prefetch": templates.PREFETCH,
     "placement": templates.PLACEMENT,
     "checkpoint": templates.CHECKPOINT,
+    "routing": templates.ROUTING,
 }
 ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
 """The folder that contains policies, conf and tests."""
 USAGE = """usage: kvsim new FAMILY NAME
 
 Creates a working policy to start from: its class, its settings in conf, and its test. FAMILY is eviction, prefetch,
-placement or checkpoint. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works only in a clone
-of the repository."""
+placement, checkpoint or routing. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works only in a
+clone of the repository."""
+FIRST_RUN = {"prefetch": "kvsim simulate", "routing": "kvsim simulate cluster.engines=4"}
+"""What to try a new policy with, if not a replay."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     for path, text in files.items():
         (ROOT / path).write_text(text)
         print(path)
-    print(f"next: pytest {list(files)[-1]}; kvsim {'simulate' if family == 'prefetch' else 'replay'} {family}={name}")
+    print(f"next: pytest {list(files)[-1]}; {FIRST_RUN.get(family, 'kvsim replay')} {family}={name}")
 
 
 def check_name(name: str) -> None:

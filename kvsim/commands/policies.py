@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kvsim.errors import UsageError
 
-FAMILIES = ("eviction", "prefetch", "placement", "checkpoint")
+FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling")
 
 
 def main(arguments: Sequence[str]) -> None:

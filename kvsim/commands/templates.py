@@ -265,3 +265,75 @@ def test_a_setting_out_of_range_is_refused() -> None:
         @Class@(min_pages=0)
 ''',
 )
+
+ROUTING = (
+    '''
+"""@Class@: name the source of the rule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.core.request import Request
+from kvsim.policies.routing.base import EngineStatus, RoutingContext, RoutingPolicy
+
+
+@dataclass(kw_only=True, eq=False)
+class @Class@(RoutingPolicy):
+    """State the purpose of the policy in one sentence, then the rule.
+
+    the session's last engine has at most max_extra_requests more than the idlest   that engine
+    otherwise                                                                       the idlest
+    """
+
+    max_extra_requests: int = 8
+
+    def __post_init__(self) -> None:
+        if self.max_extra_requests < 0:
+            raise ValueError(f"max_extra_requests must be 0 or more, not {self.max_extra_requests}")
+
+    def bind(self, context: RoutingContext) -> None:
+        self._last: dict[int, int] = {}
+
+    def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
+        idlest = min(engines, key=lambda status: status.outstanding_requests)
+        most = idlest.outstanding_requests + self.max_extra_requests
+        for status in engines:
+            if status.engine == self._last.get(request.session) and status.outstanding_requests <= most:
+                return status.engine
+        return idlest.engine
+
+    def on_sent(self, request: Request, engine: int, now: float) -> None:
+        if request.session >= 0:
+            self._last[request.session] = engine
+''',
+    """
+# State in one line which engine gets a request, and for which traffic that works well.
+_target_: kvsim.policies.routing.@name@.@Class@
+
+# Requests that a session's engine may have above the idlest before the session moves. 0: the idlest always.
+max_extra_requests: 8
+""",
+    '''
+"""@Class@ by hand: requests that do not end."""
+
+import pytest
+
+from kvsim.policies.routing.@name@ import @Class@
+from tests.policies.small_routing import prompt, router
+
+
+def test_a_session_stays_until_its_engine_has_too_much_to_do() -> None:
+    small = router(@Class@(max_extra_requests=2), engines=2)
+    assert [small.send(prompt(session=5), 0.0) for _ in range(5)] == [0, 0, 0, 1, 1]
+
+
+def test_other_requests_go_to_the_idlest_engine() -> None:
+    small = router(@Class@(), engines=2)
+    assert [small.send(prompt(index=index), 0.0) for index in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_setting_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_extra_requests must be 0 or more, not -1"):
+        @Class@(max_extra_requests=-1)
+''',
+)

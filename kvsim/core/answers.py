@@ -4,7 +4,7 @@ Answers are typed as plain objects. With the expected types, compiled code would
 the policy.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf, nan
 from types import MethodDescriptorType
 from typing import Any
@@ -67,6 +67,41 @@ def number(policy: str, call: str, answer: object, most: float = inf) -> float:
     if 0 <= found <= most:
         return found
     raise refused(policy, call, answer, "a number of at least 0" + (f" and at most {most:g}" if most < inf else ""))
+
+
+def engine(policy: str, call: str, answer: object, offered: Collection[int]) -> int:
+    """Return an answer that must be the number of an offered engine."""
+    found = -1
+    if isinstance(answer, (int, np.integer)) and not isinstance(answer, bool):
+        found = int(answer)
+    if found in offered:
+        return found
+    raise refused(policy, call, answer, f"the number of an engine that is up ({', '.join(map(str, sorted(offered)))})")
+
+
+def rank_number(policy: str, call: str, answer: object) -> float:
+    """Return an answer that must be a number, of any size but not NaN."""
+    found = nan
+    if isinstance(answer, (int, float, np.integer, np.floating)) and not isinstance(answer, bool):
+        found = float(answer)
+    if found == found:
+        return found
+    raise refused(policy, call, answer, "a number")
+
+
+def every_one(policy: str, call: str, answer: object, expected: Sequence[object]) -> list[Any]:
+    """Return an answer that must contain each of the ``expected`` waiting requests once, in any order."""
+    if not isinstance(answer, Iterable):
+        raise refused(policy, call, answer, "the waiting requests in order")
+    given = list(answer)
+    left = {id(one) for one in expected}
+    for one in given:
+        if id(one) not in left:
+            raise refused(policy, call, one, "a waiting request, or twice")
+        left.remove(id(one))
+    if left:
+        raise PolicyError(f"{policy} returned {len(given)} of {len(expected)} waiting requests from {call}: it must return all")
+    return given
 
 
 # --- eviction ------------------------------------------------------------------------------------------------------------

@@ -69,6 +69,46 @@ class Cache(ServedCache):
             self._end_outside_images(lease, lease.gpu_pages + lease.lower_pages)
         return lease
 
+    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
+        pages = request.prompt_pages
+        if self._recomputes_last_token:
+            pages = request.lookup_pages(self.page_tokens)
+        return self.count_cached(request, pages, gpu or self.gpu)
+
+    def count_cached(self, request: Request, limit: int, gpu: Tier) -> tuple[int, int]:
+        """Return what ``cached_pages`` finds of the first ``limit`` pages of a prompt."""
+        tree = self.residency.tree
+        path, partial, agreed, _ = tree.walk(tree.root, request.runs, limit)
+        on_gpu, below = path[-1].depth + path[-1].pages if path else 0, 0
+        if partial is not None:
+            path.append(partial)
+            on_gpu += agreed
+        if not self._is_single:
+            on_gpu, below = self._count_by_level(path, on_gpu, gpu)
+        if request.images:
+            kept = request.pages_outside_images(on_gpu + below, self.page_tokens)
+            on_gpu = min(on_gpu, kept)
+            below = kept - on_gpu
+        return on_gpu, below
+
+    def _count_by_level(self, path: list[Node], pages: int, gpu: Tier) -> tuple[int, int]:
+        """Return how many of the ``pages`` pages of a path are on the GPU, and how many after them in a CPU tier.
+
+        The last node may have more pages than belong to the path.
+        """
+        index, on_gpu, at = gpu.index, 0, 0
+        while at < len(path):
+            state = path[at].state[index]
+            if state == ABSENT or state == INCOMING and not is_arriving(path[at], gpu):
+                break
+            on_gpu = min(pages, path[at].depth + path[at].pages)
+            at += 1
+        found = on_gpu
+        while at < len(path) and self._level_below(path[at], gpu) == CPU:
+            found = min(pages, path[at].depth + path[at].pages)
+            at += 1
+        return on_gpu, found - on_gpu
+
     def _end_outside_images(self, lease: Lease, pages: int) -> bool:
         """Cut a match back before an image that its first ``pages`` pages end inside. Returns whether there is one."""
         limit = lease.request.pages_outside_images(pages, self.page_tokens)
@@ -135,7 +175,7 @@ class Cache(ServedCache):
         if missing > 0 and not self._can_evict(lease, missing):
             return False
         now = residency.tick(now)
-        residency.notify_request(lease.request, now)
+        residency.notify_request(lease.request, now, gpu)
         self._pin(lease, load_pages, now)
         if missing > 0 or not self._is_single:
             self.transfers.make_room(gpu, new_pages, now)
@@ -176,11 +216,11 @@ class Cache(ServedCache):
                 for node in lower:
                     lease.loaded_pages += node.pages
         residency.pin_path(reused, lease.gpu, lease.gpu_pages)
-        residency.use(reused, now, is_first=not lease.is_resumed)
+        residency.use(reused, now, is_first=not lease.is_resumed, gpu=lease.gpu)
         if reused:
             lease.node = reused[-1]
         if lease.loading is not None:
-            residency.use(lower, now, is_first=not lease.is_resumed)
+            residency.use(lower, now, is_first=not lease.is_resumed, gpu=lease.gpu)
         if lease.loaded_pages < lease.cpu_pages + lease.disk_pages:
             lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
 
@@ -396,7 +436,7 @@ class Cache(ServedCache):
             edge = self._edge_for(nodes[0], cpu)
             fetch = self._read(edge, nodes)
             self.transfers.keep(fetch, nodes[-1], view.gpu)
-            residency.reannounce(path, now)
+            residency.reannounce(path, now, view.gpu)
             result = Fetch([*transfers, fetch], fetch)
         for tier in pinned:
             residency.unpin(end, tier)
@@ -436,7 +476,7 @@ class Cache(ServedCache):
             return NO_TRANSFERS
         residency, request = self.residency, lease.request
         now = residency.tick(now)
-        residency.notify_request(request, now)
+        residency.notify_request(request, now, lease.gpu)
         if lease.loaded_pages:
             self._fill_gaps(lease, now)
         rest = lease.rest
@@ -493,7 +533,7 @@ class Cache(ServedCache):
         if node.state[index] == READY and not node.pins[index]:
             gpu.evictable_pages -= node.pages
         node.pins[index] += 1
-        residency.reannounce((node,), now)
+        residency.reannounce((node,), now, gpu)
         if node.state[index] == INCOMING and not is_arriving(node, gpu):
             residency.set_ready(node, gpu, now)
 
@@ -525,8 +565,12 @@ class Cache(ServedCache):
     def end_request(self, lease: Lease, now: float) -> None:
         """Notify policies that a request has finished, and release it."""
         if lease.epoch == self.epoch:
-            self.residency.notify_finish(lease.request, lease.node, max(now, self.residency.now))
+            self.residency.notify_finish(lease.request, lease.node, max(now, self.residency.now), lease.gpu)
         self.release(lease)
+
+    def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
+        self.end_request(lease, now)
+        return self.write_early() if self.transfers.writes_early else NO_TRANSFERS
 
     def write_early(self) -> list[Transfer]:
         """Copy pages down where a watermark requires it. Returns the write-downs."""
@@ -570,6 +614,13 @@ class Cache(ServedCache):
         self.persistent.clear()
         for hold in list(self.transfers.holds):
             self.let_go(hold)
+
+    def lose(self, gpu: Tier, now: float) -> None:
+        for node, tier in list(self.persistent):
+            if tier is gpu:
+                self.residency.unpin(node, gpu)
+                del self.persistent[node, gpu]
+        self.transfers.lose(gpu)
 
     def check(self) -> None:
         from kvsim.core.check import check, held_by_requests

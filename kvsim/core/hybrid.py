@@ -118,14 +118,8 @@ class HybridCache(ServedCache):
 
     def _end_at_state(self, lease: Lease, limit: int) -> None:
         """Cut the match of a lease that has not been admitted back to its deepest state within ``limit`` pages."""
-        request, states = lease.request, self._states_of(lease)
-        while True:
-            found = self.states.deepest(request.runs, limit)
-            detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
-            depth = max(found[0] if found else 0, detached[0] if detached else 0)
-            limit = request.pages_outside_images(depth, self.page_tokens)
-            if limit == depth:
-                break
+        states = self._states_of(lease)
+        depth, found, detached = self._deepest_state(lease.request, limit)
         if depth < lease.gpu_pages + lease.lower_pages:
             self.kv.rematch(lease, depth)
         states.state = states.detached = None
@@ -133,6 +127,26 @@ class HybridCache(ServedCache):
             states.state = found[1]
         elif detached is not None:
             states.detached = detached[1]
+
+    def _deepest_state(self, request: Request, limit: int) -> tuple[int, tuple[int, Node] | None, tuple[int, int] | None]:
+        """Return the depth of the deepest usable state within ``limit`` pages, and (depth, state), (depth, detached state)."""
+        while True:
+            found = self.states.deepest(request.runs, limit)
+            detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
+            depth = max(found[0] if found else 0, detached[0] if detached else 0)
+            limit = request.pages_outside_images(depth, self.page_tokens)
+            if limit == depth:
+                return depth, found, detached
+
+    @property
+    def version(self) -> int:
+        return self.residency.version + self.states.residency.version
+
+    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
+        """As for any cache: up to the deepest usable state."""
+        on_gpu, below = self.kv.cached_pages(request, gpu)
+        depth = self._deepest_state(request, on_gpu + below)[0]
+        return min(on_gpu, depth), max(0, depth - on_gpu)
 
     @staticmethod
     def _states_of(lease: Lease) -> StateLease:

@@ -10,8 +10,8 @@ from math import inf, nextafter
 from typing import Any
 
 from kvsim.core.answers import cut_after
-from kvsim.core.runs import Run
-from kvsim.core.tier import Tier
+from kvsim.core.runs import Run, last_pages
+from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, NO_LIMIT, READY, Node, RadixTree
 
 
@@ -42,7 +42,22 @@ def have_same_history(node: Node, child: Node) -> bool:
     """
     if child.last_used != node.last_used or child.hits != node.hits or child.created != node.created or child.transfers:
         return False
+    if child.own_uses != node.own_uses:
+        return False
     return child.notes is node.notes or bool(child.notes == node.notes)
+
+
+class Listeners:
+    """The tiers whose eviction policies want to hear of the requests that one GPU tier serves, by kind of notification."""
+
+    __slots__ = ("arrivals", "finishes", "hits", "requests", "tiers")
+
+    def __init__(self, tiers: list[Tier]) -> None:
+        self.tiers = tiers
+        self.arrivals = [tier for tier in tiers if tier.wants_arrivals]
+        self.requests = [tier for tier in tiers if tier.wants_requests]
+        self.finishes = [tier for tier in tiers if tier.wants_finishes]
+        self.hits = [tier for tier in tiers if tier.wants_hits]
 
 
 class Residency:
@@ -57,14 +72,20 @@ class Residency:
         """Nodes removed from the tree while a copy was in use or leaving, kept until their slots are freed."""
         self.now = -inf
         """Time of the last use of the cache, in seconds."""
+        self.version = 0
+        """Changes whenever a copy comes or goes: what requests can reuse is the same as long as it is."""
         self.on_leave: Callable[[Node, Tier], None] | None = None
         """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
         for tier in tiers:
             tier.eviction.cut = partial(self._cut_for, tier)
-        self._wants_arrivals = [tier for tier in tiers if tier.wants_arrivals]
-        self._wants_requests = [tier for tier in tiers if tier.wants_requests]
-        self._wants_finishes = [tier for tier in tiers if tier.wants_finishes]
-        self._wants_hits = [tier for tier in tiers if tier.wants_hits]
+        self._all = Listeners(tiers)
+        gpus = [tier for tier in tiers if tier.level == GPU]
+        self._has_several_gpus = len(gpus) > 1
+        self._listeners = {gpu.index: Listeners([gpu, *gpu.all_below()]) for gpu in gpus} if self._has_several_gpus else {}
+
+    def _hearing(self, gpu: Tier | None) -> Listeners:
+        """Return who hears of the requests of a GPU tier; None stands for the only one."""
+        return self._listeners[gpu.index] if gpu is not None and self._has_several_gpus else self._all
 
     # --- time, and notifications to policies ---------------------------------------------------------------------------
 
@@ -75,36 +96,47 @@ class Residency:
         self.now = now
         return now
 
-    def notify_arrival(self, request: Any, now: float) -> None:
+    def notify_arrival(self, request: Any, now: float, gpu: Tier | None = None) -> None:
         """Notify policies that a request has arrived and waits."""
-        for tier in self._wants_arrivals:
+        for tier in self._hearing(gpu).arrivals:
             tier.eviction.on_arrival(request, now)
 
-    def notify_request(self, request: Any, now: float) -> None:
+    def notify_request(self, request: Any, now: float, gpu: Tier | None = None) -> None:
         """Notify policies of a request before its hits and inserts."""
-        for tier in self._wants_requests:
+        for tier in self._hearing(gpu).requests:
             tier.eviction.on_request(request, now)
 
-    def notify_finish(self, request: Any, node: Node, now: float) -> None:
+    def notify_finish(self, request: Any, node: Node, now: float, gpu: Tier | None = None) -> None:
         """Notify policies that a request has finished; its path, which ends with ``node``, is still pinned."""
-        for tier in self._wants_finishes:
+        for tier in self._hearing(gpu).finishes:
             tier.eviction.on_finish(request, node, now)
 
-    def notify_hits(self, nodes: Iterable[Node], now: float) -> None:
+    def notify_hits(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
         """Notify the policy of every tier that has a ready copy of a hit."""
-        for tier in self._wants_hits:
+        for tier in self._hearing(gpu).hits:
             index = tier.index
             for node in nodes:
                 if node.state[index] == READY:
                     tier.eviction.on_hit(node, now)
 
-    def reannounce(self, nodes: Iterable[Node], now: float) -> None:
+    def reannounce(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
         """Mark nodes as last used ``now`` without reporting a hit; evictable copies are announced to their policies again."""
+        tiers = self._hearing(gpu).tiers
         for node in nodes:
             node.last_used = now
-            for tier in self.tiers:
+            if gpu is not None and self._has_several_gpus:
+                self._use_in(node, gpu, now, 0)
+            for tier in tiers:
                 if node.is_evictable(tier.index):
                     tier.eviction.on_evictable(node)
+
+    @staticmethod
+    def _use_in(node: Node, gpu: Tier, now: float, hits: int) -> None:
+        """Record a use, and ``hits`` hits, by a request of one of several GPU tiers. The first use counts as a hit."""
+        if node.own_uses is None:
+            node.own_uses = {}
+        own = node.own_uses.get(gpu.index)
+        node.own_uses[gpu.index] = (now, 1, now) if own is None else (now, own[1] + hits, own[2])
 
     # --- the tree --------------------------------------------------------------------------------------------------------
 
@@ -197,6 +229,8 @@ class Residency:
         node.slots[index] = slots
         node.pins[index] = 1
         parent.children_in[index] += 1
+        if self._has_several_gpus:
+            self._use_in(node, tier, now, 0)
         self.set_ready(node, tier, now)
         return node
 
@@ -213,16 +247,19 @@ class Residency:
             pins[index] += 1
         tier.evictable_pages -= pages - pinned_pages
 
-    def use(self, nodes: list[Node], now: float, *, is_first: bool) -> None:
+    def use(self, nodes: list[Node], now: float, *, is_first: bool, gpu: Tier | None = None) -> None:
         """Record that a request uses nodes. Only its first admission (``is_first``) counts as a hit."""
         if not is_first:
-            self.reannounce(nodes, now)
+            self.reannounce(nodes, now, gpu)
             return
         for node in nodes:
             node.last_used = now
             node.hits += 1
-        if self._wants_hits:
-            self.notify_hits(nodes, now)
+        if gpu is not None and self._has_several_gpus:
+            for node in nodes:
+                self._use_in(node, gpu, now, 1)
+        if self._all.hits:
+            self.notify_hits(nodes, now, gpu)
 
     def pin(self, node: Node, tier: Tier) -> None:
         """Keep the node and everything above it in a tier."""
@@ -262,6 +299,7 @@ class Residency:
 
     def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:
         """Add a copy in a tier that has none of the node."""
+        self.version += 1
         index = tier.index
         node.state[index] = state
         node.slots[index] = slots
@@ -274,11 +312,14 @@ class Residency:
 
     def set_ready(self, node: Node, tier: Tier, now: float) -> None:
         """Make a copy usable, and evictable unless it is pinned."""
+        self.version += 1
         index = tier.index
         node.state[index] = READY
         tier.inserted_pages += node.pages
         if tier.wants_inserts:
             tier.eviction.on_insert(node, now)
+        if tier.watch is not None and not node.is_state:
+            tier.watch.stored(node.runs)
         if not node.pins[index]:
             tier.evictable_pages += node.pages
             if not node.children_in[index]:
@@ -302,6 +343,7 @@ class Residency:
 
     def free(self, node: Node, tier: Tier) -> None:
         """Free the slots of a ready, unpinned copy; a node without any copy leaves the tree."""
+        self.version += 1
         index, state = tier.index, node.state
         state[index] = ABSENT
         tier.evictable_pages -= node.pages
@@ -316,8 +358,11 @@ class Residency:
 
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
         """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""
+        self.version += 1
         if tier.wants_shortenings:
             tier.eviction.on_shorten(node, pages)
+        if tier.watch is not None:
+            tier.watch.dropped(last_pages(node.runs, pages))
         self.tree.shorten(node, pages)
         node.slots[tier.index], freed = tier.pool.split(node.slots[tier.index], node.pages)
         tier.pool.give(freed)
@@ -328,6 +373,7 @@ class Residency:
 
     def drop_copy(self, node: Node, tier: Tier) -> None:
         """Free a copy in any state; a node without any copy leaves the tree with everything below it."""
+        self.version += 1
         index = tier.index
         state, slots = node.state[index], node.slots[index]
         if state == READY and not node.pins[index]:
@@ -357,6 +403,8 @@ class Residency:
     def _notify_removed(self, node: Node, tier: Tier) -> None:
         if tier.wants_removals:
             tier.eviction.on_remove(node)
+        if tier.watch is not None and not node.is_state:
+            tier.watch.dropped(node.runs)
 
     def _notify_left(self, node: Node, tier: Tier) -> None:
         """Call ``on_leave``. All bookkeeping must be done by then: the listener may cut, drop or merge the node."""
@@ -409,13 +457,13 @@ class Residency:
             self.doomed.add(node)
 
     def _doom(self, node: Node, tier: Tier) -> None:
+        self.version += 1
         index = tier.index
         if node.state[index] == READY:
             tier.evicted_pages += node.pages
             if not node.pins[index]:
                 tier.evictable_pages -= node.pages
-            if tier.wants_removals:
-                tier.eviction.on_remove(node)
+            self._notify_removed(node, tier)
         if node.slots[index] is None:
             tier.promised_pages -= node.pages
             node.slots[index] = tier.pool.take(0)

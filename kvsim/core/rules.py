@@ -54,6 +54,9 @@ class Rules:
     pauses_after_retraction: ClassVar[bool] = True
     """Whether, after a retraction, no request is admitted until one has finished; otherwise, none is in the same step."""
 
+    schedules_by_priority: ClassVar[bool] = False
+    """Whether the engine's schedule, if it has its own, tries waiting requests by arrival or priority and in no other order."""
+
     has_bigram_keys: ClassVar[bool] = False
     """Whether an engine's own cache can have keys of token pairs (``trace.bigram``). kvsim's own rules take any keys."""
 

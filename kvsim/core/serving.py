@@ -87,6 +87,11 @@ class ServedCache(metaclass=ABCMeta):
         return self.residency.counts
 
     @property
+    def version(self) -> int:
+        """A number that changes whenever ``cached_pages`` may answer differently."""
+        return self.residency.version
+
+    @property
     def now(self) -> float:
         """Time of the last use of the cache, in seconds."""
         return self.residency.now
@@ -100,9 +105,17 @@ class ServedCache(metaclass=ABCMeta):
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
         """Find the longest prefix that a request can reuse on a GPU tier. Changes nothing, but may cut a node."""
 
-    def resume(self, request: Request, tokens: int) -> Lease:
+    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
+        """Return how many pages of a prompt a GPU tier has, as ``match`` would find them, and how many after them a CPU tier has.
+
+        Changes nothing, and cuts no node unless a cache says so.
+        """
+        lease = self.match(request, gpu)
+        return lease.gpu_pages, lease.leading_cpu_pages
+
+    def resume(self, request: Request, tokens: int, gpu: Tier | None = None) -> Lease:
         """Match a request again that was retracted when it had ``tokens`` tokens, its prompt included."""
-        return self.match(request)
+        return self.match(request, gpu)
 
     @abstractmethod
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
@@ -187,6 +200,19 @@ class ServedCache(metaclass=ABCMeta):
     def retract(self, lease: Lease, tokens: int, now: float) -> None:
         """Give back what a retracted request holds, whose first ``tokens`` tokens have been computed."""
         self.release(lease)
+
+    def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
+        """Give back what a request holds whose answer is decoded on another GPU. Returns the write-downs that follow."""
+        self.release(lease)
+        return NO_TRANSFERS
+
+    def lose(self, gpu: Tier, now: float) -> None:
+        """Drop everything that a GPU tier has, since its engine has failed; no request or transfer uses the tier any more.
+
+        What other tiers have stays.
+        """
+        assert len(self.tiers) == 1, "a cache of this kind cannot lose one of several tiers"
+        self.reset()
 
     @abstractmethod
     def release(self, lease: Lease) -> None:

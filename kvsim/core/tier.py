@@ -1,8 +1,11 @@
 """A tier: its slots, its eviction policy, and the sums of pages in each state."""
 
+from abc import ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from kvsim.core.pool import Pool
+from kvsim.core.runs import Run
+from kvsim.core.subclassing import mypyc_attr
 
 if TYPE_CHECKING:
     from kvsim.core.edge import Edge
@@ -26,6 +29,23 @@ def overrides(policy: object, name: str) -> bool:
     return sum([name in cls.__dict__ for cls in type(policy).__mro__]) > 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PageWatch(metaclass=ABCMeta):
+    """Is told of every page of KV that a tier holds ready for use from now on, or no longer. Recurrent states do not count.
+
+    A page that leaves for the tier below counts as dropped at once, and as stored again if it stays after all. Under the
+    rules of vLLM a page may be stored twice; then it is dropped twice.
+    """
+
+    @abstractmethod
+    def stored(self, runs: tuple[Run, ...]) -> None:
+        """These pages are ready in the tier."""
+
+    @abstractmethod
+    def dropped(self, runs: tuple[Run, ...]) -> None:
+        """These pages are no longer ready in the tier."""
+
+
 class Tier:
     """A place that holds pages, such as GPU memory. Several tiers of the same level may stand side by side.
 
@@ -43,10 +63,10 @@ class Tier:
         """Edges to the tiers below, in the order in which victims are offered to them."""
         self.above: list[Edge] = []
         """Edges to the tiers above."""
+        self.owner = 0
+        """Number of the engine that a GPU tier belongs to; of the host, for any other tier."""
         self.slot_bytes: int | None = None
         """Bytes per slot if slots hold something other than pages of KV; otherwise None."""
-        self.owner = 0
-        """Number of the engine that a GPU tier belongs to; of the host, for a tier of host memory or a disk."""
         self.unit_pages = 1
         """Pages of the GPU that this tier stores as one larger page, where an engine's rules support it."""
         self.evictable_pages = 0
@@ -55,6 +75,8 @@ class Tier:
         """Pages of leaving copies; their slots become free once they are written to the tier below."""
         self.promised_pages = 0
         """Slots promised to requests and transfers, which take them once they are free."""
+        self.watch: PageWatch | None = None
+        """Is told of the pages that become ready in this tier or stop being so."""
         self.inserted_pages = 0
         self.evicted_pages = 0
         self.wants_arrivals = overrides(eviction, "on_arrival")
@@ -70,6 +92,13 @@ class Tier:
 
     def __repr__(self) -> str:
         return f"Tier({self.name})"
+
+    def all_below(self) -> "list[Tier]":
+        """Return the tiers below, directly and indirectly, each once, from the top down."""
+        tiers = [edge.lower for edge in self.below]
+        for tier in tiers:
+            tiers += [edge.lower for edge in tier.below if edge.lower not in tiers]
+        return list(dict.fromkeys(tiers))
 
     def edge_to(self, lower: "Tier") -> "Edge":
         """Return the edge to a tier directly below."""

@@ -41,6 +41,8 @@ class Transfers:
         """What is kept for requests that wait."""
         self._is_single = len(residency.tiers) == 1
         self._absent_elsewhere = len(residency.tiers) - 1
+        gpus = [tier for tier in residency.tiers if tier.level == GPU]
+        self._in_line: dict[int, list[int]] = in_line(gpus) if len(gpus) > 1 else {}
         self._is_offering = False
         """Set while unpinned nodes are offered to a tier: they must not be merged meanwhile."""
         self.writes_early = [edge for edge in edges if edge.watermark() > 0]
@@ -105,10 +107,14 @@ class Transfers:
                 self._place(edge, now)
 
     def _evict(self, node: Node, tier: Tier, now: float) -> None:
-        """Evict a node: free it if another tier has it, else mark it for writing down, else drop it with everything below it."""
+        """Evict a node: free it if another tier has it, else mark it for writing down, else drop it with everything below it.
+
+        The GPU of another engine does not count: a page that only it has besides is written down, but does not take along
+        what is below it.
+        """
         residency = self.residency
         if not self._is_single:
-            if node.state.count(ABSENT) < self._absent_elsewhere:
+            if self._is_elsewhere(node, tier):
                 residency.free(node, tier)
                 if not self._is_offering and not any(node.pins):
                     residency.merge(node)
@@ -119,9 +125,22 @@ class Transfers:
                     residency.promise_copy(node, edge.lower)
                     edge.leaving.append(node)
                     return
+            if node.state.count(ABSENT) < self._absent_elsewhere:
+                residency.free(node, tier)
+                return
             residency.drop_descendants(node)
         self.counts.dropped_pages += node.pages
         residency.free(node, tier)
+
+    def _is_elsewhere(self, node: Node, tier: Tier) -> bool:
+        """Whether a GPU that can use the tier's copy of a node could also use a copy elsewhere."""
+        if not self._in_line:
+            return node.state.count(ABSENT) < self._absent_elsewhere
+        state = node.state
+        for index in self._in_line[tier.index]:
+            if state[index]:
+                return True
+        return False
 
     def _place(self, edge: Edge, now: float) -> None:
         """Make room below for the victims of the upper tier; if it is not enough, drop the first victims."""
@@ -169,6 +188,16 @@ class Transfers:
         if node.state[edge.lower.index] == INCOMING:
             residency.drop_copy(node, edge.lower)
         residency.drop_copy(node, edge.upper)
+
+    def lose(self, tier: Tier) -> None:
+        """Drop all copies of a tier, none of which is in use, and everything below pages that no other tier has."""
+        residency, index = self.residency, tier.index
+        for node in reversed(list(residency.tree.root.descendants())):
+            if node.state[index] == READY:
+                if node.state.count(ABSENT) == self._absent_elsewhere:
+                    residency.drop_descendants(node)
+                    self.counts.dropped_pages += node.pages
+                residency.free(node, tier)
 
     def stay(self, node: Node, tier: Tier, now: float) -> None:
         """Make a leaving copy ready again; a write-down under way continues."""
@@ -328,7 +357,7 @@ class Transfers:
             if node.pages > missing and not node.is_state:
                 self.residency.cut(node, node.pages - missing)
             ready += node.pages
-            if node.state.count(ABSENT) == self._absent_elsewhere and edge.wants_evicted(node, now):
+            if not self._is_elsewhere(node, tier) and edge.wants_evicted(node, now):
                 nodes.append(node)
             passed.append(node)
             self._pass_over(node, tier)
@@ -578,8 +607,8 @@ class Transfers:
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
         """End a transfer of which only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``.
 
-        If the next page cannot be read (``transfer.has_fault``), its copy in the source is dropped too. Returns the
-        write-downs that follow.
+        Of a recurrent state, all pages must have arrived. If the next page cannot be read (``transfer.has_fault``), its copy in
+        the source is dropped too. Returns the write-downs that follow.
         """
         residency = self.residency
         left = pages_arrived if transfer.begun else 0
@@ -588,13 +617,13 @@ class Transfers:
             if left >= node.pages:
                 left -= node.pages
                 continue
-            if left:
+            if left and not node.is_state:
                 upper = residency.cut(node, left)
                 for index in [index for kept, index in transfer.pins if kept is node]:
                     self.keep(transfer, upper, residency.tiers[index])
-                left = 0
+            left = 0
             if transfer.has_fault and unreadable is None and not residency.is_doomed(node):
-                unreadable = residency.cut(node, 1) if node.pages > 1 else node
+                unreadable = residency.cut(node, 1) if node.pages > 1 and not node.is_state else node
                 if unreadable is not node:
                     self._fail(transfer, unreadable)
             self._fail(transfer, node)
@@ -628,6 +657,17 @@ def parts_from(node: Node, start: int) -> list[Node]:
         parts.append(node)
     parts.reverse()
     return parts
+
+
+def in_line(gpus: list[Tier]) -> dict[int, list[int]]:
+    """Return, by the index of each tier, the other tiers that some GPU sees together with it; GPUs do not see each other."""
+    together: dict[int, list[int]] = {}
+    for gpu in gpus:
+        view = [gpu.index, *[tier.index for tier in gpu.all_below()]]
+        for index in view:
+            known = together.setdefault(index, [])
+            known += [other for other in view if other != index and other not in known]
+    return together
 
 
 def is_arriving(node: Node, tier: Tier) -> bool:

@@ -25,7 +25,7 @@ class Node:
 
     __slots__ = (
         "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "children_in", "transfers", "created",
-        "last_used", "hits", "notes", "partner", "is_state", "tree",
+        "last_used", "hits", "own_uses", "notes", "partner", "is_state", "tree",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,8 @@ class Node:
         self.created = self.last_used = now
         self.hits = 1
         """Number of requests that have used these pages, including the one that computed them."""
+        self.own_uses: dict[int, tuple[float, int, float]] | None = None
+        """Where several GPU tiers share a tree: last use, hits and first use by the requests of each, by the GPU tier's index."""
         self.partner: Node | None = None
         """Where recurrent states share a tier with pages: the state saved after these pages, or, of a state, those pages."""
 
@@ -65,6 +67,27 @@ class Node:
         if type(self.notes) is tuple:
             self.notes = list(self.notes)
         self.notes[tier] = value
+
+    def last_used_in(self, tier: int) -> float:
+        """Return when these pages were last used, as the tier sees it: a GPU tier sees only the requests that it serves."""
+        if self.own_uses is None:
+            return self.last_used
+        own = self.own_uses.get(tier)
+        return self.last_used if own is None else own[0]
+
+    def hits_in(self, tier: int) -> int:
+        """Return the number of requests that have used these pages, as the tier sees it."""
+        if self.own_uses is None:
+            return self.hits
+        own = self.own_uses.get(tier)
+        return self.hits if own is None else own[1]
+
+    def created_in(self, tier: int) -> float:
+        """Return when these pages were first computed or, in one of several GPU tiers, first used there."""
+        if self.own_uses is None:
+            return self.created
+        own = self.own_uses.get(tier)
+        return self.created if own is None else own[2]
 
     def is_evictable(self, tier: int) -> bool:
         """Whether this is an unpinned leaf of the tier: ready there, with no child there."""
@@ -210,6 +233,8 @@ class RadixTree:
             middle = node.runs[0][0]
         upper = Node(before, pages, depth, parent, self, node.created)
         upper.last_used, upper.hits = node.last_used, node.hits
+        if node.own_uses is not None:
+            upper.own_uses = node.own_uses.copy()
         upper.pins = node.pins.copy()
         if type(node.notes) is list:
             upper.notes = node.notes.copy()

@@ -1,30 +1,30 @@
 """The serving engine: continuous batching over the cache core, independent of what makes time pass."""
 
+from abc import ABCMeta, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from math import inf, isnan, nan
-from operator import itemgetter
-from time import perf_counter
-from typing import Any, cast
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from simpy import Event
+from simpy import Event, Interrupt
 
 from kvsim.core.lease import Lease
-from kvsim.core.request import Request, Reset
+from kvsim.core.request import Request
 from kvsim.core.serving import Growth, ServedCache
-from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.subclassing import mypyc_attr, trait
+from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
-from kvsim.engine.collector import without_garbage_collector
+from kvsim.engine.book import Book
 from kvsim.engine.job import LEAP_STEPS, Job
 from kvsim.engine.mover import Mover
-from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
 from kvsim.engine.prefetching import Prefetch, Prefetching
-from kvsim.engine.read_times import ReadTimes
+from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.substrate import Substrate, Work
+
+if TYPE_CHECKING:
+    from kvsim.policies.scheduling.base import SchedulingPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,32 +54,100 @@ class EngineSettings:
                 raise ValueError(f"reset_at_s must be a list of times of at least 0 s, not {time_s}")
 
 
+@trait
+class Frontend(metaclass=ABCMeta):
+    """What an engine reports to: the cluster that it belongs to."""
+
+    book: Book
+    is_done: bool
+    """Whether all requests have ended."""
+
+    @abstractmethod
+    def ended(self, request: Request, engine: int) -> None:
+        """A request, or one of its samples, is finished or rejected."""
+
+    @abstractmethod
+    def first_token(self, job: Job, engine: int) -> None:
+        """The prompt of a request has been computed."""
+
+    @abstractmethod
+    def prepares(self, job: Job, engine: int) -> bool:
+        """Whether a request may wait for its turn at once; if not, the engine's ``start`` is called later."""
+
+    @abstractmethod
+    def continues(self, job: Job, engine: int) -> bool:
+        """Whether the engine itself decodes a request whose prompt it has just computed; if not, it has been taken from it."""
+
+    @abstractmethod
+    def retracted(self, job: Job, engine: int) -> bool:
+        """Whether the engine itself queues a request that it has retracted; if not, it has been taken from it."""
+
+    @abstractmethod
+    def drained(self) -> None:
+        """An engine that admits no request because of a reset has become idle."""
+
+    @abstractmethod
+    def stepped(self, engine: int) -> None:
+        """An engine has made a step, or has admitted or lost requests."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
-    """One engine: requests wait, are admitted in order of arrival, prefilled in chunks, decoded and released.
+    """One engine: requests wait, are admitted in the order of a scheduling policy, prefilled in chunks, decoded and released.
 
-    When decoding runs out of pages, the youngest request is retracted: it waits again, first in the queue, and recomputes what
-    is not cached of its prompt and its answer so far.
+    When decoding runs out of pages, the youngest request is retracted: it waits again and recomputes what is not cached of its
+    prompt and its answer so far.
     """
 
-    def __init__(self, substrate: Substrate, cache: ServedCache, prefetching: Prefetching, settings: EngineSettings) -> None:
+    frontend: Frontend
+
+    def __init__(
+        self,
+        substrate: Substrate,
+        cache: ServedCache,
+        prefetching: Prefetching,
+        settings: EngineSettings,
+        scheduling: "SchedulingPolicy",
+        *,
+        number: int = 0,
+        gpu: Tier | None = None,
+        mover: Mover | None = None,
+    ) -> None:
+        """``gpu`` is the engine's GPU tier, by default the cache's first; ``mover`` is the one of all engines of the cache."""
         self.env = substrate.env
         self.substrate = substrate
         self.cache = cache
+        self.gpu = gpu or cache.gpu
+        self.number = number
         self.prefetching = prefetching
-        prefetching.queued_s = lambda: substrate.queued_s("disk-cpu")
         self.settings = settings
         self._is_layerwise = settings.overlap == "layerwise"
-        self.mover = Mover(substrate, cache, self._landed)
-        self.queue: list[tuple[tuple[int, int], Job]] = []
+        self.mover = mover or Mover(substrate, cache)
+        self.mover.listeners.append(self._landed)
+        self.queue = WaitingQueue(scheduling, cache, self.gpu)
         self.admitted: list[Job] = []
         """Jobs that wait for slots, loads or the rest of their prefill, in order of admission."""
         self.claims: deque[tuple[Job, Lease]] = deque()
         """Admitted jobs whose slots are still being freed."""
         self.decoding: dict[Job, None] = {}
+        self.fetching: dict[Job, None] = {}
+        """Jobs that wait for their prefetch and are not queued yet."""
+        self.joining: list[Job] = []
+        """Jobs computed elsewhere that decode here from the next step on."""
+        self.held = 0
+        """Jobs that hold pages here and neither compute nor decode: their prompts are on the way to or from another engine."""
+        self.is_up = True
         self.step = 0
         """Decode steps done."""
         self.retractions = 0
+        self.busy_s = 0.0
+        """Time in steps."""
+        self.waited_s = 0.0
+        """Sum of the times that requests were in the queue."""
+        self.most_queued = 0
+        self.failures = 0
+        self.reports = False
+        """Whether to report after each step."""
         self._ends: list[tuple[int, int, Job]] = []
         self._page_needs: list[tuple[int, int, Job]] = []
         self._context_offset = 0
@@ -90,116 +158,69 @@ class Engine:
         """Tokens left in the step that is being planned."""
         self._order = 0
         """Breaks ties between jobs."""
-        self._is_full = False
+        self.is_full = False
         """Set by a retraction: no request is admitted until one has finished."""
-        self._is_draining = False
+        self.is_draining = False
         """Set by a reset: no request is admitted until all running ones have finished."""
         self._wakeup = self.env.event()
-        self._all_ended = self.env.event()
-        self._followers: dict[int, list[Request]] = {}
-        self._samples_left: dict[int, int] = {}
-        """Samples that have not ended, by request, of requests with several whose prompt has been computed."""
-        self._unfinished = 0
-        self._can_fetch = cache.views[cache.gpu.index].fetches_to is not None
+        view = cache.views[self.gpu.index]
+        self._can_fetch = view.fetches_to is not None
+        self._is_alone = len(cache.views) == 1
+        if view.fetches_to is not None:
+            disk_edge = view.fetches_to.below[0]
+            prefetching.queued_s = lambda: substrate.queued_s(disk_edge)
 
-    # --- a run -------------------------------------------------------------------------------------------------------
+    # --- requests come and go ----------------------------------------------------------------------------------------
 
-    def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
-        """Serve all requests; ``advance`` is called with the number ended so far. Raises RuntimeError if some never end."""
-        began = perf_counter()
-        count = len(requests)
-        self._status = [FINISHED] * count
-        self._read_times = ReadTimes()
-        self._hits = [(0, 0, 0)] * count
-        self._retractions = [0] * count
-        self._arrival_s, self._ttft_s, self._tpot_s, self._e2e_s = ([nan] * count for _ in range(4))
-        self._advance = advance
-        self._unfinished = count
-        for request in requests:
-            if request.after >= 0:
-                self._followers.setdefault(request.after, []).append(request)
-        self.env.process(self._arrivals(due_in_order(requests, self.settings.reset_at_s)))
-        self.env.process(self._serve())
-        with without_garbage_collector():
-            if requests:
-                self.env.run(self._all_ended)
-            self._ended_s = self.env.now
-            self.env.run()
-            wall_s = perf_counter() - began
-        if self._unfinished:
-            raise RuntimeError(f"{self._unfinished} requests are stuck: {len(self.queue)} queued, {len(self.admitted)} admitted")
-        return self._outcome(requests, wall_s)
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request runs here or holds pages."""
+        return not (self.admitted or self.decoding or self.joining or self.held)
 
-    def _arrivals(self, due: "list[tuple[float, Request | Reset]]") -> Any:
-        env = self.env
-        for time_s, what in due:
-            if time_s > env.now:
-                yield env.timeout(time_s - env.now)
-            if isinstance(what, Request):
-                self._arrive(what)
-            else:
-                self._reset(what)
+    @property
+    def running_requests(self) -> int:
+        """Requests admitted and not ended."""
+        return len(self.admitted) + len(self.decoding) + len(self.joining) + self.held
 
-    def _reset(self, reset: Reset) -> None:
-        """Reset the cache now, or when all running requests have finished; those that wait run after that."""
-        if reset.mode == "now":
-            self.cache.reset()
-        else:
-            self._is_draining = True
-        self._wake()
-
-    def _arrive(self, request: Request) -> None:
-        """Start the request's prefetch or queue it; reject a request that could not run even alone."""
-        for reset in request.resets:
-            if isnan(reset.at_s):
-                self._reset(reset)
-        job = Job(request, self.env.now)
-        self._arrival_s[request.index] = self.env.now
-        pages = self._pages(request.prompt_tokens + request.output_tokens)
+    def accept(self, job: Job) -> None:
+        """Take a request that the router has sent: start its prefetch or queue it; reject it if it could not run even alone."""
+        request = job.request
+        pages = self.pages_for(request.prompt_tokens + request.output_tokens)
         if request.samples > 1:
             pages = request.pages_with_all(pages, self.cache.page_tokens)
-        if pages > self.cache.gpu.pool.capacity:
-            self._reject(request)
+        if pages > self.gpu.pool.capacity:
+            self.reject(request)
             return
-        self.cache.residency.notify_arrival(request, self.env.now)
+        self.cache.residency.notify_arrival(request, self.env.now, self.gpu)
+        self.take(job)
+
+    def take(self, job: Job) -> None:
+        """Take a request that could run here, now or when the cluster has prepared it."""
+        if self.frontend.prepares(job, self.number):
+            self.start(job)
+
+    def start(self, job: Job) -> None:
+        """Start a request's prefetch, if it gets one, or queue it."""
         if self._can_fetch:
             self._prefetch(job)
         if job.prefetch is None:
             self._enqueue(job)
 
-    def _reject(self, request: Request) -> None:
+    def reject(self, request: Request) -> None:
         """Reject a request that could not run even alone."""
-        self._status[request.index] = REJECTED
-        self._hits[request.index] = (0, 0, 0)
-        self._end(request)
-
-    def _end(self, request: Request) -> None:
-        """Record that a request is finished or rejected, if all of its samples are; requests that wait for it arrive after their
-        delay."""
-        if request.index in self._samples_left:
-            self._samples_left[request.index] -= 1
-            if self._samples_left[request.index]:
-                return
-            del self._samples_left[request.index]
-        self._unfinished -= 1
-        if not self._unfinished:
-            self._all_ended.succeed()
-            self._wake()
-        if self._advance:
-            self._advance(len(self._status) - self._unfinished)
-        for follower in self._followers.pop(request.index, ()):
-            arrival = self.env.timeout(follower.delay_s, follower)
-            arrival.callbacks.append(lambda event: self._arrive(event.value))
+        self.frontend.book.reject(request)
+        self.frontend.ended(request, self.number)
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def _prefetch(self, job: Job) -> None:
         """Start the job's prefetch if the policy wants one. The job is queued when that ends or has lasted long enough."""
-        lease = self.cache.match(job.request)
+        lease = self.cache.match(job.request, self.gpu)
         prefetch = self.prefetching.start(lease, self.env.now) if lease.disk_pages else None
         if prefetch is None:
             return
         job.prefetch = prefetch
+        self.fetching[job] = None
         prefetch.fetch.request = job.request
         self.mover.submit(prefetch.transfers)
         self.mover.end_of(prefetch.fetch).callbacks.append(lambda _: self._fetched(job, prefetch))
@@ -212,37 +233,52 @@ class Engine:
         self._enqueue(job)
 
     def _enqueue(self, job: Job) -> None:
-        if not job.is_queued and not job.admissions:
-            job.is_queued = True
-            heappush(self.queue, (job.place, job))
-            self._wake()
+        if not job.is_queued and not job.admissions and not job.is_lost:
+            self.fetching.pop(job, None)
+            self._push(job)
+            self.wake()
+
+    def _push(self, job: Job) -> None:
+        job.queued_at_s = self.env.now
+        self.queue.push(job)
+        self.most_queued = max(self.most_queued, len(self.queue))
 
     def _enqueue_samples(self, job: Job) -> None:
         """Queue the other samples of a request whose first one has computed the prompt: all count as one use of its pages."""
-        self._samples_left[job.request.index] = job.request.samples
         for request in job.request.other_samples():
             sample = Job(request, job.arrival_s)
             sample.is_known = True
             self._enqueue(sample)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Make the engine plan again at the next boundary between steps."""
         if not self._wakeup.triggered:
             self._wakeup.succeed()
 
     def _landed(self, transfer: Transfer) -> None:
         """Called when a transfer has ended: slots may have become free, pages may have arrived."""
-        if transfer.done and not transfer.goes_down:
-            self._read_times.add(transfer, self.env.now)
-        if self._serve_claims() or self.queue or transfer.target is self.cache.gpu:
-            self._wake()
+        if self._serve_claims() or transfer.target is self.gpu or self.queue and self._may_wait_for(transfer):
+            self.wake()
+
+    def _may_wait_for(self, transfer: Transfer) -> bool:
+        """Whether the first request of the queue may wait for a transfer: only an idle engine waits for those of others."""
+        return self._is_alone or transfer.source is self.gpu or not (self.admitted or self.decoding)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def _serve(self) -> Any:
-        while self._unfinished:
+    def loop(self) -> Any:
+        """Run until all requests of the cluster have ended, or the engine fails. A process of the environment."""
+        try:
+            yield from self._steps()
+        except Interrupt:
+            return
+
+    def _steps(self) -> Any:
+        while not self.frontend.is_done:
             if self._wakeup.triggered:
                 self._wakeup = self.env.event()
+            if self.joining:
+                self._join()
             if self.decoding and (self.queue or self.admitted) and not (yield from self._make_room_to_decode(1)):
                 continue
             batch: list[tuple[Job, int]] = []
@@ -255,58 +291,64 @@ class Engine:
             if batch or self.decoding:
                 work = self._work(batch, steps)
                 loads = [load for job, _ in batch for load in job.loads if not load.done]
+                began_s = self.env.now
                 done = yield self.substrate.compute(work, loads)
+                self.busy_s += self.env.now - began_s
                 self._account(batch, done if work.decode_requests else 0)
-            elif self._unfinished:
+                if self.reports:
+                    self.frontend.stepped(self.number)
+            elif not self.frontend.is_done:
                 yield self._wakeup
 
     def _admit(self, batch: list[tuple[Job, int]]) -> Any:
-        """Admit from the queue, first come, first served, until the next step is full or a request does not fit.
+        """Admit from the queue, in its order, until the next step is full or a request does not fit.
 
         Adds the first chunks of admitted requests to ``batch``. Returns False if it had to wait: then plan again.
         """
         cache, queue = self.cache, self.queue
         if not self.admitted and not self.decoding:
-            self._is_full = False
-            if self._is_draining:
-                self._is_draining = False
-                cache.reset()
-        while queue and not self._is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
-            if self._is_draining or self._budget <= 0:
+            self.is_full = False
+            if self.is_draining:
+                self.frontend.drained()
+        queue.begin_round(self.env.now)
+        while queue and not self.is_full and len(self.admitted) + len(self.decoding) < self.settings.max_running_requests:
+            if self.is_draining or self._budget <= 0:
                 break
-            job = queue[0][1]
+            job = queue.first()
             request = job.request
             if job.prefetch is not None and job.prefetch.is_under_way:
                 self.mover.cancel(job.prefetch.fetch)
                 yield self.mover.end_of(job.prefetch.fetch)
                 return False
-            lease = cache.resume(request, job.target_tokens) if job.is_known else cache.match(request)
+            lease = cache.resume(request, job.target_tokens, self.gpu) if job.is_known else cache.match(request, self.gpu)
             lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0 or request.sample > 0
             load_pages = 0
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
-            pages = max(request.prompt_pages, self._pages(job.target_tokens))
+            pages = max(request.prompt_pages, self.pages_for(job.target_tokens))
             if not cache.admit(lease, pages, self.env.now, load_pages):
                 if self.admitted or self.decoding or cache.in_flight:
                     break
-                heappop(queue)
+                queue.remove(job)
                 if job.prefetch is not None:
                     self.prefetching.give_up(job.prefetch)
-                self._reject(request)
+                self.reject(request)
                 continue
-            heappop(queue)
+            queue.remove(job)
             self._start(job, lease)
             if job.lease is None:
                 break
             self._plan_chunk(job, batch)
         return True
 
-    def _pages(self, tokens: int) -> int:
+    def pages_for(self, tokens: int) -> int:
+        """Return how many pages hold this many tokens."""
         return -(-tokens // self.cache.page_tokens)
 
     def _start(self, job: Job, lease: Lease) -> None:
         job.lease, job.is_queued, job.is_claimed, job.is_known = lease, False, False, True
         job.admissions += 1
+        self.waited_s += self.env.now - job.queued_at_s
         self.admitted.append(job)
         if lease.waits:
             self.mover.submit(lease.waits)
@@ -359,7 +401,11 @@ class Engine:
             if job.prefetch is not None:
                 disk_pages += self.prefetching.settle(job.prefetch, lease)
                 job.prefetch = None
-            self._hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+            if not job.is_counted:
+                job.is_counted = True
+                book = self.frontend.book
+                book.hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+                book.engines[job.request.index] = self.number
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)
 
@@ -370,24 +416,26 @@ class Engine:
             lease.loaded_pages -= missing
             job.computed = max(0, job.computed - missing * self.cache.page_tokens)
             if job.admissions == 1 and not job.request.sample:
-                gpu_pages, cpu_pages, disk_pages = self._hits[job.request.index]
+                hits = self.frontend.book.hits
+                gpu_pages, cpu_pages, disk_pages = hits[job.request.index]
                 left = max(0, disk_pages - missing)
-                self._hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
+                hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
 
     def _give_up(self, job: Job) -> None:
-        """Give back a request's slots and pages, and put it back into the queue, in order of arrival."""
+        """Give back a request's slots and pages, and put it back into the queue."""
         assert job.lease is not None
         is_decoding = job in self.decoding
         self.cache.retract(job.lease, job.cached_tokens(self.step) if is_decoding else job.computed, self.env.now)
         if not job.is_claimed:
             job.admissions -= 1
+        job.was_running = job.admissions > 0
         job.lease, job.loads, job.ready_loads = None, [], 0
         if is_decoding:
             self._leave_decoding(job)
         else:
             self.admitted.remove(job)
-        job.is_queued = True
-        heappush(self.queue, (job.place, job))
+        if self.frontend.retracted(job, self.number):
+            self._push(job)
 
     # --- prefill -----------------------------------------------------------------------------------------------------
 
@@ -395,18 +443,32 @@ class Engine:
         """Add the prefill chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
         self._budget = self.settings.max_batch_tokens - len(self.decoding)
         for job in self.admitted.copy():
-            self._plan_chunk(job, batch)
+            if job.lease is not None:
+                self._plan_chunk(job, batch)
 
     def _plan_chunk(self, job: Job, batch: list[tuple[Job, int]]) -> None:
         """Add a request's next chunk to the step if it can be computed and tokens are left; retract it if pages are not."""
         if self._budget <= 0 or not job.is_claimed or not self._can_compute(job):
             return
         tokens = min(self._budget, job.target_tokens - job.computed)
-        if not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
-            self._retract(job)
-            return
+        while not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
+            if not self._retract_for(job, batch):
+                return
         batch.append((job, tokens))
         self._budget -= tokens
+
+    def _retract_for(self, job: Job, batch: list[tuple[Job, int]]) -> bool:
+        """Retract a running request because there is no room for a job's chunk. Returns False if it is the job itself.
+
+        Which one is retracted is the policy's choice, if it makes one; otherwise it is the job.
+        """
+        victim = job
+        if self.queue.ranks_retractions:
+            victim = max([*self.decoding, *self.admitted], key=self.queue.retraction_key)
+        self._budget += sum([tokens for planned, tokens in batch if planned is victim]) + (victim in self.decoding)
+        batch[:] = [chunk for chunk in batch if chunk[0] is not victim]
+        self._retract(victim)
+        return victim is not job
 
     def _can_compute(self, job: Job) -> bool:
         """Whether the job's loads have arrived, or a step can follow them layer by layer."""
@@ -420,7 +482,7 @@ class Engine:
 
     def _leap_steps(self) -> int:
         """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
-        if self._is_full and not self.cache.rules.pauses_after_retraction:
+        if self.is_full and not self.cache.rules.pauses_after_retraction:
             return 1
         return min(LEAP_STEPS, self._ends[0][0] - self.step)
 
@@ -436,6 +498,7 @@ class Engine:
             prefilling=batch,
             decoding=self.decoding,
             decode_step=self.step,
+            engine=self.number,
         )
 
     def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:
@@ -444,7 +507,7 @@ class Engine:
             self._take_late(steps)
         self.step += steps
         if not self.cache.rules.pauses_after_retraction:
-            self._is_full = False
+            self.is_full = False
         while self._ends and self._ends[0][0] <= self.step:
             _, _, job = heappop(self._ends)
             if job in self.decoding and job.last_step <= self.step:
@@ -463,12 +526,13 @@ class Engine:
         self.mover.submit(self.cache.insert(lease, self.env.now))
         if not job.generated:
             job.first_token_s = self.env.now
+            self.frontend.first_token(job, self.number)
             if job.request.samples > 1:
                 self._enqueue_samples(job)
         job.generated += 1
         if job.generated >= job.request.output_tokens:
             self._finish(job)
-        else:
+        elif self.frontend.continues(job, self.number):
             self._join_decoding(job)
 
     def _finish(self, job: Job) -> None:
@@ -476,16 +540,28 @@ class Engine:
         assert job.lease is not None
         self.mover.submit(self.cache.finish_request(job.lease, now))
         job.lease = None
-        self._is_full = False
-        index = request.index
+        self.is_full = False
+        index, book = request.index, self.frontend.book
         if not request.sample:
-            self._ttft_s[index] = job.first_token_s - job.arrival_s
+            book.ttft_s[index] = job.first_token_s - job.arrival_s
         if request.output_tokens > 1:
-            self._tpot_s[index] = (now - job.first_token_s) / (request.output_tokens - 1)
-        self._e2e_s[index] = now - job.arrival_s
-        self._end(request)
+            book.tpot_s[index] = (now - job.first_token_s) / (request.output_tokens - 1)
+        book.e2e_s[index] = now - job.arrival_s
+        book.decoders[index] = self.number
+        self.frontend.ended(request, self.number)
 
     # --- decode ------------------------------------------------------------------------------------------------------
+
+    def join(self, job: Job) -> None:
+        """Let a request decode whose prompt has come from another engine."""
+        job.is_claimed, job.loads, job.ready_loads = True, [], 0
+        self.joining.append(job)
+        self.wake()
+
+    def _join(self) -> None:
+        for job in self.joining:
+            self._join_decoding(job)
+        self.joining.clear()
 
     def _join_decoding(self, job: Job) -> None:
         """Let a request decode: its next token comes with the next step."""
@@ -493,7 +569,7 @@ class Engine:
         tokens = job.target_tokens - 1
         job.joined_step = self.step
         job.last_step = self.step + request.output_tokens - job.generated
-        room = max(request.prompt_pages, self._pages(tokens)) * page_tokens - tokens
+        room = max(request.prompt_pages, self.pages_for(tokens)) * page_tokens - tokens
         job.next_page_step = self.step + room + 1
         self.decoding[job] = None
         self._context_offset += tokens - self.step
@@ -516,7 +592,7 @@ class Engine:
         cache = self.cache
         while due := self._pages_due(steps):
             if steps > 1 and cache.takes_pages_late:
-                if sum([pages for _, _, pages in due]) <= cache.gpu.available_pages:
+                if sum([pages for _, _, pages in due]) <= self.gpu.available_pages:
                     self._due_late = due
                     return steps
             else:
@@ -600,7 +676,7 @@ class Engine:
         heappush(self._page_needs, (job.next_page_step, self._order, job))
 
     def _retract_youngest(self) -> Any:
-        """Retract the request that arrived last, and admit none until one has finished.
+        """Retract the request that arrived last, or that the policy names, and admit none until one has finished.
 
         If only one request runs and transfers are in flight, wait for the oldest of them instead: it may free the pages.
         """
@@ -608,52 +684,50 @@ class Engine:
         if len(jobs) == 1 and self.cache.in_flight:
             yield from self._wait_for(list(self.cache.in_flight)[:1])
             return
-        self._retract(max(jobs, key=lambda job: job.request.index))
+        ranked = self.queue.ranks_retractions
+        self._retract(max(jobs, key=self.queue.retraction_key if ranked else lambda job: job.request.index))
 
     def _retract(self, job: Job) -> None:
         """Let a running request wait again, and admit none before a step has ended or a request has finished."""
         self.retractions += 1
-        self._retractions[job.request.index] += 1
-        self._is_full = True
+        self.frontend.book.retractions[job.request.index] += 1
+        self.is_full = True
         self._give_up(job)
 
-    # --- the record --------------------------------------------------------------------------------------------------
+    # --- failure -----------------------------------------------------------------------------------------------------
 
-    def _outcome(self, requests: list[Request], wall_s: float) -> Outcome:
-        return Outcome(
-            requests=requests,
-            page_tokens=self.cache.page_tokens,
-            status=np.array(self._status, dtype=np.int8),
-            hit_pages=np.array(self._hits, dtype=np.int64).reshape(-1, 3),
-            arrival_s=np.array(self._arrival_s),
-            ttft_s=np.array(self._ttft_s),
-            tpot_s=np.array(self._tpot_s),
-            e2e_s=np.array(self._e2e_s),
-            load_s=self._read_times.seconds(len(requests)),
-            links=self.substrate.link_use(),
-            prefetch=self.prefetching.result(),
-            retractions=self.retractions,
-            request_retractions=np.array(self._retractions, dtype=np.int64),
-            simulated_s=self._ended_s,
-            wall_s=wall_s,
-            hardware=self.substrate.findings(),
-            **describe_cache(self.cache, requests),
-        )
+    def stop(self) -> list[Job]:
+        """Give up all requests, since the engine has failed. Returns them."""
+        self.is_up, self.is_full, self.failures = False, False, self.failures + 1
+        jobs = [*self.queue, *self.admitted, *self.decoding, *self.joining, *self.fetching]
+        for job in jobs:
+            self.drop(job)
+        self.claims.clear()
+        self._ends.clear()
+        self._page_needs.clear()
+        self._due_late = []
+        assert not self._context_offset, "tokens of requests that do not decode any more"
+        return jobs
 
+    def drop(self, job: Job) -> None:
+        """Give up a request wherever it is: its pages, its place in the queue and its prefetch."""
+        if job.is_queued:
+            self.queue.remove(job)
+            self.waited_s += self.env.now - job.queued_at_s
+        if job in self.decoding:
+            self._leave_decoding(job)
+        for jobs in (self.admitted, self.joining):
+            if job in jobs:
+                jobs.remove(job)
+        self.fetching.pop(job, None)
+        if job.lease is not None:
+            self.cache.release(job.lease)
+        if job.prefetch is not None:
+            if job.prefetch.is_under_way:
+                self.mover.cancel(job.prefetch.fetch)
+            self.prefetching.give_up(job.prefetch)
+        job.lease, job.prefetch, job.is_queued, job.is_lost = None, None, False, True
 
-def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "list[tuple[float, Request | Reset]]":
-    """Return the arrivals that wait for no other request and the resets that have a time, each with that time, in order.
-
-    At the same time, a reset comes before the request that it belongs to, and before all requests if it belongs to none.
-    """
-    due: list[tuple[float, int, int, Request | Reset]] = [
-        (time_s, -1, number, Reset("drain", time_s)) for number, time_s in enumerate(reset_at_s)
-    ]
-    for request in requests:
-        if request.resets:
-            timed = [reset for reset in request.resets if not isnan(reset.at_s)]
-            due += [(reset.at_s, request.index, number - len(timed), reset) for number, reset in enumerate(timed)]
-        if request.after < 0:
-            due.append((request.arrival_s, request.index, 0, request))
-    due.sort(key=itemgetter(0, 1, 2))
-    return [(time_s, what) for time_s, _, _, what in due]
+    def transfers(self) -> list[Transfer]:
+        """Return the transfers under way from and to the engine's GPU."""
+        return [transfer for transfer in self.cache.in_flight if self.gpu in (transfer.source, transfer.target)]

@@ -26,6 +26,7 @@ class EventLog:
     release     a request gives its pages back before it has finished: ``request``
     finish      the answer of a request is complete: ``request``
     reset       every page is dropped
+    lose        an engine has failed, and the pages of its GPU are dropped: ``engine``
     """
 
     def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] | None = None) -> None:
@@ -70,11 +71,18 @@ class LoggedCache(ServedCache):
         """Numbers of the transfers that have begun and not ended."""
         self._begun = 0
 
+    @property
+    def version(self) -> int:
+        return self.cache.version
+
+    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
+        return self.cache.cached_pages(request, gpu)
+
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
         return self._matched(self.cache.match(request, gpu))
 
-    def resume(self, request: Request, tokens: int) -> Lease:
-        return self._matched(self.cache.resume(request, tokens))
+    def resume(self, request: Request, tokens: int, gpu: Tier | None = None) -> Lease:
+        return self._matched(self.cache.resume(request, tokens, gpu))
 
     def _matched(self, lease: Lease) -> Lease:
         if lease.request is not self._waiting:
@@ -140,6 +148,15 @@ class LoggedCache(ServedCache):
     def release(self, lease: Lease) -> None:
         self.cache.release(lease)
         self.log.add("release", request=lease.request.index)
+
+    def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
+        transfers = self.cache.end_prefill(lease, now)
+        self.log.add("release", request=lease.request.index)
+        return transfers
+
+    def lose(self, gpu: Tier, now: float) -> None:
+        self.cache.lose(gpu, now)
+        self.log.add("lose", engine=gpu.owner)
 
     def begin(self, transfer: Transfer, now: float) -> Begin:
         begun = self.cache.begin(transfer, now)

@@ -1,8 +1,11 @@
 """A request on its way through the engine."""
 
+from typing import Any
+
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.core.waiting import Waiting
 from kvsim.engine.prefetching import Prefetch
 
 LEAP_STEPS = 64
@@ -10,19 +13,57 @@ LEAP_STEPS = 64
 them late, so this bounds how early that is."""
 
 
-class Job:
-    """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction."""
+class Send:
+    """The KV of one prompt, on its way from the GPU that computes it to the GPU that will decode."""
 
     __slots__ = (
-        "request", "place", "arrival_s", "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed",
-        "generated", "joined_step", "last_step", "next_page_step", "first_token_s", "admissions", "is_known", "page_need",
+        "flows",
+        "is_layerwise",
+        "is_withdrawn",
+        "last_s",
+        "next_token",
+        "receiver",
+        "sender",
+        "source",
+        "target",
+        "tokens",
+    )
+
+    def __init__(self, sender: int, receiver: int, known_tokens: int, target: Lease, *, is_layerwise: bool) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.next_token = known_tokens
+        """The first token whose KV has not been sent yet; the receiver has everything before it."""
+        self.tokens = 0
+        """Tokens of the prompt; set when it is computed."""
+        self.source: Lease | None = None
+        """Its pages on the sender; set when it is computed."""
+        self.target = target
+        """Its pages on the receiver."""
+        self.is_layerwise = is_layerwise
+        """Whether layers leave while later ones are still being computed."""
+        self.is_withdrawn = False
+        """Set when the sender or the receiver has failed."""
+        self.flows: list[Any] = []
+        """For the substrate: what is under way."""
+        self.last_s = 0.0
+        """For the substrate: the time before which the last layer cannot have landed."""
+
+
+class Job(Waiting):
+    """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction.
+
+    ``generated`` counts the output tokens up to ``joined_step``.
+    """
+
+    __slots__ = (
+        "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
+        "next_page_step", "first_token_s", "admissions", "is_known", "page_need", "is_counted", "is_lost", "queued_at_s",
+        "decoder", "reserved", "send",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
-        self.request = request
-        self.place = request.index, request.sample
-        """Its place in the queue."""
-        self.arrival_s = arrival_s
+        super().__init__(request, arrival_s)
         self.prefetch: Prefetch | None = None
         """Its prefetch, until it is admitted or rejected."""
         self.is_queued = False
@@ -33,8 +74,6 @@ class Job:
         self.is_claimed = False
         self.computed = 0
         """Tokens whose KV is on the GPU."""
-        self.generated = 0
-        """Output tokens generated up to ``joined_step``."""
         self.joined_step = self.last_step = self.next_page_step = 0
         self.page_need = 0
         """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
@@ -43,11 +82,24 @@ class Job:
         """Number of admissions, without those whose slots were lost before the job had them."""
         self.is_known = False
         """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
+        self.is_counted = False
+        """Whether its hits have been recorded."""
+        self.is_lost = False
+        """Whether its engine has failed: another job continues the request."""
+        self.queued_at_s = arrival_s
+        self.decoder = -1
+        """Number of the engine that will decode it, if that is not the one that computes its prompt."""
+        self.reserved: Lease | None = None
+        """Its pages there."""
+        self.send: Send | None = None
+        """What goes there."""
 
-    @property
-    def target_tokens(self) -> int:
-        """Tokens whose KV must be on the GPU before the next one can be generated."""
-        return self.request.prompt_tokens + self.generated
+    def again(self) -> "Job":
+        """Return a job that continues the request of one whose engine has failed, after the tokens generated so far."""
+        job = Job(self.request, self.arrival_s)
+        job.generated, job.first_token_s = self.generated, self.first_token_s
+        job.is_known, job.is_counted = self.is_known, self.is_counted
+        return job
 
     def cached_tokens(self, step: int) -> int:
         """Return how many tokens a decoding request's next token attends over, ``step`` decode steps into the run."""

@@ -1,27 +1,31 @@
 """Passes the core's transfers to the substrate, and their ends back to the core."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from simpy import Event
 
 from kvsim.core.serving import ServedCache
 from kvsim.core.transfer import Transfer
+from kvsim.engine.outcome import Disagreement
 from kvsim.engine.substrate import Substrate
 
 
 class Mover:
     """Begins each transfer as soon as the core allows it, and submits the transfers that follow from its end.
 
-    Transfers without room in their target wait in one line per target, in order of submission.
+    Transfers without room in their target wait in one line per target, in order of submission. Of a transfer by several ranks,
+    the pages that every rank has moved have arrived; the rest is lost, and counted.
     """
 
-    def __init__(self, substrate: Substrate, cache: ServedCache, on_landed: Callable[[Transfer], None]) -> None:
+    def __init__(self, substrate: Substrate, cache: ServedCache) -> None:
         self.env = substrate.env
         self.substrate = substrate
         self.cache = cache
-        self.on_landed = on_landed
+        self.listeners: list[Callable[[Transfer], None]] = []
+        """Called when a transfer has ended or waits in line again."""
+        self.lost_to_disagreement = Disagreement()
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
@@ -72,15 +76,23 @@ class Mover:
         """Put a transfer back in line, since what it reads has arrived."""
         self._lines[transfer.target.index].append(transfer)
         self._move_up(transfer.target.index)
-        self.on_landed(transfer)
+        self._tell(transfer)
 
     def _copy(self, transfer: Transfer) -> None:
         def landed(event: Event) -> None:
             answer: Any = event.value
-            self._land(transfer, answer if isinstance(answer, int) else min(answer))
+            self._land(transfer, answer if isinstance(answer, int) else self._agreed(answer))
 
         transfer.begun_s = self.env.now
         self.substrate.copy(transfer).callbacks.append(landed)
+
+    def _agreed(self, answers: Sequence[int]) -> int:
+        """Return the pages that all ranks have, given one number per rank, and count those that only some have."""
+        lowest = min(answers)
+        if more := max(answers) - lowest:
+            self.lost_to_disagreement.pages += more
+            self.lost_to_disagreement.transfers += 1
+        return lowest
 
     def _land(self, transfer: Transfer, arrived: int) -> None:
         now = self.env.now
@@ -94,4 +106,8 @@ class Mover:
             self.submit(follow_ups)
         if self._lines[transfer.source.index]:
             self._move_up(transfer.source.index)
-        self.on_landed(transfer)
+        self._tell(transfer)
+
+    def _tell(self, transfer: Transfer) -> None:
+        for listener in self.listeners:
+            listener(transfer)

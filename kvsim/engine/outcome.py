@@ -1,6 +1,7 @@
 """The result of a run, for its report: one row per request, and the counts of tiers, links and policies."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.serving import HybridServingCache, ServedCache
+from kvsim.core.tier import LEVELS
 
 if TYPE_CHECKING:
     from kvsim.core.serving import ServingCache
@@ -21,10 +23,28 @@ FINISHED, REJECTED = 0, 1
 class LinkUse:
     """Traffic on one link. ``intervals`` has one row (start_s, end_s, bytes) per transfer, in order of start."""
 
+    name: str = ""
+    """Source and target, such as ``gpu-cpu``."""
+    owner: int = 0
+    """Number of the engine whose GPU the link leads from or to; of the disk, for its own links."""
+    lanes: int = 1
+    """Number of links counted together."""
     bytes: int = 0
     transfers: int = 0
     busy_s: float = 0.0
     intervals: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))
+
+
+@dataclass(slots=True, kw_only=True)
+class Disagreement:
+    """Pages that some tensor-parallel rank had at the end of a transfer and some other had not, so that nobody can use them.
+
+    ``pages`` sums, over the transfers of which this is true (``transfers``), the difference between the rank with the most and
+    the one with the fewest.
+    """
+
+    pages: int = 0
+    transfers: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +55,27 @@ class TierUse:
     peak_pages: int
     evicted_pages: int
     inserted_pages: int
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineUse:
+    """What one engine of several has done; pages are those of its GPU tier."""
+
+    engine: int
+    host: int
+    role: str
+    """both, prefill or decode."""
+    capacity_pages: int | None
+    peak_pages: int
+    evicted_pages: int
+    inserted_pages: int
+    busy_s: float
+    """Time in steps."""
+    waited_s: float
+    """Sum of the times that requests were in its queue."""
+    most_queued: int
+    retractions: int
+    failures: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,9 +106,18 @@ class Outcome:
     ``ReadTimes``."""
     known_pages: np.ndarray | None = None
     """Pages whose KV was cached when the request was admitted, 0 if rejected; None for models without recurrent layers."""
+    link_lanes: list[LinkUse] = field(default_factory=list)
+    """The links one by one; ``links`` sums those of the same name."""
+    engine: np.ndarray | None = None
+    """Number of the engine that computed each prompt, -1 if rejected; None if the run has no clock."""
+    decoder: np.ndarray | None = None
+    """Number of the engine that decoded each answer, likewise."""
+    engines: list[EngineUse] = field(default_factory=list)
+    """What each engine has done; empty for a single one."""
     retractions: int = 0
     request_retractions: np.ndarray | None = None
     """Retractions of each request; None if the run has no clock."""
+    lost_to_disagreement: Disagreement = field(default_factory=Disagreement)
     simulated_s: float = 0.0
     wall_s: float = 0.0
     hardware: dict[str, Any] = field(default_factory=dict)
@@ -78,23 +128,52 @@ class Outcome:
     """The event log of the run, if one was written."""
 
 
-def describe_cache(cache: "ServedCache | ServingCache", requests: list[Request]) -> dict[str, Any]:
-    """Return the fields of an outcome that come from the cache, after a run over these requests."""
-    tiers = {
-        tier.name: TierUse(
-            capacity_pages=None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity,
-            peak_pages=tier.pool.peak_pages,
-            evicted_pages=tier.evicted_pages,
-            inserted_pages=tier.inserted_pages,
-        )
-        for tier in cache.tiers
-    }
-    known, checkpoints = None, {}
-    if isinstance(cache, (ServedCache, HybridServingCache)):
-        known, checkpoints = cache.pages_known(), cache.describe_checkpoints()
+def describe_caches(caches: "Sequence[ServedCache | ServingCache]", requests: list[Request]) -> dict[str, Any]:
+    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are added up."""
+    tiers: dict[str, TierUse] = {}
+    for tier in [tier for cache in caches for tier in cache.tiers]:
+        capacity = None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity
+        known = tiers.setdefault(tier.name, TierUse(capacity_pages=0, peak_pages=0, evicted_pages=0, inserted_pages=0))
+        known.capacity_pages = None if capacity is None or known.capacity_pages is None else known.capacity_pages + capacity
+        known.peak_pages += tier.pool.peak_pages
+        known.evicted_pages += tier.evicted_pages
+        known.inserted_pages += tier.inserted_pages
+    known_pages, checkpoints = None, dict[str, int]()
+    for cache in caches:
+        if isinstance(cache, (ServedCache, HybridServingCache)):
+            checkpoints = summed([checkpoints, cache.describe_checkpoints()])
+            if (known_there := cache.pages_known()) is not None:
+                known_pages = np.zeros(len(requests), dtype=np.int64) if known_pages is None else known_pages
+                known_pages += np.array([known_there.get(r.index, 0) for r in requests], dtype=np.int64)
     return {
-        "tiers": tiers,
-        "placement": asdict(cache.counts),
+        "tiers": dict(sorted(tiers.items(), key=lambda item: LEVELS.index(item[0]))),
+        "placement": summed([asdict(cache.counts) for cache in caches]),
         "checkpoints": checkpoints,
-        "known_pages": None if known is None else np.array([known.get(r.index, 0) for r in requests], dtype=np.int64),
+        "known_pages": known_pages,
     }
+
+
+def summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Return the sums of counts by name."""
+    total: dict[str, int] = {}
+    for one in counts:
+        for name, count in one.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def joined(lanes: Sequence[LinkUse]) -> dict[str, LinkUse]:
+    """Return the traffic of all links of the same name together, by name."""
+    links: dict[str, LinkUse] = {}
+    for lane in lanes:
+        known = links.get(lane.name)
+        if known is None:
+            links[lane.name] = replace(lane)
+            continue
+        known.bytes += lane.bytes
+        known.transfers += lane.transfers
+        known.busy_s += lane.busy_s
+        known.lanes += lane.lanes
+        both = np.concatenate((known.intervals, lane.intervals))
+        known.intervals = both[np.lexsort((both[:, 2], both[:, 1], both[:, 0]))]
+    return links

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 from simpy import Event
 
+from kvsim.core.edge import Edge
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
+from kvsim.engine.job import Send
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Substrate, Work
 
@@ -22,6 +24,7 @@ class Batch(NamedTuple):
     decode_context_tokens: int
     """Cached tokens that the decoding requests attend over in the first step."""
     steps: int
+    engine: int = 0
 
 
 class Recorder:
@@ -36,9 +39,10 @@ class Recorder:
         self.tiers = tiers
         self.batches: list[Batch] = []
         self.evictions: list[tuple[float, str, int]] = []
-        """(time in s, tier, pages)"""
+        """(time in s, tier, pages); with several engines, a tier's name is followed by the number of its engine or host."""
         self.usage: list[tuple[float, str, int]] = []
         """(time in s, tier, pages in use), at each change"""
+        self._labels = labels(tiers)
         self._substrate = substrate
         self._evicted = [0] * len(tiers)
         self._used = [0] * len(tiers)
@@ -50,8 +54,8 @@ class Recorder:
     def cancel(self, transfer: Transfer) -> None:
         self._substrate.cancel(transfer)
 
-    def queued_s(self, link: str) -> float:
-        return self._substrate.queued_s(link)
+    def queued_s(self, edge: Edge) -> float:
+        return self._substrate.queued_s(edge)
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         self._look()
@@ -61,12 +65,21 @@ class Recorder:
 
         def end(event: Event) -> None:
             decoding = work.decode_requests, work.decode_context_tokens
-            self.batches.append(Batch(start_s, self.env.now, len(work.chunks), tokens, *decoding, int(event.value or 0)))
+            self.batches.append(
+                Batch(start_s, self.env.now, len(work.chunks), tokens, *decoding, int(event.value or 0), work.engine)
+            )
 
         done.callbacks.append(end)
         return done
 
-    def link_use(self) -> dict[str, LinkUse]:
+    def hand_over(self, send: Send) -> Event:
+        self._look()
+        return self._substrate.hand_over(send)
+
+    def withdraw(self, send: Send) -> None:
+        self._substrate.withdraw(send)
+
+    def link_use(self) -> list[LinkUse]:
         self._look()
         return self._substrate.link_use()
 
@@ -82,8 +95,14 @@ class Recorder:
         for index, tier in enumerate(self.tiers):
             evicted, used = tier.evicted_pages, tier.pool.capacity - tier.pool.free
             if evicted != self._evicted[index]:
-                self.evictions.append((now, tier.name, evicted - self._evicted[index]))
+                self.evictions.append((now, self._labels[index], evicted - self._evicted[index]))
                 self._evicted[index] = evicted
             if used != self._used[index]:
-                self.usage.append((now, tier.name, used))
+                self.usage.append((now, self._labels[index], used))
                 self._used[index] = used
+
+
+def labels(tiers: Sequence[Tier]) -> list[str]:
+    """Return the name of each tier, with the number of its engine or host if several tiers have the same name."""
+    names = [tier.name for tier in tiers]
+    return [f"{tier.name} {tier.owner}" if names.count(tier.name) > 1 else tier.name for tier in tiers]

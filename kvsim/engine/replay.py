@@ -12,7 +12,7 @@ import numpy as np
 from kvsim.core.request import Request, Reset
 from kvsim.core.serving import NEVER_FITS, Hits, ServedCache, Server, ServingCache
 from kvsim.engine.collector import without_garbage_collector
-from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_cache
+from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_caches
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engine.samples import SampleServer
@@ -118,5 +118,5 @@ class Replay:
             links={},
             prefetch=self.prefetching.result(),
             wall_s=wall_s,
-            **describe_cache(self.cache, requests),
+            **describe_caches([self.cache], requests),
         )

@@ -6,8 +6,9 @@ from typing import Any, Final, Protocol
 
 from simpy import Environment, Event
 
+from kvsim.core.edge import Edge
 from kvsim.core.transfer import Transfer
-from kvsim.engine.job import Job
+from kvsim.engine.job import Job, Send
 from kvsim.engine.outcome import LinkUse
 
 LOST: Final = -1
@@ -50,15 +51,15 @@ class Substrate(Protocol):
     def copy(self, transfer: Transfer) -> Event:
         """Move a transfer's pages. The event's value is the number of pages that arrived.
 
-        With several ranks, each moving its part of every page, the value has one number per rank and the lowest counts. If the
+        With several ranks, each moving its part of every page, the value may have one number per rank; the lowest counts. If the
         first page that did not arrive can no longer be read, ``transfer.has_fault`` is set before the event.
         """
 
     def cancel(self, transfer: Transfer) -> None:
         """End a copy early: its event occurs soon, with the whole pages that have arrived by then."""
 
-    def queued_s(self, link: str) -> float:
-        """Return the seconds until a link, such as ``disk-cpu``, has carried everything queued so far."""
+    def queued_s(self, edge: Edge) -> float:
+        """Return the seconds until everything queued so far has been carried up over an edge."""
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         """Run a step or a leap; layer l starts when layer l of the loads has arrived.
@@ -66,8 +67,17 @@ class Substrate(Protocol):
         The event's value is the number of steps done, or ``LOST`` if the engine's GPU was lost before the end.
         """
 
-    def link_use(self) -> dict[str, LinkUse]:
-        """Return what each link has carried so far."""
+    def hand_over(self, send: Send) -> Event:
+        """Send what is left of a computed prompt's KV from one GPU to another. The event occurs when everything has landed.
+
+        A substrate may have begun earlier, in ``compute``: the jobs of a step carry their ``send``.
+        """
+
+    def withdraw(self, send: Send) -> None:
+        """Stop sending, since an engine has failed; the event of ``hand_over`` need not occur."""
+
+    def link_use(self) -> list[LinkUse]:
+        """Return what each link has carried so far; links that have carried nothing are left out."""
 
     def findings(self) -> dict[str, Any]:
         """Return what a run on real memory has measured and verified, for its record; empty for any other run."""

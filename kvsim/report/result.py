@@ -2,8 +2,8 @@
 
 Statistics over requests (``requests`` to ``throughput``) exclude the leading ``warmup`` fraction of the trace. The counters of
 tiers, links, policies and the engine (``tiers``, ``links``, ``prefetch``, ``placement``, ``checkpoints``, ``retractions``,
-``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak or a link's use cannot
-be attributed to single requests.
+``lost_to_disagreement``, ``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak
+or a link's use cannot be attributed to single requests.
 
 A rejected request counts in ``requests`` and ``rejected`` only: it was not served, so it is excluded from ``prompt_tokens``
 and from every rate.
@@ -12,6 +12,7 @@ and from every rate.
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from fractions import Fraction
 from functools import cache
 from math import isfinite
@@ -84,6 +85,7 @@ def summarize(
         "placement": outcome.placement,
         "checkpoints": outcome.checkpoints,
         "retractions": outcome.retractions,
+        "lost_to_disagreement": _lost_to_disagreement(outcome, command, config),
         "simulated_s": outcome.simulated_s,
         "hardware": outcome.hardware or None,
         "load_s": load_s,
@@ -92,7 +94,7 @@ def summarize(
         "timeline": timeline(outcome, prompts, hits, skipped),
         "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
-    optional = ("config_hash", "command_line", "bounds", "page_bytes", "rules_note", "hardware")
+    optional = ("config_hash", "command_line", "bounds", "page_bytes", "rules_note", "lost_to_disagreement", "hardware")
     return {name: plain(value) for name, value in record.items() if value is not None or name not in optional}
 
 
@@ -215,6 +217,12 @@ def _throughput(outcome: Outcome, prompts: np.ndarray, served: np.ndarray) -> di
         "prompt_tokens_per_s": ratio(int(prompts[timed].sum()), span_s),
         "output_tokens_per_s": ratio(output, span_s),
     }
+
+
+def _lost_to_disagreement(outcome: Outcome, command: str, config: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return the pages that only some ranks had at the end of a transfer; None if there was only one rank, or no transfer."""
+    ranks = _setting(config, "hardware", "gpus") or 1
+    return asdict(outcome.lost_to_disagreement) if command == "simulate" and ranks > 1 else None
 
 
 def _links(outcome: Outcome) -> RunRecord:

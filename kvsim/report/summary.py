@@ -28,6 +28,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("placement", counters(result["placement"] if len(result["tiers"]) > 1 else {})),
         ("checkpoints", counters(result["checkpoints"])),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
+        ("ranks", _ranks(result.get("lost_to_disagreement", {}))),
         ("hardware", _hardware(result.get("hardware", {}))),
         ("run", _run(result)),
     ]
@@ -119,6 +120,13 @@ def _throughput(result: RunRecord) -> str:
 def clock(result: RunRecord) -> str:
     """Return the kind of time that the run's times are measured in."""
     return "real time" if result.get("hardware") else "simulated time"
+
+
+def _ranks(lost: Mapping[str, int]) -> str:
+    """Return what was lost because tensor-parallel ranks disagreed; empty if nothing was."""
+    if not lost.get("transfers"):
+        return ""
+    return f"{count(lost['pages'])} pages lost to disagreement in {count(lost['transfers'])} transfers"
 
 
 def _hardware(found: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ class AgingEviction(RankedEviction):
 
     def rank(self, node: Node) -> tuple[float, float]:
         """Return the H of the node's last page and, to break ties, its last use."""
-        return node.notes[self.tier] + self.worth(node, node.depth + node.pages), node.last_used
+        return node.notes[self.tier] + self.worth(node, node.depth + node.pages), node.last_used_in(self.tier)
 
     def on_insert(self, node: Node, now: float) -> None:
         node.note(self.tier, self.level)

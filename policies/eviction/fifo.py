@@ -16,4 +16,4 @@ class FIFO(RankedEviction):
     """
 
     def rank(self, node: Node) -> float:
-        return node.created
+        return node.created_in(self.tier)

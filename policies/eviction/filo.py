@@ -16,4 +16,4 @@ class FILO(RankedEviction):
     """
 
     def rank(self, node: Node) -> float:
-        return -node.created
+        return -node.created_in(self.tier)

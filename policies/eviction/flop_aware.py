@@ -178,7 +178,7 @@ class FlopAware(EvictionPolicy):
             self._add(node, place)
         else:
             self._entries += 1
-            heappush(self._last_resort, (node.last_used, self._entries, node, 0))
+            heappush(self._last_resort, (node.last_used_in(self.tier), self._entries, node, 0))
             if len(self._last_resort) > self._compact_last_at:
                 self._compact_last()
 
@@ -221,8 +221,8 @@ class FlopAware(EvictionPolicy):
         """Return the last use of a leaf or a state; for a leaf with a state after it, that of the state."""
         partner = node.partner
         if partner is None or node.is_state or partner.partner is not node or partner.state[self.tier] != READY:
-            return node.last_used
-        return partner.last_used
+            return node.last_used_in(self.tier)
+        return partner.last_used_in(self.tier)
 
     def _add(self, node: Node, place: int) -> None:
         """Enter a leaf or a state into a bin."""
@@ -377,8 +377,8 @@ class FlopAware(EvictionPolicy):
             used_s, number, node, turn = heap[0]
             if not node.is_evictable(self.tier) or node in self._offered:
                 heappop(heap)
-            elif node.last_used != used_s:
-                heapreplace(heap, (node.last_used, number, node, turn))
+            elif node.last_used_in(self.tier) != used_s:
+                heapreplace(heap, (node.last_used_in(self.tier), number, node, turn))
             else:
                 return heappop(heap)[2]
         return None

@@ -31,4 +31,4 @@ class GDSF(AgingEviction):
         self._s_per_byte = cache(lambda pages: context.recompute_s((pages - 1) * tokens, pages * tokens) / size)
 
     def worth(self, node: Node, end: int) -> float:
-        return node.hits * self._s_per_byte(end)
+        return node.hits_in(self.tier) * self._s_per_byte(end)

@@ -17,9 +17,9 @@ Entry = tuple[float, float, Node]
 """A leaf: (last use, place among equals, node). Equals lie on one path; the deepest leaves first."""
 
 
-def rank_of(node: Node) -> float:
+def rank_of(node: Node, tier: int) -> float:
     """Return the rank: fewer hits first, then the later end. The lowest leaves first."""
-    return node.hits * MOST_END - node.depth - node.pages
+    return node.hits_in(tier) * MOST_END - node.depth - node.pages
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -47,7 +47,7 @@ class LengthAware(EvictionPolicy):
 
     def on_evictable(self, node: Node) -> None:
         self._made += 1
-        self._enter(rank_of(node), (node.last_used, self._made - node.depth * DEPTH, node))
+        self._enter(rank_of(node, self.tier), (node.last_used_in(self.tier), self._made - node.depth * DEPTH, node))
         if self._entries > self._compact_at:
             self._compact()
 
@@ -71,7 +71,7 @@ class LengthAware(EvictionPolicy):
         self._ranks.clear()
         self._entries = 0
         for node, place in places.items():
-            self._enter(rank_of(node), (node.last_used, place, node))
+            self._enter(rank_of(node, self.tier), (node.last_used_in(self.tier), place, node))
         self._compact_at = max(1024, 2 * self._entries)
 
     def victims(self, now: float) -> Iterator[Node]:
@@ -87,9 +87,9 @@ class LengthAware(EvictionPolicy):
             node = entry[2]
             if node.state[tier] != READY or node.pins[tier] or node.children_in[tier]:
                 continue
-            now_ranked = rank_of(node)
-            if node.last_used != entry[0] or now_ranked != rank:
-                self._enter(now_ranked, (node.last_used, entry[1], node))
+            now_ranked = rank_of(node, self.tier)
+            if node.last_used_in(self.tier) != entry[0] or now_ranked != rank:
+                self._enter(now_ranked, (node.last_used_in(self.tier), entry[1], node))
                 continue
             self.most_pages = 1 if heap else self._pages_alone(node, rank)
             yield node
@@ -100,4 +100,4 @@ class LengthAware(EvictionPolicy):
             return NO_LIMIT
         following = self._ranks[0]
         pages = int(following - rank)
-        return pages + 1 if node.last_used < self._heaps[following][0][0] else pages
+        return pages + 1 if node.last_used_in(self.tier) < self._heaps[following][0][0] else pages

@@ -17,4 +17,4 @@ class LFU(RankedEviction):
     """
 
     def rank(self, node: Node) -> tuple[int, float]:
-        return node.hits, node.last_used
+        return node.hits_in(self.tier), node.last_used_in(self.tier)

@@ -17,4 +17,4 @@ class LFUDynamicAging(AgingEviction):
     """
 
     def worth(self, node: Node, end: int) -> float:
-        return node.hits
+        return node.hits_in(self.tier)

@@ -17,7 +17,7 @@ class LRU(RankedEviction):
     """
 
     def rank(self, node: Node) -> float:
-        return node.last_used
+        return node.last_used_in(self.tier)
 
     def orders_by_last_use(self) -> bool:
         return True

@@ -27,7 +27,7 @@ class LRUK(RankedEviction):
             raise ValueError(f"k must be at least 1, not {self.k}")
 
     def on_insert(self, node: Node, now: float) -> None:
-        node.note(self.tier, (node.last_used,))
+        node.note(self.tier, (node.last_used_in(self.tier),))
 
     def on_hit(self, node: Node, now: float) -> None:
         notes, tier = node.notes, self.tier
@@ -35,4 +35,4 @@ class LRUK(RankedEviction):
 
     def rank(self, node: Node) -> tuple[float, float]:
         uses = node.notes[self.tier]
-        return uses[0] if len(uses) == self.k else -inf, node.last_used
+        return uses[0] if len(uses) == self.k else -inf, node.last_used_in(self.tier)

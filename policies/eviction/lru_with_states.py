@@ -23,4 +23,4 @@ class LRUWithStates(RankedEviction):
     """
 
     def rank(self, node: Node) -> tuple[bool, float]:
-        return node.is_state, node.last_used
+        return node.is_state, node.last_used_in(self.tier)

@@ -21,4 +21,4 @@ class MRU(RankedEviction):
             self.on_evictable(node)
 
     def rank(self, node: Node) -> float:
-        return -node.last_used
+        return -node.last_used_in(self.tier)

@@ -41,4 +41,4 @@ class Priority(RankedEviction):
 
     def rank(self, node: Node) -> tuple[float, float]:
         noted = node.notes[self.tier]
-        return inf if noted is None else noted, node.last_used
+        return inf if noted is None else noted, node.last_used_in(self.tier)

@@ -244,7 +244,7 @@ class QueueEviction(EvictionPolicy):
         queue, place, _ = self._marks[node]
         heap = self.heaps[queue]
         self._entries = entry = self._entries + 1
-        heappush(heap, (place, node.last_used, -node.depth - node.pages, entry, node))
+        heappush(heap, (place, node.last_used_in(self.tier), -node.depth - node.pages, entry, node))
         if len(heap) > self._compact_at:
             self._compact()
 
@@ -252,7 +252,7 @@ class QueueEviction(EvictionPolicy):
 
     def push(self, heap: list[Entry], place: int, node: Node) -> None:
         self._entries = entry = self._entries + 1
-        heappush(heap, (place, node.last_used, -node.depth - node.pages, entry, node))
+        heappush(heap, (place, node.last_used_in(self.tier), -node.depth - node.pages, entry, node))
         if len(heap) > self._compact_at:
             self._compact()
 

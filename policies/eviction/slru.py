@@ -48,7 +48,7 @@ class SegmentedLRU(RankedEviction):
         return SizedSegmentedLRU(protected_hits=self.protected_hits, protected_fraction=fraction)
 
     def rank(self, node: Node) -> tuple[bool, float]:
-        return node.hits >= self.protected_hits, node.last_used
+        return node.hits_in(self.tier) >= self.protected_hits, node.last_used_in(self.tier)
 
 
 keep_types(SegmentedLRU, protected_fraction=float | None)

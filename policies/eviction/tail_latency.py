@@ -43,11 +43,11 @@ class TailLatency(RankedEviction):
         self.note_path(node, max(history + self.next_prompt_estimate - self.threshold, 0))
 
     def rank(self, node: Node) -> tuple[bool, float]:
-        return node.depth + node.pages - 1 < self._kept_pages(node), node.last_used
+        return node.depth + node.pages - 1 < self._kept_pages(node), node.last_used_in(self.tier)
 
     def pages_before(self, node: Node, next_rank: tuple[bool, float]) -> int:
         safe = node.depth + node.pages - self._kept_pages(node)
-        return node.pages if safe <= 0 or (True, node.last_used) < next_rank else min(safe, node.pages)
+        return node.pages if safe <= 0 or (True, node.last_used_in(self.tier)) < next_rank else min(safe, node.pages)
 
     def _kept_pages(self, node: Node) -> int:
         """Return how many leading pages of the prompt the budget requires; the pages after them are safe to evict."""

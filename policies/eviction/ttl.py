@@ -76,7 +76,7 @@ class TimeToLive(RankedEviction):
 
     def rank(self, node: Node) -> tuple[bool, float]:
         expiry_s = node.notes[self.tier]
-        return expiry_s is None or expiry_s > self._now, node.last_used
+        return expiry_s is None or expiry_s > self._now, node.last_used_in(self.tier)
 
     def on_evictable(self, node: Node) -> None:
         super().on_evictable(node)

@@ -41,7 +41,7 @@ class RequestClass:
     def add(self, node: Node, number: int) -> None:
         """Enter a leaf; from time to time drop stale entries."""
         heap, tier = self.heap, self.tier
-        heappush(heap, (node.last_used, -(node.depth + node.pages), number, node))
+        heappush(heap, (node.last_used_in(self.tier), -(node.depth + node.pages), number, node))
         if len(heap) > self._compact_at:
             entries = {entry[3]: entry for entry in sorted(heap) if entry[3].is_evictable(tier) and entry[3].notes[tier] is self}
             heap[:] = entries.values()
@@ -56,8 +56,8 @@ class RequestClass:
             last_used, end, number, node = entry
             if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or node.notes[tier] is not self:
                 heappop(heap)
-            elif node.last_used != last_used or node.depth + node.pages + end:
-                heapreplace(heap, (node.last_used, -node.depth - node.pages, number, node))
+            elif node.last_used_in(self.tier) != last_used or node.depth + node.pages + end:
+                heapreplace(heap, (node.last_used_in(self.tier), -node.depth - node.pages, number, node))
             else:
                 return entry
         return None
@@ -154,7 +154,7 @@ class WorkloadAware(EvictionPolicy):
             node.note(self.tier, own)
         self._entries += 1
         own.add(node, self._entries)
-        if node.last_used <= own.head_used_s:
+        if node.last_used_in(self.tier) <= own.head_used_s:
             self._changed[own] = None
 
     def victims(self, now: float) -> Iterator[Node]:

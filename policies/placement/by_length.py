@@ -46,7 +46,7 @@ class ByLength(PlacementPolicy):
     def bind(self, context: PolicyContext) -> None:
         self.boundary = float(self.min_tokens if context.level == CPU else self.disk_min_tokens)
         self._page_tokens = context.page_tokens
-        self._share_above = _share_above([inf if pages is None else pages for pages in context.capacities], context.tier)
+        self._share_above = _share_above([inf if pages is None else pages for pages in context.capacities], context.position)
 
     def on_request(self, request: Request, now: float) -> None:
         if not self.adaptive:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 
 
@@ -22,9 +23,13 @@ class WriteThroughSelective(PlacementPolicy):
     def __post_init__(self) -> None:
         if self.hits < 1:
             raise ValueError(f"hits must be at least 1, not {self.hits}")
+        self._upper = -1
+
+    def bind(self, context: PolicyContext) -> None:
+        self._upper = context.upper_tier
 
     def after_use(self, node: Node, now: float) -> bool:
-        return node.hits >= self.hits
+        return node.hits_in(self._upper) >= self.hits
 
     def after_eviction(self, node: Node, now: float) -> bool:
         return False

@@ -38,7 +38,7 @@ def kvsim(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_new_tests_and_the_contracts_pass(copy: Path) -> None:
     new = [f"tests/policies/test_{family}_brand_new.py" for family in FAMILIES]
-    contracts = ["tests/policies/test_eviction.py", "tests/policies/test_placement.py", "tests/policies/test_prefetch.py"]
+    contracts = [f"tests/policies/test_{family}.py" for family in ("eviction", "placement", "prefetch", "routing")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *new, *contracts]
     ran = subprocess.run(command, cwd=copy, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-2000:]

@@ -220,8 +220,8 @@ class Walk:
             arrived = 0
             if fail:
                 arrived = self.draw(st.integers(0, transfer.pages))
-                is_state = any(node.is_state for node in transfer.nodes)
-                follow = self.cache.abort(transfer, 0 if is_state else arrived, self.now())
+                transfer.has_fault = arrived < transfer.pages and not transfer.goes_down and self.draw(st.booleans())
+                follow = self.cache.abort(transfer, arrived, self.now())
             else:
                 follow = self.cache.finish(transfer, self.now())
             self.learn(follow)

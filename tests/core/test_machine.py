@@ -20,8 +20,8 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.restore import restore
 from kvsim.core.rules import Rules
-from kvsim.core.runs import count_pages
-from kvsim.core.tier import DISK
+from kvsim.core.runs import Run, count_pages
+from kvsim.core.tier import DISK, PageWatch
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import is_arriving
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
@@ -123,6 +123,21 @@ def ids_of(nodes: list[Node]) -> np.ndarray:
     return np.array([page for node in nodes for page in pages_of(node.runs)], dtype=np.int64)
 
 
+class Watched(PageWatch):
+    """The pages that a tier holds ready, by what it says of them."""
+
+    def __init__(self) -> None:
+        self.pages: set[int] = set()
+
+    def stored(self, runs: tuple[Run, ...]) -> None:
+        assert self.pages.isdisjoint(pages_of(runs))
+        self.pages.update(pages_of(runs))
+
+    def dropped(self, runs: tuple[Run, ...]) -> None:
+        assert self.pages.issuperset(pages_of(runs))
+        self.pages.difference_update(pages_of(runs))
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Uses a cache as an engine may, but without sense."""
 
@@ -138,6 +153,9 @@ class CacheMachine(RuleBasedStateMachine):
         placements = [draw(st.sampled_from(PLACEMENTS))() for _, above in shape for _ in above]
         tiers, edges = make_tiers(capacities, evictions, placements, slots=True, page_tokens=self.page_tokens, shape=shape)
         self.gpus = [tier for tier in tiers if not tier.above]
+        self.watched = [Watched() for _ in tiers]
+        for tier, watched in zip(tiers, self.watched, strict=True):
+            tier.watch = watched
         self.recompute = draw(st.booleans())
         self.cache = SmallCache(tiers, edges, Rules(recompute_last_token=self.recompute), self.page_tokens)
         self.gap = draw(st.integers(2, 9))
@@ -501,6 +519,12 @@ class CacheMachine(RuleBasedStateMachine):
     def counts_add_up(self) -> None:
         self.cache.check()
         assert set(self.cache.in_flight) <= set(self.transfers), "a transfer was made, but not handed out"
+
+    @invariant()
+    def watched_pages_are_those_that_are_ready(self) -> None:
+        nodes = list(self.cache.tree.root.descendants())
+        for tier, watched in zip(self.cache.tiers, self.watched, strict=True):
+            assert watched.pages == set(ids_of([node for node in nodes if node.state[tier.index] == READY]).tolist())
 
     @invariant()
     def queues_hold_what_is_there(self) -> None:

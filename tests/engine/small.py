@@ -18,6 +18,7 @@ from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
+from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
@@ -29,6 +30,8 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.policies.scheduling.base import SchedulingPolicy
+from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.core.small import make_tiers
 from tests.workloads import Words
@@ -96,6 +99,10 @@ class SmallEngine(Engine):
     substrate: SimulatedSubstrate
     is_checked = False
 
+    def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
+        """Serve the requests with this engine alone."""
+        return Cluster([self]).run(requests, advance)
+
     def serve(self, *asks: Ask) -> Outcome:
         """Serve the requests; afterwards nothing is left of them but what is cached."""
         outcome = self.run(make_requests(asks, self.cache.page_tokens))
@@ -116,6 +123,7 @@ def small_engine(
     eviction: Callable[[], Any] = LRU,
     placement: Callable[[], Any] | Sequence[Callable[[], Any]] = WriteThrough,
     prefetch: PrefetchPolicy | None = None,
+    scheduling: SchedulingPolicy | None = None,
     page_tokens: int = PAGE_TOKENS,
     recompute_last_token: bool = True,
     cache_output: bool = False,
@@ -138,7 +146,7 @@ def small_engine(
         )
     engine = EngineSettings(**settings)
     substrate = make_substrate(MODEL, machine, page_tokens, links=engine.links)
-    return SmallEngine(substrate, cache, Prefetching(cache, policy, Offer), engine)
+    return SmallEngine(substrate, cache, Prefetching(cache, policy, Offer), engine, scheduling or FCFS())
 
 
 def eager(**settings: Any) -> ThresholdPrefetch:
@@ -168,7 +176,7 @@ def check_idle(engine: SmallEngine) -> None:
         assert tier.promised_pages == tier.leaving_pages == 0
         assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
     assert not engine.queue and not engine.admitted and not engine.decoding and not engine.claims
-    assert engine._context_offset == 0 and not engine._followers
+    assert engine._context_offset == 0 and not engine.frontend._followers and not engine.fetching
     assert engine.prefetching.in_flight_pages == 0
     assert not engine.substrate.flows and not any(engine.mover._lines)
 

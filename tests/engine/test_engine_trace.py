@@ -18,6 +18,7 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.core.small import make_tiers
 from tests.engine.small import SmallEngine, check_idle
@@ -51,7 +52,7 @@ def make_engine(cache: Cache, prefetch: NoPrefetch | ThresholdPrefetch) -> Engin
     capacity = cache.tiers[1].pool.capacity
     prefetch.bind(PolicyContext(tier=1, tier_name="cpu", capacity_pages=capacity, page_tokens=PAGE_TOKENS))
     substrate = SimulatedSubstrate(LLAMA_8B, H200, PAGE_TOKENS, links="fifo")
-    return SmallEngine(substrate, cache, Prefetching(cache, prefetch, Offer), EngineSettings())
+    return SmallEngine(substrate, cache, Prefetching(cache, prefetch, Offer), EngineSettings(), FCFS())
 
 
 @pytest.mark.long

@@ -11,9 +11,11 @@ import pytest
 
 import kvsim
 from kvsim.cli import main
+from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine
 from kvsim.engine.event_log import EventLog, LoggedCache
 from kvsim.execute import Result
+from kvsim.policies.scheduling.fcfs import FCFS
 from tests.engine.small import SmallEngine, ask, make_requests, same_outcome, small_engine
 
 TIERS = ["tiers.gpu.capacity=4000pages", "tiers.cpu.capacity=6000pages", "tiers.disk.capacity=30000pages"]
@@ -130,7 +132,8 @@ def test_a_small_run_event_by_event() -> None:
     engine = small_engine(gpu=5, cpu=20)
     log = EventLog(engine.cache.tiers, lambda: float(engine.env.now))
     requests = make_requests([ask("ab"), ask("wxyz", 100), ask("ab", 200)])
-    Engine(engine.substrate, LoggedCache(engine.cache, log), engine.prefetching, engine.settings).run(requests)
+    logged = LoggedCache(engine.cache, log)
+    Cluster([Engine(engine.substrate, logged, engine.prefetching, engine.settings, FCFS())]).run(requests)
     found = {"gpu_pages": 0, "cpu_pages": 0, "disk_pages": 0}
     down, up = {"from": "gpu", "to": "cpu"}, {"from": "cpu", "to": "gpu"}
     lines = [{name: value for name, value in event.items() if name != "time_s"} for event in events_of(log)]

@@ -36,7 +36,7 @@ def sampled(requests: list[Request], samples: dict[int, int]) -> list[Request]:
 def serve(engine: SmallEngine, *asks: Ask, samples: dict[int, int]) -> Outcome:
     outcome = engine.run(sampled(make_requests(asks), samples))
     check_idle(engine)
-    assert not engine._samples_left
+    assert not engine.frontend._samples_left
     return outcome
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,9 @@ import pytest
 from kvsim.cli import main
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
-from kvsim.core.tier import Tier
+from kvsim.core.runs import Run
+from kvsim.core.tier import PageWatch, Tier
+from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
@@ -21,10 +24,11 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_schedule import SlowSchedule
-from tests.workloads import EXAMPLES, Words, make_request, runs_of
+from tests.workloads import EXAMPLES, Words, make_request, pages_of, runs_of
 
 PAGE_TOKENS = 4
 FORMULA = LinearHardware(
@@ -41,14 +45,34 @@ def rows_of(outcome: Outcome) -> list[Row]:
     return list(zip(pages, retractions, first, last, strict=True))
 
 
+class Watched(PageWatch):
+    """How often each page is stored, by what the tier says of it."""
+
+    def __init__(self) -> None:
+        self.copies = Counter[int]()
+
+    def stored(self, runs: tuple[Run, ...]) -> None:
+        self.copies.update(pages_of(runs))
+
+    def dropped(self, runs: tuple[Run, ...]) -> None:
+        self.copies.subtract(pages_of(runs))
+
+    def check(self, cache: SteppedCache) -> None:
+        """Recount the cache, and compare."""
+        cache.check()
+        younger = [copy for copies in cache.pool._younger.values() for copy in copies]
+        nodes = [*cache.tree.root.descendants(), *(node for copy in younger for node in (copy, *copy.descendants()))]
+        assert +self.copies == Counter(page for node in nodes for page in pages_of(node.runs))
+
+
 def serve(requests: list[Request], capacity: int, settings: EngineSettings, *, names_answers: bool) -> list[Row]:
     """The engine's schedule by vLLM's rules; everything is recounted whenever a request ends."""
     gpu = Tier("gpu", 0, SlotPool(capacity), LRU())
     gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=PAGE_TOKENS))
-    cache = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS)
+    cache, gpu.watch = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS), (watched := Watched())
     substrate = SimulatedSubstrate(MODEL, FORMULA, PAGE_TOKENS, links="fifo")
-    engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings)
-    rows = rows_of(engine.run(requests, lambda _: cache.check()))
+    engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings, FCFS())
+    rows = rows_of(Cluster([engine]).run(requests, lambda _: watched.check(cache)))
     assert gpu.pool.free + gpu.evictable_pages == capacity
     return rows
 

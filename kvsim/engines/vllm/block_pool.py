@@ -8,7 +8,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.core.runs import Run, count_pages, last_pages, split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, NO_LIMIT, READY, Node, RadixTree
 
@@ -224,6 +224,8 @@ class BlockPool:
             self._remove(node)
             return
         pool = self.gpu.pool
+        if self.gpu.watch is not None:
+            self.gpu.watch.dropped(last_pages(node.runs, pages))
         self.tree.shorten(node, pages)
         node.slots[0], freed = pool.split(node.slots[0], node.pages)
         pool.give(freed)
@@ -237,6 +239,8 @@ class BlockPool:
         gpu.pool.give(node.slots[0])
         if gpu.wants_removals:
             gpu.eviction.on_remove(node)
+        if gpu.watch is not None:
+            gpu.watch.dropped(node.runs)
         if (parent, page) in self._younger:
             self._remove_copy(node, parent, page)
         else:

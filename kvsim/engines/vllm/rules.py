@@ -26,6 +26,7 @@ class VLLMRules(Rules):
     engine: ClassVar[str] = "vLLM"
     has_own_cache: ClassVar[bool] = True
     pauses_after_retraction: ClassVar[bool] = False
+    schedules_by_priority: ClassVar[bool] = True
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command not in ("replay", "simulate"):

@@ -51,7 +51,7 @@ class SteppedCache(ServedCache):
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
         return self.resume(request, request.prompt_tokens)
 
-    def resume(self, request: Request, tokens: int) -> Lease:
+    def resume(self, request: Request, tokens: int, gpu: Tier | None = None) -> Lease:
         lease = BlockLease(request, self.gpu, self.tree.root)
         lease.epoch = self._epoch
         limit = (tokens - self._last_token) // self.page_tokens

@@ -127,9 +127,9 @@ class Compute:
         chunks = order.chunks
         changed = {item.request: item.slots for item in order.decodes if item.slots is not None}
         known = {item.request: self._tables[item.request] for item in order.decodes if item.slots is None}
-        reused = joined([chunk.slots[chunk.reused] for chunk in chunks])
-        reused_ids = joined([chunk.reused_ids for chunk in chunks])
         everyone: list[ChunkPages | DecodePages] = [*chunks, *order.decodes]
+        reused = joined([*(chunk.slots[chunk.reused] for chunk in chunks), *(item.reused_slots for item in order.decodes)])
+        reused_ids = joined([item.reused_ids for item in everyone])
         filled = joined([item.filled_slots for item in everyone])
         filled_ids = joined([item.filled_ids for item in everyone])
         lists = [*(chunk.slots for chunk in chunks), *changed.values(), reused, filled]

@@ -53,8 +53,15 @@ class Demand:
     """Whether the disk file is kept for the next run."""
     disk_threads: int
     engines: int = 1
+    cpu_tiers: int = 1
+    """CPU tiers of ``cpu_pages`` each: one for all engines, or one per engine."""
     ranks: int = 1
     """GPUs per engine; each has its share of the KV heads of every page."""
+
+    @property
+    def host_pages(self) -> int:
+        """Pages of all CPU tiers."""
+        return self.cpu_pages * self.cpu_tiers
 
 
 def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
@@ -75,9 +82,9 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
             undo.callback(disk.close)
         names = PageNames(demand.page_ids, None if disk is None else demand.key)
         host = None
-        if demand.cpu_pages:
-            file = shared_file("host", demand.cpu_pages * page_bytes) if gpus > 1 else None
-            host = HostPool(demand.cpu_pages, page_bytes, file)
+        if demand.host_pages:
+            file = shared_file("host", demand.host_pages * page_bytes) if gpus > 1 else None
+            host = HostPool(demand.host_pages, page_bytes, file)
             undo.callback(host.close)
         disk_links: dict[bool, DiskLink] = {}
         if disk is not None and host is not None:
@@ -91,6 +98,7 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
             ranks=demand.ranks,
             close_gpus=close_gpus,
             pages=[StepPages(demand.page_tokens, caches_output=demand.caches_output) for _ in range(demand.engines)],
+            page_tokens=demand.page_tokens,
             page_bytes=page_bytes,
             rates=demand.hardware,
             device=str(device),
@@ -117,7 +125,7 @@ def check(demand: Demand, device: torch.device) -> None:
         )
     page_bytes = model.page_bytes(demand.page_tokens)
     weight_bytes = int(model.parameters * model.weight_dtype_bytes) * demand.engines
-    check_host_room(demand.engines * demand.gpu_pages * page_bytes, demand.cpu_pages * page_bytes, weight_bytes, device)
+    check_host_room(demand.engines * demand.gpu_pages * page_bytes, demand.host_pages * page_bytes, weight_bytes, device)
 
 
 def open_gpus(
@@ -146,7 +154,7 @@ def gpu_demand(demand: Demand, names: PageNames, host: HostPool | None, number: 
         model=demand.model,
         page_tokens=demand.page_tokens,
         gpu_pages=demand.gpu_pages,
-        cpu_pages=demand.cpu_pages,
+        cpu_pages=demand.host_pages,
         copy_rule=demand.hardware.copy_rule or CopyRule(),
         max_batch_tokens=demand.max_batch_tokens,
         max_running_requests=demand.max_running_requests,

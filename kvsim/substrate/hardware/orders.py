@@ -1,7 +1,7 @@
 """Orders for a GPU and its answers: plain records, so that they can travel to another process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +9,8 @@ import numpy as np
 from kvsim.copy_rule import CopyRule
 from kvsim.model import ModelSpec
 from kvsim.substrate.hardware.page_names import PageNames
+
+NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,9 @@ class DecodePages:
     """Slots of the pages that are complete after the last step of the leap."""
     filled_ids: np.ndarray
     """Ids of these pages."""
+    reused_slots: np.ndarray = field(default_factory=lambda: NOTHING)
+    """Slots of the prompt's pages, in the first leap of a request whose prompt another GPU has computed."""
+    reused_ids: np.ndarray = field(default_factory=lambda: NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)

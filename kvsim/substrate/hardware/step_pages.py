@@ -1,5 +1,6 @@
 """Determines the slots and pages of a step, from the requests' leases, before the tree changes."""
 
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,10 @@ from kvsim.core.request import Request
 from kvsim.core.runs import Run
 from kvsim.core.tree import INCOMING, Node
 from kvsim.engine.substrate import Work
-from kvsim.substrate.hardware.orders import ChunkPages, DecodePages
+from kvsim.substrate.hardware.orders import NOTHING, ChunkPages, DecodePages
 
 if TYPE_CHECKING:
     from kvsim.engine.job import Job
-
-NOTHING = np.empty(0, dtype=np.int64)
 
 
 class StepPages:
@@ -45,13 +44,17 @@ class StepPages:
         for job in work.decoding:
             lease = job.lease
             assert lease is not None
-            number, slots = known.get(lease) or (next(self._numbers), NOTHING)
+            is_new = lease not in known
+            number, slots = (next(self._numbers), NOTHING) if is_new else known[lease]
             pages = lease.node.depth + lease.node.pages + len(lease.slots)
             has_changed = len(slots) != pages
             if has_changed:
-                slots = np.concatenate((*(node.slots[lease.gpu.index] for node in lease.node.path()), lease.slots))
+                slots = slots_of(lease)
             self._decoding[lease] = number, slots
-            decodes.append(self._decode(job, number, slots, work, has_changed=has_changed))
+            item = self._decode(job, number, slots, work, has_changed=has_changed)
+            if is_new and self._begun.get(job) is not lease:
+                item = self._with_sent_pages(item, job.request, slots)
+            decodes.append(item)
         return decodes
 
     def _chunk(self, job: "Job", tokens: int) -> ChunkPages:
@@ -60,8 +63,7 @@ class StepPages:
         path = lease.node.path()
         is_first, is_last = self._begun.get(job) is not lease, end == job.target_tokens
         self._begun[job] = lease
-        gpu = lease.gpu.index
-        all_slots = np.concatenate((*(node.slots[gpu] for node in path), lease.slots))
+        gpu, all_slots = lease.gpu.index, slots_of(lease)
         ids = self._ids(job.request)
         is_there = np.repeat([not is_gap(node, gpu) for node in path], [node.pages for node in path]).astype(bool)
         reused = np.flatnonzero(is_there) if is_first else NOTHING
@@ -95,6 +97,11 @@ class StepPages:
             filled_ids=filled_ids,
         )
 
+    def _with_sent_pages(self, item: DecodePages, request: Request, slots: np.ndarray) -> DecodePages:
+        """Let the pages of a prompt that another engine has computed be verified."""
+        ids = ids_of(request.runs)[: len(slots)]
+        return replace(item, reused_slots=slots[: len(ids)], reused_ids=ids)
+
     def _whole_pages(self, request: Request, tokens: int, named_pages: int) -> int:
         """Return how many named pages are complete after ``tokens`` tokens; the prompt's last page may be partial."""
         pages = tokens // self.page_tokens
@@ -106,6 +113,11 @@ class StepPages:
         if self.caches_output and request.output_runs:
             runs = (*runs, *request.output_runs)
         return ids_of(runs)
+
+
+def slots_of(lease: Lease) -> np.ndarray:
+    """Return the slots of all pages of a request on its GPU tier, in order."""
+    return np.concatenate((*(node.slots[lease.gpu.index] for node in lease.node.path()), lease.slots))
 
 
 def ids_of(runs: tuple[Run, ...]) -> np.ndarray:

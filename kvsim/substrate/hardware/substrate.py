@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Protocol
@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 from simpy import Environment, Event
 
+from kvsim.core.edge import Edge
 from kvsim.core.tier import CPU, DISK, GPU, Tier
 from kvsim.core.transfer import Transfer
+from kvsim.engine.job import Send
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
@@ -19,8 +21,8 @@ from kvsim.substrate.hardware.disk_link import Disk, DiskLink
 from kvsim.substrate.hardware.flight import Flight, Meter
 from kvsim.substrate.hardware.host_pool import HostPool
 from kvsim.substrate.hardware.order_book import OrderBook
-from kvsim.substrate.hardware.orders import CopyOrder, Gpu, SendOrder, StepOrder
-from kvsim.substrate.hardware.step_pages import NOTHING, StepPages, ids_of
+from kvsim.substrate.hardware.orders import NOTHING, CopyOrder, Gpu, SendOrder, StepOrder
+from kvsim.substrate.hardware.step_pages import StepPages, ids_of, slots_of
 
 SWITCH_S = 5e-4
 """Time after which a thread that runs Python code yields to one that has work to submit."""
@@ -59,6 +61,7 @@ class HardwareSubstrate:
         ranks: int,
         close_gpus: Callable[[], bool],
         pages: Sequence[StepPages],
+        page_tokens: int,
         page_bytes: int,
         rates: HardwareSpec,
         device: str,
@@ -73,12 +76,13 @@ class HardwareSubstrate:
         book.on_lost = self._lost
         self.env: Environment = book.clock
         self.gpus, self.ranks, self.close_gpus = gpus, ranks, close_gpus
-        self.pages, self.page_bytes, self.rates, self.device = pages, page_bytes, rates, device
+        self.pages, self.page_tokens, self.page_bytes = pages, page_tokens, page_bytes
+        self.rates, self.device = rates, device
         self.host, self.disk, self.disk_links, self.scratch = host, disk, disk_links, scratch
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
-        self.meters: dict[str, Meter] = {}
-        """By link, such as ``gpu-cpu``, once it has been used."""
+        self.meters: dict[tuple[str, int], Meter] = {}
+        """By link, such as ``gpu-cpu``, and the number of its engine or disk, once it has been used."""
         self.moved_pages: dict[str, int] = {}
         self.restored_pages = 0
         """Number of pages that the disk tier started with."""
@@ -93,7 +97,7 @@ class HardwareSubstrate:
     def copy(self, transfer: Transfer) -> Event:
         """Implement the contract. Fewer pages than requested arrive if a disk fails to read or write, after ``cancel``, or if a
         GPU is lost."""
-        sources, targets = (slots_in(transfer, tier.index) for tier in (transfer.source, transfer.target))
+        sources, targets = (self._places(transfer, tier) for tier in (transfer.source, transfer.target))
         meter = self._meter(transfer.source, transfer.target)
         gpu = transfer.source if transfer.source.level == GPU else transfer.target
         is_disk = gpu.level != GPU
@@ -131,23 +135,33 @@ class HardwareSubstrate:
             for carrier in order.carriers:
                 carrier.cancel(order.number)
 
-    def send_pages(
-        self, from_engine: int, to_engine: int, source_slots: np.ndarray, target_slots: np.ndarray, page_ids: np.ndarray
-    ) -> Event:
+    def send_pages(self, from_engine: int, to_engine: int, sources: np.ndarray, targets: np.ndarray) -> Event:
         """Copy pages from one engine's GPU tier to another's. The event's value is the number that arrived, all or none.
 
-        The lists have one entry per page. The receiver verifies a page when a request first uses it, like any other.
+        The lists have one slot per page. The receiver verifies a page when a request first uses it, like any other.
         """
-        if not len(source_slots) == len(target_slots) == len(page_ids):
-            raise ValueError(f"{len(source_slots)} pages cannot go to {len(target_slots)} slots as {len(page_ids)} page ids")
-        name = f"gpu{from_engine}-gpu{to_engine}"
-        meter = self.meters.setdefault(name, Meter(self.rates.memory_bytes_per_s))
-        number, done = self.book.enter(parties=self.ranks, meter=meter, pages=len(source_slots), page_bytes=self.page_bytes)
-        first = to_engine * self.ranks
-        for peer, gpu in enumerate(self._gpus_of(from_engine), first):
-            gpu.send(SendOrder(number=number, peer=peer, sources=source_slots, targets=target_slots))
-        done.callbacks.append(lambda event: self._count(name, event.value))
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} pages cannot go to {len(targets)} slots")
+        meter = self.meters.setdefault(("gpu-gpu", from_engine), Meter(self.rates.memory_bytes_per_s))
+        number, done = self.book.enter(parties=self.ranks, meter=meter, pages=len(sources), page_bytes=self.page_bytes)
+        for peer, gpu in enumerate(self._gpus_of(from_engine), to_engine * self.ranks):
+            gpu.send(SendOrder(number=number, peer=peer, sources=sources, targets=targets))
+        done.callbacks.append(lambda event: self._count("gpu-gpu", event.value))
         return done
+
+    def hand_over(self, send: Send) -> Event:
+        """Implement the contract. All layers are sent once the whole prompt has been computed."""
+        assert send.source is not None
+        pages = slice(send.next_token // self.page_tokens, -(-send.tokens // self.page_tokens))
+        return self.send_pages(send.sender, send.receiver, slots_of(send.source)[pages], slots_of(send.target)[pages])
+
+    def withdraw(self, send: Send) -> None:
+        """Do nothing: one of the processes is gone, and what the other one sends or receives is soon over."""
+
+    def _places(self, transfer: Transfer, tier: Tier) -> np.ndarray:
+        """Return the slots of a transfer's pages in a tier; those of the CPU tiers follow each other in the host's pool."""
+        slots = slots_in(transfer, tier.index)
+        return slots + tier.owner * tier.pool.capacity if tier.level == CPU else slots
 
     def _count(self, link: str, pages: int) -> None:
         self.moved_pages[link] = self.moved_pages.get(link, 0) + pages
@@ -157,18 +171,17 @@ class HardwareSubstrate:
 
     def _meter(self, source: Tier, target: Tier) -> Meter:
         """Return the meter of the link from one tier to another."""
-        name = f"{source.name}-{target.name}"
-        if (meter := self.meters.get(name)) is None:
+        key = f"{source.name}-{target.name}", (target if source.level == CPU else source).owner
+        if (meter := self.meters.get(key)) is None:
             spec = self.rates
             to_host, to_gpu = spec.device_to_host_bytes_per_s, spec.host_to_device_bytes_per_s
             rates = {(GPU, CPU): to_host, (CPU, GPU): to_gpu, (DISK, CPU): spec.disk_read_bytes_per_s}
             meter = Meter(rates.get((source.level, target.level), spec.disk_write_bytes_per_s))
-            self.meters[name] = meter
+            self.meters[key] = meter
         return meter
 
-    def queued_s(self, link: str) -> float:
-        meter = self.meters.get(link)
-        return 0.0 if meter is None else meter.queued_s()
+    def queued_s(self, edge: Edge) -> float:
+        return self._meter(edge.lower, edge.upper).queued_s()
 
     # Steps
 
@@ -211,9 +224,9 @@ class HardwareSubstrate:
 
     # The record
 
-    def link_use(self) -> dict[str, LinkUse]:
-        used = {name: meter.used() for name, meter in self.meters.items()}
-        return {name: use for name, use in used.items() if use.transfers}
+    def link_use(self) -> list[LinkUse]:
+        used = [replace(meter.used(), name=name, owner=owner) for (name, owner), meter in self.meters.items()]
+        return [use for use in used if use.transfers]
 
     def findings(self) -> dict[str, Any]:
         """Return pages moved and verified, wrong words, disk faults, and how far event handling fell behind the clock.

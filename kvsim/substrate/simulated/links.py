@@ -2,21 +2,24 @@
 
 from collections import deque
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from simpy import Environment, Event
 
 from kvsim.engine.outcome import LinkUse
+from kvsim.substrate.simulated.ranks import Split
 
 
 class Flow:
     """Bytes on their way through a channel. ``event`` triggers when they have arrived; its value is the number that did."""
 
-    __slots__ = ("bytes", "event", "unit_bytes", "started_s", "ended_s", "joined_at", "is_cancelled")
+    __slots__ = ("bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled")
 
-    def __init__(self, n_bytes: float, event: Event, unit_bytes: int | None = None) -> None:
+    def __init__(self, n_bytes: float, event: Event, unit_bytes: int | None = None, split: Split | None = None) -> None:
         self.bytes = n_bytes
         self.unit_bytes = unit_bytes
+        self.split = split
         self.event = event
         self.started_s = self.ended_s = float("nan")
         """Times at which the first byte leaves and the last one arrives."""
@@ -57,12 +60,13 @@ class Channel:
         self._busy_since = 0.0
         self._intervals: list[tuple[float, float, float]] = []
 
-    def send(self, n_bytes: float, unit_bytes: int | None = None) -> Flow:
+    def send(self, n_bytes: float, unit_bytes: int | None = None, split: Split | None = None) -> Flow:
         """Queue bytes; the flow's event triggers ``latency_s`` after the last byte has left.
 
-        Its value is the number of bytes that arrived or, with ``unit_bytes``, of whole units.
+        Its value is the number of bytes that arrived or, with ``unit_bytes``, of whole units. A ``split`` occupies the channel
+        for its ``work_bytes``, to be given as ``n_bytes``, and says what its ranks have moved by then.
         """
-        flow = Flow(n_bytes, self.env.event(), unit_bytes)
+        flow = Flow(n_bytes, self.env.event(), unit_bytes, split)
         if self._active and not self.is_shared:
             self._queue.append(flow)
             self._queued_bytes += n_bytes
@@ -151,9 +155,10 @@ class Channel:
         """Record a flow that has left, and serve the next one."""
         now, use = self.env.now, self.use
         self._targets = self._targets - flow.joined_at - flow.bytes if self._active else 0.0
-        use.bytes += round(n_bytes)
+        moved = n_bytes if flow.split is None else flow.split.moved_bytes(n_bytes)
+        use.bytes += round(moved)
         use.transfers += 1
-        self._intervals.append((flow.started_s, now, n_bytes))
+        self._intervals.append((flow.started_s, now, moved))
         if self._queue and not self._active:
             self._queued_bytes -= self._queue[0].bytes
             self._activate(self._queue.popleft())
@@ -196,10 +201,15 @@ class Total:
 
 
 def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:
-    """Trigger the flow's event after ``delay_s``, with the bytes or whole units that have arrived."""
+    """Trigger the flow's event after ``delay_s``, with the bytes, whole units or pages by rank that have arrived."""
     event = flow.event
     flow.ended_s = event.env.now + delay_s
-    event._ok, event._value = True, n_bytes if flow.unit_bytes is None else int((n_bytes + 0.5) // flow.unit_bytes)
+    value: Any = n_bytes
+    if flow.split is not None:
+        value = flow.split.arrived(n_bytes)
+    elif flow.unit_bytes is not None:
+        value = int((n_bytes + 0.5) // flow.unit_bytes)
+    event._ok, event._value = True, value
     event.env.schedule(event, delay=delay_s)
 
 

@@ -1,92 +1,87 @@
 """The simulated substrate: links, disk and compute on SimPy's virtual clock."""
 
+from math import isnan
 from typing import Any
 
 from simpy import Environment, Event
 
+from kvsim.core.edge import Edge
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
+from kvsim.engine.job import Send
+from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
-from kvsim.substrate.simulated.links import Channel, Flow, Total
+from kvsim.substrate.simulated.links import Flow
+from kvsim.substrate.simulated.ranks import Ranks
+from kvsim.substrate.simulated.sending import Sending
 from kvsim.substrate.simulated.warmth import Warmth
+from kvsim.substrate.simulated.wiring import Wiring
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedSubstrate:
-    """Simulates a channel for each direction between two tiers, and the duration of steps on the GPU.
+    """Simulates a channel for each direction between two tiers, and the duration of steps on the GPUs.
 
-    Rates are the machine's, or those of its curves at the run's page size. Between disk and GPU, bytes pass the disk and the
-    host link at the same time: at the rate of the slower one, after both latencies.
+    Rates are the machine's, or those of its curves at the run's page size.
     """
 
-    def __init__(self, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, *, links: str) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        hardware: HardwareSpec,
+        page_tokens: int,
+        *,
+        links: str,
+        seed: int = 0,
+        layout: Layout = ONE_ENGINE,
+    ) -> None:
         self.env = Environment()
         self.page_bytes = model.page_bytes(page_tokens)
         self.layers = model.layers
         self.steps = step_times(model, hardware)
-        self.warmth = Warmth(hardware)
-        fragment_bytes = self.page_bytes / model.attention_layers / hardware.gpus
-        self.channels = self._channels(hardware, fragment_bytes, links == "shared")
+        self.warmth = [Warmth(hardware) for _ in range(layout.engines)]
+        self.wiring = Wiring(self.env, hardware, self.page_bytes, model.attention_layers, layout, links)
+        self.channels = self.wiring.engines[0]
+        """The channels of the first engine, by name."""
+        self.ranks = Ranks(hardware, seed) if hardware.rank_jitter or hardware.rank_faults else None
+        """None: all ranks are alike and move the same pages at any time."""
         self.flows: dict[Transfer, Flow] = {}
-
-    def _channels(self, hardware: HardwareSpec, fragment_bytes: float, is_shared: bool) -> dict[str, Channel]:
-        (down, down_s), (up, up_s), total = self._host_link(hardware, fragment_bytes)
-        read, write, disk_s = hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s, hardware.disk_latency_s
-        if disk := hardware.disk_curves:
-            read, write = disk.read_bytes_per_s(self.page_bytes), disk.write_bytes_per_s(self.page_bytes)
-        rates = {
-            "cpu-gpu": (down, down_s),
-            "gpu-cpu": (up, up_s),
-            "disk-cpu": (read, disk_s),
-            "cpu-disk": (write, disk_s),
-            "disk-gpu": (min(read, down), disk_s + down_s),
-            "gpu-disk": (min(write, up), disk_s + up_s),
-        }
-        channels = {name: Channel(self.env, *rate, is_shared=is_shared) for name, rate in rates.items()}
-
-        def share(bytes_per_s: float, *names: str) -> None:
-            Total(bytes_per_s, *[channels[name] for name in names])
-
-        share(total, "cpu-gpu", "gpu-cpu", "disk-gpu", "gpu-disk")
-        share(down, "cpu-gpu", "disk-gpu")
-        share(up, "gpu-cpu", "gpu-disk")
-        if disk and (disk_total := disk.total_bytes_per_s(self.page_bytes)):
-            share(disk_total, "disk-cpu", "cpu-disk", "disk-gpu", "gpu-disk")
-        return channels
-
-    @staticmethod
-    def _host_link(hardware: HardwareSpec, fragment_bytes: float) -> tuple[tuple[float, float], tuple[float, float], float]:
-        """Return rate and latency to the GPU, rate and latency to the host, and the total rate while both directions are busy."""
-        if (links := hardware.link_curves) is None:
-            to_device = hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s
-            to_host = hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s
-            return to_device, to_host, hardware.total_both_directions_bytes_per_s
-        (down, down_s), (up, up_s) = links.to_device(fragment_bytes), links.to_host(fragment_bytes)
-        gpus = hardware.gpus
-        return (down * gpus, down_s), (up * gpus, up_s), links.total_bytes_per_s(fragment_bytes) * gpus
+        self.sending = Sending(self.env, self.wiring, model.kv_bytes_per_token, self.layers) if layout.pairs else None
 
     def copy(self, transfer: Transfer) -> Event:
         """Implement the contract. Pages arrive in order, so a cancelled copy has brought the first pages completely."""
         slot_bytes = transfer.target.slot_bytes or self.page_bytes
-        flow = self.channels[transfer.name].send(transfer.pages * slot_bytes, slot_bytes)
+        if self.ranks is None:
+            flow = self.wiring.channel(transfer).send(transfer.pages * slot_bytes, slot_bytes)
+        else:
+            flow = self._send_by_rank(transfer, slot_bytes, self.ranks)
         self.flows[transfer] = flow
 
         def arrived(_: Event) -> None:
             del self.flows[transfer]
+            if flow.split is not None:
+                transfer.has_fault = flow.split.failed and not transfer.goes_down and not isnan(flow.started_s)
 
         flow.event.callbacks.append(arrived)
         return flow.event
 
+    def _send_by_rank(self, transfer: Transfer, slot_bytes: int, ranks: Ranks) -> Flow:
+        """Send a transfer that occupies its link until the slowest rank has ended."""
+        pages, channel = transfer.pages, self.wiring.channel(transfer)
+        split = ranks.split(transfer.name, pages, slot_bytes)
+        n_bytes = pages * slot_bytes if split is None else split.work_bytes
+        return channel.send(n_bytes, slot_bytes, split)
+
     def cancel(self, transfer: Transfer) -> None:
         if transfer in self.flows:
-            self.channels[transfer.name].cancel(self.flows[transfer])
+            self.wiring.channel(transfer).cancel(self.flows[transfer])
 
-    def queued_s(self, link: str) -> float:
-        return self.channels[link].queued_s()
+    def queued_s(self, edge: Edge) -> float:
+        return self.wiring.reads(edge).queued_s()
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         done = self.env.event()
@@ -94,7 +89,10 @@ class SimulatedSubstrate:
         if flows:
             self._compute_behind(work, flows, done)
         elif work.max_steps == 1:
-            return self.env.timeout(self._step_s(work), 1)
+            step_s = self._step_s(work)
+            if self.sending is not None:
+                self.sending.step(work, step_s, self.env.now + step_s)
+            return self.env.timeout(step_s, 1)
         else:
             self._leap(work, done)
         return done
@@ -102,7 +100,7 @@ class SimulatedSubstrate:
     def _step_s(self, work: Work) -> float:
         """Return the seconds of one step that begins now."""
         seconds = self.steps.leap_s(work, 1)
-        return self.warmth.prefill_s(self.env.now, seconds) if work.chunks else seconds
+        return self.warmth[work.engine].prefill_s(self.env.now, seconds) if work.chunks else seconds
 
     def _leap(self, work: Work, done: Event) -> None:
         """Take several steps in one event, unless ``work.stop`` triggers: then the leap ends at the next step boundary."""
@@ -145,13 +143,23 @@ class SimulatedSubstrate:
             for flow in flows:
                 first = flow.started_s + (flow.ended_s - flow.started_s) / self.layers
                 end = max(end, first + compute_s, flow.ended_s + compute_s / self.layers)
+            if self.sending is not None:
+                self.sending.step(work, compute_s, max(end, self.env.now))
             self._end_after(end - self.env.now, done, 1)
 
         for flow in flows:
             flow.event.callbacks.append(landed)
 
-    def link_use(self) -> dict[str, LinkUse]:
-        return {name: channel.used() for name, channel in self.channels.items() if channel.use.transfers}
+    def hand_over(self, send: Send) -> Event:
+        assert self.sending is not None
+        return self.sending.finish(send)
+
+    def withdraw(self, send: Send) -> None:
+        assert self.sending is not None
+        self.sending.withdraw(send)
+
+    def link_use(self) -> list[LinkUse]:
+        return self.wiring.used()
 
     def findings(self) -> dict[str, Any]:
         return {}

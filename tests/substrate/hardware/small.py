@@ -10,6 +10,7 @@ from kvsim.build import build_run
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
 from kvsim.plan import Plan
@@ -81,8 +82,8 @@ def serve(made: Plan, requests: list[Request], *, meddle: Callable[[Any], None] 
     try:
         if meddle is not None:
             meddle(substrate)
-        engine = PatientEngine(substrate, cache, prefetching, made.engine)
-        outcome = engine.run(requests)
+        engine = PatientEngine(substrate, cache, prefetching, made.engine, made.scheduling)
+        outcome = Cluster([engine]).run(requests)
         check_idle(engine)
     finally:
         substrate.close()

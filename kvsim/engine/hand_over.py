@@ -1,0 +1,222 @@
+"""Prefill and decode on different engines: from one GPU's pages to another's.
+
+A request gets pages for its prompt on a decode engine before a prefill engine queues it, as in SGLang, where the decode
+server allocates first (``python/sglang/srt/disaggregation``). The prefill engine computes the prompt, and its pages go layer
+by layer to the decode engine, without those that this one has already. When the last layer has landed, the prefill engine
+gives its pages back and the decode engine decodes. A request that the decode engine retracts starts again with the router.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvsim.core.lease import Lease
+from kvsim.core.request import Request
+from kvsim.core.transfer import Transfer
+from kvsim.engine.engine import Engine
+from kvsim.engine.job import Job, Send
+from kvsim.engine.router import Router
+
+
+class Receiver:
+    """The requests that wait for pages on one decode engine, or for slots that are still being freed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.waiting: deque[Job] = deque()
+        """Requests without pages, first come, first served."""
+        self.claims: deque[tuple[Job, Lease]] = deque()
+        """Requests whose slots were promised."""
+
+    def has_place(self) -> bool:
+        """Whether one more request may run on the engine."""
+        engine = self.engine
+        if not engine.is_up or engine.is_draining or engine.is_full and engine.decoding:
+            return False
+        return engine.running_requests < engine.settings.max_running_requests
+
+
+class HandOver:
+    """Chooses a decode engine for each request, gets it pages there, and sends what a prefill engine has computed."""
+
+    resend: Callable[[Job], None]
+    """Sends a request to the router again; set by the cluster."""
+    on_sent_on: Callable[[Job], None]
+    """Called when a request has left its prefill engine; set by the cluster."""
+
+    def __init__(self, router: Router, engines: Sequence[Engine], *, is_layerwise: bool) -> None:
+        """``router`` knows the decode engines among ``engines``."""
+        self.router = router
+        self.is_layerwise = is_layerwise
+        self.receivers = {number: Receiver(engines[number]) for number in router.engines}
+        self.senders: dict[Job, Engine] = {}
+        """The prefill engine of each request that has chosen a decode engine and is not there yet."""
+        self._sent: dict[int, int] = {}
+        """The decode engine of each request, by its index, until it has ended."""
+        for receiver in self.receivers.values():
+            receiver.engine.mover.listeners.append(self._listener(receiver))
+
+    def _listener(self, receiver: Receiver) -> Any:
+        def landed(_: Transfer) -> None:
+            self._advance(receiver)
+
+        return landed
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether a decode engine is up."""
+        return self.router.has_engines
+
+    # --- before the prompt is computed ---------------------------------------------------------------------------------------
+
+    def prepares(self, job: Job, sender: Engine) -> bool:
+        """Whether a request may join the prefill engine's queue at once; if not, it joins when it has pages to decode on."""
+        request = job.request
+        if request.output_tokens < 2:
+            return True
+        number = self.router.send(request, sender.env.now)
+        receiver = self.receivers[number]
+        self._sent[request.index] = number
+        if receiver.engine.pages_for(request.prompt_tokens + request.output_tokens) > receiver.engine.gpu.pool.capacity:
+            sender.reject(request)
+            return False
+        job.decoder = number
+        self.senders[job] = sender
+        receiver.waiting.append(job)
+        self._advance(receiver)
+        return False
+
+    def _advance(self, receiver: Receiver) -> None:
+        """Give waiting requests pages on a decode engine, as far as there are any."""
+        self._serve_claims(receiver)
+        engine, waiting = receiver.engine, receiver.waiting
+        while waiting and not receiver.claims and receiver.has_place():
+            job = waiting[0]
+            lease = engine.cache.match(job.request, engine.gpu)
+            lease.is_resumed = lease.is_known_prompt = True
+            pages = max(job.request.prompt_pages, engine.pages_for(job.target_tokens))
+            if not engine.cache.admit(lease, pages, engine.env.now):
+                break
+            waiting.popleft()
+            engine.held += 1
+            job.reserved = lease
+            engine.mover.submit(lease.waits)
+            if lease.promised_pages:
+                receiver.claims.append((job, lease))
+                self._serve_claims(receiver)
+            else:
+                self._reserved(job, receiver)
+
+    def _serve_claims(self, receiver: Receiver) -> None:
+        engine = receiver.engine
+        while receiver.claims:
+            job, lease = receiver.claims[0]
+            if job.reserved is not lease:
+                receiver.claims.popleft()
+                continue
+            claim = engine.cache.claim(lease, engine.env.now)
+            if claim.waits:
+                engine.mover.submit(claim.waits)
+                return
+            receiver.claims.popleft()
+            if claim.is_lost:
+                self._release(job, receiver)
+                receiver.waiting.appendleft(job)
+            else:
+                self._reserved(job, receiver)
+
+    def _reserved(self, job: Job, receiver: Receiver) -> None:
+        """Let the prefill engine queue a request that has its pages on the decode engine."""
+        sender = self.senders[job]
+        assert job.reserved is not None
+        known_tokens = job.reserved.gpu_pages * receiver.engine.cache.page_tokens
+        job.send = Send(sender.number, receiver.engine.number, known_tokens, job.reserved, is_layerwise=self.is_layerwise)
+        sender.start(job)
+
+    @staticmethod
+    def _release(job: Job, receiver: Receiver) -> None:
+        """Give back what a request has on the decode engine."""
+        if job.reserved is not None:
+            receiver.engine.cache.release(job.reserved)
+            receiver.engine.held -= 1
+            job.reserved = job.send = None
+
+    # --- when it is computed -------------------------------------------------------------------------------------------------
+
+    def prefilled(self, job: Job, sender: Engine) -> None:
+        """Send what is left of a computed prompt; the request decodes when everything has landed."""
+        sender.held += 1
+        send = job.send
+        assert send is not None
+        send.source = job.lease
+        send.tokens = job.target_tokens - 1
+        sender.substrate.hand_over(send).callbacks.append(lambda _: self._landed(job, sender))
+
+    def _landed(self, job: Job, sender: Engine) -> None:
+        if job.is_lost:
+            return
+        now = sender.env.now
+        assert job.lease is not None and job.reserved is not None
+        del self.senders[job]
+        sender.held -= 1
+        sender.mover.submit(sender.cache.end_prefill(job.lease, now))
+        self.on_sent_on(job)
+        sender.wake()
+        engine = self.receivers[job.decoder].engine
+        engine.held -= 1
+        job.lease, job.reserved, job.send = job.reserved, None, None
+        engine.mover.submit(engine.cache.insert(job.lease, now))
+        if job.generated == 1:
+            job.first_token_s = now
+        engine.join(job)
+
+    # --- the end -------------------------------------------------------------------------------------------------------------
+
+    def ended(self, request: Request, now: float) -> None:
+        """A request has ended: its pages on the decode engine are free for others."""
+        if request.index in self._sent:
+            number = self._sent.pop(request.index)
+            self.router.ended(request, number, now)
+            self._advance(self.receivers[number])
+
+    def retracted(self, job: Job, engine: Engine) -> bool:
+        """Whether the engine queues a retracted request itself. A decode engine does not: its prompt is computed again."""
+        if engine.number not in self.receivers:
+            return True
+        self.router.ended(job.request, self._sent.pop(job.request.index), engine.env.now)
+        job.decoder = -1
+        self.resend(job)
+        return False
+
+    # --- failures ------------------------------------------------------------------------------------------------------------
+
+    def lost(self, failed: Engine) -> list[Job]:
+        """Take back every request that is on the way from or to a failed engine. Returns those that the engine did not have."""
+        jobs: list[Job] = []
+        for job, sender in list(self.senders.items()):
+            if failed is sender or job.decoder == failed.number:
+                jobs.append(job)
+                self._take_back(job, sender)
+        if failed.number in self.receivers:
+            self.receivers[failed.number].waiting.clear()
+            self.router.down(failed.number, failed.env.now)
+        return jobs
+
+    def _take_back(self, job: Job, sender: Engine) -> None:
+        receiver = self.receivers[job.decoder]
+        if job.send is not None:
+            sender.substrate.withdraw(job.send)
+            if job.send.source is not None:
+                sender.held -= 1
+        if job in receiver.waiting:
+            receiver.waiting.remove(job)
+        sender.drop(job)
+        self._release(job, receiver)
+        del self.senders[job]
+        sender.wake()
+        self._advance(receiver)
+
+    def back(self, engine: Engine) -> None:
+        """A failed engine serves again."""
+        if engine.number in self.receivers:
+            self.router.up(engine.number, engine.env.now)

@@ -1,0 +1,68 @@
+"""The outcome of a run over a cluster: sums over its tiers and links, and the share of each engine."""
+
+import numpy as np
+
+from kvsim.core.pool import UNLIMITED
+from kvsim.engine.book import Book
+from kvsim.engine.engine import Engine
+from kvsim.engine.layout import Layout
+from kvsim.engine.outcome import Disagreement, EngineUse, Outcome, describe_caches, joined, summed
+
+
+def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float, wall_s: float) -> Outcome:
+    """Return the outcome of a run that ended at ``ended_s`` and took ``wall_s``."""
+    caches = list(dict.fromkeys([engine.cache for engine in engines]))
+    substrate, requests = engines[0].substrate, book.requests
+    lanes = substrate.link_use()
+    return Outcome(
+        requests=requests,
+        page_tokens=engines[0].cache.page_tokens,
+        status=np.array(book.status, dtype=np.int8),
+        hit_pages=np.array(book.hits, dtype=np.int64).reshape(-1, 3),
+        arrival_s=np.array(book.arrival_s),
+        ttft_s=np.array(book.ttft_s),
+        tpot_s=np.array(book.tpot_s),
+        e2e_s=np.array(book.e2e_s),
+        load_s=book.read_times.seconds(len(requests)),
+        links=joined(lanes),
+        link_lanes=lanes,
+        engine=np.array(book.engines, dtype=np.int64),
+        decoder=np.array(book.decoders, dtype=np.int64),
+        engines=[engine_use(engine, layout) for engine in engines] if len(engines) > 1 else [],
+        prefetch=summed([engine.prefetching.result() for engine in engines]),
+        retractions=sum([engine.retractions for engine in engines]),
+        request_retractions=np.array(book.retractions, dtype=np.int64),
+        lost_to_disagreement=disagreement(engines),
+        simulated_s=ended_s,
+        wall_s=wall_s,
+        hardware=substrate.findings(),
+        **describe_caches(caches, requests),
+    )
+
+
+def disagreement(engines: list[Engine]) -> Disagreement:
+    """Return what ranks have lost to disagreement, all engines together."""
+    total = Disagreement()
+    for mover in dict.fromkeys([engine.mover for engine in engines]):
+        total.pages += mover.lost_to_disagreement.pages
+        total.transfers += mover.lost_to_disagreement.transfers
+    return total
+
+
+def engine_use(engine: Engine, layout: Layout) -> EngineUse:
+    """Return what one engine has done."""
+    number, gpu, pool = engine.number, engine.gpu, engine.gpu.pool
+    return EngineUse(
+        engine=number,
+        host=layout.hosts[number],
+        role=layout.role(number),
+        capacity_pages=None if pool.capacity >= UNLIMITED else pool.capacity,
+        peak_pages=pool.peak_pages,
+        evicted_pages=gpu.evicted_pages,
+        inserted_pages=gpu.inserted_pages,
+        busy_s=engine.busy_s,
+        waited_s=engine.waited_s,
+        most_queued=engine.most_queued,
+        retractions=engine.retractions,
+        failures=engine.failures,
+    )

@@ -1,0 +1,84 @@
+"""How tensor-parallel ranks share a transfer: each moves its part of every page, at its own speed, until a page fails on it."""
+
+import numpy as np
+
+from kvsim.hardware import HardwareSpec, RankFault
+
+STREAM = 2**32
+"""Second word of the seed: a random stream that nothing else draws from."""
+
+
+class Split:
+    """One transfer as its ranks carry it.
+
+    All ranks start together. While the slowest is at full work, the link carries ``n_bytes`` at its own rate, of which a rank of
+    speed ``s`` has moved ``s * n_bytes``. ``work_bytes`` is what the link could carry until the last rank has ended.
+    """
+
+    __slots__ = ("failed", "limits", "pages", "slot_bytes", "speeds", "work_bytes")
+
+    def __init__(self, pages: int, slot_bytes: int, speeds: list[float], limits: list[int] | None = None) -> None:
+        """``speeds`` are relative to the link's rate, one per rank; ``limits`` are the pages after which each rank fails."""
+        self.pages = pages
+        self.slot_bytes = slot_bytes
+        self.speeds = speeds
+        self.limits = limits
+        if limits is None:
+            self.work_bytes = pages * slot_bytes / min(speeds)
+        else:
+            self.work_bytes = max([limit * slot_bytes / speed for limit, speed in zip(limits, speeds, strict=True)])
+        self.failed = False
+        """Whether the first page that some rank lacks failed there; set by ``arrived``."""
+
+    def arrived(self, n_bytes: float) -> "int | list[int]":
+        """Return the whole pages of each rank when the link has carried ``n_bytes``; one number if every rank has all."""
+        if self.limits is None and n_bytes >= self.work_bytes:
+            return self.pages
+        limits = self.limits or [self.pages] * len(self.speeds)
+        arrived = [
+            min(limit, int((speed * n_bytes + 0.5) // self.slot_bytes)) for limit, speed in zip(limits, self.speeds, strict=True)
+        ]
+        lowest = min(arrived)
+        self.failed = any([pages == limit == lowest < self.pages for pages, limit in zip(arrived, limits, strict=True)])
+        return arrived
+
+    def moved_bytes(self, n_bytes: float) -> float:
+        """Return the bytes that the ranks together have moved when the link has carried ``n_bytes``."""
+        limits = self.limits or [self.pages] * len(self.speeds)
+        parts = [min(limit * self.slot_bytes, speed * n_bytes) for limit, speed in zip(limits, self.speeds, strict=True)]
+        return sum(parts) / len(parts)
+
+
+class Ranks:
+    """Draws, for every transfer, the speed of each rank and the page at which it fails, if it does.
+
+    speed   1 less up to ``rank_jitter``, evenly distributed, times the rank's own ``speed`` on that link (``rank_faults``)
+    fault   each page fails on the rank with probability ``share``; its transfer ends there, and the failure takes no time
+    """
+
+    def __init__(self, hardware: HardwareSpec, seed: int) -> None:
+        self.jitter = hardware.rank_jitter
+        self._count = hardware.gpus
+        self._random = np.random.default_rng([seed, STREAM])
+        self._faults: dict[str, list[RankFault]] = {}
+        for fault in hardware.rank_faults:
+            self._faults.setdefault(fault.link, []).append(fault)
+
+    def split(self, link: str, pages: int, slot_bytes: int) -> Split | None:
+        """Split a transfer over a link, such as ``disk-cpu``, among the ranks; None if all ranks carry it alike."""
+        faults = self._faults.get(link)
+        if not self.jitter and faults is None:
+            return None
+        speeds = [1.0] * self._count
+        if self.jitter:
+            speeds = [1.0 - self.jitter * drawn for drawn in self._random.random(self._count).tolist()]
+        return Split(pages, slot_bytes, speeds, self._limits(faults, pages, speeds) if faults else None)
+
+    def _limits(self, faults: list[RankFault], pages: int, speeds: list[float]) -> list[int] | None:
+        """Slow down the ranks that are slow; return the pages after which each rank fails, None if none does."""
+        limits = [pages] * self._count
+        for fault in faults:
+            speeds[fault.rank] *= fault.speed
+            if fault.share:
+                limits[fault.rank] = min(pages, int(self._random.geometric(fault.share)) - 1)
+        return limits if min(limits) < pages else None

@@ -1,0 +1,129 @@
+"""The links of a cluster: a channel for each direction of each link, and the limits that several of them share."""
+
+from simpy import Environment
+
+from kvsim.core.edge import Edge
+from kvsim.core.tier import GPU, Tier
+from kvsim.core.transfer import Transfer
+from kvsim.engine.layout import Layout
+from kvsim.engine.outcome import LinkUse
+from kvsim.hardware import HardwareSpec
+from kvsim.substrate.simulated.links import Channel, Total
+
+Rate = tuple[float, float]
+"""Bytes per second, and latency in seconds."""
+
+
+class Wiring:
+    """The channels of all engines, found by the tiers that a transfer joins.
+
+    Each engine has its own host link. Engines of one host share the rate of its memory, if that is limited, and all engines
+    above a disk share the disk. Between disk and GPU, bytes pass the disk and the host link at the same time: at the rate of
+    the slower one, after both latencies. Between prefill and decode engines, each engine sends and receives at the rate of
+    the interconnect, whatever the number of engines at the other end.
+    """
+
+    def __init__(self, env: Environment, hardware: HardwareSpec, page_bytes: int, layers: int, layout: Layout, mode: str) -> None:
+        """``layers`` are those with attention; ``mode`` is ``fifo`` or ``shared``."""
+        self.env = env
+        self._is_shared = mode == "shared"
+        self._read, self._write, disk_total = disk_rates(hardware, page_bytes)
+        self._down, self._up, total = host_link(hardware, page_bytes / layers / hardware.gpus)
+        self.disks = {disk: self._disk_channels(disk) for disk in sorted(set(layout.disks))}
+        self.engines = [self._engine_channels(engine, self.disks[disk], total) for engine, disk in enumerate(layout.disks)]
+        self._limit_disks(layout, disk_total)
+        self._limit_hosts(layout, hardware.host_memory_bytes_per_s)
+        self.pairs = self._pairs(layout, (hardware.interconnect_bytes_per_s * hardware.gpus, hardware.interconnect_latency_s))
+
+    def channel(self, transfer: Transfer) -> Channel:
+        """Return the channel that carries a transfer."""
+        return self._between(transfer.name, transfer.source, transfer.target)
+
+    def reads(self, edge: Edge) -> Channel:
+        """Return the channel that carries pages up over an edge."""
+        return self._between(f"{edge.lower.name}-{edge.upper.name}", edge.lower, edge.upper)
+
+    def _between(self, name: str, source: Tier, target: Tier) -> Channel:
+        if source.level == GPU:
+            return self.engines[source.owner][name]
+        if target.level == GPU:
+            return self.engines[target.owner][name]
+        return self.disks[max(source, target, key=lambda tier: tier.level).owner][name]
+
+    def used(self) -> list[LinkUse]:
+        """Return what the channels have carried so far, without those that have carried nothing."""
+        channels = dict.fromkeys([channel for group in [*self.engines, *self.disks.values()] for channel in group.values()])
+        channels.update(dict.fromkeys(self.pairs.values()))
+        return [channel.used() for channel in channels if channel.use.transfers]
+
+    def _make(self, name: str, owner: int, rate: Rate) -> Channel:
+        channel = Channel(self.env, *rate, is_shared=self._is_shared)
+        channel.use.name, channel.use.owner = name, owner
+        return channel
+
+    def _disk_channels(self, disk: int) -> dict[str, Channel]:
+        return {"disk-cpu": self._make("disk-cpu", disk, self._read), "cpu-disk": self._make("cpu-disk", disk, self._write)}
+
+    def _engine_channels(self, engine: int, disk: dict[str, Channel], total: float) -> dict[str, Channel]:
+        """Create an engine's channels, and limit them to what the host link carries in each direction and in both together."""
+        (read, read_s), (write, write_s) = self._read, self._write
+        (down, down_s), (up, up_s) = self._down, self._up
+        rates = {
+            "cpu-gpu": self._down,
+            "gpu-cpu": self._up,
+            "disk-gpu": (min(read, down), read_s + down_s),
+            "gpu-disk": (min(write, up), write_s + up_s),
+        }
+        own = {name: self._make(name, engine, rate) for name, rate in rates.items()}
+        channels = {"cpu-gpu": own["cpu-gpu"], "gpu-cpu": own["gpu-cpu"], **disk, **own}
+        Total(total, *own.values())
+        Total(down, own["cpu-gpu"], own["disk-gpu"])
+        Total(up, own["gpu-cpu"], own["gpu-disk"])
+        return channels
+
+    def _limit_disks(self, layout: Layout, disk_total: float) -> None:
+        """Limit all channels of each disk together, if both directions share a rate, and each direction over several engines."""
+        for disk, own in self.disks.items():
+            users = [channels for channels, number in zip(self.engines, layout.disks, strict=True) if number == disk]
+            reads = [own["disk-cpu"], *[channels["disk-gpu"] for channels in users]]
+            writes = [own["cpu-disk"], *[channels["gpu-disk"] for channels in users]]
+            if disk_total:
+                Total(disk_total, *reads, *writes)
+            if len(users) > 1:
+                Total(self._read[0], *reads)
+                Total(self._write[0], *writes)
+
+    def _limit_hosts(self, layout: Layout, bytes_per_s: float | None) -> None:
+        """Limit the host links of all engines of a host together, if the rate of its memory is given."""
+        for host in sorted(set(layout.hosts)) if bytes_per_s else ():
+            users = [channels for channels, number in zip(self.engines, layout.hosts, strict=True) if number == host]
+            Total(bytes_per_s or 0.0, *[channels[name] for channels in users for name in ("cpu-gpu", "gpu-cpu")])
+
+    def _pairs(self, layout: Layout, rate: Rate) -> dict[tuple[int, int], Channel]:
+        """Create the channels between prefill and decode engines; each engine sends and receives at the given rate in all."""
+        pairs = {pair: self._make("gpu-gpu", pair[0], rate) for pair in layout.pairs}
+        for sender in range(layout.prefill_engines):
+            Total(rate[0], *[channel for pair, channel in pairs.items() if pair[0] == sender])
+        for receiver in range(layout.prefill_engines, layout.engines) if pairs else ():
+            Total(rate[0], *[channel for pair, channel in pairs.items() if pair[1] == receiver])
+        return pairs
+
+
+def disk_rates(hardware: HardwareSpec, page_bytes: int) -> tuple[Rate, Rate, float]:
+    """Return rate and latency of reads, the same of writes, and the total rate of both, 0 if they do not share one."""
+    read, write, latency_s = hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s, hardware.disk_latency_s
+    if (disk := hardware.disk_curves) is None:
+        return (read, latency_s), (write, latency_s), 0.0
+    read, write = disk.read_bytes_per_s(page_bytes), disk.write_bytes_per_s(page_bytes)
+    return (read, latency_s), (write, latency_s), disk.total_bytes_per_s(page_bytes) or 0.0
+
+
+def host_link(hardware: HardwareSpec, fragment_bytes: float) -> tuple[Rate, Rate, float]:
+    """Return rate and latency to the GPU, rate and latency to the host, and the total rate while both directions are busy."""
+    if (links := hardware.link_curves) is None:
+        to_device = hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s
+        to_host = hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s
+        return to_device, to_host, hardware.total_both_directions_bytes_per_s
+    (down, down_s), (up, up_s) = links.to_device(fragment_bytes), links.to_host(fragment_bytes)
+    gpus = hardware.gpus
+    return (down * gpus, down_s), (up * gpus, up_s), links.total_bytes_per_s(fragment_bytes) * gpus

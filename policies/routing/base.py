@@ -1,0 +1,114 @@
+"""The contract of routing policies: which engine of a cluster gets a request."""
+
+from abc import ABCMeta, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
+
+
+class EngineStatus(Protocol):
+    """What a router knows of one engine: what it sent there itself, and what the engine reports.
+
+    Its own bookkeeping is up to date. Reports are ``staleness_s`` of the policy old.
+    """
+
+    @property
+    def engine(self) -> int:
+        """The engine's number."""
+
+    @property
+    def capacity_pages(self) -> int | None:
+        """Capacity of its GPU tier; None if unlimited."""
+
+    @property
+    def outstanding_requests(self) -> int:
+        """Requests sent to it that have not ended."""
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens of these requests. How long their answers will be, no router knows."""
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests in its queue, as last reported. Only for policies with ``needs_reports``."""
+
+    @property
+    def running_requests(self) -> int:
+        """Requests admitted and not ended, as last reported. Only for policies with ``needs_reports``."""
+
+    @property
+    def used_pages(self) -> int:
+        """Slots of its GPU tier that are not free, cached pages included, as last reported. Only for policies with
+        ``needs_reports``."""
+
+    def cached_pages(self, request: Request) -> int:
+        """Return how many leading pages of the prompt its GPU tier has, as it has reported. Only for policies with
+        ``needs_cached_pages``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingContext:
+    """Passed to ``bind`` before a run."""
+
+    engines: Sequence[int] = (0,)
+    """Numbers of the engines that the policy chooses from, ascending."""
+    capacities: Sequence[int | None] = (None,)
+    """Capacities of their GPU tiers, in pages; None if unlimited."""
+    page_tokens: int = 16
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    """Seeded; the policy's only source of randomness."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RoutingPolicy(metaclass=ABCMeta):
+    """Chooses the engine that serves a request, when the request arrives. It sees what a real router could see.
+
+    One instance serves one pool of engines that do the same work; engines that only prefill and engines that only decode are
+    two pools.
+    """
+
+    @property
+    def needs_cached_pages(self) -> bool:
+        """Whether the policy calls ``EngineStatus.cached_pages``: engines then report every page that they store or drop."""
+        return False
+
+    @property
+    def needs_reports(self) -> bool:
+        """Whether the policy reads ``waiting_requests``, ``running_requests`` or ``used_pages``: engines then report them after
+        each step."""
+        return False
+
+    @property
+    def staleness_s(self) -> float:
+        """Age, in seconds, of what engines report when the policy sees it. Policies that need it have it as a setting."""
+        return 0.0
+
+    def bind(self, context: RoutingContext) -> None:
+        """Called once, before the run."""
+
+    @abstractmethod
+    def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
+        """Return the number of the engine that gets the request. ``engines`` are those that are up, ascending, at least one.
+
+        A request that is lost with its engine is offered again.
+        """
+
+    def on_sent(self, request: Request, engine: int, now: float) -> None:
+        """Called when a request has been sent to an engine, right after the choice."""
+
+    def on_first_token(self, request: Request, engine: int, now: float) -> None:
+        """Called when the first token of the answer has passed: the prompt is computed."""
+
+    def on_ended(self, request: Request, engine: int, now: float) -> None:
+        """Called once for each ``on_sent``: the request has been answered or rejected, or was lost with the engine."""
+
+    def on_down(self, engine: int, now: float) -> None:
+        """Called when an engine has failed and its requests have ended: its cache is lost."""
+
+    def on_up(self, engine: int, now: float) -> None:
+        """Called when an engine that was down is back, with an empty cache."""

@@ -1,0 +1,87 @@
+"""Prefix-aware routing, as SGLang's router does it: its policy ``cache_aware`` (``sgl-model-gateway/src/policies/cache_aware.rs``
+and ``tree.rs``)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.policies.routing.base import EngineStatus, RoutingContext, RoutingPolicy
+from kvsim.policies.routing.prefix_tree import PrefixTree
+
+FALLBACKS = ("least_loaded", "smallest_tree")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class PrefixAware(RoutingPolicy):
+    """Sends a prompt where most of it was sent before, as long as the load is even; needs no reports from the engines.
+
+    load                                  requests sent to an engine that have not ended
+    highest - lowest load > abs, and
+    highest > rel * lowest load           the engine with the lowest load
+    matched > cache_threshold             the engine with the longest match; of several, the one that got those pages first
+    otherwise                             fallback: the engine with the lowest load, or the one with the smallest tree
+    always                                the prompt is added to the tree of the chosen engine
+
+    abs and rel are balance_abs_threshold and balance_rel_threshold; matched is the share of the prompt's tokens. The tree of
+    an engine holds the prompts sent there, not what the engine still has cached.
+
+    The original compares characters, and every ``eviction_interval_secs`` shortens trees that have become too large, by whole
+    nodes; this tree compares pages, and never becomes too large. Answers are in neither. SGLang fell back to the smallest tree
+    until December 2025, then to the lowest load. Its options of 2026, such as drawing candidates for that, are left out.
+    """
+
+    cache_threshold: float = 0.3
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+    max_tree_tokens: int = 16777216
+    fallback: str = "least_loaded"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cache_threshold <= 1:
+            raise ValueError(f"cache_threshold must be at least 0 and at most 1, not {self.cache_threshold}")
+        if self.balance_abs_threshold < 0:
+            raise ValueError(f"balance_abs_threshold must be 0 or more, not {self.balance_abs_threshold}")
+        if not 1 <= self.balance_rel_threshold < float("inf"):
+            raise ValueError(f"balance_rel_threshold must be at least 1, not {self.balance_rel_threshold}")
+        if self.max_tree_tokens < 1:
+            raise ValueError(f"max_tree_tokens must be at least 1, not {self.max_tree_tokens}")
+        if self.fallback not in FALLBACKS:
+            raise ValueError(f"fallback must be one of {', '.join(FALLBACKS)}, not {self.fallback}")
+
+    def bind(self, context: RoutingContext) -> None:
+        pages = self.max_tree_tokens // context.page_tokens
+        if not pages:
+            raise ValueError(f"max_tree_tokens={self.max_tree_tokens} is less than a page of {context.page_tokens} tokens")
+        self._page_tokens = context.page_tokens
+        self._tree = PrefixTree(context.engines, pages, context.page_tokens)
+
+    def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
+        idlest, lowest, highest = engines[0].engine, engines[0].outstanding_requests, 0
+        for status in engines:
+            load = status.outstanding_requests
+            if load < lowest:
+                idlest, lowest = status.engine, load
+            if load > highest:
+                highest = load
+        if highest - lowest > self.balance_abs_threshold and highest > self.balance_rel_threshold * lowest:
+            return idlest
+        pages, engine = self._tree.longest(request.runs)
+        if pages * self._page_tokens > self.cache_threshold * request.prompt_tokens:
+            return engine
+        return idlest if self.fallback == "least_loaded" else self._smallest_tree(engines)
+
+    def _smallest_tree(self, engines: Sequence[EngineStatus]) -> int:
+        chosen, fewest = engines[0].engine, self._tree.pages(engines[0].engine)
+        for status in engines:
+            pages = self._tree.pages(status.engine)
+            if pages < fewest:
+                chosen, fewest = status.engine, pages
+        return chosen
+
+    def on_sent(self, request: Request, engine: int, now: float) -> None:
+        self._tree.add(request, engine, now)
+
+    def on_down(self, engine: int, now: float) -> None:
+        self._tree.forget(engine, now)

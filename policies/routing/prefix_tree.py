@@ -1,0 +1,95 @@
+"""What a router believes that engines have cached: the prompts that it has sent there."""
+
+from collections.abc import Sequence
+
+from kvsim.core.cache import Cache
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.runs import Run
+from kvsim.core.tier import Tier
+from kvsim.core.tree import READY, Node
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import RankedEviction
+
+
+class LastSent(RankedEviction):
+    """Forgets first what its engine has not been sent for longest, by notes of (first sent, last sent) with the nodes.
+
+    A node's own ``last_used`` would count what other engines were sent, too.
+    """
+
+    def rank(self, node: Node) -> float:
+        last: float = node.notes[self.tier][1]
+        return last
+
+
+class PrefixTree:
+    """One radix tree of prompts over all engines: a cache with a tier for each engine, of which nothing is ever in use.
+
+    A path is remembered for each engine that has got it. Beyond ``max_pages`` of one engine, its least recently sent pages are
+    forgotten, ends of prompts first.
+    """
+
+    def __init__(self, engines: Sequence[int], max_pages: int, page_tokens: int) -> None:
+        self._engines = list(engines)
+        self._tiers: dict[int, Tier] = {}
+        for index, engine in enumerate(engines):
+            eviction = LastSent()
+            eviction.bind(PolicyContext(tier=index, level=0, capacity_pages=max_pages, page_tokens=page_tokens))
+            self._tiers[engine] = Tier(f"engine {engine}", index, Pool(max_pages), eviction, 0)
+        self._cache = Cache(list(self._tiers.values()), [], Rules(recompute_last_token=False), page_tokens)
+
+    def pages(self, engine: int) -> int:
+        """Return how many pages are remembered for an engine."""
+        return self._tiers[engine].held_pages
+
+    def longest(self, runs: tuple[Run, ...]) -> tuple[int, int]:
+        """Return how many leading pages of a path some engine has got, and an engine that has; (0, -1) if none has any.
+
+        Of several engines, the one that has had these pages longest.
+        """
+        tree = self._cache.tree
+        path, partial, agreed, _ = tree.walk(tree.root, runs)
+        if partial is not None and agreed:
+            return partial.depth + agreed, self._first_owner(partial)
+        if path:
+            return path[-1].depth + path[-1].pages, self._first_owner(path[-1])
+        return 0, -1
+
+    def _first_owner(self, node: Node) -> int:
+        """Return the engine that has had a node longest."""
+        owners = [(node.notes[index][0], index) for index in range(len(self._engines)) if node.state[index] == READY]
+        return self._engines[min(owners)[1]]
+
+    def add(self, request: Request, engine: int, now: float) -> None:
+        """Remember that an engine has got a prompt. One that is larger than the whole tree of an engine is not remembered."""
+        cache, tier, pages = self._cache, self._tiers[engine], request.prompt_pages
+        prompt = Request(
+            index=request.index,
+            arrival_s=request.arrival_s,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=0,
+            runs=request.runs,
+            prompt_pages=pages,
+        )
+        lease = cache.match(prompt, tier)
+        if not pages or not cache.admit(lease, pages, now):
+            return
+        known = lease.gpu_pages
+        cache.insert(lease, now)
+        self._note_sent(lease.node, tier.index, known)
+        cache.release(lease)
+
+    def _note_sent(self, node: Node, index: int, known: int) -> None:
+        """Note the use of a path with all its nodes; those after ``known`` pages are new for the engine."""
+        now = self._cache.now
+        while node.parent is not None:
+            first = node.notes[index][0] if node.depth < known else now
+            node.note(index, (first, now))
+            node = node.parent
+
+    def forget(self, engine: int, now: float) -> None:
+        """Forget all prompts of an engine."""
+        tier = self._tiers[engine]
+        self._cache.transfers.make_room(tier, tier.pool.free + tier.evictable_pages, now)

@@ -1,0 +1,67 @@
+"""The contract of scheduling policies: which waiting request an engine tries to admit next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.waiting import Round, Waiting
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.fields import keep_types
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SchedulingPolicy:
+    """Says in which order an engine tries to admit waiting requests: by ``rank`` or, if that is defined, by ``order``.
+
+    The engine tries the first one; if it does not fit, admission stops until the next step, as in vLLM and SGLang. A policy may
+    use what a server knows of a request. It must not use the length or the tokens of an answer that is still to come
+    (``output_tokens``, ``output_runs``), unless its name says that it is an oracle.
+    """
+
+    max_wait_s: float | None = None
+    """A request that arrived longer ago goes before all others; of several, the one that arrived first. None: no bound."""
+    fcfs_above: int | None = None
+    """``order`` is not asked while more requests wait: their order stays, and new ones are tried last; None: no limit."""
+
+    def bind(self, context: PolicyContext) -> None:
+        """Called once, before the run. The context's tier is the GPU tier."""
+
+    def rank(self, waiting: Waiting) -> float:
+        """Return the request's rank; the lowest is tried first, and of equals the one that arrived first.
+
+        Called whenever a request begins to wait; its rank stays the same while it waits.
+        """
+        return 0.0
+
+    def order(self, round: Round) -> Sequence[Waiting]:
+        """Return all of ``round.waiting`` in the order in which to try them.
+
+        Called at the beginning of a round of admission, if the cache or the queue have changed since the last one.
+        """
+        return round.waiting
+
+    def retraction_rank(self, waiting: Waiting) -> float:
+        """Return the rank of a running request when decoding runs out of pages: the highest is retracted, of equals the youngest.
+
+        Without it, the youngest request is retracted.
+        """
+        return 0.0
+
+    def orders_by_priority(self) -> bool:
+        """Whether the order is that of priorities, then of arrival, and nothing else: all that vLLM's scheduler knows."""
+        return False
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class BoundedScheduling(SchedulingPolicy):
+    """A policy that can starve requests, and a bound on how long they are passed over."""
+
+    max_wait_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_wait_s is not None and not self.max_wait_s >= 0:
+            raise ValueError(f"max_wait_s must be at least 0, not {self.max_wait_s}; null sets no bound")
+
+
+keep_types(BoundedScheduling, max_wait_s=float | None)

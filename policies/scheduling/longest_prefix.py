@@ -1,0 +1,32 @@
+"""Longest prefix match: SGLang's ``lpm`` (Zheng et al., SGLang, 2024; managers/schedule_policy.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.waiting import Round, Waiting
+from kvsim.policies.fields import keep_types
+from kvsim.policies.scheduling.prefixes import PrefixScheduling
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class LongestPrefix(PrefixScheduling):
+    """Uses what is cached before it is evicted.
+
+    order                      most tokens of the prompt on the GPU and, after these, in the CPU tier first; duplicates last; of
+                               equals, in the order of the last round, new requests at the end
+    after retraction           as a new request: it has usually most of its prompt cached
+    more than fcfs_above wait  the order stays as it is, new requests at the end
+
+    A duplicate shares a prefix that is not cached yet with a request before it, which computes it for both.
+    """
+
+    fcfs_above: int | None = 128
+
+    def order(self, round: Round) -> Sequence[Waiting]:
+        late = self.duplicates(round)
+        return sorted(round.waiting, key=lambda one: 1 if one in late else -round.cached_tokens(one))
+
+
+keep_types(LongestPrefix, fcfs_above=int | None)

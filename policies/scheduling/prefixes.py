@@ -1,0 +1,74 @@
+"""What policies that look at shared prefixes have in common: in-batch prefix caching, as in SGLang
+(managers/schedule_policy.py)."""
+
+from dataclasses import dataclass
+
+from kvsim.core.runs import count_pages
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.tree import RadixTree
+from kvsim.core.waiting import Round, Waiting
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.fields import keep_types
+from kvsim.policies.scheduling.base import BoundedScheduling
+
+CHOICES = ("wait", "admit")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class PrefixScheduling(BoundedScheduling):
+    """Requests that share a prefix nobody has computed yet: the first computes it, the others wait and hit.
+
+    A request is a duplicate if at most ``check_up_to_tokens`` of its prompt are on the GPU and it shares at least
+    ``shared_tokens`` with a waiting request before it that is no duplicate itself. SGLang compares tokens; here only full pages
+    count, which are all that can be reused: 40 shared tokens are 32 with pages of 16 tokens, and none with pages of 64.
+    """
+
+    in_batch_duplicates: str = "wait"
+    check_up_to_tokens: int = 32
+    shared_tokens: int = 32
+    fcfs_above: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.in_batch_duplicates not in CHOICES:
+            raise ValueError(f"in_batch_duplicates must be one of {', '.join(CHOICES)}, not {self.in_batch_duplicates}")
+        if self.check_up_to_tokens < 0:
+            raise ValueError(f"check_up_to_tokens must be at least 0, not {self.check_up_to_tokens}")
+        if self.shared_tokens < 1:
+            raise ValueError(f"shared_tokens must be at least 1, not {self.shared_tokens}")
+        if self.fcfs_above is not None and self.fcfs_above < 0:
+            raise ValueError(f"fcfs_above must be at least 0, not {self.fcfs_above}; null sets no limit")
+        self._page_tokens = 1
+
+    def bind(self, context: PolicyContext) -> None:
+        self._page_tokens = context.page_tokens
+
+    def duplicates(self, round: Round) -> set[Waiting]:
+        """Return the requests that should wait for another one to compute what they share."""
+        found = set[Waiting]()
+        if self.in_batch_duplicates == "admit":
+            return found
+        prompts = RadixTree(1)
+        for one in round.waiting:
+            if (
+                round.gpu_tokens(one) <= self.check_up_to_tokens
+                and self._share(prompts, one) * self._page_tokens >= self.shared_tokens
+            ):
+                found.add(one)
+        return found
+
+    def _share(self, prompts: RadixTree, one: Waiting) -> int:
+        """Return how many leading pages a prompt shares with these prompts; if these are too few, add it to them."""
+        path, partial, agreed, rest = prompts.walk(prompts.root, one.request.runs)
+        end = path[-1] if path else prompts.root
+        shared = end.depth + end.pages + agreed
+        if shared * self._page_tokens < self.shared_tokens:
+            if partial is not None:
+                end = prompts.cut(partial, agreed)
+            if rest:
+                prompts.add(end, rest, count_pages(rest), 0.0)
+        return shared
+
+
+keep_types(PrefixScheduling, fcfs_above=int | None)

@@ -1,0 +1,28 @@
+"""Shortest prefill first: SGLang's ``shortest-prefill-first`` (managers/schedule_policy.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.waiting import Round, Waiting
+from kvsim.policies.scheduling.prefixes import PrefixScheduling
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class ShortestPrefill(PrefixScheduling):
+    """Short prefills first, whatever the prompt's length: ``shortest_prompt`` that knows the cache.
+
+    order             fewest tokens that are neither on the GPU nor, after these, in the CPU tier first; duplicates after all
+                      others; of equals, the one that began to wait first
+    after retraction  by the same order, the answer so far included
+
+    A duplicate shares a prefix that is not cached yet with a request before it, which computes it for both. SGLang also shortens
+    the chunk of a long prefill under way for shorter requests that wait; here, chunks stay as they are.
+    """
+
+    def order(self, round: Round) -> Sequence[Waiting]:
+        late = self.duplicates(round)
+        return sorted(
+            round.waiting, key=lambda one: (one in late, max(1, one.target_tokens - round.cached_tokens(one)), one.entry)
+        )

@@ -1,0 +1,69 @@
+"""Routing policies by hand: a router before a few engines, and requests of a few pages."""
+
+from importlib.resources import files
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from kvsim.construct import construct
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.runs import Run, count_pages
+from kvsim.core.tier import PageWatch, Tier
+from kvsim.engine.router import Router, known_engines
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.routing.base import RoutingContext, RoutingPolicy
+
+FOLDER = files("kvsim.conf") / "routing"
+NAMES = sorted(path.name.removesuffix(".yaml") for path in FOLDER.iterdir() if path.name.endswith(".yaml"))
+PAGE_TOKENS = 4
+
+
+def policy_of(name: str) -> RoutingPolicy:
+    """A policy with the defaults of its YAML."""
+    settings = OmegaConf.to_container(OmegaConf.create((FOLDER / f"{name}.yaml").read_text()))
+    return construct(RoutingPolicy, settings, "routing")
+
+
+class SmallRouter(Router):
+    """A router whose engines store what a test says."""
+
+    def __init__(self, policy: RoutingPolicy, gpus: dict[int, Tier]) -> None:
+        super().__init__(policy, known_engines(policy, gpus, lambda: 0.0))
+        self.gpus = gpus
+
+    def cached(self, engine: int, *runs: Run) -> None:
+        """An engine has stored pages, and reports them."""
+        watch = self.gpus[engine].watch
+        assert isinstance(watch, PageWatch)
+        watch.stored(runs)
+
+
+def router(policy: RoutingPolicy, engines: int = 3, *, capacity_pages: int | None = None, seed: int = 0) -> SmallRouter:
+    """A router before engines with these numbers of pages, all up and empty. Their clock stands still at 0."""
+    numbers = range(engines)
+    policy.bind(
+        RoutingContext(
+            engines=numbers,
+            capacities=[capacity_pages] * engines,
+            page_tokens=PAGE_TOKENS,
+            rng=np.random.default_rng(seed),
+        )
+    )
+    gpus = {number: Tier("gpu", 0, Pool(capacity_pages), LRU()) for number in numbers}
+    return SmallRouter(policy, gpus)
+
+
+def prompt(*runs: Run, index: int = 0, session: int = -1, output_tokens: int = 1) -> Request:
+    """A request whose prompt has these page ids and one token more; without runs, one page of its own."""
+    runs = runs or ((1000 + 10 * index, 1),)
+    pages = count_pages(runs)
+    return Request(
+        index=index,
+        arrival_s=float(index),
+        prompt_tokens=pages * PAGE_TOKENS + 1,
+        output_tokens=output_tokens,
+        runs=runs,
+        prompt_pages=pages,
+        session=session,
+    )

@@ -1,0 +1,154 @@
+"""KV-aware routing by hand, in pages of 4 tokens: each is a block. Costs are those of the engines, in order."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kvsim.core.request import Request
+from kvsim.policies.routing.kv_aware import KVAware
+from tests.policies.small_routing import PAGE_TOKENS, SmallRouter, prompt, router
+from tests.workloads import pages_of
+
+EIGHT = replace(prompt((0, 8), index=99), prompt_tokens=32)
+"""A prompt of 8 whole blocks."""
+
+
+def costs(small: SmallRouter, request: Request) -> list[float]:
+    policy = small.policy
+    assert isinstance(policy, KVAware)
+    for known in small.engines.values():
+        known.receive(0.0)
+    return [policy.cost(request, known) for known in small.engines.values()]
+
+
+def sent(small: SmallRouter, engine: int, request: Request, *, is_computed: bool = False) -> Request:
+    """An engine gets a request, as the only one that is up."""
+    others = [number for number in small.engines if number != engine]
+    for other in others:
+        small.down(other, 0.0)
+    assert small.send(request, 0.0) == engine
+    for other in others:
+        small.up(other, 0.0)
+    if is_computed:
+        small.first_token(request, engine, 0.0)
+    return request
+
+
+def test_the_cost_is_what_must_be_computed_and_what_is_in_use() -> None:
+    """None, 3 and 6 of the 8 blocks are cached. Prompts of 2 and 1 other blocks, computed already, run on the first and last."""
+    small = router(KVAware())
+    small.cached(1, (0, 3))
+    small.cached(2, (0, 6))
+    sent(small, 0, prompt((100, 2), index=0), is_computed=True)
+    sent(small, 2, prompt((300, 1), index=2), is_computed=True)
+    assert costs(small, EIGHT) == [8 + 10, 5 + 8, 2 + 9]
+    assert small.send(EIGHT, 1.0) == 2
+
+
+def test_the_weight_favours_what_is_cached() -> None:
+    """Engine 1 has 6 of the 8 blocks, and 10 others in use: 2 + 18 blocks against 8 + 8."""
+    for weight, expected in ((0.0, 0), (1.0, 0), (1.5, 0), (1.7, 1)):
+        small = router(KVAware(overlap_score_weight=weight), engines=2)
+        small.cached(1, (0, 6))
+        sent(small, 1, prompt((100, 10), index=0), is_computed=True)
+        assert costs(small, EIGHT) == [8 * weight + 8, 2 * weight + 18]
+        assert small.send(EIGHT, 1.0) == expected
+
+
+def test_prompts_that_wait_or_are_computed_count_until_their_first_token() -> None:
+    """A prompt of 21 tokens of which 2 blocks are cached: 13 tokens to compute, 5 blocks in use."""
+    small = router(KVAware(), engines=1)
+    small.cached(0, (100, 2))
+    waiting = sent(small, 0, prompt((100, 5), index=0))
+    assert costs(small, EIGHT) == [(13 + 32) / 4 + 5 + 8]
+    small.cached(0, (102, 3))
+    assert costs(small, EIGHT) == [(13 + 32) / 4 + 5 + 8], "as it was when the request was sent"
+    small.first_token(waiting, 0, 1.0)
+    assert costs(small, EIGHT) == [8 + 5 + 8]
+    small.ended(waiting, 0, 2.0)
+    assert costs(small, EIGHT) == [8 + 8]
+
+
+def test_a_request_that_ends_without_a_first_token_leaves_nothing() -> None:
+    small = router(KVAware(), engines=1)
+    small.ended(sent(small, 0, prompt((100, 5))), 0, 1.0)
+    assert costs(small, EIGHT) == [8 + 8]
+
+
+def test_blocks_that_requests_share_are_in_use_once() -> None:
+    """Prompts of 5 and 6 blocks share 4: 7 are in use. The next one has 3 of these, so 5 of its 8 are new."""
+    small = router(KVAware(), engines=1)
+    first = sent(small, 0, prompt((0, 5), index=0), is_computed=True)
+    sent(small, 0, prompt((0, 4), (20, 2), index=1), is_computed=True)
+    other = replace(EIGHT, runs=((0, 3), (50, 5)))
+    assert costs(small, other) == [8 + 7 + 5]
+    small.ended(first, 0, 1.0)
+    assert costs(small, other) == [8 + 6 + 5]
+
+
+def test_equal_costs_are_drawn() -> None:
+    small = router(KVAware(), engines=3)
+    small.cached(1, (0, 2))
+    small.cached(2, (0, 2))
+    chosen = []
+    for _ in range(1000):
+        chosen.append(small.send(EIGHT, 0.0))
+        small.ended(EIGHT, chosen[-1], 0.0)
+    assert chosen.count(0) == 0
+    assert 430 < chosen.count(1) < 570
+
+
+@pytest.mark.parametrize(
+    ("temperature", "shares"),
+    [(0.5, (0.090, 0.245, 0.665)), (1000.0, (1 / 3, 1 / 3, 1 / 3)), (0.01, (0.0, 0.0, 1.0))],
+)
+def test_a_temperature_spreads_requests(temperature: float, shares: tuple[float, ...]) -> None:
+    """The costs are 16, 13 and 10. At temperature 0.5 they are 2, 1 and 0 times 3 = 0.5 * (16 - 10): weights e^-2, e^-1, 1."""
+    small = router(KVAware(router_temperature=temperature))
+    small.cached(1, (0, 3))
+    small.cached(2, (0, 6))
+    assert costs(small, EIGHT) == [16, 13, 10]
+    chosen = []
+    for _ in range(4000):
+        chosen.append(small.send(EIGHT, 0.0))
+        small.ended(EIGHT, chosen[-1], 0.0)
+    assert [chosen.count(engine) / 4000 for engine in range(3)] == [pytest.approx(share, abs=0.03) for share in shares]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_traffic_against_single_pages(seed: int) -> None:
+    """The cost of every engine, counted page by page, after each thing that happens."""
+    random = Random(seed)
+    small = router(KVAware(overlap_score_weight=0.7), engines=3, seed=seed)
+    running: list[list[tuple[Request, int]]] = [[], [], []]
+    """By engine, its requests with the tokens that they have to compute."""
+    cached: list[set[int]] = [set(), set(), set()]
+    for index in range(80):
+        shared, own = random.randint(0, 6), random.randint(0, 3)
+        runs = tuple(run for run in ((0, shared), (100 * (shared + 1) + 20 * random.randint(0, 3), own)) if run[1])
+        request = replace(prompt((0, 1), index=index), runs=runs, prompt_pages=shared + own)
+        request.prompt_tokens = request.prompt_pages * PAGE_TOKENS + random.randint(0, 3)
+        pages = pages_of(runs)
+        hits = [next((at for at, page in enumerate(pages) if page not in some), len(pages)) for some in cached]
+        tokens = [request.prompt_tokens - PAGE_TOKENS * hit for hit in hits]
+        expected = []
+        for engine in range(3):
+            in_use = {page for other, _ in running[engine] for page in pages_of(other.runs)} | set(pages)
+            waiting = sum(left for _, left in running[engine]) + tokens[engine]
+            expected.append(0.7 * waiting / PAGE_TOKENS + len(in_use))
+        assert costs(small, request) == pytest.approx(expected, rel=1e-12)
+        chosen = small.send(request, 0.0)
+        assert expected[chosen] == pytest.approx(min(expected), rel=1e-12)
+        running[chosen].append((request, tokens[chosen]))
+        for engine, requests in enumerate(running):
+            if requests and random.random() < 0.3:
+                at = random.randrange(len(requests))
+                small.first_token(requests[at][0], engine, 0.0)
+                requests[at] = (requests[at][0], 0)
+            if requests and random.random() < 0.4:
+                small.ended(requests.pop(random.randrange(len(requests)))[0], engine, 0.0)
+            new = random.randint(0, 6)
+            if new not in cached[engine]:
+                cached[engine].add(new)
+                small.cached(engine, (new, 1))

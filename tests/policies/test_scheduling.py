@@ -1,0 +1,347 @@
+"""Scheduling policies: what every one of them owes the engine, and the order in which each has requests tried.
+
+Prompts are words, a page of 16 tokens for each letter.
+"""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import hydra.utils
+import pytest
+from omegaconf import OmegaConf
+
+from kvsim.core.waiting import Waiting
+from kvsim.engine.job import Job
+from kvsim.engine.queue import WaitingQueue
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.scheduling.base import SchedulingPolicy
+from kvsim.policies.scheduling.dfs_weight import DfsWeight
+from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.policies.scheduling.longest_prefix import LongestPrefix
+from kvsim.policies.scheduling.priority import Priority
+from kvsim.policies.scheduling.shortest_prefill import ShortestPrefill
+from kvsim.policies.scheduling.shortest_prompt import ShortestPrompt
+from tests.core.small import small_cache
+from tests.policies.slow_scheduling import SlowJob, SlowQueue
+from tests.workloads import EXAMPLES, random_word
+
+CONF = Path(__file__).resolve().parent.parent.parent / "conf" / "scheduling"
+POLICIES = sorted(path.stem for path in CONF.glob("*.yaml"))
+BOUNDED = [name for name in POLICIES if "max_wait_s" in OmegaConf.load(CONF / f"{name}.yaml")]
+PAGE_TOKENS = 16
+
+
+def policy_of(name: str, **settings: Any) -> SchedulingPolicy:
+    made: SchedulingPolicy = hydra.utils.instantiate(OmegaConf.load(CONF / f"{name}.yaml"), **settings)
+    return made
+
+
+class SmallQueue:
+    """A queue in front of a cache that holds some prompts."""
+
+    def __init__(self, policy: SchedulingPolicy, *cached: str, gpu: int | None = None, cpu: int = 0) -> None:
+        self.cache = small_cache(gpu=gpu, cpu=cpu, page_tokens=PAGE_TOKENS, slots=False)
+        for word in cached:
+            self.cache.use(word)
+        policy.bind(PolicyContext(page_tokens=PAGE_TOKENS))
+        self.queue = WaitingQueue(policy, self.cache.core, self.cache.core.gpu)
+        self.words: dict[tuple[int, int], str] = {}
+
+    def wait(self, *words: str, at: float = 0.0, **about: Any) -> list[Job]:
+        """Requests begin to wait, in this order."""
+        jobs = []
+        for word in words:
+            job = Job(self.cache.request(word, index=len(self.words), **about), at)
+            self.words[job.place] = word
+            self.queue.push(job)
+            jobs.append(job)
+        return jobs
+
+    def take(self, count: int, now: float = 0.0) -> list[Job]:
+        """The first requests of a round, which wait no more."""
+        self.queue.begin_round(now)
+        taken = []
+        for _ in range(count):
+            job = self.queue.first()
+            self.queue.remove(job)
+            taken.append(job)
+        return taken
+
+    def order(self, now: float = 0.0) -> str:
+        """The words of all that wait in the order of a round. Afterwards nothing waits."""
+        return " ".join(self.words[job.place] for job in self.take(len(self.queue), now))
+
+
+def small_queue(policy: SchedulingPolicy, cached: str = "", **about: Any) -> SmallQueue:
+    return SmallQueue(policy, *cached.split(), **about)
+
+
+# --- every policy ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_request_is_tried_once(name: str) -> None:
+    small = small_queue(policy_of(name), "abc abd")
+    words = ["abcx", "abdx", "xyz", "ab", "abcx", "xyzw", "q", "abc"]
+    small.wait(*words)
+    assert len(small.queue) == len(list(small.queue)) == 8
+    assert sorted(small.order().split()) == sorted(words)
+    assert len(small.queue) == 0 and not small.queue
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_looking_at_the_cache_changes_nothing(name: str) -> None:
+    """The match of abxy ends inside the node of abcd, which stays whole."""
+    small = small_queue(policy_of(name), "abcd")
+    before = [(node.runs, node.hits, node.last_used) for node in small.cache.tree.root.descendants()]
+    small.wait("abxy", "abcz", "q")
+    small.order()
+    assert [(node.runs, node.hits, node.last_used) for node in small.cache.tree.root.descendants()] == before
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_who_has_waited_for_longer_than_the_bound_goes_first(name: str) -> None:
+    """At 25 s, the requests of 10 and 12 s have waited for more than 10 s, the one of 15 s for exactly 10 s."""
+    small = small_queue(policy_of(name, max_wait_s=10.0), "a")
+    for at, word in ((15.0, "x"), (12.0, "zzzz"), (10.0, "zzz"), (20.0, "ab")):
+        small.wait(word, at=at, priority=1 if word == "ab" else 0)
+    assert small.order(now=25.0).split()[:2] == ["zzz", "zzzz"]
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("bound", [-1, -0.5])
+def test_a_bound_below_zero_is_refused(name: str, bound: float) -> None:
+    with pytest.raises(ValueError, match=f"max_wait_s must be at least 0, not {bound}; null sets no bound"):
+        type(policy_of(name))(max_wait_s=bound)
+
+
+def test_a_bound_of_zero_is_first_come_first_served() -> None:
+    small = small_queue(ShortestPrompt(max_wait_s=0.0))
+    small.wait("aaa", at=1.0)
+    small.wait("bb", "c", at=2.0)
+    assert small.order(now=3.0) == "aaa bb c"
+
+
+def test_a_request_that_waits_again_has_one_place() -> None:
+    """It was overdue before it ran, and is again; its first entry no longer counts."""
+    small = small_queue(ShortestPrompt(max_wait_s=1.0))
+    (first,) = small.wait("aaaa")
+    small.wait("b", at=9.0)
+    assert small.take(1, now=9.0) == [first]
+    small.queue.push(first)
+    assert small.order(now=9.5) == "aaaa b"
+
+
+# --- each policy by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_fcfs_goes_by_arrival_even_after_a_retraction() -> None:
+    small = small_queue(FCFS())
+    first, *_ = small.wait("a", "b", "c")
+    small.queue.remove(first)
+    small.queue.push(first)
+    assert small.order() == "a b c"
+
+
+def test_priority_goes_by_priority_then_by_arrival() -> None:
+    small = small_queue(Priority())
+    for word, priority in (("a", 0), ("b", 2), ("c", 1), ("d", 2), ("e", -1)):
+        small.wait(word, priority=priority)
+    assert small.order() == "b d c a e"
+
+
+def test_priority_retracts_the_least_important_that_arrived_last() -> None:
+    small = small_queue(Priority())
+    jobs = [*small.wait("a", priority=1), *small.wait("b", "c", priority=0), *small.wait("d", priority=2)]
+    assert small.queue.ranks_retractions
+    assert max(jobs, key=small.queue.retraction_key) is jobs[2]
+
+
+def test_shortest_prompt_counts_all_tokens_cached_or_not() -> None:
+    small = small_queue(ShortestPrompt(), "aaaa")
+    small.wait("aaaa", "bbb", "ccccc", "d", "eee")
+    assert small.order() == "d bbb eee aaaa ccccc"
+
+
+def test_shortest_prompt_counts_the_answer_of_a_retracted_request() -> None:
+    """Its 2 pages and 17 tokens of its answer are more than 3 pages."""
+    small = small_queue(ShortestPrompt())
+    job, _ = small.wait("aa", "bbb")
+    small.queue.remove(job)
+    job.generated = 17
+    small.queue.push(job)
+    assert small.order() == "bbb aa"
+
+
+def test_shortest_prefill_counts_what_is_not_cached() -> None:
+    """Pages left to compute: 1 of aaaaa, 3 of bbb, 2 of aacd (aa is cached)."""
+    small = small_queue(ShortestPrefill(), "aaaa")
+    small.wait("bbb", "aacd", "aaaaa")
+    assert small.order() == "aaaaa aacd bbb"
+
+
+def test_shortest_prefill_of_equals_takes_the_one_that_began_to_wait_first() -> None:
+    small = small_queue(ShortestPrefill())
+    first, _ = small.wait("a", "b")
+    small.queue.remove(first)
+    small.queue.push(first)
+    assert small.order() == "b a"
+
+
+def test_longest_prefix_goes_by_cached_tokens() -> None:
+    """On the GPU: nothing of xyz, abcd of abcdq, abc of abc and abcz."""
+    small = small_queue(LongestPrefix(), "abcd")
+    small.wait("xyz", "abc", "abcdq", "abcz")
+    assert small.order() == "abcdq abc abcz xyz"
+
+
+def test_longest_prefix_counts_the_cpu_tier() -> None:
+    """The GPU has 3 pages and holds only xyz; abcd is in the CPU tier."""
+    small = small_queue(LongestPrefix(), "abc xyz", gpu=3, cpu=10)
+    assert small.cache.on("gpu") == "xyz"
+    small.wait("xq", "abc")
+    assert small.order() == "abc xq"
+
+
+def test_longest_prefix_follows_the_cache_from_round_to_round() -> None:
+    small = small_queue(LongestPrefix(), "abc")
+    small.wait("x1", "y2", "abc", "z3")
+    assert [small.words[job.place] for job in small.take(1)] == ["abc"]
+    small.cache.use("z")
+    assert [small.words[job.place] for job in small.take(1)] == ["z3"]
+    assert small.order() == "x1 y2"
+
+
+def test_longest_prefix_leaves_a_queue_of_more_than_its_limit_as_it_is() -> None:
+    small = small_queue(LongestPrefix(fcfs_above=3), "abc")
+    small.wait("x", "y", "abc", "z")
+    assert [small.words[job.place] for job in small.take(1)] == ["x"]
+    assert small.order() == "abc y z"
+
+
+def test_the_limit_counts_as_sglang_does() -> None:
+    for waiting, expected in ((128, "ab"), (129, "q0")):
+        small = small_queue(LongestPrefix(), "ab")
+        small.wait(*(f"q{at}" for at in range(waiting - 1)), "ab")
+        assert small.words[small.take(1)[0].place] == expected
+
+
+def test_an_order_stays_where_the_next_round_gives_no_other() -> None:
+    """Once z is no longer cached, z1 keeps the place that it had, before requests of the same rank that came before it."""
+    small = small_queue(LongestPrefix(in_batch_duplicates="admit"), "z", gpu=2)
+    small.wait("x1", "z1")
+    small.queue.begin_round(0.0)
+    assert small.words[small.queue.first().place] == "z1"
+    small.cache.use("uv")
+    assert small.order() == "z1 x1"
+
+
+def test_duplicates_wait_for_the_first() -> None:
+    """abx and aby share 2 pages, 32 tokens, with abc, which nobody has computed; az shares only one."""
+    small = small_queue(LongestPrefix())
+    small.wait("abc", "abx", "q", "aby", "az")
+    assert small.order() == "abc q az abx aby"
+
+
+def test_duplicates_may_be_admitted() -> None:
+    small = small_queue(LongestPrefix(in_batch_duplicates="admit"))
+    small.wait("abc", "abx", "q")
+    assert small.order() == "abc abx q"
+
+
+def test_what_is_cached_well_is_no_duplicate() -> None:
+    """3 pages, 48 tokens, of abcd are cached: more than 32, so all that share them are tried at once."""
+    small = small_queue(LongestPrefix(), "abc")
+    small.wait("abcdx", "abcdy", "q")
+    assert small.order() == "abcdx abcdy q"
+    small = small_queue(LongestPrefix(), "ab")
+    small.wait("abcdx", "abcdy", "q")
+    assert small.order() == "abcdx q abcdy"
+
+
+def test_as_in_sglang_what_duplicates_share_may_be_cached_already() -> None:
+    """2 pages, 32 tokens, of each are cached, and these are all that they share."""
+    small = small_queue(LongestPrefix(), "ab")
+    small.wait("abc", "abd", "q")
+    assert small.order() == "abc q abd"
+
+
+def test_the_thresholds_of_duplicates_can_be_set() -> None:
+    small = small_queue(LongestPrefix(shared_tokens=33))
+    small.wait("abc", "abx", "abcd")
+    assert small.order() == "abc abx abcd"
+    small = small_queue(LongestPrefix(check_up_to_tokens=48), "abc")
+    small.wait("abcdx", "abcdy", "abcz")
+    assert small.order() == "abcdx abcdy abcz"
+
+
+def test_dfs_weight_serves_the_branch_with_most_requests_first() -> None:
+    """Cached are abc, abd and x. Below ab, d has two requests and c one; aq ends after a, below which there are four."""
+    small = small_queue(DfsWeight(), "abc abd x")
+    small.wait("x1", "aq", "abc1", "abd1", "abd2", "n", "x2")
+    assert small.order() == "abd1 abd2 abc1 aq x1 x2 n"
+
+
+def test_dfs_weight_takes_equal_branches_in_the_order_of_the_queue() -> None:
+    small = small_queue(DfsWeight(), "a b c")
+    small.wait("c1", "a1", "b1", "b2", "a2", "c2")
+    assert small.order() == "c1 c2 a1 a2 b1 b2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"in_batch_duplicates": "skip"}, "in_batch_duplicates must be one of wait, admit, not skip"),
+        ({"check_up_to_tokens": -1}, "check_up_to_tokens must be at least 0, not -1"),
+        ({"shared_tokens": 0}, "shared_tokens must be at least 1, not 0"),
+        ({"fcfs_above": -1}, "fcfs_above must be at least 0, not -1; null sets no limit"),
+    ],
+)
+@pytest.mark.parametrize("kind", [LongestPrefix, ShortestPrefill])
+def test_settings_out_of_range_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**settings)
+    if "fcfs_above" in settings:
+        with pytest.raises(ValueError, match=message):
+            DfsWeight(**settings)
+
+
+# --- at random ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("seed", range(EXAMPLES // 4))
+def test_the_order_is_that_of_the_slow_model(name: str, seed: int) -> None:
+    """Requests arrive, are admitted, computed and retracted over many rounds; every round has the order of the model."""
+    random = Random(seed)
+    bound = random.choice([None, 5.0]) if name in BOUNDED else None
+    small = small_queue(policy_of(name, **({} if bound is None else {"max_wait_s": bound})))
+    slow = SlowQueue(PAGE_TOKENS)
+    models: dict[Waiting, SlowJob] = {}
+    entries = 0
+    for now in range(25):
+        for _ in range(random.randint(0, 3)):
+            word, priority = random_word(random), random.randrange(3)
+            (job,) = small.wait(word, at=float(now), priority=priority)
+            entries += 1
+            models[job] = SlowJob(word, job.place[0], float(now), priority, entries)
+            slow.jobs.append(models[job])
+        count = random.randint(0, len(slow.jobs))
+        if count:
+            getattr(slow, name)()
+        overdue = slow.overdue(now, bound)
+        expected = overdue + [job for job in slow.jobs if job not in overdue]
+        taken = small.take(count, now)
+        assert [models[job] for job in taken] == expected[:count]
+        for job in taken:
+            slow.jobs.remove(models[job])
+            if random.random() < 0.5:
+                small.cache.use(models[job].word)
+                slow.cached.append(models[job].word)
+            if random.random() < 0.3:
+                entries += 1
+                job.generated = models[job].generated = random.randint(1, 40)
+                models[job].entry = entries
+                small.queue.push(job)
+                slow.jobs.append(models[job])
