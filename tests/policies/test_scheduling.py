@@ -229,7 +229,7 @@ def test_the_limit_counts_as_sglang_does() -> None:
 
 def test_an_order_stays_where_the_next_round_gives_no_other() -> None:
     """Once z is no longer cached, z1 keeps the place that it had, before requests of the same rank that came before it."""
-    small = small_queue(LongestPrefix(in_batch_duplicates="admit"), "z", gpu=2)
+    small = small_queue(LongestPrefix(in_batch_duplicates="equal"), "z", gpu=2)
     small.wait("x1", "z1")
     small.queue.begin_round(0.0)
     assert small.words[small.queue.first().place] == "z1"
@@ -237,15 +237,15 @@ def test_an_order_stays_where_the_next_round_gives_no_other() -> None:
     assert small.order() == "z1 x1"
 
 
-def test_duplicates_wait_for_the_first() -> None:
+def test_duplicates_come_last() -> None:
     """abx and aby share 2 pages, 32 tokens, with abc, which nobody has computed; az shares only one."""
     small = small_queue(LongestPrefix())
     small.wait("abc", "abx", "q", "aby", "az")
     assert small.order() == "abc q az abx aby"
 
 
-def test_duplicates_may_be_admitted() -> None:
-    small = small_queue(LongestPrefix(in_batch_duplicates="admit"))
+def test_duplicates_can_be_treated_as_equals() -> None:
+    small = small_queue(LongestPrefix(in_batch_duplicates="equal"))
     small.wait("abc", "abx", "q")
     assert small.order() == "abc abx q"
 
@@ -292,7 +292,7 @@ def test_dfs_weight_takes_equal_branches_in_the_order_of_the_queue() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"in_batch_duplicates": "skip"}, "in_batch_duplicates must be one of wait, admit, not skip"),
+        ({"in_batch_duplicates": "skip"}, "in_batch_duplicates must be one of last, equal, not skip"),
         ({"check_up_to_tokens": -1}, "check_up_to_tokens must be at least 0, not -1"),
         ({"shared_tokens": 0}, "shared_tokens must be at least 1, not 0"),
         ({"fcfs_above": -1}, "fcfs_above must be at least 0, not -1; null sets no limit"),
