@@ -14,14 +14,17 @@ FAMILIES = {
     "prefetch": templates.PREFETCH,
     "placement": templates.PLACEMENT,
     "checkpoint": templates.CHECKPOINT,
+    "scheduling": templates.SCHEDULING,
 }
+WITH_A_CLOCK = ("prefetch", "scheduling")
+"""Families that only a simulation shows at work."""
 ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
 """The folder that contains policies, conf and tests."""
 USAGE = """usage: kvsim new FAMILY NAME
 
 Creates a working policy to start from: its class, its settings in conf, and its test. FAMILY is eviction, prefetch,
-placement or checkpoint. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works only in a clone
-of the repository."""
+placement, checkpoint or scheduling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works only in a
+clone of the repository."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     for path, text in files.items():
         (ROOT / path).write_text(text)
         print(path)
-    print(f"next: pytest {list(files)[-1]}; kvsim {'simulate' if family == 'prefetch' else 'replay'} {family}={name}")
+    print(f"next: pytest {list(files)[-1]}; kvsim {'simulate' if family in WITH_A_CLOCK else 'replay'} {family}={name}")
 
 
 def check_name(name: str) -> None:
