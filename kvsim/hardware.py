@@ -44,7 +44,9 @@ class RankFault:
         if self.share and "disk" not in self.link:
             raise ValueError(f"rank_faults can have a share only on links of the disk, not on {self.link}")
         if self.speed == 1 and not self.share:
-            raise ValueError(f"rank_faults has an entry without a fault, rank {self.rank} on {self.link}: set speed below 1 or share above 0")
+            raise ValueError(
+                f"rank_faults has an entry without a fault, rank {self.rank} on {self.link}: set speed below 1 or share above 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

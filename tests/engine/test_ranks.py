@@ -5,7 +5,7 @@ from disk.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,19 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import STOP_RULES
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
-from tests.engine.small import HARDWARE, PAGE_BYTES, Ask, SmallEngine, ask, counted, eager, hits, same_outcome, seconds, small_engine
+from tests.engine.small import (
+    HARDWARE,
+    PAGE_BYTES,
+    Ask,
+    SmallEngine,
+    ask,
+    counted,
+    eager,
+    hits,
+    same_outcome,
+    seconds,
+    small_engine,
+)
 from tests.engine.test_engine_random import SETTINGS, asks, check_rows
 
 A, B = "abcdefgh", "ijklmnop"
@@ -117,7 +129,7 @@ def test_a_page_that_one_rank_cannot_read_is_lost_on_the_disk_with_what_depends_
 class Answers(SimulatedSubstrate):
     """Lets the ranks of some links answer with the pages that a test gives."""
 
-    by_link: dict[str, list[int]] = {}
+    by_link: ClassVar[dict[str, list[int]]] = {}
 
     def copy(self, transfer: Transfer) -> Event:
         event = super().copy(transfer)

@@ -39,7 +39,7 @@ class Split:
             min(limit, int((speed * n_bytes + 0.5) // self.slot_bytes)) for limit, speed in zip(limits, self.speeds, strict=True)
         ]
         lowest = min(arrived)
-        self.failed = any([pages == limit == lowest < self.pages for pages, limit in zip(arrived, limits, strict=True)])
+        self.failed = any(pages == limit == lowest < self.pages for pages, limit in zip(arrived, limits, strict=True))
         return arrived
 
     def moved_bytes(self, n_bytes: float) -> float:

@@ -248,5 +248,3 @@ def test_transfers_by_rank_agree_with_a_slow_model(plans: list[Plan], is_shared:
     n_bytes = sum(float(sum(moved)) / len(moved) for moved in slow.moved) * PAGE
     assert channel.used().bytes == pytest.approx(n_bytes, abs=len(plans))
     assert not channel._active and isinstance(channel.queued_s(), float)
-
-
