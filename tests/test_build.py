@@ -173,6 +173,48 @@ def test_what_cannot_work_ends_with_its_key(overrides: list[str], expected: str)
     assert "\n" not in message
 
 
+FAULT = "hardware.rank_faults=[{{rank: 1, link: {}, share: 0.1}}]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["hardware.rank_jitter=0.1"], "hardware.rank_jitter has no effect with gpus=1"),
+        (
+            ["hardware.gpus=2", "hardware.rank_jitter=0.1"],
+            "hardware.rank_jitter has no effect without a lower tier: set tiers.cpu",
+        ),
+        (
+            ["hardware.gpus=2", FAULT.format("disk-cpu")],
+            "hardware.rank_faults has no effect on disk-cpu, which this run does not",
+        ),
+        (
+            ["hardware.gpus=2", FAULT.format("disk-gpu"), *THREE_TIERS],
+            "hardware.rank_faults has no effect on disk-gpu, which this run does not have: its links are cpu-disk, ",
+        ),
+        (
+            ["hardware.gpus=2", FAULT.format("disk-gpu"), *STRAIGHT],
+            "hardware.rank_faults: a load from disk that fails while layers are computed behind it is not modelled: ",
+        ),
+    ],
+)
+def test_settings_of_ranks_need_ranks_and_links(overrides: list[str], expected: str) -> None:
+    assert problem(*overrides, command="simulate").startswith(expected)
+
+
+def test_ranks_may_fail_on_the_links_of_the_run() -> None:
+    faulty = plan("hardware.gpus=2", FAULT.format("cpu-disk"), *THREE_TIERS, command="simulate")
+    assert [(fault.rank, fault.link) for fault in faulty.hardware.rank_faults] == [(1, "cpu-disk")]
+    plan("hardware.gpus=2", FAULT.format("disk-gpu"), "engine.overlap=none", *STRAIGHT, command="simulate")
+    plan("hardware.rank_jitter=0.0", "tiers.cpu.capacity=10pages", command="simulate")
+
+
+def test_a_replay_has_no_ranks() -> None:
+    assert problem("hardware.gpus=2", "hardware.rank_jitter=0.1", "prefetch=break_even", *THREE_TIERS) == (
+        "hardware.rank_jitter has no effect on kvsim replay: leave it out"
+    )
+
+
 def test_settings_of_a_replay_have_no_effect_on_a_simulation() -> None:
     assert problem("replay.in_flight=2", command="simulate") == "replay.in_flight has no effect on kvsim simulate: leave it out"
 

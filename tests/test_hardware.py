@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from kvsim.construct import construct
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec, LinearHardware
+from kvsim.errors import UsageError
+from kvsim.hardware import HardwareSpec, LinearHardware, RankFault
 from kvsim.model import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
 
@@ -89,6 +90,46 @@ def test_gpus_multiply_everything_but_the_disk_and_the_overhead() -> None:
 def test_a_bad_setting_is_named_with_its_remedy(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HardwareSpec(**(ROUND | change))
+
+
+FAULT = {"rank": 1, "link": "disk-cpu", "share": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpus": 2, "rank_jitter": 1.0}, "hardware.rank_jitter must be at least 0 and below 1, not 1.0"),
+        ({"rank_jitter": 0.1}, "hardware.rank_jitter has no effect with gpus=1, which has one rank: leave it out, or set gpus"),
+        ({"rank_faults": [FAULT | {"rank": 0}]}, "hardware.rank_faults has no effect with gpus=1"),
+        ({"gpus": 2, "rank_faults": [FAULT | {"rank": 2}]}, "hardware.rank_faults has rank 2, but gpus=2 means ranks 0 to 1"),
+        ({"gpus": 2, "rank_faults": [FAULT | {"rank": -1}]}, "hardware.rank_faults has rank -1, but gpus=2"),
+        ({"gpus": 2, "rank_faults": [FAULT, FAULT]}, "hardware.rank_faults has two entries for rank 1 on disk-cpu"),
+        (
+            {"gpus": 2, "rank_faults": [FAULT | {"link": "cpu"}]},
+            "hardware.rank_faults must name one of cpu-gpu, .* as link, not cpu",
+        ),
+        ({"gpus": 2, "rank_faults": [FAULT | {"link": "cpu-gpu"}]}, "hardware.rank_faults can have a share only on links of the"),
+        ({"gpus": 2, "rank_faults": [FAULT | {"share": 1.5}]}, "hardware.rank_faults must have a share from 0 to 1, not 1.5"),
+        (
+            {"gpus": 2, "rank_faults": [FAULT | {"speed": 0}]},
+            "hardware.rank_faults must have a speed above 0 and at most 1, not 0",
+        ),
+        (
+            {"gpus": 2, "rank_faults": [FAULT | {"share": 0}]},
+            "hardware.rank_faults has an entry without a fault, rank 1 on disk-cpu",
+        ),
+        ({"gpus": 2, "rank_faults": [{"link": "disk-cpu"}]}, r"hardware.rank_faults\[0\].rank is missing"),
+    ],
+)
+def test_settings_of_ranks_that_cannot_be_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        construct(HardwareSpec, ROUND | change, "hardware")
+
+
+def test_ranks_have_settings_of_their_own() -> None:
+    hardware = construct(HardwareSpec, ROUND | {"gpus": 2, "rank_jitter": 0.1, "rank_faults": [FAULT]}, "hardware")
+    assert hardware.rank_jitter == 0.1
+    assert hardware.rank_faults == [RankFault(rank=1, link="disk-cpu", speed=1.0, share=0.1)]
 
 
 TERMS = {"fixed_s": 1.0, "prefill_token_s": 2.0, "decode_request_s": 10.0, "chunk_context_s": 0.5, "decode_context_s": 100.0}

@@ -21,12 +21,14 @@ FAMILIES = {
         "from kvsim.policies.checkpoint.last import Last as Base",
         ("model=nemotron_h_8b", "tiers.gpu.capacity=40GiB", "tiers.cpu.capacity=0", "tiers.disk.capacity=0"),
     ),
+    "scheduling": ("from kvsim.policies.scheduling.shortest_prompt import ShortestPrompt as Base", ()),
 }
 """A policy to derive a wrong one from, and settings of a run that asks it everything."""
 
 PLACEMENT = "the placement policy of the cpu tier, Mine, returned "
 PREFETCH = "the prefetch policy Mine returned "
 CHECKPOINT = "the checkpoint policy Mine returned "
+SCHEDULING = "the scheduling policy Mine returned "
 OF_GPU = "the eviction policy of the gpu tier, Mine, "
 WRONG = [
     (
@@ -91,6 +93,33 @@ WITH_A_CLOCK = [
     ),
     ("prefetch", "def wait_s(self, fetch_tokens): return -1.0", f"{PREFETCH}-1.0 from wait_s(), not a number of at least 0"),
     ("prefetch", "def wait_s(self, fetch_tokens): return float('nan')", f"{PREFETCH}nan from wait_s(), not a number"),
+    ("scheduling", "def rank(self, waiting): pass", f"{SCHEDULING}None from rank(), not a number: is a return missing?"),
+    ("scheduling", "def rank(self, waiting): return float('nan')", f"{SCHEDULING}nan from rank(), not a number"),
+    ("scheduling", "def rank(self, waiting): return (1, 2)", f"{SCHEDULING}(1, 2) from rank(), not a number"),
+    ("scheduling", "def rank(self, waiting): return True", f"{SCHEDULING}True from rank(), not a number"),
+    (
+        "scheduling",
+        "def order(self, round): pass",
+        f"{SCHEDULING}None from order(), not the waiting requests in order: is a return",
+    ),
+    ("scheduling", "def order(self, round): return 3", f"{SCHEDULING}3 from order(), not the waiting requests in order"),
+    ("scheduling", "def order(self, round): return []", f"{SCHEDULING}0 of 1 waiting requests from order(): it must return all"),
+    (
+        "scheduling",
+        "def order(self, round): return 2 * list(round.waiting)",
+        f"{SCHEDULING}Waiting(request=0) from order(), not a waiting request that it has not returned before",
+    ),
+    (
+        "scheduling",
+        "def order(self, round): return [round.waiting[0].request]",
+        f"{SCHEDULING}Request(index=0, ",
+    ),
+    (
+        "scheduling",
+        "def bind(self, context): self.max_wait_s = -1",
+        f"{SCHEDULING}-1 from max_wait_s, not a number of at least 0",
+    ),
+    ("scheduling", "def bind(self, context): self.fcfs_above = 'x'", f"{SCHEDULING}'x' from fcfs_above, not a number"),
 ]
 CASES = [(command, *wrong) for command in ("replay", "simulate") for wrong in WRONG]
 CASES += [("simulate", *wrong) for wrong in WITH_A_CLOCK]
@@ -134,10 +163,15 @@ RIGHT = [
     ("prefetch", "def fetch(self, offer): return __import__('numpy').int64(offer.stored_pages)"),
     ("checkpoint", "def after_prefill(self, prefill): return __import__('numpy').array([prefill.full, 0, prefill.known])"),
 ]
+RIGHT_WITH_A_CLOCK = [
+    ("scheduling", "def rank(self, waiting): return __import__('numpy').float32(-waiting.arrival_s)"),
+    ("scheduling", "def order(self, round): return reversed(round.waiting)"),
+]
+RIGHT_CASES = [(command, *right) for command in ("replay", "simulate") for right in RIGHT]
+RIGHT_CASES += [("simulate", *right) for right in RIGHT_WITH_A_CLOCK]
 
 
-@pytest.mark.parametrize("command", ["replay", "simulate"])
-@pytest.mark.parametrize(("family", "body"), RIGHT, ids=[body for _, body in RIGHT])
+@pytest.mark.parametrize(("command", "family", "body"), RIGHT_CASES, ids=[f"{case[0]}-{case[2]}" for case in RIGHT_CASES])
 def test_an_answer_may_be_a_list_or_of_numpy(command: str, family: str, body: str, folder: Path) -> None:
     assert main([command, *write_policy(folder, family, body)]) == 0
     assert (folder / "out" / "result.json").exists()

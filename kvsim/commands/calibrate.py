@@ -48,12 +48,12 @@ COMMENTS = {
     "step_overhead_s": "Time that a decode step of the serving engine takes beyond the sum of its parts.",
     "prefill_overhead_s": "Further overhead of a step with prefill, on top of that of a decode step.",
     "prefill_launch_s": "Time the host needs to launch a step with prefill; such a step never takes less.",
-    "rank_jitter": "Spread of the tensor-parallel ranks' speeds: for every transfer, each rank moves its part of the pages at its rate\n"
-    "# times a factor drawn evenly from 1 - rank_jitter to 1. The slowest rank decides when a transfer ends and what a cancelled\n"
-    "# one has brought. One GPU was measured.",
+    "rank_jitter": "Spread of the tensor-parallel ranks' speeds: for every transfer, each rank moves its part of the pages at\n"
+    "# its rate times a factor drawn evenly from 1 - rank_jitter to 1. The slowest rank decides when a transfer ends and what\n"
+    "# a cancelled one has brought. Not measured.",
     "rank_faults": "Ranks that are slow on a link, or fail to read or write pages of the disk:\n"
-    "# [{rank: 3, link: disk-cpu, speed: 0.5, share: 0.01}] halves the speed and lets 1% of the pages fail. A page counts only if\n"
-    "# every rank has it.",
+    "# [{rank: 3, link: disk-cpu, speed: 0.5, share: 0.01}] halves the speed and lets 1% of the pages fail. A page counts only\n"
+    "# if every rank has it.",
     "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; for both_directions [fragment_bytes, bytes_per_s].",
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: total rate of concurrent reads and writes.\n"
     "# depth: concurrent requests, the number of disk threads.",

@@ -15,15 +15,20 @@ FAMILIES = {
     "placement": templates.PLACEMENT,
     "checkpoint": templates.CHECKPOINT,
     "routing": templates.ROUTING,
+    "scheduling": templates.SCHEDULING,
 }
 ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
 """The folder that contains policies, conf and tests."""
 USAGE = """usage: kvsim new FAMILY NAME
 
 Creates a working policy to start from: its class, its settings in conf, and its test. FAMILY is eviction, prefetch,
-placement, checkpoint or routing. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works only in a
-clone of the repository."""
-FIRST_RUN = {"prefetch": "kvsim simulate", "routing": "kvsim simulate cluster.engines=4"}
+placement, checkpoint, routing or scheduling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works only
+in a clone of the repository."""
+FIRST_RUN = {
+    "prefetch": "kvsim simulate",
+    "routing": "kvsim simulate cluster.engines=4",
+    "scheduling": "kvsim simulate",
+}
 """What to try a new policy with, if not a replay."""
 
 

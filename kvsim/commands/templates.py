@@ -337,3 +337,66 @@ def test_a_setting_out_of_range_is_refused() -> None:
         @Class@(max_extra_requests=-1)
 ''',
 )
+
+SCHEDULING = (
+    '''
+"""@Class@: name the source of the rule."""
+
+from dataclasses import dataclass
+
+from kvsim.core.waiting import Waiting
+from kvsim.policies.scheduling.base import SchedulingPolicy
+
+
+@dataclass(kw_only=True, eq=False)
+class @Class@(SchedulingPolicy):
+    """State the purpose of the policy in one sentence, then the rule.
+
+    rank = arrival + seconds_per_1024_tokens for each 1,024 tokens to compute; the smallest rank is tried first
+    """
+
+    seconds_per_1024_tokens: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.seconds_per_1024_tokens < 0:
+            raise ValueError(f"seconds_per_1024_tokens must be 0 or more, not {self.seconds_per_1024_tokens}")
+
+    def rank(self, waiting: Waiting) -> float:
+        """Called when the request begins to wait; define order() instead for an order that changes while requests wait."""
+        return waiting.arrival_s + self.seconds_per_1024_tokens * waiting.target_tokens / 1024
+''',
+    """
+# State in one line which request is admitted first, and for which traffic that works well.
+_target_: kvsim.policies.scheduling.@name@.@Class@
+
+# Seconds by which a request is tried later for each 1,024 tokens of its prompt. 0: first come, first served.
+seconds_per_1024_tokens: 1.0
+""",
+    '''
+"""@Class@ by hand: prompts are words, a page of 16 tokens for each letter."""
+
+import pytest
+
+from kvsim.policies.scheduling.@name@ import @Class@
+from tests.policies.small_queue import small_queue
+
+
+def test_a_long_prompt_comes_later() -> None:
+    small = small_queue(@Class@(seconds_per_1024_tokens=1024))
+    small.wait("abcd", at=0.0)
+    small.wait("xy", at=30.0)
+    small.wait("z", at=60.0)
+    assert small.order() == "xy abcd z"
+
+
+def test_without_a_weight_for_tokens_it_is_first_come_first_served() -> None:
+    small = small_queue(@Class@(seconds_per_1024_tokens=0))
+    small.wait("abcd", "xy", "z")
+    assert small.order() == "abcd xy z"
+
+
+def test_a_setting_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="seconds_per_1024_tokens must be 0 or more, not -1"):
+        @Class@(seconds_per_1024_tokens=-1)
+''',
+)

@@ -97,7 +97,7 @@ def every_one(policy: str, call: str, answer: object, expected: Sequence[object]
     left = {id(one) for one in expected}
     for one in given:
         if id(one) not in left:
-            raise refused(policy, call, one, "a waiting request, or twice")
+            raise refused(policy, call, one, "a waiting request that it has not returned before")
         left.remove(id(one))
     if left:
         raise PolicyError(f"{policy} returned {len(given)} of {len(expected)} waiting requests from {call}: it must return all")

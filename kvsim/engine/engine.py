@@ -152,6 +152,8 @@ class Engine:
         self._page_needs: list[tuple[int, int, Job]] = []
         self._context_offset = 0
         """Sum over decoding requests of (cached tokens - steps done)."""
+        self._batch: list[tuple[Job, int]] = []
+        """The prefill chunks of the step under way, or of the last one."""
         self._due_late: list[tuple[Job, Lease, int]] = []
         """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
         self._budget = 0
@@ -291,7 +293,7 @@ class Engine:
             if batch or self.decoding:
                 work = self._work(batch, steps)
                 loads = [load for job, _ in batch for load in job.loads if not load.done]
-                began_s = self.env.now
+                began_s, self._batch = self.env.now, batch
                 done = yield self.substrate.compute(work, loads)
                 self.busy_s += self.env.now - began_s
                 self._account(batch, done if work.decode_requests else 0)
@@ -327,7 +329,7 @@ class Engine:
                 load_pages = self.prefetching.pages_to_load(lease)
             pages = max(request.prompt_pages, self.pages_for(job.target_tokens))
             if not cache.admit(lease, pages, self.env.now, load_pages):
-                if self.admitted or self.decoding or cache.in_flight:
+                if not self.is_idle or cache.in_flight:
                     break
                 queue.remove(job)
                 if job.prefetch is not None:
@@ -503,6 +505,7 @@ class Engine:
 
     def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:
         """Record what a step or leap has done."""
+        self._batch = []
         if self._due_late:
             self._take_late(steps)
         self.step += steps
@@ -514,7 +517,10 @@ class Engine:
                 self._leave_decoding(job)
                 self._finish(job)
         for job, tokens in batch:
-            self._book_chunk(job, tokens)
+            if job.is_lost:
+                self._release_dropped(job)
+            else:
+                self._book_chunk(job, tokens)
 
     def _book_chunk(self, job: Job, tokens: int) -> None:
         lease = job.lease
@@ -720,13 +726,21 @@ class Engine:
             if job in jobs:
                 jobs.remove(job)
         self.fetching.pop(job, None)
-        if job.lease is not None:
+        is_computed = self.is_up and any(computed is job for computed, _ in self._batch)
+        if job.lease is not None and not is_computed:
             self.cache.release(job.lease)
+            job.lease = None
         if job.prefetch is not None:
             if job.prefetch.is_under_way:
                 self.mover.cancel(job.prefetch.fetch)
             self.prefetching.give_up(job.prefetch)
-        job.lease, job.prefetch, job.is_queued, job.is_lost = None, None, False, True
+        job.prefetch, job.is_queued, job.is_lost = None, False, True
+
+    def _release_dropped(self, job: Job) -> None:
+        """Give back the pages of a request that was dropped during the step that computed them."""
+        if job.lease is not None:
+            self.cache.release(job.lease)
+            job.lease = None
 
     def transfers(self) -> list[Transfer]:
         """Return the transfers under way from and to the engine's GPU."""

@@ -184,8 +184,8 @@ class HandOver:
         if engine.number not in self.receivers:
             return True
         self.router.ended(job.request, self._sent.pop(job.request.index), engine.env.now)
-        job.decoder = -1
-        self.resend(job)
+        self.resend(job.again())
+        self._advance(self.receivers[engine.number])
         return False
 
     # --- failures ------------------------------------------------------------------------------------------------------------

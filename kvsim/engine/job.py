@@ -95,10 +95,10 @@ class Job(Waiting):
         """What goes there."""
 
     def again(self) -> "Job":
-        """Return a job that continues the request of one whose engine has failed, after the tokens generated so far."""
+        """Return a job that continues the request on another engine, after the tokens generated so far."""
         job = Job(self.request, self.arrival_s)
         job.generated, job.first_token_s = self.generated, self.first_token_s
-        job.is_known, job.is_counted = self.is_known, self.is_counted
+        job.is_known, job.is_counted, job.was_running = self.is_known, self.is_counted, self.admissions > 0
         return job
 
     def cached_tokens(self, step: int) -> int:

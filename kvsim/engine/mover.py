@@ -87,7 +87,10 @@ class Mover:
         self.substrate.copy(transfer).callbacks.append(landed)
 
     def _agreed(self, answers: Sequence[int]) -> int:
-        """Return the pages that all ranks have, given one number per rank, and count those that only some have."""
+        """Return the pages that all ranks have, given one number per rank, and count those that only some have.
+
+        SGLang also takes the minimum over the ranks (``check_prefetch_progress`` in ``mem_cache/hiradix_cache.py``).
+        """
         lowest = min(answers)
         if more := max(answers) - lowest:
             self.lost_to_disagreement.pages += more

@@ -231,7 +231,7 @@ def _links(outcome: Outcome) -> RunRecord:
             "bytes": link.bytes,
             "transfers": link.transfers,
             "busy_s": link.busy_s,
-            "utilization": ratio(link.busy_s, outcome.simulated_s),
+            "utilization": ratio(link.busy_s, outcome.simulated_s * link.lanes),
         }
         for name, link in outcome.links.items()
     }

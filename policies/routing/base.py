@@ -60,6 +60,10 @@ class RoutingContext:
     capacities: Sequence[int | None] = (None,)
     """Capacities of their GPU tiers, in pages; None if unlimited."""
     page_tokens: int = 16
+    prefills: bool = True
+    """Whether these engines compute prompts; otherwise they get them computed."""
+    decodes: bool = True
+    """Whether these engines generate answers; otherwise they pass their prompts on once they are computed."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """Seeded; the policy's only source of randomness."""
 
@@ -68,8 +72,8 @@ class RoutingContext:
 class RoutingPolicy(metaclass=ABCMeta):
     """Chooses the engine that serves a request, when the request arrives. It sees what a real router could see.
 
-    One instance serves one pool of engines that do the same work; engines that only prefill and engines that only decode are
-    two pools.
+    One instance serves one pool of engines that do the same work. Engines that only prefill and engines that only decode are two
+    pools: a request is sent to one of each.
     """
 
     @property

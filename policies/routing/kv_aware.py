@@ -18,6 +18,8 @@ class ActiveRequests:
     def __init__(self) -> None:
         self.pages = PageCounts()
         """Pages of their prompts; those that several share are one."""
+        self.prompt_pages = 0
+        """The same, where those that several share count for each."""
         self.prefill_tokens: dict[int, int] = {}
         """By request, the tokens that it had to compute when it was sent; none once its first token has passed."""
         self.total_prefill_tokens = 0
@@ -39,8 +41,9 @@ class KVAware(RoutingPolicy):
     decode blocks    different pages of the prompts of all requests sent there that have not ended, and of this one
     temperature      above 0: an engine is drawn, with probability in proportion to exp(-cost / (range of costs) / temperature)
 
-    Answers do not count, as in Dynamo without ``router_track_output_blocks``; nor do cached pages in CPU memory or on disk.
-    Newer versions of Dynamo call the weight ``prefill_load_scale``.
+    On engines that only prefill, decode blocks do not count. On engines that only decode, prefill blocks do not count, and
+    decode blocks that prompts share count for each. Answers never count, as in Dynamo without ``router_track_output_blocks``;
+    nor do cached pages in CPU memory or on disk. Newer versions of Dynamo call the weight ``prefill_load_scale``.
     """
 
     overlap_score_weight: float = 1.0
@@ -58,6 +61,7 @@ class KVAware(RoutingPolicy):
 
     def bind(self, context: RoutingContext) -> None:
         self._page_tokens = context.page_tokens
+        self._prefills, self._decodes = context.prefills, context.decodes
         self._rng: np.random.Generator = context.rng
         self._active = {engine: ActiveRequests() for engine in context.engines}
         self._tokens_to_compute = 0
@@ -70,9 +74,13 @@ class KVAware(RoutingPolicy):
     def cost(self, request: Request, status: EngineStatus) -> float:
         """Return what the request would cost on an engine, in blocks: pages."""
         active = self._active[status.engine]
+        if not self._prefills:
+            return float(active.prompt_pages + request.prompt_pages)
         prefill_blocks = (active.total_prefill_tokens + self._tokens(request, status)) / self._page_tokens
-        decode_blocks = active.pages.pages + request.prompt_pages - active.pages.leading(request.runs)
-        return self.overlap_score_weight * prefill_blocks + decode_blocks
+        cost = self.overlap_score_weight * prefill_blocks
+        if self._decodes:
+            cost += active.pages.pages + request.prompt_pages - active.pages.leading(request.runs)
+        return cost
 
     def _tokens(self, request: Request, status: EngineStatus) -> int:
         """Return how many tokens of the prompt the engine would have to compute."""
@@ -96,6 +104,7 @@ class KVAware(RoutingPolicy):
     def on_sent(self, request: Request, engine: int, now: float) -> None:
         active = self._active[engine]
         active.pages.add(request.runs)
+        active.prompt_pages += request.prompt_pages
         active.prefill_tokens[request.index] = self._tokens_to_compute
         active.total_prefill_tokens += self._tokens_to_compute
 
@@ -106,3 +115,4 @@ class KVAware(RoutingPolicy):
         active = self._active[engine]
         active.finish_prefill(request)
         active.pages.remove(request.runs)
+        active.prompt_pages -= request.prompt_pages

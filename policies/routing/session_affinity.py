@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
+from kvsim.policies.routing.base import EngineStatus, RoutingContext, RoutingPolicy
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -17,11 +17,14 @@ class SessionAffinity(RoutingPolicy):
     an engine fails its sessions are spread over the others, and come back with it; no other session moves
     """
 
+    def bind(self, context: RoutingContext) -> None:
+        self._hashes = {engine: mixed(engine + 1) for engine in context.engines}
+
     def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
         key = mixed(request.session if request.session >= 0 else ~request.index)
         chosen, highest = -1, -1
         for status in engines:
-            weight = mixed(key ^ mixed(status.engine + 1))
+            weight = mixed(key ^ self._hashes[status.engine])
             if weight > highest:
                 chosen, highest = status.engine, weight
         return chosen

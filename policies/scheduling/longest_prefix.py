@@ -19,7 +19,7 @@ class LongestPrefix(PrefixScheduling):
     after retraction           as a new request: it has usually most of its prompt cached
     more than fcfs_above wait  the order stays as it is, new requests at the end
 
-    A duplicate shares a prefix that is not cached yet with a request before it, which computes it for both.
+    A duplicate shares a prefix with a request before it, and has little cached: the other one computes it for both.
     """
 
     fcfs_above: int | None = 128

@@ -11,20 +11,22 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.fields import keep_types
 from kvsim.policies.scheduling.base import BoundedScheduling
 
-CHOICES = ("wait", "admit")
+CHOICES = ("last", "equal")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class PrefixScheduling(BoundedScheduling):
-    """Requests that share a prefix nobody has computed yet: the first computes it, the others wait and hit.
+    """Requests that share a prefix which nobody has computed yet: the first computes it, the others come last and may hit.
+
+    They are tried in the same round as all others, after them; those that still wait after the step find the prefix.
 
     A request is a duplicate if at most ``check_up_to_tokens`` of its prompt are on the GPU and it shares at least
     ``shared_tokens`` with a waiting request before it that is no duplicate itself. SGLang compares tokens; here only full pages
     count, which are all that can be reused: 40 shared tokens are 32 with pages of 16 tokens, and none with pages of 64.
     """
 
-    in_batch_duplicates: str = "wait"
+    in_batch_duplicates: str = "last"
     check_up_to_tokens: int = 32
     shared_tokens: int = 32
     fcfs_above: int | None = None
@@ -45,9 +47,9 @@ class PrefixScheduling(BoundedScheduling):
         self._page_tokens = context.page_tokens
 
     def duplicates(self, round: Round) -> set[Waiting]:
-        """Return the requests that should wait for another one to compute what they share."""
+        """Return the requests to try last, because another one computes what they share."""
         found = set[Waiting]()
-        if self.in_batch_duplicates == "admit":
+        if self.in_batch_duplicates == "equal":
             return found
         prompts = RadixTree(1)
         for one in round.waiting:

@@ -17,8 +17,8 @@ class ShortestPrefill(PrefixScheduling):
                       others; of equals, the one that began to wait first
     after retraction  by the same order, the answer so far included
 
-    A duplicate shares a prefix that is not cached yet with a request before it, which computes it for both. SGLang also shortens
-    the chunk of a long prefill under way for shorter requests that wait; here, chunks stay as they are.
+    A duplicate shares a prefix with a request before it, and has little cached: the other one computes it for both. SGLang also
+    shortens the chunk of a long prefill under way for shorter requests that wait; here, chunks stay as they are.
     """
 
     def order(self, round: Round) -> Sequence[Waiting]:

@@ -38,7 +38,8 @@ def kvsim(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_new_tests_and_the_contracts_pass(copy: Path) -> None:
     new = [f"tests/policies/test_{family}_brand_new.py" for family in FAMILIES]
-    contracts = [f"tests/policies/test_{family}.py" for family in ("eviction", "placement", "prefetch", "routing")]
+    families = ("eviction", "placement", "prefetch", "routing", "scheduling")
+    contracts = [f"tests/policies/test_{family}.py" for family in families]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *new, *contracts]
     ran = subprocess.run(command, cwd=copy, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-2000:]
@@ -63,7 +64,9 @@ def test_the_new_policies_run_by_their_names(copy: Path) -> None:
     hybrid = ("model=nemotron_h_8b", "checkpoint=brand_new", "tiers.gpu.capacity=40GiB", "trace.sessions=20")
     ran = kvsim(copy, "replay", *hybrid, "output=out2")
     assert ran.returncode == 0, ran.stderr
-    assert "brand_new" in kvsim(copy, "policies").stdout
+    ran = kvsim(copy, "simulate", "trace.sessions=20", "scheduling=brand_new", "output=out3")
+    assert ran.returncode == 0, ran.stderr
+    assert kvsim(copy, "policies").stdout.count("brand_new") == len(FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -128,6 +128,7 @@ class Walk:
         self.running: list[list[Any]] = []
         self.transfers: list[Any] = []
         self.requests = 0
+        self.looked: list[Any] = []
 
     def now(self) -> float:
         return float(next(self.cache.clock))
@@ -148,6 +149,7 @@ class Walk:
             self.cache.reset()
         self.cache.check()
         self.check_states()
+        assert all(self.cache.cached_pages(one) == found for one, version, found in self.looked if version == self.cache.version)
 
     def start(self) -> None:
         word, answer = self.draw(WORDS), self.draw(st.text("ab", max_size=2))
@@ -158,7 +160,10 @@ class Walk:
         self.requests += 1
         pages = pages_of(whole.runs)[len(word) :]
         request.output_runs = tuple((page, 1) for page in pages)
+        found = self.cache.cached_pages(request)
+        self.looked = [*self.looked[-5:], (request, self.cache.version, found)]
         lease = self.cache.match(request)
+        assert found == (lease.gpu_pages, lease.leading_cpu_pages)
         self.check_end(lease)
         if self.cache.admit(lease, len(word) + len(answer), self.now(), self.draw(st.integers(0, lease.lower_pages))):
             self.learn(lease.waits)

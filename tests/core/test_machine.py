@@ -166,6 +166,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.transfers: dict[Transfer, None] = {}
         self.flights: dict[Transfer, Flight] = {}
         self.holds: list[Hold] = []
+        self.looked: dict[tuple[int, int], tuple[Request, tuple[int, Any]]] = {}
+        """By a prompt's last page and GPU: a request, the cache's version, and what the cache had of the prompt then."""
         self.bytes = [np.full(capacity, -1, dtype=np.int64) for capacity in capacities]
         if len(capacities) > 1:
             self.restore(draw(st.lists(PATHS, max_size=3)), draw(st.integers(0, 3)))
@@ -255,8 +257,13 @@ class CacheMachine(RuleBasedStateMachine):
         cache = self.cache
         gpu = self.gpus[pick % len(self.gpus)]
         before = self.snapshot()
+        found = cache.cached_pages(request, gpu)
+        assert self.snapshot() == before
+        if request.runs:
+            self.looked[request.runs[-1][0], gpu.index] = request, (cache.version, found)
         lease = cache.match(request, gpu)
         assert self.snapshot() == before
+        assert found == (lease.gpu_pages, lease.leading_cpu_pages)
         assert lease.gpu_pages + lease.lower_pages <= min(request.prompt_pages, self.usable_pages(request))
         pages = request.prompt_pages + extra
         if cache.admit(lease, pages, self.time(), min(load, lease.lower_pages)):
@@ -525,6 +532,13 @@ class CacheMachine(RuleBasedStateMachine):
         nodes = list(self.cache.tree.root.descendants())
         for tier, watched in zip(self.cache.tiers, self.watched, strict=True):
             assert watched.pages == set(ids_of([node for node in nodes if node.state[tier.index] == READY]).tolist())
+
+    @invariant()
+    def the_same_version_has_the_same_of_every_prompt(self) -> None:
+        for (last, index), (request, (version, found)) in list(self.looked.items()):
+            now_found = self.cache.cached_pages(request, self.cache.tiers[index])
+            assert now_found == found or self.cache.version != version
+            self.looked[last, index] = request, (self.cache.version, now_found)
 
     @invariant()
     def queues_hold_what_is_there(self) -> None:

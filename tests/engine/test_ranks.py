@@ -5,7 +5,7 @@ from disk.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -123,13 +123,24 @@ def test_a_page_that_one_rank_cannot_read_is_lost_on_the_disk_with_what_depends_
     assert outcome.ttft_s[2] == seconds(8 * 2 + 8 * 4 + 1)
 
 
+def test_a_prefetch_that_is_stopped_before_its_turn_on_the_disk_has_not_failed() -> None:
+    """The prefetch of z waits behind that of A and is stopped after 2 s, that of A after 9 s: one rank has 4 pages of it."""
+    fault = ranks(2, RankFault(rank=1, link="disk-cpu", share=1.0))
+    stopped = eager(stop="timeout", base_s=1.0, per_1024_tokens_s=1024 / 4)
+    asks = ask("z", 0), ask(A, 100), ask(B, 200), ask("qr", 300), ask(A, 400), ask("z", 400.5)
+    outcome = served(*asks, **ON_DISK | {"cpu": 10}, prefetch=stopped, hardware=fault)
+    assert lost(outcome) == (4, 1) and outcome.links["disk-cpu"].transfers == 1
+    assert outcome.placement["unreadable_pages"] == 1
+    assert not outcome.hit_pages.any()
+
+
 # --- write-downs ---
 
 
 class Answers(SimulatedSubstrate):
     """Lets the ranks of some links answer with the pages that a test gives."""
 
-    by_link: dict[str, list[int]] = {}
+    by_link: ClassVar[dict[str, list[int]]] = {}
 
     def copy(self, transfer: Transfer) -> Event:
         event = super().copy(transfer)

@@ -36,11 +36,24 @@ class Served:
 
 
 class SlowSchedule:
-    """``free`` has the free blocks, the next to be taken first; ``named`` the blocks that hold a page, oldest first."""
+    """``free`` has the free blocks, the next to be taken first; ``named`` the blocks that hold a page, oldest first.
+
+    With ``by_priority``, the highest priority is tried first, and the lowest is preempted first; of equals, those that arrived
+    first and last. ``has_skipped`` is set where a request that preempts itself ends the planning of a step, so that others which
+    run behind it compute nothing in that step.
+    """
 
     def __init__(
-        self, hardware: LinearHardware, page_tokens: int, capacity: int, max_batch_tokens: int, max_running: int
+        self,
+        hardware: LinearHardware,
+        page_tokens: int,
+        capacity: int,
+        max_batch_tokens: int,
+        max_running: int,
+        *,
+        by_priority: bool = False,
     ) -> None:
+        self.by_priority, self.has_skipped = by_priority, False
         self.hardware, self.page_tokens = hardware, page_tokens
         self.max_batch_tokens, self.max_running = max_batch_tokens, max_running
         self.free = [Block() for _ in range(capacity)]
@@ -55,6 +68,8 @@ class SlowSchedule:
         while arriving or self.waiting or self.running:
             while arriving and arriving[0].request.arrival_s <= now:
                 self.waiting.append(arriving.pop(0))
+            if self.by_priority:
+                self.waiting.sort(key=rank)
             if not self.waiting and not self.running:
                 now = arriving[0].request.arrival_s
                 continue
@@ -65,16 +80,21 @@ class SlowSchedule:
         """Schedule and run one step. Returns when it ends."""
         plan: list[tuple[Served, int]] = []
         budget, has_preempted = self.max_batch_tokens, False
-        for one in list(self.running):
+        behind = list(self.running)
+        for one in behind:
             if one not in self.running or not budget:
                 continue
             new = min(one.tokens - one.computed, budget)
             while one in self.running and not self.allocate(one, one.computed + new, []):
-                self.preempt()
+                preempted = self.preempt()
+                budget += sum(tokens for other, tokens in plan if other is preempted)
+                plan = [(other, tokens) for other, tokens in plan if other is not preempted]
                 has_preempted = True
-            if one in self.running:
-                plan.append((one, new))
-                budget -= new
+            if one not in self.running:
+                self.has_skipped = self.has_skipped or one is not behind[-1]
+                break
+            plan.append((one, new))
+            budget -= new
         while self.waiting and budget and len(self.running) < self.max_running and not has_preempted:
             one = self.waiting[0]
             hits = self.find(one)
@@ -160,9 +180,18 @@ class SlowSchedule:
                 self.free.insert(0 if block.page is None else len(self.free), block)
         one.blocks = []
 
-    def preempt(self) -> None:
-        one = self.running.pop()
+    def preempt(self) -> Served:
+        one = max(self.running, key=rank) if self.by_priority else self.running[-1]
+        self.running.remove(one)
         self.give_back(one)
         one.computed, one.is_decoding = 0, False
         one.preemptions += 1
         self.waiting.insert(0, one)
+        if self.by_priority:
+            self.waiting.sort(key=rank)
+        return one
+
+
+def rank(one: Served) -> tuple[int, int]:
+    """Most important first, of equals the one that arrived first."""
+    return -one.request.priority, one.request.index

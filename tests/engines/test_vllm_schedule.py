@@ -24,7 +24,9 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.policies.scheduling.priority import Priority
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_schedule import SlowSchedule
@@ -65,13 +67,20 @@ class Watched(PageWatch):
         assert +self.copies == Counter(page for node in nodes for page in pages_of(node.runs))
 
 
-def serve(requests: list[Request], capacity: int, settings: EngineSettings, *, names_answers: bool) -> list[Row]:
+def serve(
+    requests: list[Request],
+    capacity: int,
+    settings: EngineSettings,
+    *,
+    names_answers: bool,
+    scheduling: SchedulingPolicy | None = None,
+) -> list[Row]:
     """The engine's schedule by vLLM's rules; everything is recounted whenever a request ends."""
     gpu = Tier("gpu", 0, SlotPool(capacity), LRU())
     gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=PAGE_TOKENS))
     cache, gpu.watch = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS), (watched := Watched())
     substrate = SimulatedSubstrate(MODEL, FORMULA, PAGE_TOKENS, links="fifo")
-    engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings, FCFS())
+    engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings, scheduling or FCFS())
     rows = rows_of(Cluster([engine]).run(requests, lambda _: watched.check(cache)))
     assert gpu.pool.free + gpu.evictable_pages == capacity
     return rows
@@ -120,6 +129,30 @@ def test_the_schedule_is_that_of_the_slow_model(seed: int, names_answers: bool):
         capacity = largest + random.choice([0, 1, 2, 5, 10, 30])
         settings = EngineSettings(max_batch_tokens=random.choice([7, 16, 64]), max_running_requests=random.choice([2, 4, 16]))
         check_schedule(requests, capacity, settings, names_answers=names_answers)
+
+
+@pytest.mark.parametrize("names_answers", [True, False])
+def test_the_schedule_by_priority_is_that_of_the_slow_model(names_answers: bool):
+    """Unless a request preempts itself before others that run: in vLLM these then skip a step."""
+    compared = preempted = 0
+    for seed in range(4 * EXAMPLES):
+        random = Random(seed)
+        requests = draw(random, shares_answers=False)
+        for request in requests:
+            request.priority = random.randrange(3)
+        largest = max(-(-(one.prompt_tokens + one.output_tokens) // PAGE_TOKENS) for one in requests)
+        capacity = largest + random.choice([0, 1, 2, 5, 10])
+        settings = EngineSettings(max_batch_tokens=random.choice([7, 16, 64]), max_running_requests=random.choice([2, 4, 16]))
+        limits = settings.max_batch_tokens, settings.max_running_requests
+        schedule = SlowSchedule(FORMULA, PAGE_TOKENS, capacity, *limits, by_priority=True)
+        expected = schedule.run(requests, names_answers=names_answers)
+        if schedule.has_skipped:
+            continue
+        compared += 1
+        preempted += any(row[1] for row in expected)
+        rows = serve(requests, capacity, settings, names_answers=names_answers, scheduling=Priority())
+        assert_same(rows, expected)
+    assert compared > EXAMPLES and preempted > EXAMPLES // 4
 
 
 def request(words: Words, word: str, index: int, *, tail: int = 0, output: int = 1) -> Request:

@@ -1,6 +1,7 @@
 """Routing policies by hand: a router before a few engines, and requests of a few pages."""
 
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -39,18 +40,19 @@ class SmallRouter(Router):
         watch.stored(runs)
 
 
-def router(policy: RoutingPolicy, engines: int = 3, *, capacity_pages: int | None = None, seed: int = 0) -> SmallRouter:
-    """A router before engines with these numbers of pages, all up and empty. Their clock stands still at 0."""
+def router(policy: RoutingPolicy, engines: int = 3, *, seed: int = 0, **known: Any) -> SmallRouter:
+    """A router before engines that are all up and empty; ``known`` is what else policies may know. The clock stands still."""
     numbers = range(engines)
     policy.bind(
         RoutingContext(
             engines=numbers,
-            capacities=[capacity_pages] * engines,
+            capacities=[None] * engines,
             page_tokens=PAGE_TOKENS,
             rng=np.random.default_rng(seed),
+            **known,
         )
     )
-    gpus = {number: Tier("gpu", 0, Pool(capacity_pages), LRU()) for number in numbers}
+    gpus = {number: Tier("gpu", 0, Pool(None), LRU()) for number in numbers}
     return SmallRouter(policy, gpus)
 
 

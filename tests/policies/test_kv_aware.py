@@ -87,6 +87,19 @@ def test_blocks_that_requests_share_are_in_use_once() -> None:
     assert costs(small, other) == [8 + 6 + 5]
 
 
+@pytest.mark.parametrize(
+    ("pool", "expected"), [({}, 5 + 1.25 + 9), ({"decodes": False}, 5 + 1.25), ({"prefills": False}, 8 + 5 + 4)]
+)
+def test_engines_that_only_prefill_or_only_decode(pool: dict[str, bool], expected: float) -> None:
+    """3 of the 8 blocks are cached. A prompt of the first 5 runs; one of the first 3 and another waits, 5 of its 17 tokens are
+    not cached. So 6 different blocks are in use and 3 would be new, or 5 + 4 are in use and 8 would be new."""
+    small = router(KVAware(), engines=1, **pool)
+    small.cached(0, (0, 3))
+    sent(small, 0, prompt((0, 5), index=0), is_computed=True)
+    sent(small, 0, prompt((0, 3), (50, 1), index=1))
+    assert costs(small, EIGHT) == [expected]
+
+
 def test_equal_costs_are_drawn() -> None:
     small = router(KVAware(), engines=3)
     small.cached(1, (0, 2))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine.outcome import Outcome
+from kvsim.engine.outcome import Disagreement, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.result import hit_definition, hit_tokens, plain, spread, summarize, to_json, warmup_requests
 
@@ -27,6 +27,15 @@ def test_all_stable_fields_are_there_in_a_fixed_order(replayed: Outcome):
 
 def test_a_partial_page_weighs_its_own_tokens_in_the_tier_that_held_it(replayed: Outcome):
     assert hit_tokens(replayed).tolist() == [[0, 0, 0], [20, 15, 0], [0, 0, 0], [10, 0, 30]]
+
+
+@pytest.mark.parametrize(("command", "gpus"), [("simulate", 2), ("simulate", 1), ("replay", 2)])
+def test_what_ranks_lost_is_in_the_record_of_a_simulation_with_several(simulated: Outcome, command: str, gpus: int):
+    simulated.lost_to_disagreement = Disagreement(pages=3, transfers=1)
+    config = {"hardware": {"gpus": gpus}}
+    result = summarize(simulated, command=command, config=config, seed=0, warmup=0.0, load_s=0.0)
+    expected = {"pages": 3, "transfers": 1} if command == "simulate" and gpus == 2 else None
+    assert result.get("lost_to_disagreement") == expected
 
 
 def test_hits_add_up_by_tier(replayed: Outcome):

@@ -2,16 +2,17 @@ import io
 
 from rich.console import Console
 
-from kvsim.engine.outcome import Outcome
+from kvsim.engine.outcome import Disagreement, Outcome
 from kvsim.report.result import summarize
 from kvsim.report.summary import digits, settings, shares
 from kvsim.report.table import print_result
 
 
-def printed(outcome: Outcome, *, warmup: float = 0.0, encoding: str = "utf-8", width: int = 100) -> str:
+def printed(outcome: Outcome, *, warmup: float = 0.0, encoding: str = "utf-8", width: int = 100, gpus: int = 1) -> str:
     raw = io.BytesIO()
     text = io.TextIOWrapper(raw, encoding=encoding)
-    result = summarize(outcome, command="simulate", config={}, seed=0, warmup=warmup, load_s=0.25, versions={})
+    config = {"hardware": {"gpus": gpus}}
+    result = summarize(outcome, command="simulate", config=config, seed=0, warmup=warmup, load_s=0.25, versions={})
     print_result(result, Console(file=text, width=width))
     text.flush()
     return raw.getvalue().decode(encoding)
@@ -46,6 +47,12 @@ def test_counters_are_shown_where_there_are_any(simulated: Outcome):
     simulated.prefetch = {"started": 3, "pages_read": 1200}
     assert "started 3, pages read 1,200" in printed(simulated)
     assert "checkpoints" not in printed(simulated)
+
+
+def test_pages_that_ranks_lost_are_shown_where_there_are_any(simulated: Outcome):
+    assert "disagreement" not in printed(simulated, gpus=2)
+    simulated.lost_to_disagreement = Disagreement(pages=1200, transfers=3)
+    assert "ranks 1,200 pages lost to disagreement in 3 transfers" in " ".join(printed(simulated, gpus=2).split())
 
 
 def test_no_line_is_longer_than_100_columns(simulated: Outcome):

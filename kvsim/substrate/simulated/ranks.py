@@ -6,13 +6,15 @@ from kvsim.hardware import HardwareSpec, RankFault
 
 STREAM = 2**32
 """Second word of the seed: a random stream that nothing else draws from."""
+NO_FAULTS: list[RankFault] = []
 
 
 class Split:
     """One transfer as its ranks carry it.
 
-    All ranks start together. While the slowest is at full work, the link carries ``n_bytes`` at its own rate, of which a rank of
-    speed ``s`` has moved ``s * n_bytes``. ``work_bytes`` is what the link could carry until the last rank has ended.
+    All ranks start together. In the time in which the link could carry ``n_bytes``, a rank of speed ``s`` moves its part of
+    ``s * n_bytes``, but no more than its part of the transfer, or of the pages before the one that fails. ``work_bytes`` is what
+    the link could carry until the last rank has ended: for that long it is occupied.
     """
 
     __slots__ = ("failed", "limits", "pages", "slot_bytes", "speeds", "work_bytes")
@@ -31,7 +33,7 @@ class Split:
         """Whether the first page that some rank lacks failed there; set by ``arrived``."""
 
     def arrived(self, n_bytes: float) -> "int | list[int]":
-        """Return the whole pages of each rank when the link has carried ``n_bytes``; one number if every rank has all."""
+        """Return the whole pages of each rank when the link could have carried ``n_bytes``; one number if every rank has all."""
         if self.limits is None and n_bytes >= self.work_bytes:
             return self.pages
         limits = self.limits or [self.pages] * len(self.speeds)
@@ -39,11 +41,11 @@ class Split:
             min(limit, int((speed * n_bytes + 0.5) // self.slot_bytes)) for limit, speed in zip(limits, self.speeds, strict=True)
         ]
         lowest = min(arrived)
-        self.failed = any([pages == limit == lowest < self.pages for pages, limit in zip(arrived, limits, strict=True)])
+        self.failed = any(pages == limit == lowest < self.pages for pages, limit in zip(arrived, limits, strict=True))
         return arrived
 
     def moved_bytes(self, n_bytes: float) -> float:
-        """Return the bytes that the ranks together have moved when the link has carried ``n_bytes``."""
+        """Return the bytes that the ranks together have moved when the link could have carried ``n_bytes``."""
         limits = self.limits or [self.pages] * len(self.speeds)
         parts = [min(limit * self.slot_bytes, speed * n_bytes) for limit, speed in zip(limits, self.speeds, strict=True)]
         return sum(parts) / len(parts)
@@ -66,19 +68,20 @@ class Ranks:
 
     def split(self, link: str, pages: int, slot_bytes: int) -> Split | None:
         """Split a transfer over a link, such as ``disk-cpu``, among the ranks; None if all ranks carry it alike."""
-        faults = self._faults.get(link)
-        if not self.jitter and faults is None:
+        faults = self._faults.get(link, NO_FAULTS)
+        if not self.jitter and not faults:
             return None
         speeds = [1.0] * self._count
         if self.jitter:
             speeds = [1.0 - self.jitter * drawn for drawn in self._random.random(self._count).tolist()]
-        return Split(pages, slot_bytes, speeds, self._limits(faults, pages, speeds) if faults else None)
-
-    def _limits(self, faults: list[RankFault], pages: int, speeds: list[float]) -> list[int] | None:
-        """Slow down the ranks that are slow; return the pages after which each rank fails, None if none does."""
-        limits = [pages] * self._count
         for fault in faults:
             speeds[fault.rank] *= fault.speed
+        return Split(pages, slot_bytes, speeds, self._limits(faults, pages))
+
+    def _limits(self, faults: list[RankFault], pages: int) -> list[int] | None:
+        """Return the pages after which each rank fails; None if none does."""
+        limits = [pages] * self._count
+        for fault in faults:
             if fault.share:
                 limits[fault.rank] = min(pages, int(self._random.geometric(fault.share)) - 1)
         return limits if min(limits) < pages else None
