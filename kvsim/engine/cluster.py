@@ -72,6 +72,8 @@ class Cluster(Frontend):
         self._sent: dict[int, int] = {}
         """The engine that the router has sent a request to, by the request's index, until the request has ended."""
         self._processes: dict[int, Process] = {}
+        self._lost: set[int] = set()
+        """Engines whose GPUs are lost for good."""
         for engine in engines:
             engine.frontend = self
             engine.reports = router is not None and router.policy.needs_reports
@@ -94,6 +96,7 @@ class Cluster(Frontend):
             if request.after >= 0:
                 self._followers.setdefault(request.after, []).append(request)
         self.env.process(self._arrivals(due_in_order(requests, self.engines[0].settings.reset_at_s)))
+        self.engines[0].substrate.on_loss(self.lose)
         for failure in self.failures:
             self.env.process(self._fail_and_return(failure))
         for engine in self.engines:
@@ -241,11 +244,19 @@ class Cluster(Frontend):
         if self.is_done:
             return
         engine = self.engines[failure.engine]
+        if engine.number in self._lost:
+            return
         yield from self.fail(engine)
         if failure.back_after_s < inf:
             yield self.env.timeout(failure.back_after_s)
-            if not self.is_done:
+            if not self.is_done and engine.number not in self._lost:
                 self._bring_back(engine)
+
+    def lose(self, number: int) -> None:
+        """Take an engine down for good whose GPU is lost."""
+        self._lost.add(number)
+        if not self.is_done and self.engines[number].is_up:
+            self.env.process(self.fail(self.engines[number]))
 
     def fail(self, engine: Engine) -> Any:
         """Take an engine down: send its requests elsewhere, end its transfers, and drop what its GPU has. To be yielded from."""

@@ -1,6 +1,6 @@
 """Records the timeline of a run, if one is wanted: the recorder stands between the engine and its substrate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from simpy import Event
@@ -66,7 +66,7 @@ class Recorder:
         def end(event: Event) -> None:
             decoding = work.decode_requests, work.decode_context_tokens
             self.batches.append(
-                Batch(start_s, self.env.now, len(work.chunks), tokens, *decoding, int(event.value or 0), work.engine)
+                Batch(start_s, self.env.now, len(work.chunks), tokens, *decoding, max(0, event.value or 0), work.engine)
             )
 
         done.callbacks.append(end)
@@ -78,6 +78,9 @@ class Recorder:
 
     def withdraw(self, send: Send) -> None:
         self._substrate.withdraw(send)
+
+    def on_loss(self, lost: Callable[[int], None]) -> None:
+        self._substrate.on_loss(lost)
 
     def link_use(self) -> list[LinkUse]:
         self._look()

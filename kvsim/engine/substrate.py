@@ -1,6 +1,6 @@
 """The contract of substrates: what makes time pass and bytes move."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -75,6 +75,9 @@ class Substrate(Protocol):
 
     def withdraw(self, send: Send) -> None:
         """Stop sending, since an engine has failed; the event of ``hand_over`` need not occur."""
+
+    def on_loss(self, lost: Callable[[int], None]) -> None:
+        """Call ``lost`` with the number of an engine when its GPU is lost, before the events of its copies and steps occur."""
 
     def link_use(self) -> list[LinkUse]:
         """Return what each link has carried so far; links that have carried nothing are left out."""

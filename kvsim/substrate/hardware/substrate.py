@@ -88,7 +88,7 @@ class HardwareSubstrate:
         """Number of pages that the disk tier started with."""
         self.on_worker_lost: Callable[[int], None] | None = None
         """Called on the clock's thread with the number of an engine that has lost a GPU, before what the GPU was asked for ends.
-        Without it, a loss ends the run."""
+        Without it, or without an engine that is left, a loss ends the run."""
         self.lost_gpus: list[int] = []
         self._under_way: dict[Transfer, UnderWay] = {}
 
@@ -216,9 +216,12 @@ class HardwareSubstrate:
 
     # The loss of a GPU
 
+    def on_loss(self, lost: Callable[[int], None]) -> None:
+        self.on_worker_lost = lost
+
     def _lost(self, gpu: int) -> None:
         self.lost_gpus.append(gpu)
-        if self.on_worker_lost is None:
+        if self.on_worker_lost is None or len({lost // self.ranks for lost in self.lost_gpus}) == len(self.pages):
             raise self.gpus[gpu].loss()
         self.on_worker_lost(gpu // self.ranks)
 

@@ -1,5 +1,6 @@
 """The simulated substrate: links, disk and compute on SimPy's virtual clock."""
 
+from collections.abc import Callable
 from math import isnan
 from typing import Any
 
@@ -157,6 +158,9 @@ class SimulatedSubstrate:
     def withdraw(self, send: Send) -> None:
         assert self.sending is not None
         self.sending.withdraw(send)
+
+    def on_loss(self, lost: Callable[[int], None]) -> None:
+        """Do nothing: engines fail only as the run's settings say."""
 
     def link_use(self) -> list[LinkUse]:
         return self.wiring.used()

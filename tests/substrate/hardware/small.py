@@ -6,16 +6,13 @@ from typing import Any
 
 import hydra
 
+from kvsim.assembly import build_cluster, build_graphs, build_served
 from kvsim.build import build_run
-from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.cluster import Cluster
-from kvsim.engine.engine import Engine
 from kvsim.engine.outcome import Outcome
 from kvsim.plan import Plan
-from kvsim.policies.prefetch.base import Offer
-from kvsim.run import Prefetching, build_tiers
 from kvsim.substrates import SUBSTRATES
 from tests.engine.small import ask, make_requests
 
@@ -33,28 +30,31 @@ SMALL = (
 )
 
 
-class PatientEngine(Engine):
-    """Checks its cache after every transfer. A request that waits for another arrives once all transfers have ended.
+class PatientCluster(Cluster):
+    """Checks its caches after every transfer. A request that waits for another arrives once all transfers have ended.
 
     So each request finds the same, however long things take.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, built: Cluster) -> None:
+        super().__init__(built.engines, built.router, hand_over=built.hand_over, failures=built.failures, layout=built.layout)
         self.held: list[Request] = []
+        self.movers = list(dict.fromkeys(engine.mover for engine in self.engines))
+        for mover in self.movers:
+            mover.listeners.append(self._landed)
 
-    def _end(self, request: Request) -> None:
+    def ended(self, request: Request, engine: int) -> None:
         self.held += self._followers.pop(request.index, [])
-        super()._end(request)
+        super().ended(request, engine)
         self._let_go()
 
     def _landed(self, transfer: Transfer) -> None:
-        super()._landed(transfer)
-        self.cache.check()
+        for cache in self.caches:
+            cache.check()
         self._let_go()
 
     def _let_go(self) -> None:
-        if not self.cache.in_flight and not any(self.mover._lines):
+        if not any(cache.in_flight for cache in self.caches) and not any(any(mover._lines) for mover in self.movers):
             for request in self.held:
                 arrival = self.env.timeout(0, request)
                 arrival.callbacks.append(lambda event: self._arrive(event.value))
@@ -76,23 +76,21 @@ def tiers(gpu: int, cpu: int = 0, disk: int = 0) -> list[str]:
 def serve(made: Plan, requests: list[Request], *, meddle: Callable[[Any], None] | None = None) -> Outcome:
     """Serve the requests. ``meddle`` gets the substrate before they arrive. Afterwards nothing is held or awaited."""
     choice = SUBSTRATES[made.substrate]
-    cache = Cache(*build_tiers(made, requests, choice.pool), made.rules, made.page_tokens)
-    prefetching = Prefetching(cache, made.prefetch, Offer)
-    substrate = choice.open(made, requests, cache)
+    caches = [build_served(made, graph, requests) for graph in build_graphs(made, requests, choice.pool)]
+    substrate = choice.open(made, requests, caches)
     try:
         if meddle is not None:
             meddle(substrate)
-        engine = PatientEngine(substrate, cache, prefetching, made.engine, made.scheduling)
-        outcome = Cluster([engine]).run(requests)
-        check_idle(engine)
+        outcome = PatientCluster(build_cluster(made, requests, caches, substrate)).run(requests)
+        for cache in caches:
+            check_idle(cache)
     finally:
         substrate.close()
     return outcome
 
 
-def check_idle(engine: Engine) -> None:
+def check_idle(cache: Any) -> None:
     """Whatever happened, every pool adds up."""
-    cache = engine.cache
     cache.check()
     assert not cache.leases and not cache.in_flight and not cache.residency.doomed
     for tier in cache.tiers:

@@ -153,7 +153,7 @@ class Host:
             tier.owner = number
         self.cache = Cache(tiers, edges, Rules(), PAGE_TOKENS)
         self.substrate, self.env = substrate, substrate.env
-        self.mover = Mover(substrate, self.cache, lambda _: None)
+        self.mover = Mover(substrate, self.cache)
 
     def serve(self, engine, pages):
         """Serve a request on one engine: its hits by tier."""
