@@ -96,8 +96,6 @@ def check_hardware(plan: Plan) -> None:
         raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose one with attention only")
     if plan.rules.has_own_cache:
         raise UsageError(f"rules: those of {plan.rules.engine} have no real memory: set rules=default or substrate=simulated")
-    if plan.hardware.gpus > 1:
-        raise UsageError(f"hardware.gpus is {plan.hardware.gpus}: substrate=hardware runs on one GPU")
     if len(set(plan.layout.hosts)) > 1:
         raise UsageError("cluster.engines_per_host: substrate=hardware runs on one host: leave it out")
     if plan.layout.pairs and plan.cluster.failures:
@@ -115,7 +113,7 @@ def check_hardware(plan: Plan) -> None:
     folder, page_bytes = disk_folder(plan), plan.model.page_bytes(plan.page_tokens)
     many = {"cpu": cpu_tiers(plan)}
     room = {
-        "gpu": (plan.hardware.memory_bytes, "of hardware.memory_bytes"),
+        "gpu": (plan.hardware.memory_bytes * plan.hardware.gpus, "of hardware.memory_bytes"),
         "cpu": (available_bytes(), "of memory available"),
         "disk": (free_disk_bytes(folder), f"free for {folder}"),
     }
@@ -132,5 +130,10 @@ def disk_folder(plan: Plan) -> Path:
 
 SUBSTRATES = {
     "simulated": SubstrateChoice(pool=Pool, open=open_simulated, check=check_simulated, without_effect=("disk",)),
-    "hardware": SubstrateChoice(pool=SlotPool, open=open_hardware, check=check_hardware, without_effect=("engine.links",)),
+    "hardware": SubstrateChoice(
+        pool=SlotPool,
+        open=open_hardware,
+        check=check_hardware,
+        without_effect=("engine.links", "hardware.rank_jitter", "hardware.rank_faults"),
+    ),
 }

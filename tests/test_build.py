@@ -110,7 +110,14 @@ def test_real_hardware_has_settings_of_its_own() -> None:
         ([*HARDWARE, *THREE_TIERS, "disk.threads=0"], "disk.threads must be at least 1, not 0"),
         ([*HARDWARE, "engine.links=shared"], "engine.links has no effect on substrate=hardware"),
         ([*HARDWARE, "tiers.cpu.capacity=unlimited"], "tiers.cpu.capacity is unlimited: substrate=hardware needs a size"),
-        ([*HARDWARE, "hardware.gpus=2"], "hardware.gpus is 2: substrate=hardware runs on one GPU"),
+        (
+            [*HARDWARE, "tiers.cpu.capacity=10pages", "hardware.gpus=2", "hardware.rank_jitter=0.1"],
+            "hardware.rank_jitter has no effect on substrate=hardware: leave it out",
+        ),
+        (
+            [*HARDWARE, "cluster.engines=2", "cluster.engines_per_host=1"],
+            "cluster.engines_per_host: substrate=hardware runs on one host: leave it out",
+        ),
         ([*HARDWARE, *STRAIGHT], "tiers.disk.below=gpu: substrate=hardware accesses the disk through pinned memory"),
         ([*HARDWARE, *STRAIGHT, "tiers.cpu.capacity=10pages"], "tiers.disk.below=gpu: substrate=hardware accesses"),
         ([*HARDWARE, "model=jamba_1_5_mini"], "model: substrate=hardware has no kernels for recurrent layers"),

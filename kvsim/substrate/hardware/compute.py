@@ -12,6 +12,7 @@ from kvsim.substrate.hardware.flight import Flight
 from kvsim.substrate.hardware.orders import Answers, ChunkPages, DecodePages, StepOrder
 from kvsim.substrate.hardware.page_names import PageNames
 from kvsim.substrate.hardware.patterns import Patterns, upload
+from kvsim.substrate.hardware.rank_share import Lockstep
 from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
 from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.worker import Worker
@@ -36,12 +37,20 @@ class Compute:
     """
 
     def __init__(
-        self, answers: Answers, transformer: Transformer, patterns: Patterns, names: PageNames, turn: Turn, device: torch.device
+        self,
+        answers: Answers,
+        transformer: Transformer,
+        patterns: Patterns,
+        names: PageNames,
+        turn: Turn,
+        device: torch.device,
+        lockstep: Lockstep,
     ) -> None:
         self.answers = answers
         self.transformer = transformer
         self.patterns = patterns
         self.names = names
+        self.lockstep = lockstep
         self.turn = turn
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -105,7 +114,7 @@ class Compute:
                     self._stamp(reused, filled)
             if self.stream is not None:
                 self.stream.synchronize()
-            if leap.is_stopped or self._worker.is_closing:
+            if self.lockstep.ends(leap.is_stopped or self._worker.is_closing, lambda: self._worker.is_closing):
                 break
         return step + 1
 
@@ -134,7 +143,7 @@ class Compute:
         filled_ids = joined([item.filled_ids for item in everyone])
         lists = [*(chunk.slots for chunk in chunks), *changed.values(), reused, filled]
         *tables, reused_slots, filled_slots = upload(lists, torch.int32, self.device)
-        numbers = [self.names.patterns(ids) for ids in (reused_ids, filled_ids)]
+        numbers = [self.lockstep.of_rank(self.names.patterns(ids)) for ids in (reused_ids, filled_ids)]
         reused_numbers, filled_numbers = upload(numbers, torch.int64, self.device)
         self._tables = known | dict(zip(changed, tables[len(chunks) :], strict=True))
         return tables[: len(chunks)], [reused_slots, reused_numbers], [filled_slots, filled_numbers]

@@ -9,6 +9,7 @@ import torch
 
 from kvsim.substrate.hardware.host_pool import shared_file
 from kvsim.substrate.hardware.orders import Answers, GpuDemand
+from kvsim.substrate.hardware.rank_share import lockstep_bytes
 from kvsim.substrate.hardware.remote_gpu import PATIENCE_S, RemoteGpu
 
 
@@ -25,7 +26,10 @@ class GpuProcesses:
         pools = [] if device.type == "cuda" else [shared_file(f"gpu{own.number}", pool_bytes(own)) for own in demands]
         if pools:
             demands = [replace(own, pool_file=file) for own, file in zip(demands, pools, strict=True)]
-        files = [*pools, *{own.host_file for own in demands if own.host_file is not None}]
+        steps = [shared_file("steps", lockstep_bytes(demands[0].ranks)) for own in demands if own.ranks > 1 and own.rank == 0]
+        if steps:
+            demands = [replace(own, step_file=steps[own.number // own.ranks]) for own in demands]
+        files = [*pools, *steps, *{own.host_file for own in demands if own.host_file is not None}]
         try:
             for own, answer in zip(demands, answers, strict=True):
                 self.gpus.append(RemoteGpu(own.number, answer, files))
@@ -37,7 +41,7 @@ class GpuProcesses:
             self.close()
             raise
         finally:
-            for file in pools:
+            for file in (*pools, *steps):
                 os.close(file)
 
     def close(self) -> bool:

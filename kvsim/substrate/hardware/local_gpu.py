@@ -14,6 +14,7 @@ from kvsim.substrate.hardware.host_pool import HostPool
 from kvsim.substrate.hardware.links import HostLink, Link, PeerLink
 from kvsim.substrate.hardware.orders import Answers, CopyOrder, GpuDemand, GpuReport, PoolAddress, SendOrder, StepOrder
 from kvsim.substrate.hardware.patterns import Patterns
+from kvsim.substrate.hardware.rank_share import Lockstep
 from kvsim.substrate.hardware.tier_copy import TierCopy
 from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
 from kvsim.substrate.hardware.turn import Turn
@@ -56,7 +57,8 @@ class LocalGpu:
             undo.pop_all()
         self.turn = Turn(device)
         self.patterns = Patterns(gpu)
-        self.compute_queue = Compute(answers, transformer, self.patterns, demand.names, self.turn, device)
+        lockstep = Lockstep(demand.step_file, demand.rank, demand.ranks)
+        self.compute_queue = Compute(answers, transformer, self.patterns, demand.names, self.turn, device, lockstep)
         self.links: dict[str, Link] = {}
         if host is not None:
             self.tiers = TierCopy(gpu, host.share(model.layers, demand.rank, demand.ranks), demand.copy_rule)
@@ -114,6 +116,9 @@ class LocalGpu:
             wrong_words=wrong_words,
             wrong_pages=wrong_pages,
         )
+
+    def abandon(self) -> None:
+        raise AssertionError("a GPU of this process has no other ranks")
 
     def loss(self) -> Exception:
         return AssertionError("a GPU of this process cannot be lost")

@@ -19,6 +19,7 @@ from kvsim.substrate.hardware.local_gpu import LocalGpu
 from kvsim.substrate.hardware.order_book import OrderBook, Party
 from kvsim.substrate.hardware.orders import Gpu, GpuDemand
 from kvsim.substrate.hardware.page_names import PageNames
+from kvsim.substrate.hardware.rank_share import rank_share
 from kvsim.substrate.hardware.step_pages import StepPages
 from kvsim.substrate.hardware.substrate import HardwareSubstrate, remove
 from kvsim.substrate.hardware.transformer import check_model
@@ -116,6 +117,7 @@ def check(demand: Demand, device: torch.device) -> None:
     model, gpus = demand.model, demand.engines * demand.ranks
     try:
         check_model(model, device)
+        rank_share(model, demand.ranks)
     except ValueError as error:
         raise UsageError(f"model.{error}") from error
     if device.type == "cuda" and gpus > torch.cuda.device_count():
@@ -151,7 +153,7 @@ def gpu_demand(demand: Demand, names: PageNames, host: HostPool | None, number: 
     """Return what is required of one of the GPUs."""
     return GpuDemand(
         number=number,
-        model=demand.model,
+        model=rank_share(demand.model, demand.ranks),
         page_tokens=demand.page_tokens,
         gpu_pages=demand.gpu_pages,
         cpu_pages=demand.host_pages,

@@ -20,6 +20,7 @@ class GpuDemand:
     number: int
     """Position among the machine's GPUs."""
     model: ModelSpec
+    """What this GPU has of the model: all of it, or its rank's share."""
     page_tokens: int
     gpu_pages: int
     cpu_pages: int
@@ -31,17 +32,19 @@ class GpuDemand:
     seed: int
     names: PageNames
     rank: int = 0
-    """Which share of each page, and of the model, this GPU has."""
+    """Which share of each page this GPU has."""
     ranks: int = 1
     host_file: int | None = None
     """File descriptor of the host's pool if several processes share it."""
+    step_file: int | None = None
+    """File descriptor of what keeps several ranks in step."""
     pool_file: int | None = None
     """File descriptor of the GPU's pool where there is no GPU and other processes access it."""
 
     @property
     def fragment_bytes(self) -> int:
         """Bytes of this GPU's share of a page in one layer."""
-        return self.model.page_bytes(self.page_tokens) // self.model.layers // self.ranks
+        return self.model.page_bytes(self.page_tokens) // self.model.layers
 
     @property
     def page_bytes(self) -> int:
@@ -174,6 +177,9 @@ class Gpu(Protocol):
 
     def report(self) -> GpuReport:
         """Return what was verified so far, once all steps have ended."""
+
+    def abandon(self) -> None:
+        """Lose this GPU on purpose, since another rank of its engine is lost."""
 
     def loss(self) -> Exception:
         """Return the error that says how a lost GPU was lost."""

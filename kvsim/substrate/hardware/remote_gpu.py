@@ -81,6 +81,9 @@ class RemoteGpu:
         with self._lock:
             self._send(None, "stop", number)
 
+    def abandon(self) -> None:
+        self.process.kill()
+
     def report(self) -> GpuReport:
         """Implement the contract. Raises GpuLost if the process is lost."""
         report: GpuReport = self.call("report").result(PATIENCE_S)

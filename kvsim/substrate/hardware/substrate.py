@@ -221,9 +221,16 @@ class HardwareSubstrate:
 
     def _lost(self, gpu: int) -> None:
         self.lost_gpus.append(gpu)
-        if self.on_worker_lost is None or len({lost // self.ranks for lost in self.lost_gpus}) == len(self.pages):
+        lost_engines = {lost // self.ranks for lost in self.lost_gpus}
+        if self.on_worker_lost is None or len(lost_engines) == len(self.pages):
             raise self.gpus[gpu].loss()
-        self.on_worker_lost(gpu // self.ranks)
+        engine = gpu // self.ranks
+        first = engine * self.ranks
+        others = [number for number in range(first, first + self.ranks) if number not in self.lost_gpus]
+        for number in others:
+            self.gpus[number].abandon()
+        if len(others) == self.ranks - 1:
+            self.on_worker_lost(engine)
 
     # The record
 
@@ -241,7 +248,7 @@ class HardwareSubstrate:
             "device": reports[0].device if reports else self.device,
             "gpus": len(self.gpus),
             "lost_gpus": sorted(self.lost_gpus),
-            "verified_pages": sum(report.verified_pages for report in reports),
+            "verified_pages": sum(report.verified_pages for report in reports) // self.ranks,
             "wrong_words": sum(report.wrong_words for report in reports),
             "wrong_pages": sum(report.wrong_pages for report in reports),
             "page_moves": {name: pages for name, pages in self.moved_pages.items() if pages},

@@ -65,15 +65,27 @@ def test_an_engine_whose_process_is_killed_leaves_its_requests_to_the_other(tmp_
     assert outcome.hardware["lost_gpus"] == [0] and outcome.hardware["wrong_words"] == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["cluster.engines=2", "cluster.engines_per_host=1"], "cluster.engines_per_host: substrate=hardware runs on one host"),
-    ],
-)
-def test_what_one_machine_cannot_be_is_said_in_one_line(words, problem, tmp_path, monkeypatch, capsys):
+RANKS = ("model.heads=4", "model.kv_heads=2", "hardware.gpus=2")
+"""Two ranks, each with one KV head: 512 bytes of a page per layer, as a single GPU has in the other tests."""
+
+
+def test_two_ranks_keep_their_shares_of_every_page_and_decide_as_simulated(tmp_path):
+    settings = [*tiers(8, 8, 40), *RANKS]
+    story = "abcd", "abcx", "klmn", "abcdef", "pq", "klmno", "abcx"
+    real = serve(plan(tmp_path, *settings), in_turn(*story))
+    simulated = serve(plan(tmp_path, *settings, substrate="simulated"), in_turn(*story))
+    assert real.hit_pages.tolist() == simulated.hit_pages.tolist()
+    assert real.hit_pages.sum(axis=0).all(), "all three tiers are hit"
+    moved = {name: link.bytes for name, link in real.links.items()}
+    assert moved == {name: link.bytes for name, link in simulated.links.items()}
+    found = real.hardware
+    assert (found["gpus"], found["verified_pages"], found["wrong_words"]) == (2, real.hit_pages.sum(), 0)
+
+
+def test_a_model_that_ranks_cannot_share_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    own = [*SMALL, "substrate=hardware", "trace=synthetic", "output=run", *tiers(10, 10)]
-    assert main(["simulate", *own, *words]) == 2
+    (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "token_ids": [1, 2, 3, 4, 5], "output_length": 1}\n')
+    own = [*SMALL, "substrate=hardware", "trace=tokens", "trace.path=trace.jsonl", "output=run", *tiers(10, 10)]
+    assert main(["simulate", *own, "hardware.gpus=2"]) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith(f"kvsim: {problem}") and shown.count("\n") == 1
+    assert shown == "kvsim: model.kv_heads=1 cannot be shared by hardware.gpus=2\n"
