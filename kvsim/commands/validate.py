@@ -71,6 +71,7 @@ def run_one(plan: Plan, substrate: str, command_line: str) -> Result:
         tiers=[replace(tier, eviction=copied(tier.eviction), placement=copied(tier.placement)) for tier in plan.tiers],
         prefetch=copied(plan.prefetch),
         checkpoint=copied(plan.checkpoint),
+        routing=copied(plan.routing),
     )
     one = replace(own, substrate=substrate, output=plan.output / substrate, config=config)
     result = execute("simulate", one, watch=partial(progress, label=substrate), command_line=command_line)
