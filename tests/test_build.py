@@ -251,14 +251,14 @@ def test_a_file_in_the_way_of_the_folder_ends_the_run(tmp_path: Path) -> None:
             check_output(folder)
 
 
-GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "rules", "engine", "model", "hardware")
+GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "routing", "rules", "engine", "model", "hardware")
 
 
 @pytest.mark.parametrize(
     ("group", "choice"), [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 )
 def test_every_choice_builds(group: str, choice: str) -> None:
-    command = "simulate" if group in ("engine", "hardware") else "replay"
+    command = "simulate" if group in ("routing", "engine", "hardware") else "replay"
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
     is_hybrid = group == "checkpoint" or getattr(target_of(group, choice), "serves_hybrid_models", False)
     model = ("model=qwen3_next_80b",) if is_hybrid else ()
