@@ -34,7 +34,6 @@ from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.substrates import SUBSTRATES
 
 Advance = Callable[[int], None]
@@ -93,7 +92,7 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
         log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
         cache = LoggedCache(cache, log) if log else cache
         prefetching = _prefetching(plan, requests, cache)
-        _bind("scheduling", plan.scheduling, _context(plan, requests, 0))
+        _bind_scheduling(plan, requests)
         outcome = Engine(recorder or substrate, cache, prefetching, plan.engine, plan.scheduling).run(requests, advance)
     finally:
         substrate.close()
@@ -267,10 +266,15 @@ def _prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetc
     return Prefetching(cache, plan.prefetch, Offer)
 
 
+def _bind_scheduling(plan: Plan, requests: Sequence[Request]) -> None:
+    try:
+        plan.scheduling.bind(_context(plan, requests, 0))
+    except ValueError as error:
+        raise UsageError(f"scheduling: {type(plan.scheduling).__name__} {error}") from error
+
+
 def _bind(
-    family: str,
-    policy: EvictionPolicy | PlacementPolicy | PrefetchPolicy | CheckpointPolicy | SchedulingPolicy,
-    context: PolicyContext,
+    family: str, policy: EvictionPolicy | PlacementPolicy | PrefetchPolicy | CheckpointPolicy, context: PolicyContext
 ) -> None:
     try:
         policy.bind(context)
