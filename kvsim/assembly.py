@@ -100,7 +100,8 @@ def bind(family: str, policy: Any, known: PolicyContext) -> None:
     try:
         policy.bind(known)
     except ValueError as error:
-        raise UsageError(f"{family} of the {known.tier_name} tier: {type(policy).__name__} {error}") from error
+        whose = "" if family == "scheduling" else f" of the {known.tier_name} tier"
+        raise UsageError(f"{family}{whose}: {type(policy).__name__} {error}") from error
 
 
 def context(plan: Plan, requests: Sequence[Request], tier: Tier, upper: Tier | None = None) -> PolicyContext:

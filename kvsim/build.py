@@ -401,7 +401,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     if plan.print_tree:
         check_numbered({tier.name: tier.capacity_pages for tier in plan.tiers})
     _check_own_cache(plan, command, keys)
-    _check_schedule(plan, command)
+    _check_schedule(plan, command, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
 
@@ -421,9 +421,13 @@ def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
         )
 
 
-def _check_schedule(plan: Plan, command: str) -> None:
-    """Raise UsageError for a scheduling policy that the engine whose schedule is simulated does not have."""
+def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for a scheduling policy that the engine whose schedule is simulated does not have, or for settings of one
+    that have no effect."""
     policy = plan.scheduling
+    for name in policy.without_effect():
+        if key := _given(keys, f"scheduling.{name}"):
+            raise UsageError(f"{key} has no effect with these settings of {type(policy).__name__}: leave it out")
     if command == "simulate" and plan.rules.schedules_by_priority and not policy.orders_by_priority():
         raise UsageError(
             f"scheduling: {type(policy).__name__}: {plan.rules.engine}'s schedule is by arrival or by priority, without a bound: "

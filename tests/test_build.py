@@ -127,6 +127,28 @@ def test_what_real_hardware_cannot_do_is_refused_before_it_is_opened(overrides: 
     assert problem(*overrides, command="simulate").startswith(expected)
 
 
+@pytest.mark.parametrize("command", ["replay", "curve"])
+@pytest.mark.parametrize("key", ["scheduling=priority", "scheduling.max_wait_s=2"])
+def test_without_a_clock_nobody_waits(command: str, key: str) -> None:
+    assert problem("scheduling=priority", key, command=command).endswith(f" has no effect on kvsim {command}: leave it out")
+
+
+@pytest.mark.parametrize("settings", [[], ["scheduling=priority"]])
+def test_the_schedule_of_vllm_goes_by_arrival_or_priority(settings: list[str]) -> None:
+    assert plan("rules=vllm", *settings, command="simulate")
+
+
+@pytest.mark.parametrize("settings", [["scheduling=longest_prefix"], ["scheduling=priority", "scheduling.max_wait_s=9"]])
+def test_the_schedule_of_vllm_has_no_other_order(settings: list[str]) -> None:
+    assert "vLLM's schedule is by arrival or by priority" in problem("rules=vllm", *settings, command="simulate")
+
+
+def test_thresholds_of_duplicates_have_no_effect_where_there_are_none() -> None:
+    settings = ["scheduling=longest_prefix", "scheduling.in_batch_duplicates=equal", "scheduling.shared_tokens=64"]
+    expected = "scheduling.shared_tokens has no effect with these settings of LongestPrefix: leave it out"
+    assert problem(*settings, command="simulate") == expected
+
+
 def test_a_replay_has_no_disk_file() -> None:
     assert problem("disk.threads=2", *THREE_TIERS) == "disk.threads has no effect on kvsim replay: leave it out"
 
@@ -258,14 +280,14 @@ def test_a_file_in_the_way_of_the_folder_ends_the_run(tmp_path: Path) -> None:
             check_output(folder)
 
 
-GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "rules", "engine", "model", "hardware")
+GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling", "rules", "engine", "model", "hardware")
 
 
 @pytest.mark.parametrize(
     ("group", "choice"), [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 )
 def test_every_choice_builds(group: str, choice: str) -> None:
-    command = "simulate" if group in ("engine", "hardware") else "replay"
+    command = "simulate" if group in ("routing", "scheduling", "engine", "hardware") else "replay"
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
     is_hybrid = group == "checkpoint" or getattr(target_of(group, choice), "serves_hybrid_models", False)
     model = ("model=qwen3_next_80b",) if is_hybrid else ()

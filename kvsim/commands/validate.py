@@ -72,6 +72,8 @@ def run_one(plan: Plan, substrate: str, command_line: str) -> Result:
         prefetch=copied(plan.prefetch),
         checkpoint=copied(plan.checkpoint),
         scheduling=copied(plan.scheduling),
+        routing=copied(plan.routing),
+        decode_routing=copied(plan.decode_routing),
     )
     one = replace(own, substrate=substrate, output=plan.output / substrate, config=config)
     result = execute("simulate", one, watch=partial(progress, label=substrate), command_line=command_line)

@@ -47,6 +47,10 @@ class SchedulingPolicy:
         """
         return 0.0
 
+    def without_effect(self) -> Sequence[str]:
+        """Return the names of settings that have no effect because of the others: an error if the user gives one."""
+        return ()
+
     def orders_by_priority(self) -> bool:
         """Whether the order is that of priorities, then of arrival, and nothing else: all that vLLM's scheduler knows."""
         return False

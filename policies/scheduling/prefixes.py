@@ -1,6 +1,7 @@
 """What policies that look at shared prefixes have in common: in-batch prefix caching, as in SGLang
 (managers/schedule_policy.py)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvsim.core.runs import count_pages
@@ -45,6 +46,9 @@ class PrefixScheduling(BoundedScheduling):
 
     def bind(self, context: PolicyContext) -> None:
         self._page_tokens = context.page_tokens
+
+    def without_effect(self) -> Sequence[str]:
+        return ("check_up_to_tokens", "shared_tokens") if self.in_batch_duplicates == "equal" else ()
 
     def duplicates(self, round: Round) -> set[Waiting]:
         """Return the requests to try last, because another one computes what they share."""

@@ -11,7 +11,8 @@ from kvsim.core.lease import Lease
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import Tier
+from kvsim.core.runs import Run
+from kvsim.core.tier import PageWatch, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import LEAVING, READY, Node
 from kvsim.hardware import HardwareSpec
@@ -48,6 +49,26 @@ def offered(policy: EvictionPolicy, now: float) -> list[Node]:
         node.pins[policy.tier] -= 1
         policy.on_evictable(node)
     return nodes
+
+
+class Watched(PageWatch):
+    """The pages that a tier holds ready, by what it reports of them."""
+
+    def __init__(self) -> None:
+        self.pages: set[int] = set()
+
+    def check(self, tier: Tier, nodes: Iterable[Node]) -> None:
+        """Compare with the pages of these nodes, recurrent states left out."""
+        ready = [node.runs for node in nodes if node.state[tier.index] == READY and not node.is_state]
+        assert self.pages == {page for runs in ready for page in pages_of(runs)}
+
+    def stored(self, runs: tuple[Run, ...]) -> None:
+        assert self.pages.isdisjoint(pages_of(runs))
+        self.pages.update(pages_of(runs))
+
+    def dropped(self, runs: tuple[Run, ...]) -> None:
+        assert self.pages.issuperset(pages_of(runs))
+        self.pages.difference_update(pages_of(runs))
 
 
 def make_tiers(

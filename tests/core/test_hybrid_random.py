@@ -41,7 +41,7 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.run import build_cache, build_tiers, simulate
 from tests.core.slow_hybrid import SlowHybrid
-from tests.core.small import NAMES
+from tests.core.small import NAMES, Watched
 from tests.core.small_hybrid import SmallHybrid, hybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
 from tests.test_presets import CONF
@@ -129,6 +129,9 @@ class Walk:
         self.transfers: list[Any] = []
         self.requests = 0
         self.looked: list[Any] = []
+        self.watched = [Watched() for _ in cache.tiers]
+        for tier, watched in zip(cache.tiers, self.watched, strict=True):
+            tier.watch = watched
 
     def now(self) -> float:
         return float(next(self.cache.clock))
@@ -148,6 +151,9 @@ class Walk:
         elif action == "reset" and self.draw(st.integers(0, 5)) == 0:
             self.cache.reset()
         self.cache.check()
+        nodes = list(self.cache.tree.root.descendants())
+        for tier, watched in zip(self.cache.tiers, self.watched, strict=True):
+            watched.check(tier, nodes)
         self.check_states()
         assert all(self.cache.cached_pages(one) == found for one, version, found in self.looked if version == self.cache.version)
 

@@ -20,8 +20,8 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.restore import restore
 from kvsim.core.rules import Rules
-from kvsim.core.runs import Run, count_pages
-from kvsim.core.tier import DISK, PageWatch
+from kvsim.core.runs import count_pages
+from kvsim.core.tier import DISK
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import is_arriving
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
@@ -44,7 +44,7 @@ from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
-from tests.core.small import SmallCache, make_tiers
+from tests.core.small import SmallCache, Watched, make_tiers
 from tests.workloads import make_request, pages_of
 
 QUEUES: list[Callable[[], Any]] = [
@@ -121,21 +121,6 @@ class Flight:
 def ids_of(nodes: list[Node]) -> np.ndarray:
     """The ids of the nodes' pages."""
     return np.array([page for node in nodes for page in pages_of(node.runs)], dtype=np.int64)
-
-
-class Watched(PageWatch):
-    """The pages that a tier holds ready, by what it says of them."""
-
-    def __init__(self) -> None:
-        self.pages: set[int] = set()
-
-    def stored(self, runs: tuple[Run, ...]) -> None:
-        assert self.pages.isdisjoint(pages_of(runs))
-        self.pages.update(pages_of(runs))
-
-    def dropped(self, runs: tuple[Run, ...]) -> None:
-        assert self.pages.issuperset(pages_of(runs))
-        self.pages.difference_update(pages_of(runs))
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -531,7 +516,7 @@ class CacheMachine(RuleBasedStateMachine):
     def watched_pages_are_those_that_are_ready(self) -> None:
         nodes = list(self.cache.tree.root.descendants())
         for tier, watched in zip(self.cache.tiers, self.watched, strict=True):
-            assert watched.pages == set(ids_of([node for node in nodes if node.state[tier.index] == READY]).tolist())
+            watched.check(tier, nodes)
 
     @invariant()
     def the_same_version_has_the_same_of_every_prompt(self) -> None:

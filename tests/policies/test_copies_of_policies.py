@@ -7,6 +7,7 @@ from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.eviction.lru_k import LRUK
 from kvsim.policies.placement.by_length import ByLength
+from kvsim.policies.routing.kv_aware import KVAware
 
 
 @dataclass(kw_only=True, eq=False)
@@ -33,6 +34,7 @@ def test_a_users_policy() -> None:
 def test_a_bundled_policy() -> None:
     assert copied(LRUK(k=3)).k == 3
     assert copied(ByLength(min_tokens=7)).min_tokens == 7
+    assert copied(KVAware(staleness_s=2.0)).staleness_s == 2.0
 
 
 def test_nothing() -> None:
