@@ -227,5 +227,14 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
     rng = np.random.default_rng([plan.seed, len(LEVELS) + place])
-    policy.bind(RoutingContext(engines=numbers, capacities=capacities, page_tokens=plan.page_tokens, rng=rng))
+    policy.bind(
+        RoutingContext(
+            engines=numbers,
+            capacities=capacities,
+            page_tokens=plan.page_tokens,
+            prefills=plan.layout.role(numbers[0]) != "decode",
+            decodes=plan.layout.role(numbers[0]) != "prefill",
+            rng=rng,
+        )
+    )
     return Router(policy, known)

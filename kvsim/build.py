@@ -42,6 +42,7 @@ WITH_STATES = ("gpu", "cpu")
 OWN_SETTINGS = {"gpu": ("states",), "cpu": ("states", "page_tokens", "scope"), "disk": ("below", "scope")}
 SCOPES = {"cpu": ("host", "engine"), "disk": ("host", "cluster")}
 """Who may share a tier."""
+INTERCONNECT = ("hardware.interconnect_bytes_per_s", "hardware.interconnect_latency_s")
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
 GROUPS = (
     "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling",
@@ -50,8 +51,8 @@ GROUPS = (
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate"),
     "replay": (
-        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "hardware.rank_jitter",
-        "hardware.rank_faults",
+        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate",
+        "hardware.rank_jitter", "hardware.rank_faults",
     ),
     "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events"),
     "curve": (
@@ -114,7 +115,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=_states(config, tiers, model, keys),
         model=model,
-        hardware=construct(HardwareSpec, config.get("hardware"), "hardware"),
+        hardware=_hardware(config, tiers),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
         rules=rules,
         cluster=cluster,
@@ -199,6 +200,12 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
     if applied.engine == chosen.engine:
         return applied, ""
     return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
+
+
+def _hardware(config: Config, tiers: list[TierPlan]) -> HardwareSpec:
+    """The machine, with the disk that the run uses."""
+    hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
+    return hardware.with_cluster_disk() if any(tier.scope == "cluster" for tier in tiers) else hardware
 
 
 def _decode_routing(config: Config) -> RoutingPolicy:
@@ -438,19 +445,22 @@ def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
 def _check_cluster(plan: Plan, command: str, keys: set[str]) -> None:
     """Raise UsageError for settings of a cluster that have no effect, and for what a cluster cannot do."""
     if plan.layout.engines == 1:
-        for name in ("routing", "cluster.engines_per_host", "cluster.decode_routing", "routing@cluster.decode_routing"):
+        for name in ("routing", "cluster.engines_per_host", "hardware.host_memory_bytes_per_s"):
             if key := _given(keys, name):
                 raise UsageError(f"{key} has no effect with one engine: set cluster.engines above 1, or leave it out")
         if plan.cluster.failures and not all("back_after_s" in failure for failure in plan.cluster.failures):
             raise UsageError("cluster.failures: the only engine must come back: set back_after_s")
-    elif not plan.layout.pairs:
-        for name in ("cluster.decode_routing", "routing@cluster.decode_routing", "hardware.interconnect_bytes_per_s"):
+    if not plan.layout.pairs:
+        for name in ("cluster.decode_routing", "routing@cluster.decode_routing", *INTERCONNECT):
             if key := _given(keys, name):
                 raise UsageError(f"{key} has no effect unless cluster.prefill and cluster.decode are set: leave it out")
     elif plan.model.is_hybrid:
         raise UsageError("cluster.prefill: recurrent states cannot be handed to another engine: set cluster.engines instead")
     elif plan.rules.engine:
         raise UsageError(f"cluster.prefill: {plan.rules.engine}'s own rules serve undivided engines: set rules=default")
+    key = _given(keys, "hardware.cluster_disk_read_bytes_per_s") or _given(keys, "hardware.cluster_disk_write_bytes_per_s")
+    if key and all(tier.scope != "cluster" for tier in plan.tiers):
+        raise UsageError(f"{key} has no effect without a disk that all hosts share: set tiers.disk.scope=cluster")
     shared = [tier.name for tier in plan.tiers if tier.scope != "engine"] if plan.cluster.per_host > 1 else []
     if plan.model.is_hybrid and (shared or plan.cluster.failures and len(plan.tiers) > 1):
         raise UsageError(

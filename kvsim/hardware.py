@@ -1,6 +1,6 @@
 """The performance of a machine: compute, memory, host link, disk."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
@@ -95,6 +95,9 @@ class HardwareSpec:
 
     host_memory_bytes_per_s: float | None = None
     """Limit on the total rate of the host links of all engines of one host; None: their links do not slow each other down."""
+    cluster_disk_read_bytes_per_s: float | None = None
+    """Rate of reads from a disk that all hosts share; None: as from a host's own."""
+    cluster_disk_write_bytes_per_s: float | None = None
     interconnect_bytes_per_s: float = 50e9
     """Rate at which each GPU sends, and receives, pages between prefill and decode engines (NVLink, or RDMA over a network)."""
     interconnect_latency_s: float = 1e-5
@@ -128,8 +131,10 @@ class HardwareSpec:
         for name in RATES_AND_SIZES:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        if self.host_memory_bytes_per_s is not None and not self.host_memory_bytes_per_s > 0:
-            raise ValueError(f"host_memory_bytes_per_s must be above 0, not {self.host_memory_bytes_per_s}")
+        for name in ("host_memory_bytes_per_s", "cluster_disk_read_bytes_per_s", "cluster_disk_write_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None and not rate > 0:
+                raise ValueError(f"{name} must be above 0, not {rate}")
         for name in LATENCIES:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
@@ -188,6 +193,14 @@ class HardwareSpec:
     def total_both_directions_bytes_per_s(self) -> float:
         """Limit on the total rate of both directions, all GPUs."""
         return self.both_directions_bytes_per_s * self.gpus
+
+    def with_cluster_disk(self) -> "HardwareSpec":
+        """Return the same machine with the disk that all hosts share in place of its own."""
+        read = self.cluster_disk_read_bytes_per_s or self.disk_read_bytes_per_s
+        write = self.cluster_disk_write_bytes_per_s or self.disk_write_bytes_per_s
+        is_own = (read, write) == (self.disk_read_bytes_per_s, self.disk_write_bytes_per_s)
+        curves = self.disk_curves if is_own else None
+        return replace(self, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write, disk_curves=curves)
 
     def step_s(self, flops: float, n_bytes: float) -> float:
         """Seconds of a step that does ``flops`` and reads ``n_bytes`` from GPU memory: the slower of the two, plus overhead.

@@ -54,6 +54,11 @@ COMMENTS = {
     "rank_faults": "Ranks that are slow on a link, or fail to read or write pages of the disk:\n"
     "# [{rank: 3, link: disk-cpu, speed: 0.5, share: 0.01}] halves the speed and lets 1% of the pages fail. A page counts only\n"
     "# if every rank has it.",
+    "interconnect_bytes_per_s": "Rate at which one GPU sends, and receives, pages between prefill and decode engines. Not measured.",
+    "interconnect_latency_s": "Time from the request of such a copy to its first byte. Not measured.",
+    "host_memory_bytes_per_s": "Limit on the total rate of the host links of all engines of one host; null: none. Not measured.",
+    "cluster_disk_read_bytes_per_s": "Rate of reads from a disk that all hosts share; null: as from a host's own. Not measured.",
+    "cluster_disk_write_bytes_per_s": "The same for writes. Not measured.",
     "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; for both_directions [fragment_bytes, bytes_per_s].",
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: total rate of concurrent reads and writes.\n"
     "# depth: concurrent requests, the number of disk threads.",
@@ -177,6 +182,13 @@ def header(device: "torch.device", model: dict[str, Any]) -> str:
     )
 
 
+def yaml_value(value: Any) -> str:
+    """Return a setting's value as YAML."""
+    if value is None:
+        return "null"
+    return str(value) if isinstance(value, list) else number(value)
+
+
 def written(measured: "Measured", first_lines: str) -> str:
     """Return the text of the file."""
     lines = [first_lines, "_target_: kvsim.hardware.HardwareSpec"]
@@ -188,7 +200,7 @@ def written(measured: "Measured", first_lines: str) -> str:
             for curve in fields(value):
                 lines += _curve(curve.name, getattr(value, curve.name))
         else:
-            lines.append(f"{field.name}: {value if isinstance(value, list) else number(value)}")
+            lines.append(f"{field.name}: {yaml_value(value)}")
     return "\n".join(lines) + "\n"
 
 

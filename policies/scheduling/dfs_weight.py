@@ -4,12 +4,12 @@ managers/schedule_policy.py, mem_cache/base_prefix_cache.py)."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.core.runs import count_pages, split_runs
+from kvsim.core.runs import split_runs
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import Node, RadixTree
 from kvsim.core.waiting import Round, Waiting
 from kvsim.policies.fields import keep_types
 from kvsim.policies.scheduling.base import BoundedScheduling
+from kvsim.policies.scheduling.branches import Branch
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -34,31 +34,17 @@ class DfsWeight(BoundedScheduling):
             raise ValueError(f"fcfs_above must be at least 0, not {self.fcfs_above}; null sets no limit")
 
     def order(self, round: Round) -> Sequence[Waiting]:
-        tree = RadixTree(1)
-        ending: dict[Node, list[Waiting]] = {}
+        root = Branch(0, 0)
         for one in round.waiting:
-            ending.setdefault(end_of_prefix(tree, one, round.gpu_pages(one)), []).append(one)
-        weights: dict[Node, int] = {}
-        for end, ones in ending.items():
-            for node in (tree.root, *end.path()):
-                weights[node] = weights.get(node, 0) + len(ones)
+            root.add(split_runs(one.request.runs, round.gpu_pages(one))[0]).ending.append(one)
         ordered: list[Waiting] = []
-        stack = [tree.root]
-        while stack:  # a branch in reverse: what ends at its node, then its children, lightest first
-            node = stack.pop()
-            ordered += reversed(ending.get(node, ()))
-            stack += sorted(node.children.values(), key=lambda child: -weights[child])
+        stack = [root]
+        while stack:  # in reverse: what ends with a branch, then its children, lightest first
+            branch = stack.pop()
+            ordered += reversed(branch.ending)
+            stack += sorted(branch.children.values(), key=lambda child: -child.weight)
         ordered.reverse()
         return ordered
-
-
-def end_of_prefix(tree: RadixTree, one: Waiting, pages: int) -> Node:
-    """Return the node that ends with the first ``pages`` pages of a prompt, and add what the tree lacks of them."""
-    path, partial, agreed, rest = tree.walk(tree.root, split_runs(one.request.runs, pages)[0])
-    end = path[-1] if path else tree.root
-    if partial is not None:
-        end = tree.cut(partial, agreed)
-    return tree.add(end, rest, count_pages(rest), 0.0) if rest else end
 
 
 keep_types(DfsWeight, fcfs_above=int | None)

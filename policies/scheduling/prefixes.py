@@ -4,13 +4,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.core.runs import count_pages
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import RadixTree
 from kvsim.core.waiting import Round, Waiting
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.fields import keep_types
 from kvsim.policies.scheduling.base import BoundedScheduling
+from kvsim.policies.scheduling.branches import Branch
 
 CHOICES = ("last", "equal")
 
@@ -55,26 +54,15 @@ class PrefixScheduling(BoundedScheduling):
         found = set[Waiting]()
         if self.in_batch_duplicates == "equal":
             return found
-        prompts = RadixTree(1)
+        prompts = Branch(0, 0)
         for one in round.waiting:
-            if (
-                round.gpu_tokens(one) <= self.check_up_to_tokens
-                and self._share(prompts, one) * self._page_tokens >= self.shared_tokens
-            ):
-                found.add(one)
+            if round.gpu_tokens(one) <= self.check_up_to_tokens:
+                runs = one.request.runs
+                if prompts.shared_pages(runs) * self._page_tokens >= self.shared_tokens:
+                    found.add(one)
+                else:
+                    prompts.add(runs)
         return found
-
-    def _share(self, prompts: RadixTree, one: Waiting) -> int:
-        """Return how many leading pages a prompt shares with these prompts; if these are too few, add it to them."""
-        path, partial, agreed, rest = prompts.walk(prompts.root, one.request.runs)
-        end = path[-1] if path else prompts.root
-        shared = end.depth + end.pages + agreed
-        if shared * self._page_tokens < self.shared_tokens:
-            if partial is not None:
-                end = prompts.cut(partial, agreed)
-            if rest:
-                prompts.add(end, rest, count_pages(rest), 0.0)
-        return shared
 
 
 keep_types(PrefixScheduling, fcfs_above=int | None)

@@ -67,7 +67,7 @@ def test_who_has_waited_for_longer_than_the_bound_goes_first(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-@pytest.mark.parametrize("bound", [-1, -0.5])
+@pytest.mark.parametrize("bound", [-1.0, -0.5])
 def test_a_bound_below_zero_is_refused(name: str, bound: float) -> None:
     with pytest.raises(ValueError, match=f"max_wait_s must be at least 0, not {bound}; null sets no bound"):
         type(policy_of(name))(max_wait_s=bound)
