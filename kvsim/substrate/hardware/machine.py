@@ -70,10 +70,9 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
 
     A single GPU is one of this process. Several have a process each, and share the host's memory.
     """
-    gpus, page_bytes = demand.engines * demand.ranks, demand.model.page_bytes(demand.page_tokens)
+    page_bytes = demand.model.page_bytes(demand.page_tokens)
     check(demand, device)
-    clock = WallClock()
-    book = OrderBook(clock)
+    book = OrderBook(WallClock())
     with ExitStack() as undo:
         disk, scratch = None, None
         if demand.disk_pages:
@@ -84,8 +83,7 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
         names = PageNames(demand.page_ids, None if disk is None else demand.key)
         host = None
         if demand.host_pages:
-            file = shared_file("host", demand.host_pages * page_bytes) if gpus > 1 else None
-            host = HostPool(demand.host_pages, page_bytes, file)
+            host = open_host(demand, page_bytes)
             undo.callback(host.close)
         disk_links: dict[bool, DiskLink] = {}
         if disk is not None and host is not None:
@@ -110,6 +108,13 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
         )
         undo.pop_all()
     return substrate
+
+
+def open_host(demand: Demand, page_bytes: int) -> HostPool:
+    """Allocate the host's pool, shared if several processes need it. Raises UsageError if memory is insufficient."""
+    is_shared = demand.engines * demand.ranks > 1
+    file = shared_file("host", demand.host_pages * page_bytes) if is_shared else None
+    return HostPool(demand.host_pages, page_bytes, file)
 
 
 def check(demand: Demand, device: torch.device) -> None:
