@@ -98,8 +98,8 @@ def check_hardware(plan: Plan) -> None:
         raise UsageError(f"rules: those of {plan.rules.engine} have no real memory: set rules=default or substrate=simulated")
     if len(set(plan.layout.hosts)) > 1:
         raise UsageError("cluster.engines_per_host: substrate=hardware runs on one host: leave it out")
-    if plan.layout.pairs and plan.cluster.failures:
-        raise UsageError("cluster.failures: substrate=hardware cannot stop what is sent from GPU to GPU: leave them out")
+    if plan.cluster.failures:
+        raise UsageError("cluster.failures: substrate=hardware has no planned failures: leave them out, or kill a GPU's process")
     if plan.tiers[-1].name == "disk" and plan.tiers[-1].above != "cpu":
         raise UsageError(
             f"tiers.disk.below={plan.tiers[-1].above}: substrate=hardware accesses the disk through pinned memory: "

@@ -115,6 +115,10 @@ def test_real_hardware_has_settings_of_its_own() -> None:
             "hardware.rank_jitter has no effect on substrate=hardware: leave it out",
         ),
         (
+            [*HARDWARE, "cluster.failures=[{engine: 0, at_s: 1, back_after_s: 1}]"],
+            "cluster.failures: substrate=hardware has no planned failures",
+        ),
+        (
             [*HARDWARE, "cluster.engines=2", "cluster.engines_per_host=1"],
             "cluster.engines_per_host: substrate=hardware runs on one host: leave it out",
         ),

@@ -469,7 +469,7 @@ def page(found: dict[str, Any], rows: list[tuple[str, str, str, bool]], sizes: S
         lines += ["", "| from an order to its answer | us |", "|---|---|"]
         lines += [f"| {name} | {us:.0f} |" for name, us in times.items()]
     if gone := found.get("loss"):
-        lines += ["", f"A killed process was noticed after {gone['noticed_ms']:.1f} ms."]
+        lines += ["", f"The loss of a killed process was reported after {gone['noticed_ms']:.1f} ms."]
     return "\n".join(lines) + "\n"
 
 

@@ -267,6 +267,14 @@ def test_reused_pages(tmp_path: Path) -> None:
     assert "all that were hit | holds |" in table and "| disk faults | 0 | 0 | holds |" in table
 
 
+@pytest.mark.long
+def test_two_gpus_share_the_hosts_memory_in_miniature(tmp_path: Path) -> None:
+    assert hardware_study("two_gpus").main(["--tiny", "--output", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "two_gpus.json").read_text())
+    assert found["walk 4"]["wrong_words"] == 0 and found["walk 4"]["foreign"] >= 15 and not found["failures"]
+    assert "| loss of a process | as it should |  | holds |" in (tmp_path / "two_gpus.md").read_text()
+
+
 def test_what_is_claimed_of_reused_pages() -> None:
     """The first run fails no claim, each other one a single claim."""
     module = hardware_study("reuse")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +50,8 @@ class GpuProcesses:
         for gpu in self.gpus:
             gpu.is_closing = True
         for disconnected in [gpu.call("disconnect") for gpu in self.gpus]:
-            disconnected.exception(PATIENCE_S)
+            with suppress(TimeoutError):
+                disconnected.exception(PATIENCE_S)
         for gpu in self.gpus:
             gpu.call("close")
         return all(gpu.close() for gpu in self.gpus)

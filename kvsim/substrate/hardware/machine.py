@@ -70,10 +70,8 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
 
     A single GPU is one of this process. Several have a process each, and share the host's memory.
     """
-    gpus, page_bytes = demand.engines * demand.ranks, demand.model.page_bytes(demand.page_tokens)
     check(demand, device)
-    clock = WallClock()
-    book = OrderBook(clock)
+    page_bytes, book = demand.model.page_bytes(demand.page_tokens), OrderBook(WallClock())
     with ExitStack() as undo:
         disk, scratch = None, None
         if demand.disk_pages:
@@ -82,16 +80,14 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
             undo.callback(remove, scratch)
             undo.callback(disk.close)
         names = PageNames(demand.page_ids, None if disk is None else demand.key)
-        host = None
-        if demand.host_pages:
-            file = shared_file("host", demand.host_pages * page_bytes) if gpus > 1 else None
-            host = HostPool(demand.host_pages, page_bytes, file)
+        if (host := open_host(demand, page_bytes)) is not None:
             undo.callback(host.close)
         disk_links: dict[bool, DiskLink] = {}
         if disk is not None and host is not None:
-            for is_read in (True, False):
-                disk_links[is_read] = DiskLink(Party(book, -1), disk, host.rows, names.keys, is_read=is_read)
-                undo.callback(disk_links[is_read].close)
+            answers = Party(book, -1)
+            disk_links = {read: DiskLink(answers, disk, host.rows, names.keys, is_read=read) for read in (True, False)}
+            for link in disk_links.values():
+                undo.callback(link.close)
         opened, close_gpus = open_gpus(demand, names, host, book, device)
         substrate = HardwareSubstrate(
             book,
@@ -110,6 +106,18 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
         )
         undo.pop_all()
     return substrate
+
+
+def open_host(demand: Demand, page_bytes: int) -> HostPool | None:
+    """Allocate the host's pool, if there is a CPU tier; shared if several processes need it.
+
+    Raises UsageError if memory is insufficient.
+    """
+    if not demand.host_pages:
+        return None
+    is_shared = demand.engines * demand.ranks > 1
+    file = shared_file("host", demand.host_pages * page_bytes) if is_shared else None
+    return HostPool(demand.host_pages, page_bytes, file)
 
 
 def check(demand: Demand, device: torch.device) -> None:

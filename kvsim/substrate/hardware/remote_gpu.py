@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from kvsim.engine.substrate import LOST
+from kvsim.errors import UsageError
 from kvsim.substrate.hardware.channel import Channel
 from kvsim.substrate.hardware.orders import Answers, CopyOrder, GpuReport, SendOrder, StepOrder
 
@@ -21,15 +22,16 @@ PATIENCE_S = 60.0
 """Time after which a process that does not end is killed."""
 
 
-class GpuLost(RuntimeError):
+class GpuLost(UsageError):
     """The process of a GPU has ended."""
 
 
 class RemoteGpu:
     """Starts a process for one GPU and passes orders to it and answers back.
 
-    A process that ends too early, for whatever reason, is noticed at once and reported as lost. Then what it was asked for
-    ends, copies with 0 pages and steps with ``LOST``, as does all that it is asked for later.
+    A process that ends too early, for whatever reason, is noticed at once, and reported as lost when the system has released its
+    memory: until then, its GPU may still write to pages. Then what it was asked for ends, copies with 0 pages and steps with
+    ``LOST``, as does all that it is asked for later.
     """
 
     def __init__(self, number: int, answers: Answers, files: Sequence[int]) -> None:
@@ -137,6 +139,11 @@ class RemoteGpu:
             answer.set_result(result)
 
     def _notice_loss(self) -> None:
+        """Report the loss, once nothing of the process can write to shared memory or to another GPU any more."""
+        if not self.is_closing:
+            self.process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE_S)
         with self._lock:
             self._is_lost = True
             if not self.is_closing:
@@ -159,7 +166,7 @@ class RemoteGpu:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
             how = "closed its connection"
-        return GpuLost(f"the process of GPU {self.number} {how}")
+        return GpuLost(f"substrate: the process of GPU {self.number} {how}: see above, or whether the system ran out of memory")
 
 
 def start_process(handle: int, files: Sequence[int]) -> "subprocess.Popen[bytes]":

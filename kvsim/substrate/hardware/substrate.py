@@ -22,6 +22,7 @@ from kvsim.substrate.hardware.flight import Flight, Meter
 from kvsim.substrate.hardware.host_pool import HostPool
 from kvsim.substrate.hardware.order_book import OrderBook
 from kvsim.substrate.hardware.orders import NOTHING, CopyOrder, Gpu, SendOrder, StepOrder
+from kvsim.substrate.hardware.remote_gpu import GpuLost
 from kvsim.substrate.hardware.step_pages import StepPages, ids_of, slots_of
 
 SWITCH_S = 5e-4
@@ -243,7 +244,13 @@ class HardwareSubstrate:
 
         What a lost GPU has verified is not known.
         """
-        reports = [gpu.report() for number, gpu in enumerate(self.gpus) if number not in self.lost_gpus]
+        reports = []
+        for number, gpu in enumerate(self.gpus):
+            if number not in self.lost_gpus:
+                try:
+                    reports.append(gpu.report())
+                except GpuLost:
+                    self.lost_gpus.append(number)
         return {
             "device": reports[0].device if reports else self.device,
             "gpus": len(self.gpus),

@@ -150,7 +150,7 @@ class Host:
             (20, 20, 10, 100), [LRU() for _ in range(4)], placements, slots=True, page_tokens=PAGE_TOKENS, shape=shape
         )
         for number, tier in enumerate(tiers[:2]):
-            tier.owner = number
+            tier.name, tier.owner = "gpu", number
         self.cache = Cache(tiers, edges, Rules(), PAGE_TOKENS)
         self.substrate, self.env = substrate, substrate.env
         self.mover = Mover(substrate, self.cache)
