@@ -134,6 +134,11 @@ class Outcome:
     events: "EventLog | None" = None
     """The event log of the run, if one was written."""
 
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether some engines compute prompts and others decode."""
+        return any(use.role == "decode" for use in self.engines)
+
 
 def describe_caches(caches: "Sequence[ServedCache | ServingCache]", requests: list[Request]) -> dict[str, Any]:
     """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are added up."""

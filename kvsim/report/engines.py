@@ -17,7 +17,6 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
     """
     if outcome.engine is None or outcome.decoder is None or not outcome.engines:
         return None
-    are_apart = any(use.role == "decode" for use in outcome.engines)
     records = []
     for use in outcome.engines:
         own, decoded = served & (outcome.engine == use.engine), served & (outcome.decoder == use.engine)
@@ -28,7 +27,7 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
                 "host": use.host,
                 "role": use.role,
                 "requests": int(np.count_nonzero(own)),
-                **({"decoded": int(np.count_nonzero(decoded))} if are_apart else {}),
+                **({"decoded": int(np.count_nonzero(decoded))} if outcome.is_disaggregated else {}),
                 "prompt_tokens": tokens,
                 "hit_tokens": dict(zip(LEVELS, reused.tolist(), strict=True)),
                 "hit_rate": ratio(int(reused.sum()), tokens),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
+from kvsim.report.engine_timeline import engine_series
 
 BINS = 200
 DIGITS = 6
@@ -13,13 +14,15 @@ DIGITS = 6
 
 
 def timeline(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
-    """Return hit rate by tier over the requests, utilization by link over the run's time and, if a timeline was recorded, free
-    pages by tier; all include the warm-up.
+    """Return hit rate by tier over the requests, utilization by link over the run's time, with several engines load and hit rate
+    of each and, if a timeline was recorded, free pages by tier; all include the warm-up.
 
     ``prompts`` and ``hits`` are the prompt and hit tokens of each request, ``skipped`` the number of warm-up requests.
     """
     free = {"free_pages": _free_pages(outcome)} if outcome.timeline is not None else {}
-    return {"hits": _hits(outcome, prompts, hits, skipped), "links": _links(outcome), **free}
+    series = engine_series(outcome, prompts, hits)
+    engines = {} if series is None else {"engines": series}
+    return {"hits": _hits(outcome, prompts, hits, skipped), "links": _links(outcome), **engines, **free}
 
 
 def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
