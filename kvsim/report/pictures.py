@@ -109,7 +109,7 @@ def _engine_figures(result: RunRecord) -> "list[tuple[str, go.Figure | None]]":
     return [
         (
             "Requests by engine",
-            _by_engine(result, load["edges_s"], load["requests"], f"{clock(result)} (s)", "requests there", ".0f"),
+            _by_engine(result, load["edges_s"], load["requests"], f"{clock(result)} (s)", "waiting or running", ".0f"),
         ),
         (
             "Hit rate by engine",

@@ -63,12 +63,17 @@ def _positions(outcome: Outcome) -> tuple[str, np.ndarray]:
 
 
 def _links(outcome: Outcome) -> dict[str, Any]:
-    """Return, for each bin of the run's time, the share in which a link had a transfer under way."""
+    """Return, for each bin of the run's time, the share in which a link had a transfer under way; of links of the same name, the
+    mean."""
     if outcome.simulated_s <= 0:
         return {"edges_s": [], "utilization": {}}
     edges = np.linspace(0.0, outcome.simulated_s, BINS + 1)
     width_s = outcome.simulated_s / BINS
-    utilization = {name: (np.diff(_busy_s(link, edges)) / width_s).round(DIGITS) for name, link in outcome.links.items()}
+    utilization = {}
+    for name, link in outcome.links.items():
+        lanes = [lane for lane in outcome.link_lanes if lane.name == name] or [link]
+        busy_s = sum([np.diff(_busy_s(lane, edges)) for lane in lanes])
+        utilization[name] = (busy_s / (width_s * len(lanes))).round(DIGITS)
     return {"edges_s": edges.round(DIGITS), "utilization": utilization}
 
 
