@@ -121,6 +121,8 @@ class Outcome:
     """Number of the engine that decoded each answer, likewise."""
     engines: list[EngineUse] = field(default_factory=list)
     """What each engine has done; empty for a single one."""
+    outages: dict[int, list[list[float]]] = field(default_factory=dict)
+    """[start, end] in seconds of each time that an engine was down, by its number; the end is infinite if it did not come back."""
     retractions: int = 0
     request_retractions: np.ndarray | None = None
     """Retractions of each request; None if the run has no clock."""

@@ -39,6 +39,7 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
                 "queue": {"mean": ratio(use.waited_s, outcome.simulated_s), "most": use.most_queued},
                 "retractions": use.retractions,
                 "failures": use.failures,
+                "down_s": _down_s(outcome, use.engine),
                 "ttft_s": spread(outcome.ttft_s[own]),
                 "tpot_s": spread(outcome.tpot_s[decoded]),
                 "links": _links(outcome, use),
@@ -70,6 +71,12 @@ def imbalance(
             ),
         }
     return found
+
+
+def _down_s(outcome: Outcome, engine: int) -> float:
+    """Return for how many seconds of the run an engine was down."""
+    outages = outcome.outages.get(engine, [])
+    return sum([max(0.0, min(end_s, outcome.simulated_s) - start_s) for start_s, end_s in outages], 0.0)
 
 
 def _links(outcome: Outcome, use: EngineUse) -> dict[str, dict[str, Any]]:
