@@ -122,7 +122,7 @@ class Outcome:
     engines: list[EngineUse] = field(default_factory=list)
     """What each engine has done; empty for a single one."""
     outages: dict[int, list[list[float]]] = field(default_factory=dict)
-    """[start, end] in seconds of each time that an engine was down, by its number; the end is infinite if it did not come back."""
+    """[start, end] in seconds of each time that an engine was down, by its number; infinite end: it did not come back."""
     retractions: int = 0
     request_retractions: np.ndarray | None = None
     """Retractions of each request; None if the run has no clock."""
@@ -143,7 +143,7 @@ class Outcome:
 
 
 def describe_caches(caches: "Sequence[ServedCache | ServingCache]", requests: list[Request]) -> dict[str, Any]:
-    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are added up."""
+    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are summed."""
     tiers: dict[str, TierUse] = {}
     for tier in [tier for cache in caches for tier in cache.tiers]:
         capacity = None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity
