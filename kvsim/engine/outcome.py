@@ -27,12 +27,19 @@ class LinkUse:
     """Source and target, such as ``gpu-cpu``."""
     owner: int = 0
     """Number of the engine whose GPU the link leads from or to; of the disk, for its own links."""
+    receiver: int = -1
+    """Number of the engine whose GPU a link between two GPUs leads to."""
     lanes: int = 1
     """Number of links counted together."""
     bytes: int = 0
     transfers: int = 0
     busy_s: float = 0.0
     intervals: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))
+
+    @property
+    def is_of_engine(self) -> bool:
+        """Whether one of its ends is the GPU of an engine."""
+        return "gpu" in self.name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +79,7 @@ class EngineUse:
     busy_s: float
     """Time in steps."""
     waited_s: float
-    """Sum of the times that requests were in its queue."""
+    """Sum of the times that requests were in its queue; of a decode engine, that they waited for its pages."""
     most_queued: int
     retractions: int
     failures: int
@@ -114,6 +121,8 @@ class Outcome:
     """Number of the engine that decoded each answer, likewise."""
     engines: list[EngineUse] = field(default_factory=list)
     """What each engine has done; empty for a single one."""
+    outages: dict[int, list[list[float]]] = field(default_factory=dict)
+    """[start, end] in seconds of each time that an engine was down, by its number; infinite end: it did not come back."""
     retractions: int = 0
     request_retractions: np.ndarray | None = None
     """Retractions of each request; None if the run has no clock."""
@@ -127,9 +136,14 @@ class Outcome:
     events: "EventLog | None" = None
     """The event log of the run, if one was written."""
 
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether some engines compute prompts and others decode."""
+        return any(use.role == "decode" for use in self.engines)
+
 
 def describe_caches(caches: "Sequence[ServedCache | ServingCache]", requests: list[Request]) -> dict[str, Any]:
-    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are added up."""
+    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are summed."""
     tiers: dict[str, TierUse] = {}
     for tier in [tier for cache in caches for tier in cache.tiers]:
         capacity = None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity
