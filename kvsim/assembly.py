@@ -221,10 +221,21 @@ def build_cluster(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
 
 
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:
+    """Build the router before the engines that compute prompts (``place`` 0), or before those that only decode (1)."""
     env = substrate.env
     known = known_engines(policy, gpus, lambda: float(env.now))
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
     rng = np.random.default_rng([plan.seed, len(LEVELS) + place])
-    policy.bind(RoutingContext(engines=numbers, capacities=capacities, page_tokens=plan.page_tokens, rng=rng))
+    is_whole = not plan.layout.prefill_engines
+    policy.bind(
+        RoutingContext(
+            engines=numbers,
+            capacities=capacities,
+            page_tokens=plan.page_tokens,
+            prefills=is_whole or place == 0,
+            decodes=is_whole or place == 1,
+            rng=rng,
+        )
+    )
     return Router(policy, known)

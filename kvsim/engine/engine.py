@@ -404,7 +404,7 @@ class Engine:
                 disk_pages += self.prefetching.settle(job.prefetch, lease)
                 job.prefetch = None
             if not job.is_counted:
-                job.is_counted = True
+                job.is_counted, job.counted = True, lease
                 book = self.frontend.book
                 book.hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
                 book.engines[job.request.index] = self.number
@@ -417,7 +417,7 @@ class Engine:
         if missing and job.lease is lease:
             lease.loaded_pages -= missing
             job.computed = max(0, job.computed - missing * self.cache.page_tokens)
-            if job.admissions == 1 and not job.request.sample:
+            if job.counted is lease:
                 hits = self.frontend.book.hits
                 gpu_pages, cpu_pages, disk_pages = hits[job.request.index]
                 left = max(0, disk_pages - missing)
@@ -530,10 +530,12 @@ class Engine:
             return
         self.admitted.remove(job)
         self.mover.submit(self.cache.insert(lease, self.env.now))
-        if not job.generated:
-            job.first_token_s = self.env.now
+        if not job.is_prefilled:
+            job.is_prefilled = True
+            if not job.generated:
+                job.first_token_s = self.env.now
             self.frontend.first_token(job, self.number)
-            if job.request.samples > 1:
+            if job.request.samples > 1 and not job.generated:
                 self._enqueue_samples(job)
         job.generated += 1
         if job.generated >= job.request.output_tokens:
@@ -708,6 +710,9 @@ class Engine:
         jobs = [*self.queue, *self.admitted, *self.decoding, *self.joining, *self.fetching]
         for job in jobs:
             self.drop(job)
+        for job, _ in self._batch:  # those dropped during the step that is now cut off
+            self._release_dropped(job)
+        self._batch = []
         self.claims.clear()
         self._ends.clear()
         self._page_needs.clear()
