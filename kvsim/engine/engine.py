@@ -154,6 +154,9 @@ class Engine:
         """Sum over decoding requests of (cached tokens - steps done)."""
         self._batch: list[tuple[Job, int]] = []
         """The prefill chunks of the step under way, or of the last one."""
+        self._leap: Work | None = None
+        """The leap under way, and when it began."""
+        self._leap_began_s = 0.0
         self._due_late: list[tuple[Job, Lease, int]] = []
         """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
         self._budget = 0
@@ -294,6 +297,8 @@ class Engine:
                 work = self._work(batch, steps)
                 loads = [load for job, _ in batch for load in job.loads if not load.done]
                 began_s, self._batch = self.env.now, batch
+                if steps > 1:
+                    self._leap, self._leap_began_s = work, began_s
                 done = yield self.substrate.compute(work, loads)
                 self.busy_s += self.env.now - began_s
                 self._account(batch, done if work.decode_requests else 0)
@@ -505,7 +510,7 @@ class Engine:
 
     def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:
         """Record what a step or leap has done."""
-        self._batch = []
+        self._batch, self._leap = [], None
         if self._due_late:
             self._take_late(steps)
         self.step += steps
@@ -707,6 +712,9 @@ class Engine:
     def stop(self) -> list[Job]:
         """Give up all requests, since the engine has failed. Returns them."""
         self.is_up, self.is_full, self.failures = False, False, self.failures + 1
+        if self._leap is not None:
+            self.step += self.substrate.steps_done(self._leap, self.env.now - self._leap_began_s)
+            self._leap = None
         jobs = [*self.queue, *self.admitted, *self.decoding, *self.joining, *self.fetching]
         for job in jobs:
             self.drop(job)

@@ -61,6 +61,9 @@ class Substrate(Protocol):
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         """Run a step or a leap; layer l starts when layer l of the loads has arrived. The event's value is the steps done."""
 
+    def steps_done(self, work: Work, elapsed_s: float) -> int:
+        """Return how many steps of a leap are complete after ``elapsed_s``, when its engine fails. The leap has not ended."""
+
     def hand_over(self, send: Send) -> Event:
         """Send what is left of a computed prompt's KV from one GPU to another. The event occurs when everything has landed.
 

@@ -62,6 +62,8 @@ class Shape:
     is_cpu_divided: bool = False
     is_disk_shared: bool = False
     prefill: int = 0
+    decode_gpu: int = 0
+    """Capacity of the GPUs that only decode, if another one."""
 
     @property
     def layout(self) -> Layout:
@@ -71,7 +73,8 @@ class Shape:
     def owners(self, engine: int) -> tuple[tuple[str, int, int], ...]:
         """(name, number, capacity) of the tiers that an engine uses, from the top."""
         layout = self.layout
-        tiers = [("gpu", engine, self.gpu)]
+        is_decoder = self.prefill and engine >= self.prefill
+        tiers = [("gpu", engine, self.decode_gpu if is_decoder and self.decode_gpu else self.gpu)]
         if self.cpu:
             tiers.append(("cpu", engine if self.is_cpu_divided else layout.hosts[engine], self.cpu))
         if self.disk:
@@ -141,7 +144,9 @@ class SmallCluster(Cluster):
         self.check()
         gpu = engine.gpu
         assert not engine.is_up and engine.is_idle and not engine.transfers(), "runs"
-        assert gpu.pool.free == gpu.pool.capacity, f"{gpu.pool.free} of {gpu.pool.capacity}, held {gpu.held_pages}, promised {gpu.promised_pages}"
+        assert gpu.pool.free == gpu.pool.capacity, (
+            f"{gpu.pool.free} of {gpu.pool.capacity}, held {gpu.held_pages}, promised {gpu.promised_pages}"
+        )
         assert not gpu.held_pages and not gpu.promised_pages
 
     def check(self) -> None:
@@ -213,7 +218,7 @@ def small_cluster(
     ordered = [engines[number] for number in sorted(engines)]
     return SmallCluster(
         ordered,  # type: ignore[arg-type]
-        router_for(routing or Sent(0), ordered[: form.prefill or len(ordered)], page_tokens),
+        None if len(ordered) == 1 else router_for(routing or Sent(0), ordered[: form.prefill or len(ordered)], page_tokens),
         hand_over=hand_over_for(decode_routing, ordered, form, engine_settings, page_tokens) if form.prefill else None,
         failures=failures,
         layout=layout,

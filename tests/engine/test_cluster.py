@@ -74,9 +74,7 @@ def test_engines_load_over_links_of_their_own() -> None:
 
 def test_engines_share_the_rate_of_their_hosts_memory_if_it_is_given() -> None:
     """Two links of 64 bytes/s over a memory of 64 bytes/s: each carries 4 pages in 8 s."""
-    cluster = small_cluster(
-        gpu=8, cpu=20, hosts=(0, 0, 0), routing=Sent(2, 0, 1), hardware={"host_memory_bytes_per_s": 64.0}
-    )
+    cluster = small_cluster(gpu=8, cpu=20, hosts=(0, 0, 0), routing=Sent(2, 0, 1), hardware={"host_memory_bytes_per_s": 64.0})
     assert cluster.serve(ask(A), ask(A, 30), ask(A, 30)).ttft_s.tolist() == seconds([17, 8.25, 8.25])
 
 
