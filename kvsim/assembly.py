@@ -222,6 +222,7 @@ def build_cluster(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
 
 
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:
+    """Build the router before the engines that compute prompts (``place`` 0), or before those that only decode (1)."""
     env = substrate.env
     known = known_engines(policy, gpus, lambda: float(env.now))
     numbers = [engine.engine for engine in known]

@@ -175,7 +175,7 @@ class Cache(ServedCache):
         if missing > 0 and not self._can_evict(lease, missing):
             return False
         now = residency.tick(now)
-        residency.notify_request(lease.request, now, gpu)
+        residency.notify_request(lease.request, now, gpu, on_gpu_only=lease.is_reserved)
         self._pin(lease, load_pages, now)
         if missing > 0 or not self._is_single:
             self.transfers.make_room(gpu, new_pages, now)

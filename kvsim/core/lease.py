@@ -25,8 +25,8 @@ class Lease:
 
     __slots__ = (
         "cpu_pages", "disk_pages", "epoch", "gpu", "gpu_nodes", "gpu_pages", "hits", "is_finishing", "is_known_prompt",
-        "is_resumed", "leading_cpu_pages", "loaded_disk_pages", "loaded_pages", "loading", "node", "path", "promised_pages",
-        "request", "rest", "slots", "states", "waits",
+        "is_reserved", "is_resumed", "leading_cpu_pages", "loaded_disk_pages", "loaded_pages", "loading", "node", "path",
+        "promised_pages", "request", "rest", "slots", "states", "waits",
     )  # fmt: skip
 
     def __init__(self, request: Request, gpu: Tier, root: Node) -> None:
@@ -63,6 +63,8 @@ class Lease:
         """The request was admitted before and retracted; pages that it finds again are not counted as used again."""
         self.is_known_prompt = False
         """The same request has computed this prompt before; policies that count prompts have been notified already."""
+        self.is_reserved = False
+        """Another GPU computes the prompt: tiers below hear of the request from there."""
         self.states: StateLease | None = None
         """The recurrent states that the request holds, on a hybrid model."""
 

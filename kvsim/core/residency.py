@@ -101,9 +101,11 @@ class Residency:
         for tier in self._hearing(gpu).arrivals:
             tier.eviction.on_arrival(request, now)
 
-    def notify_request(self, request: Any, now: float, gpu: Tier | None = None) -> None:
+    def notify_request(self, request: Any, now: float, gpu: Tier | None = None, *, on_gpu_only: bool = False) -> None:
         """Notify policies of a request before its hits and inserts."""
         for tier in self._hearing(gpu).requests:
+            if on_gpu_only and tier is not gpu:
+                continue
             tier.eviction.on_request(request, now)
 
     def notify_finish(self, request: Any, node: Node, now: float, gpu: Tier | None = None) -> None:

@@ -67,8 +67,8 @@ class Cluster(Frontend):
         self._followers: dict[int, list[Request]] = {}
         self._samples_left: dict[int, int] = {}
         """Samples that have not ended, by request, of requests with several whose prompt has been computed."""
-        self._homeless: list[Job] = []
-        """Requests that wait for an engine to come back, since none is up."""
+        self._homeless: list[tuple[Job, bool]] = []
+        """Requests that wait for an engine to come back, since none is up, and whether no engine has had them yet."""
         self._sent: dict[int, int] = {}
         """The engine that the router has sent a request to, by the request's index, until the request has ended."""
         self._processes: dict[int, Process] = {}
@@ -76,9 +76,16 @@ class Cluster(Frontend):
         """Engines whose GPUs are lost for good."""
         for engine in engines:
             engine.frontend = self
-            engine.reports = router is not None and router.policy.needs_reports
+            own = self._router_of(engine.number)
+            engine.reports = own is not None and own.policy.needs_reports
         if hand_over is not None:
             hand_over.resend, hand_over.on_sent_on = self.resend, self._sent_on
+
+    def _router_of(self, engine: int) -> Router | None:
+        """Return the router that knows an engine."""
+        if self.hand_over is not None and engine in self.hand_over.receivers:
+            return self.hand_over.router
+        return self.router
 
     # --- a run -------------------------------------------------------------------------------------------------------
 
@@ -103,7 +110,7 @@ class Cluster(Frontend):
             self._processes[engine.number] = self.env.process(engine.loop())
         with without_garbage_collector():
             if requests:
-                self.env.run(self._all_ended)
+                self._run_until_all_end()
             ended_s = self.env.now
             self.env.run()
             wall_s = perf_counter() - began
@@ -111,10 +118,20 @@ class Cluster(Frontend):
             raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
         return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s)
 
+    def _run_until_all_end(self) -> None:
+        """Let time pass until all requests have ended, or nothing happens any more."""
+        try:
+            self.env.run(self._all_ended)
+        except RuntimeError:
+            if self._all_ended.triggered or self.env.peek() < inf:
+                raise
+
     def _where(self) -> str:
         queued = sum(len(engine.queue) for engine in self.engines)
         admitted = sum(len(engine.admitted) for engine in self.engines)
-        return f"{queued} queued, {admitted} admitted, {len(self._homeless)} without an engine"
+        waiting = sum(len(one.waiting) for one in self.hand_over.receivers.values()) if self.hand_over else 0
+        homeless = len(self._homeless)
+        return f"{queued} queued, {admitted} admitted, {waiting} without pages to decode on, {homeless} without an engine"
 
     # --- arrivals ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +155,7 @@ class Cluster(Frontend):
         if self.has_engines:
             self.send(job).accept(job)
         else:
-            self._homeless.append(job)
+            self._homeless.append((job, True))
 
     @property
     def has_engines(self) -> bool:
@@ -161,7 +178,7 @@ class Cluster(Frontend):
         if self.has_engines:
             self.send(job).take(job)
         else:
-            self._homeless.append(job)
+            self._homeless.append((job, False))
 
     def _reset(self, reset: Reset) -> None:
         """Reset the caches now, or when all running requests have finished; those that wait run after that."""
@@ -171,6 +188,8 @@ class Cluster(Frontend):
         else:
             for engine in self.engines:
                 engine.is_draining = True
+            if self.hand_over is not None:
+                self.hand_over.pause()
         self._wake_all()
 
     def drained(self) -> None:
@@ -182,6 +201,8 @@ class Cluster(Frontend):
                 cache.reset()
             if len(self.engines) > 1:
                 self._wake_all()
+            if self.hand_over is not None:
+                self.hand_over.go_on()
 
     def _wake_all(self) -> None:
         for engine in self.engines:
@@ -212,7 +233,7 @@ class Cluster(Frontend):
 
     def first_token(self, job: Job, engine: int) -> None:
         request = job.request
-        if request.samples > 1:
+        if request.samples > 1 and not job.generated:
             self._samples_left[request.index] = request.samples
         if self.router is not None:
             self.router.first_token(request, engine, self.env.now)
@@ -232,10 +253,11 @@ class Cluster(Frontend):
         return self.hand_over.retracted(job, self.engines[engine])
 
     def stepped(self, engine: int) -> None:
-        if self.router is not None:
+        router = self._router_of(engine)
+        if router is not None:
             one = self.engines[engine]
             pool = one.gpu.pool
-            self.router.engines[engine].report(len(one.queue), one.running_requests, pool.capacity - pool.free)
+            router.engines[engine].report(len(one.queue), one.running_requests, pool.capacity - pool.free)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -262,6 +284,7 @@ class Cluster(Frontend):
         """Take an engine down: send its requests elsewhere, end its transfers, and drop what its GPU has. To be yielded from."""
         now = self.env.now
         self._processes.pop(engine.number).interrupt()
+        engine.is_up = False
         jobs = self.hand_over.lost(engine) if self.hand_over is not None else []
         jobs += engine.stop()
         self._router_down(engine, jobs, now)
@@ -307,8 +330,9 @@ class Cluster(Frontend):
         self._processes[engine.number] = self.env.process(engine.loop())
         if self.has_engines:
             homeless, self._homeless = self._homeless, []
-            for job in homeless:
-                self.resend(job)
+            for job, is_new in homeless:
+                engine = self.send(job)
+                engine.accept(job) if is_new else engine.take(job)
 
 
 def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "list[tuple[float, Request | Reset]]":

@@ -155,6 +155,9 @@ class Engine:
         """Sum over decoding requests of (cached tokens - steps done)."""
         self._batch: list[tuple[Job, int]] = []
         """The prefill chunks of the step under way, or of the last one."""
+        self._leap: Work | None = None
+        """The leap under way, and when it began."""
+        self._leap_began_s = 0.0
         self._due_late: list[tuple[Job, Lease, int]] = []
         """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
         self._budget = 0
@@ -295,6 +298,8 @@ class Engine:
                 work = self._work(batch, steps)
                 loads = [load for job, _ in batch for load in job.loads if not load.done]
                 began_s, self._batch = self.env.now, batch
+                if steps > 1:
+                    self._leap, self._leap_began_s = work, began_s
                 done = yield self.substrate.compute(work, loads)
                 self.busy_s += self.env.now - began_s
                 self._account(batch, done if work.decode_requests else 0)
@@ -405,7 +410,7 @@ class Engine:
                 disk_pages += self.prefetching.settle(job.prefetch, lease)
                 job.prefetch = None
             if not job.is_counted:
-                job.is_counted = True
+                job.is_counted, job.counted = True, lease
                 book = self.frontend.book
                 book.hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
                 book.engines[job.request.index] = self.number
@@ -418,7 +423,7 @@ class Engine:
         if missing and job.lease is lease:
             lease.loaded_pages -= missing
             job.computed = max(0, job.computed - missing * self.cache.page_tokens)
-            if job.admissions == 1 and not job.request.sample:
+            if job.counted is lease:
                 hits = self.frontend.book.hits
                 gpu_pages, cpu_pages, disk_pages = hits[job.request.index]
                 left = max(0, disk_pages - missing)
@@ -506,7 +511,7 @@ class Engine:
 
     def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:
         """Record what a step or leap has done."""
-        self._batch = []
+        self._batch, self._leap = [], None
         if self._due_late:
             self._take_late(steps)
         self.step += steps
@@ -531,10 +536,12 @@ class Engine:
             return
         self.admitted.remove(job)
         self.mover.submit(self.cache.insert(lease, self.env.now))
-        if not job.generated:
-            job.first_token_s = self.env.now
+        if not job.is_prefilled:
+            job.is_prefilled = True
+            if not job.generated:
+                job.first_token_s = self.env.now
             self.frontend.first_token(job, self.number)
-            if job.request.samples > 1:
+            if job.request.samples > 1 and not job.generated:
                 self._enqueue_samples(job)
         job.generated += 1
         if job.generated >= job.request.output_tokens:
@@ -707,9 +714,15 @@ class Engine:
         """Give up all requests, since the engine has failed. Returns them."""
         self.is_up, self.is_full = False, False
         self.outages.append([self.env.now, inf])
+        if self._leap is not None:
+            self.step += self.substrate.steps_done(self._leap, self.env.now - self._leap_began_s)
+            self._leap = None
         jobs = [*self.queue, *self.admitted, *self.decoding, *self.joining, *self.fetching]
         for job in jobs:
             self.drop(job)
+        for job, _ in self._batch:  # those dropped during the step that is now cut off
+            self._release_dropped(job)
+        self._batch = []
         self.claims.clear()
         self._ends.clear()
         self._page_needs.clear()

@@ -8,6 +8,7 @@ gives its pages back and the decode engine decodes. A request that the decode en
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import Any
 
 from kvsim.core.lease import Lease
@@ -51,8 +52,8 @@ class HandOver:
         self.receivers = {number: Receiver(engines[number]) for number in router.engines}
         self.senders: dict[Job, Engine] = {}
         """The prefill engine of each request that has chosen a decode engine and is not there yet."""
-        self._sent: dict[int, int] = {}
-        """The decode engine of each request, by its index, until it has ended."""
+        self._sent: dict[int, Job] = {}
+        """The job of each request that has a decode engine, by the request's index, until it has ended."""
         for receiver in self.receivers.values():
             receiver.engine.mover.listeners.append(self._listener(receiver))
 
@@ -72,15 +73,15 @@ class HandOver:
     def prepares(self, job: Job, sender: Engine) -> bool:
         """Whether a request may join the prefill engine's queue at once; if not, it joins when it has pages to decode on."""
         request = job.request
-        if request.output_tokens < 2:
+        if request.output_tokens - job.generated < 2:
             return True
         number = self.router.send(request, sender.env.now)
         receiver = self.receivers[number]
-        self._sent[request.index] = number
+        job.decoder = number
+        self._sent[request.index] = job
         if receiver.engine.pages_for(request.prompt_tokens + request.output_tokens) > receiver.engine.gpu.pool.capacity:
             sender.reject(request)
             return False
-        job.decoder = number
         self.senders[job] = sender
         self._wait(job, receiver)
         self._advance(receiver)
@@ -104,10 +105,13 @@ class HandOver:
         while waiting and not receiver.claims and receiver.has_place():
             job = waiting[0]
             lease = engine.cache.match(job.request, engine.gpu)
-            lease.is_resumed = lease.is_known_prompt = True
+            lease.is_resumed = lease.is_known_prompt = lease.is_reserved = True
             pages = max(job.request.prompt_pages, engine.pages_for(job.target_tokens))
             if not engine.cache.admit(lease, pages, engine.env.now):
-                break
+                if not engine.is_idle or engine.cache.in_flight:
+                    break
+                self.senders[waiting.popleft()].reject(job.request)
+                continue
             waiting.popleft()
             engine.waited_s += engine.env.now - job.queued_at_s
             engine.held += 1
@@ -153,6 +157,40 @@ class HandOver:
             receiver.engine.held -= 1
             job.reserved = job.send = None
 
+    # --- resets ------------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """A reset waits until no request runs: take back the pages of those that no prefill engine has admitted yet.
+
+        They keep their decode engines, and their places before requests that come later.
+        """
+        for receiver in self.receivers.values():
+            idle = [
+                (job, sender)
+                for job, sender in self.senders.items()
+                if job.decoder == receiver.engine.number and job.reserved is not None and job.lease is None
+            ]
+            again: list[Job] = []
+            for job, sender in idle:
+                sender.drop(job)
+                self._release(job, receiver)
+                again.append(self._replace(job, sender))
+            receiver.waiting.extendleft(reversed(again))
+
+    def _replace(self, job: Job, sender: Engine) -> Job:
+        """Return a new job for the same request, prefill engine and decode engine, without pages."""
+        del self.senders[job]
+        new = job.again()
+        new.decoder = job.decoder
+        self.senders[new] = sender
+        self._sent[job.request.index] = new
+        return new
+
+    def go_on(self) -> None:
+        """Give waiting requests pages again after a reset."""
+        for receiver in self.receivers.values():
+            self._advance(receiver)
+
     # --- when it is computed -------------------------------------------------------------------------------------------------
 
     def prefilled(self, job: Job, sender: Engine) -> None:
@@ -170,14 +208,14 @@ class HandOver:
         now = sender.env.now
         assert job.lease is not None and job.reserved is not None
         del self.senders[job]
-        sender.held -= 1
-        sender.mover.submit(sender.cache.end_prefill(job.lease, now))
-        self.on_sent_on(job)
-        sender.wake()
+        source, job.lease, job.reserved, job.send = job.lease, job.reserved, None, None
         engine = self.receivers[job.decoder].engine
         engine.held -= 1
-        job.lease, job.reserved, job.send = job.reserved, None, None
         engine.mover.submit(engine.cache.insert(job.lease, now))
+        sender.held -= 1
+        sender.mover.submit(sender.cache.end_prefill(source, now))
+        self.on_sent_on(job)
+        sender.wake()
         if job.generated == 1:
             job.first_token_s = now
         engine.join(job)
@@ -187,15 +225,20 @@ class HandOver:
     def ended(self, request: Request, now: float) -> None:
         """A request has ended: its pages on the decode engine are free for others."""
         if request.index in self._sent:
-            number = self._sent.pop(request.index)
-            self.router.ended(request, number, now)
-            self._advance(self.receivers[number])
+            job = self._sent.pop(request.index)
+            receiver = self.receivers[job.decoder]
+            self.router.ended(request, job.decoder, now)
+            if job in self.senders:
+                del self.senders[job]
+                self._release(job, receiver)
+            self._advance(receiver)
 
     def retracted(self, job: Job, engine: Engine) -> bool:
         """Whether the engine queues a retracted request itself. A decode engine does not: its prompt is computed again."""
         if engine.number not in self.receivers:
             return True
-        self.router.ended(job.request, self._sent.pop(job.request.index), engine.env.now)
+        del self._sent[job.request.index]
+        self.router.ended(job.request, engine.number, engine.env.now)
         self.resend(job.again())
         self._advance(self.receivers[engine.number])
         return False
@@ -220,6 +263,9 @@ class HandOver:
             sender.substrate.withdraw(job.send)
             if job.send.source is not None:
                 sender.held -= 1
+                job.generated -= 1  # a token that never arrived
+                if not job.generated:
+                    job.first_token_s = nan
         if job in receiver.waiting:
             receiver.waiting.remove(job)
             receiver.engine.waited_s += sender.env.now - job.queued_at_s

@@ -59,7 +59,7 @@ class Job(Waiting):
     __slots__ = (
         "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
         "next_page_step", "first_token_s", "admissions", "is_known", "page_need", "is_counted", "is_lost", "queued_at_s",
-        "decoder", "reserved", "send",
+        "counted", "decoder", "is_prefilled", "reserved", "send",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -83,7 +83,11 @@ class Job(Waiting):
         self.is_known = False
         """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
         self.is_counted = False
-        """Whether its hits have been recorded."""
+        """Whether its hits have been recorded, by this job or one before it."""
+        self.counted: Lease | None = None
+        """What they were recorded from, if that was this job."""
+        self.is_prefilled = False
+        """Whether this job has computed the prompt."""
         self.is_lost = False
         """Whether its engine has failed: another job continues the request."""
         self.queued_at_s = arrival_s

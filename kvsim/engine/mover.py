@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from math import isnan
 from typing import Any
 
 from simpy import Event
@@ -44,14 +45,15 @@ class Mover:
         return event
 
     def cancel(self, transfer: Transfer) -> None:
-        """End a transfer early, with the whole pages that have arrived; none, if it still waits in line."""
+        """End a transfer early, with the whole pages that have arrived; none, if it still waits in line or for another one."""
         target = transfer.target.index
+        if not isnan(transfer.begun_s):
+            self.substrate.cancel(transfer)
+            return
         if transfer in self._lines[target]:
             self._lines[target].remove(transfer)
-            self._land(transfer, 0)
-            self._move_up(target)
-        else:
-            self.substrate.cancel(transfer)
+        self._land(transfer, 0)
+        self._move_up(target)
 
     def _move_up(self, target: int, newest: Transfer | None = None) -> None:
         """Begin transfers from the head of a line for as long as there is room."""
@@ -73,7 +75,9 @@ class Mover:
         self.end_of(earlier).callbacks.append(lambda _: self._rejoin(transfer))
 
     def _rejoin(self, transfer: Transfer) -> None:
-        """Put a transfer back in line, since what it reads has arrived."""
+        """Put a transfer back in line, since what it reads has arrived, unless it has been cancelled."""
+        if transfer.done:
+            return
         self._lines[transfer.target.index].append(transfer)
         self._move_up(transfer.target.index)
         self._tell(transfer)

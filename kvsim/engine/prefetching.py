@@ -35,7 +35,7 @@ class Prefetch:
     Until then its pages, those that it continues included, stay in the CPU tier.
     """
 
-    __slots__ = ("arrived_pages", "fetch", "first_page", "hold", "is_under_way", "pages", "transfers")
+    __slots__ = ("arrived_pages", "fetch", "first_page", "hold", "is_given_up", "is_under_way", "pages", "transfers")
 
     def __init__(self, transfers: list[Transfer], fetch: Transfer, hold: Hold, first_page: int) -> None:
         self.transfers = transfers
@@ -48,6 +48,8 @@ class Prefetch:
         self.arrived_pages = 0
         """Pages that had arrived at the end of the fetch."""
         self.is_under_way = True
+        self.is_given_up = False
+        """Whether nobody waits for it any more."""
 
 
 class Prefetching:
@@ -115,6 +117,8 @@ class Prefetching:
         prefetch.is_under_way = False
         prefetch.arrived_pages = prefetch.fetch.arrived_pages
         self.counts.fetched_pages += prefetch.arrived_pages
+        if prefetch.is_given_up:
+            self.counts.wasted_pages += prefetch.arrived_pages
 
     def settle(self, prefetch: Prefetch, lease: Lease) -> int:
         """End the prefetch of a request that has been admitted and has started its loads.
@@ -129,7 +133,8 @@ class Prefetching:
         return used
 
     def give_up(self, prefetch: Prefetch) -> None:
-        """End the prefetch of a request that has been rejected."""
+        """End the prefetch of a request that has been rejected or lost with its engine, though the fetch may be under way."""
+        prefetch.is_given_up = True
         self._let_go(prefetch, 0)
 
     def _let_go(self, prefetch: Prefetch, used: int) -> None:

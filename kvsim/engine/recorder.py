@@ -72,6 +72,9 @@ class Recorder:
         done.callbacks.append(end)
         return done
 
+    def steps_done(self, work: Work, elapsed_s: float) -> int:
+        return self._substrate.steps_done(work, elapsed_s)
+
     def hand_over(self, send: Send) -> Event:
         self._look()
         return self._substrate.hand_over(send)

@@ -67,6 +67,9 @@ class Substrate(Protocol):
         The event's value is the number of steps done, or ``LOST`` if the engine's GPU was lost before the end.
         """
 
+    def steps_done(self, work: Work, elapsed_s: float) -> int:
+        """Return how many steps of a leap are complete after ``elapsed_s``, when its engine fails. The leap has not ended."""
+
     def hand_over(self, send: Send) -> Event:
         """Send what is left of a computed prompt's KV from one GPU to another. The event occurs when everything has landed.
 

@@ -86,6 +86,13 @@ SHAPES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "disk below both": [("gpu", ()), ("cpu", (0,)), ("disk", (0, 1))],
     "two gpus": [("gpu", ()), ("gpu", ()), ("cpu", (0, 1))],
     "two gpus and a disk": [("gpu", ()), ("gpu", ()), ("cpu", (0, 1)), ("disk", (2,))],
+    "two hosts over a disk": [("gpu", ()), ("gpu", ()), ("cpu", (0,)), ("cpu", (1,)), ("disk", (2, 3))],
+    "two hosts of two gpus over a disk": [
+        *[("gpu", ())] * 4,
+        ("cpu", (0, 1)),
+        ("cpu", (2, 3)),
+        ("disk", (4, 5)),
+    ],
 }
 """What each tier is, and the tiers directly above it."""
 

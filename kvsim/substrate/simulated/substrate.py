@@ -119,6 +119,10 @@ class SimulatedSubstrate:
             else:
                 work.stop.callbacks.append(stop)
 
+    def steps_done(self, work: Work, elapsed_s: float) -> int:
+        steps = self.steps.steps_by(work, elapsed_s, work.max_steps)
+        return steps if self.steps.leap_s(work, steps) <= elapsed_s and steps < work.max_steps else steps - 1
+
     def _end_after(self, seconds: float, done: Event, steps: int) -> None:
         """Trigger ``done`` with ``steps`` after some seconds, unless it has triggered before."""
 
