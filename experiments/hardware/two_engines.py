@@ -6,7 +6,8 @@ distance between the two is shown beside the simulation's distance from each.
 Claims, each a row of the first table:
 
 bytes       no word of a reused page is wrong
-hits        the simulation agrees with a real run on at least as many requests' hits as the real runs with each other, less 5 points
+hits        the simulation agrees with a real run on at least as many requests' hits as the real runs with each other,
+            less 5 points
 times       p50 of the time to first token: simulated within 10 % of a real run, or as close as the real runs are to each other
 foreign     pages that one engine wrote down are loaded by the other (both routers share one CPU tier)
 ranking     the mean time to first token orders the two routers in the same way in both real runs and in the simulation
@@ -40,8 +41,9 @@ FULL = [
     "tiers.gpu.capacity=3GiB", "tiers.cpu.capacity=12GiB",
 ]  # fmt: skip
 TINY = [
-    "trace=synthetic", "trace.seed=3", "trace.sessions=3", "trace.limit=6", "trace.arrivals=open_loop", "trace.mix.chat.weight=0",
-    "trace.mix.document.weight=0", "trace.mix.agent.weight=1", "trace.mix.agent.turns=2", "trace.mix.agent.message_tokens=8",
+    "trace=synthetic", "trace.seed=3", "trace.sessions=3", "trace.sessions_per_s=3", "trace.limit=6",
+    "trace.arrivals=open_loop", "trace.mix.chat.weight=0", "trace.mix.document.weight=0", "trace.mix.agent.weight=1",
+    "trace.mix.agent.turns=2", "trace.mix.agent.message_tokens=8", "trace.mix.agent.system_tokens=24",
     "trace.mix.agent.answer_tokens=4", "trace.mix.agent.pause_s=0.1", "page_tokens=4", "model=tiny", "model.layers=2",
     "hardware=h200", "placement=write_through", "tiers.gpu.capacity=4000pages", "tiers.cpu.capacity=8000pages",
     "engine.max_batch_tokens=64",
