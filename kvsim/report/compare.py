@@ -206,9 +206,9 @@ class Comparison:
         lines = list(dict.fromkeys(hit_definition(result["config"]) for result in self.results))
         if self.framed("belady"):
             lines.append(
-                "belady: the most page hits that any policies can get on this trace with one tier as large as all tiers of all "
-                "engines, free moves, no pages occupied by running requests, and requests in trace order. unlimited: nothing is "
-                "ever evicted. Both reject requests larger than the GPU tier; rates cover the requests served."
+                "belady: the most page hits that any policies can get on this trace with one tier as large as all tiers, free "
+                "moves, no pages occupied by running requests, and requests in trace order. unlimited: nothing is ever "
+                "evicted. Both reject requests larger than the GPU tier; rates cover the requests served."
             )
         lost = [run.name for run, result in self._pairs() if result.get("bounds") and not run.bounds]
         if lost:

@@ -102,7 +102,7 @@ def test_load_is_the_mean_number_of_requests_there(clustered: Outcome) -> None:
 
 
 def test_a_request_moves_to_the_decode_engine_with_its_first_token(handed_over: Outcome) -> None:
-    """Engine 2 decodes request 0 from 1 s to 3 s and request 1 from 3 s to 5 s; engine 0 computes until 1 s and from 2 s to 8 s."""
+    """Engine 2 decodes request 0 from 1 s to 3 s and request 1 from 3 s to 5 s; engine 0 computes until 1 s, and 2 s to 8 s."""
     requests = summary(handed_over)["timeline"]["engines"]["load"]["requests"]
     assert requests["2"] == [0.0] * 20 + [1.0] * 80 + [0.0] * 100
     assert requests["0"] == [1.0] * 20 + [0.0] * 20 + [1.0] * 120 + [0.0] * 40
