@@ -162,7 +162,7 @@ def test_an_answer_that_the_decode_engine_wrote_down_is_a_hit_for_a_prefill_engi
 
 
 def test_a_drain_waits_for_what_is_computed_and_takes_back_the_pages_of_what_waits() -> None:
-    """A runs; B has its pages on the decode engine and waits for room on the other. The drain at 5 ends with A's answer at 22.25."""
+    """One runs; one has its pages on the decode engine and waits. The drain at 5 ends with the first answer, at 22.25."""
     cluster = pair(gpu=5, decode_gpu=10, settings={"overlap": "none", "reset_at_s": [5.0]})
     outcome = cluster.serve(ask(A, output=2), ask(A, output=2), ask(A, 60, output=2))
     assert outcome.ttft_s.tolist() == seconds([21.25, 22.25 + 21.25, 1.25])
