@@ -22,7 +22,8 @@ test-long: export KVSIM_ENGINE_RUNS := 500
 test-long: .venv/installed-test
 	$(BIN)/pytest -q -n auto --dist worksteal -m long
 	$(BIN)/pytest -q -n auto --dist worksteal tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
-	    tests/engine/test_engine_random.py tests/engine/test_replay.py tests/engines
+	    tests/engine/test_engine_random.py tests/engine/test_cluster_random.py tests/engine/test_cluster_machine.py \
+	    tests/engine/test_replay.py tests/engines
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix

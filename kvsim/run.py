@@ -138,6 +138,11 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
             raise UsageError(
                 "trace.bigram: only SGLang has keys of token pairs: set trace.bigram=false, rules=sglang or rules=default"
             )
+    if plan.layout.pairs and any(request.samples > 1 for request in requests):
+        raise UsageError(
+            "cluster.prefill: the trace asks for several samples of an answer, and only one can be handed to another engine: "
+            "set cluster.engines instead"
+        )
     if not plan.rules.cache_output:
         return
     if any(request.output_runs is None for request in requests):

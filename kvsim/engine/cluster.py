@@ -74,6 +74,7 @@ class Cluster(Frontend):
         self._processes: dict[int, Process] = {}
         self._lost: set[int] = set()
         """Engines whose GPUs are lost for good."""
+        self._advance: Callable[[int], None] | None = None
         for engine in engines:
             engine.frontend = self
             own = self._router_of(engine.number)
@@ -92,8 +93,21 @@ class Cluster(Frontend):
     def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
         """Serve all requests; ``advance`` is called with the number ended so far. Raises RuntimeError if some never end."""
         began = perf_counter()
-        self.book = Book(requests)
         self._advance = advance
+        self.start(requests)
+        with without_garbage_collector():
+            if requests:
+                self._run_until_all_end()
+            ended_s = self.env.now
+            self.env.run()
+            wall_s = perf_counter() - began
+        if self._unfinished:
+            raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
+        return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s)
+
+    def start(self, requests: list[Request]) -> None:
+        """Begin a run: the clock is about to start."""
+        self.book = Book(requests)
         self._unfinished = len(requests)
         self.is_done = not requests
         movers = dict.fromkeys([engine.mover for engine in self.engines])
@@ -108,15 +122,6 @@ class Cluster(Frontend):
             self.env.process(self._fail_and_return(failure))
         for engine in self.engines:
             self._processes[engine.number] = self.env.process(engine.loop())
-        with without_garbage_collector():
-            if requests:
-                self._run_until_all_end()
-            ended_s = self.env.now
-            self.env.run()
-            wall_s = perf_counter() - began
-        if self._unfinished:
-            raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
-        return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s)
 
     def _run_until_all_end(self) -> None:
         """Let time pass until all requests have ended, or nothing happens any more."""

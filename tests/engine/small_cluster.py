@@ -143,7 +143,7 @@ class SmallCluster(Cluster):
         yield from super().fail(engine)
         self.check()
         gpu = engine.gpu
-        assert not engine.is_up and engine.is_idle and not engine.transfers(), "runs"
+        assert not engine.is_up and engine.is_idle and not engine.transfers()
         assert gpu.pool.free == gpu.pool.capacity, (
             f"{gpu.pool.free} of {gpu.pool.capacity}, held {gpu.held_pages}, promised {gpu.promised_pages}"
         )

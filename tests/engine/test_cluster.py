@@ -26,7 +26,7 @@ def bytes_on(outcome: Outcome, link: str, owner: int) -> int:
 
 
 def test_what_one_engine_wrote_down_is_a_hit_for_another_on_its_host() -> None:
-    """A is on engine 0 at 17 and in the CPU tier at 21. Engine 1 loads 4 pages from 30 to 34; the last of 4 layers takes 0.25 s."""
+    """A is on engine 0 at 17 and in the CPU tier at 21. Engine 1 loads 4 pages from 30 to 34; the last layer takes 0.25 s."""
     outcome = small_cluster(gpu=8, cpu=20, routing=Sent(0, 1)).serve(ask(A), ask(A, 30))
     assert hits(outcome, 1) == (0, 4, 0)
     assert outcome.ttft_s.tolist() == seconds([17, 4.25])

@@ -3,11 +3,22 @@
 A is 17 tokens: 17 s to compute, 4.25 s for each of 4 layers. Its KV takes 4.25 s from GPU to GPU: 64 bytes, a page, a second.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+import kvsim
+from kvsim.assembly import build_cluster, build_graphs, build_served
+from kvsim.build import build_run
+from kvsim.configuration import compose
+from kvsim.core.request import Request
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
+from kvsim.errors import UsageError
+from kvsim.policies.routing.base import EngineStatus
+from kvsim.policies.routing.kv_aware import KVAware
+from kvsim.substrates import SUBSTRATES
+from kvsim.trace.base import Trace
 from tests.engine.small import FOREVER, PAGE_BYTES, ask, hits, make_requests, seconds
 from tests.engine.small_cluster import Sent, SmallCluster, small_cluster
 
@@ -162,8 +173,67 @@ def test_an_answer_that_the_decode_engine_wrote_down_is_a_hit_for_a_prefill_engi
 
 
 def test_a_drain_waits_for_what_is_computed_and_takes_back_the_pages_of_what_waits() -> None:
-    """A runs; B has its pages on the decode engine and waits for room on the other. The drain at 5 ends with A's answer at 22.25."""
+    """One runs; one has its pages on the decode engine and waits. The drain at 5 ends with the first answer, at 22.25."""
     cluster = pair(gpu=5, decode_gpu=10, settings={"overlap": "none", "reset_at_s": [5.0]})
     outcome = cluster.serve(ask(A, output=2), ask(A, output=2), ask(A, 60, output=2))
     assert outcome.ttft_s.tolist() == seconds([21.25, 22.25 + 21.25, 1.25])
     assert hits(outcome, 1) == (0, 0, 0)
+
+
+def test_prompts_that_stay_for_good_can_leave_no_room_for_others() -> None:
+    """A takes 4 pages of 8 on both engines until the end; B needs 5, and waits for nothing."""
+    requests = make_requests([ask(A, output=2), ask(B, 40, output=2), ask("a", 80, output=2)])
+    requests[0].persistent = True
+    for about in ({"gpu": 8}, {"gpu": 20, "decode_gpu": 8}):
+        cluster = pair(**about)
+        outcome = cluster.run(requests)
+        assert outcome.status.tolist() == [FINISHED, REJECTED, FINISHED]
+        assert not cluster.hand_over.senders and not cluster.hand_over._sent  # type: ignore[union-attr]
+
+
+# --- routers ---
+
+
+class Reporting(Sent):
+    """Reads the load that engines report."""
+
+    seen: list[int]
+
+    @property
+    def needs_reports(self) -> bool:
+        return True
+
+    def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
+        self.seen = [status.used_pages for status in engines]
+        return super().choose(request, engines, now)
+
+
+def test_each_router_gets_the_reports_of_its_own_engines() -> None:
+    """At 40, A's 4 pages are cached on engine 0; the last step of engine 1 left 5 pages in use."""
+    routing, decode_routing = Reporting(0), Reporting(1)
+    pair(routing=routing, decode_routing=decode_routing).serve(ask(A, output=3), ask(B, 40, output=3))
+    assert len(routing.seen) == len(decode_routing.seen) == 1
+    assert routing.seen[0] >= 4 and decode_routing.seen[0] >= 4
+
+
+def test_routing_policies_know_what_their_engines_do() -> None:
+    overrides = (
+        "trace=synthetic", "cluster.prefill=1", "cluster.decode=1", "routing=kv_aware", "routing@cluster.decode_routing=kv_aware",
+        "tiers.gpu.capacity=100pages",
+    )  # fmt: skip
+    plan = build_run(compose(overrides), command="simulate", overrides=overrides)
+    caches = [build_served(plan, graph, []) for graph in build_graphs(plan)]
+    cluster = build_cluster(plan, [], caches, SUBSTRATES["simulated"].open(plan, [], caches))
+    assert cluster.router is not None and cluster.hand_over is not None
+    before, after = cluster.router.policy, cluster.hand_over.router.policy
+    assert isinstance(before, KVAware) and isinstance(after, KVAware)
+    assert (before._prefills, before._decodes) == (True, False)
+    assert (after._prefills, after._decodes) == (False, True)
+
+
+def test_several_samples_cannot_be_handed_over() -> None:
+    requests = make_requests([ask(A, output=3)])
+    requests[0].samples = 2
+    trace = Trace(name="small", requests=requests, page_tokens=4, block_tokens=None)
+    with pytest.raises(UsageError, match=r"^cluster.prefill: the trace asks for several samples"):
+        kvsim.simulate(trace, "cluster.prefill=1", "cluster.decode=1")
