@@ -21,7 +21,8 @@ from kvsim.errors import UsageError
 from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.report.result import hit_tokens, ratio, warmup_requests
+from kvsim.report.numbers import ratio
+from kvsim.report.result import hit_tokens, warmup_requests
 from kvsim.suggest import closest
 from kvsim.trace.statistics import Stretches, uses_by_page
 

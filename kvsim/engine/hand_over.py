@@ -82,9 +82,20 @@ class HandOver:
             return False
         job.decoder = number
         self.senders[job] = sender
-        receiver.waiting.append(job)
+        self._wait(job, receiver)
         self._advance(receiver)
         return False
+
+    @staticmethod
+    def _wait(job: Job, receiver: Receiver, *, is_first: bool = False) -> None:
+        """Let a request wait for pages on a decode engine, whose queue this is."""
+        engine, waiting = receiver.engine, receiver.waiting
+        job.queued_at_s = engine.env.now
+        if is_first:
+            waiting.appendleft(job)
+        else:
+            waiting.append(job)
+        engine.most_queued = max(engine.most_queued, len(waiting))
 
     def _advance(self, receiver: Receiver) -> None:
         """Give waiting requests pages on a decode engine, as far as there are any."""
@@ -98,6 +109,7 @@ class HandOver:
             if not engine.cache.admit(lease, pages, engine.env.now):
                 break
             waiting.popleft()
+            engine.waited_s += engine.env.now - job.queued_at_s
             engine.held += 1
             job.reserved = lease
             engine.mover.submit(lease.waits)
@@ -121,7 +133,7 @@ class HandOver:
             receiver.claims.popleft()
             if claim.is_lost:
                 self._release(job, receiver)
-                receiver.waiting.appendleft(job)
+                self._wait(job, receiver, is_first=True)
             else:
                 self._reserved(job, receiver)
 
@@ -210,6 +222,7 @@ class HandOver:
                 sender.held -= 1
         if job in receiver.waiting:
             receiver.waiting.remove(job)
+            receiver.engine.waited_s += sender.env.now - job.queued_at_s
         sender.drop(job)
         self._release(job, receiver)
         del self.senders[job]

@@ -27,12 +27,19 @@ class LinkUse:
     """Source and target, such as ``gpu-cpu``."""
     owner: int = 0
     """Number of the engine whose GPU the link leads from or to; of the disk, for its own links."""
+    receiver: int = -1
+    """Number of the engine whose GPU a link between two GPUs leads to."""
     lanes: int = 1
     """Number of links counted together."""
     bytes: int = 0
     transfers: int = 0
     busy_s: float = 0.0
     intervals: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))
+
+    @property
+    def is_of_engine(self) -> bool:
+        """Whether one of its ends is the GPU of an engine."""
+        return "gpu" in self.name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +79,7 @@ class EngineUse:
     busy_s: float
     """Time in steps."""
     waited_s: float
-    """Sum of the times that requests were in its queue."""
+    """Sum of the times that requests were in its queue; of a decode engine, that they waited for its pages."""
     most_queued: int
     retractions: int
     failures: int

@@ -2,7 +2,7 @@
 
 Statistics over requests (``requests`` to ``throughput``) exclude the leading ``warmup`` fraction of the trace. The counters of
 tiers, links, policies and the engine (``tiers``, ``links``, ``prefetch``, ``placement``, ``checkpoints``, ``retractions``,
-``lost_to_disagreement``, ``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak
+``lost_to_disagreement``, ``simulated_s``, ``hardware``, and most of ``engines``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak
 or a link's use cannot be attributed to single requests.
 
 A rejected request counts in ``requests`` and ``rejected`` only: it was not served, so it is excluded from ``prompt_tokens``
@@ -23,6 +23,8 @@ import numpy as np
 from kvsim.compiled import build_name
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
+from kvsim.report.engines import engine_records, imbalance
+from kvsim.report.numbers import link_record, ratio, spread
 from kvsim.report.timeline import timeline
 
 SCHEMA = 1
@@ -79,13 +81,15 @@ def summarize(
         "tpot_s": spread(outcome.tpot_s[served]),
         "e2e_s": spread(outcome.e2e_s[served]),
         "throughput": _throughput(outcome, prompts, served),
-        "links": _links(outcome),
+        "links": {name: link_record([link], outcome.simulated_s) for name, link in outcome.links.items()},
         "tiers": _tiers(outcome),
         "prefetch": outcome.prefetch,
         "placement": outcome.placement,
         "checkpoints": outcome.checkpoints,
         "retractions": outcome.retractions,
         "lost_to_disagreement": _lost_to_disagreement(outcome, command, config),
+        "imbalance": imbalance(outcome, prompts, hits, served),
+        "engines": engine_records(outcome, prompts, hits, served),
         "simulated_s": outcome.simulated_s,
         "hardware": outcome.hardware or None,
         "load_s": load_s,
@@ -94,7 +98,8 @@ def summarize(
         "timeline": timeline(outcome, prompts, hits, skipped),
         "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
-    optional = ("config_hash", "command_line", "bounds", "page_bytes", "rules_note", "lost_to_disagreement", "hardware")
+    optional = ("config_hash", "command_line", "bounds", "page_bytes", "rules_note", "lost_to_disagreement", "imbalance", "engines",
+                "hardware")  # fmt: skip
     return {name: plain(value) for name, value in record.items() if value is not None or name not in optional}
 
 
@@ -136,20 +141,6 @@ def hit_definition(config: Mapping[str, Any]) -> str:
     )
 
 
-def spread(values: np.ndarray) -> dict[str, float | None]:
-    """Return mean and percentiles of the values, ignoring NaN; None if there are none."""
-    known = values[~np.isnan(values)]
-    if not known.size:
-        return dict.fromkeys(("mean", "p50", "p90", "p99"))
-    p50, p90, p99 = np.percentile(known, (50, 90, 99)).tolist()
-    return {"mean": float(known.mean()), "p50": p50, "p90": p90, "p99": p99}
-
-
-def ratio(part: float, whole: float) -> float | None:
-    """Return ``part / whole``, or None if ``whole`` is 0."""
-    return float(part / whole) if whole > 0 else None
-
-
 @cache
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, kvsim (and whether it is compiled) and the packages that results depend on."""
@@ -179,11 +170,14 @@ def plain(value: Any) -> Any:
 
 
 def to_json(result: RunRecord) -> str:
-    """Return ``result`` as JSON text, fields in order: indented for readers, arrays for pictures on one line each."""
+    """Return ``result`` as JSON text, fields in order: indented for readers, arrays for pictures and engines on one line each."""
     fields = []
     for name, value in result.items():
-        indent = None if name in ("timeline", "ttft_quantiles_s") else 2
-        text = json.dumps(value, indent=indent, allow_nan=False).replace("\n", "\n  ")
+        if name == "engines":
+            text = "[\n    " + ",\n    ".join(json.dumps(engine, allow_nan=False) for engine in value) + "\n  ]"
+        else:
+            indent = None if name in ("timeline", "ttft_quantiles_s") else 2
+            text = json.dumps(value, indent=indent, allow_nan=False).replace("\n", "\n  ")
         fields.append(f"  {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(fields) + "\n}\n"
 
@@ -223,18 +217,6 @@ def _lost_to_disagreement(outcome: Outcome, command: str, config: Mapping[str, A
     """Return the pages that only some ranks had at the end of a transfer; None if there was only one rank, or no transfer."""
     ranks = _setting(config, "hardware", "gpus") or 1
     return asdict(outcome.lost_to_disagreement) if command == "simulate" and ranks > 1 else None
-
-
-def _links(outcome: Outcome) -> RunRecord:
-    return {
-        name: {
-            "bytes": link.bytes,
-            "transfers": link.transfers,
-            "busy_s": link.busy_s,
-            "utilization": ratio(link.busy_s, outcome.simulated_s * link.lanes),
-        }
-        for name, link in outcome.links.items()
-    }
 
 
 def _tiers(outcome: Outcome) -> RunRecord:

@@ -7,7 +7,8 @@ import pytest
 
 from kvsim.engine.outcome import Disagreement, Outcome
 from kvsim.errors import UsageError
-from kvsim.report.result import hit_definition, hit_tokens, plain, spread, summarize, to_json, warmup_requests
+from kvsim.report.numbers import spread
+from kvsim.report.result import hit_definition, hit_tokens, plain, summarize, to_json, warmup_requests
 
 STABLE = (
     "schema command status config versions seed requests rejected prompt_tokens prompt_pages hit_tokens hit_pages hit_rate "

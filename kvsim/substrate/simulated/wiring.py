@@ -102,6 +102,8 @@ class Wiring:
     def _pairs(self, layout: Layout, rate: Rate) -> dict[tuple[int, int], Channel]:
         """Create the channels between prefill and decode engines; each engine sends and receives at the given rate in all."""
         pairs = {pair: self._make("gpu-gpu", pair[0], rate) for pair in layout.pairs}
+        for (_, receiver), channel in pairs.items():
+            channel.use.receiver = receiver
         for sender in range(layout.prefill_engines):
             Total(rate[0], *[channel for pair, channel in pairs.items() if pair[0] == sender])
         for receiver in range(layout.prefill_engines, layout.engines) if pairs else ():
