@@ -160,18 +160,20 @@ def finding(rows: Rows) -> str:
         trace: [rows[Cell(sizes(trace)[-1], name)].hit_rate for name in ("session_affinity", "least_loaded")] for trace in LOADS
     }
     hits = " and ".join(f"{high:.0%} against {low:.0%} ({trace})" for trace, (high, low) in last.items())
+    by_load = ", ".join(f"{ratios[place]:.2f} with {place.load}" for place in loads(list(LOADS)[-1]))
     return (
         f"Affinity loses to load where there is little to gain from it. With {max(ENGINES)} engines session_affinity hits {hits},"
         f" but its p99 TTFT relative to least_loaded's is, by number of engines, {lists}. In conversations most of a prompt is "
-        "new, so a short queue is worth more than a hit at every size and load. Agents' prompts are nearly all old: as long as "
-        "the other engines find most of a prompt in the CPU memory of their host, one busy engine costs more than misses do, and "
-        "beyond that the misses cost more. "
+        "new, so a short queue is worth more than a hit at every size and load. Agents' prompts are nearly all old. On one host "
+        "the other engines find them in its CPU memory, and affinity only makes queues uneven; with two hosts either may win, "
+        f"depending on the load ({by_load} users per engine); with more, misses cost more than uneven queues. "
         f"kv_aware weighs both and has the lowest p99 TTFT, within 10%, in {firsts} of {len(kv)} places. It does not hit most: "
         "with a weight of 1 a block to compute counts as much as a block in use. A weight of 8 hits "
         f"{100 * min(weighted[place] - more[place] for place in places()):+.1f} to "
         f"{100 * max(weighted[place] - more[place] for place in places()):+.1f} points more, at "
         f"{min(sooner.values()):.2f} to {max(sooner.values()):.2f} times the mean TTFT. "
-        "Numbers of different sizes compare with care: more engines have more memory in all, and play other agents' sessions."
+        "Sizes are not comparable in every respect: more engines have more memory in all, and play more of the agents' sessions; "
+        "with 2 engines the p99 of agents is that of the five slowest requests."
     )
 
 
@@ -247,7 +249,7 @@ def figure(rows: Rows) -> go.Figure:
                 type="category", title={"engines": "engines", "load": "load per engine"}[along], row=row, col=column
             )
             if name == "p99_s":
-                figure.update_yaxes(type="log", dtick="D2", row=row, col=column)
+                figure.update_yaxes(type="log", tickvals=(3, 4, 5, 6, 8, 10, 20, 50, 100, 200, 500), row=row, col=column)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero", col=1)
     figure.update_annotations(font_size=14)
     return figure.update_layout(template="plotly_white", width=1500, height=800, legend={"orientation": "h", "y": 1.13})
