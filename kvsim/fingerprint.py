@@ -36,15 +36,14 @@ def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
         return {}
     if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
         return {}
-    capacities = [tier.capacity_pages for tier in plan.tiers]
-    room = capacities[0]
+    room = plan.tiers[0].capacity_pages
     too_large = 0
     if room is not None:
         too_large = sum([pages > room for pages in plan.replay.pages_taken(requests, plan.page_tokens)])
     of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim"),
                 too_large]  # fmt: skip
     return {
-        "belady": f"belady-{digest([*of_trace, _total(plan)])[:16]}",
+        "belady": f"belady-{digest([*of_trace, plan.total_pages])[:16]}",
         "unlimited": f"unlimited-{digest(of_trace)[:16]}",
     }
 
@@ -98,8 +97,3 @@ def _targets(node: Any) -> Iterator[str]:
                 yield value
             else:
                 yield from _targets(value)
-
-
-def _total(plan: Plan) -> int | None:
-    capacities = [tier.capacity_pages for tier in plan.tiers]
-    return None if None in capacities else sum(pages for pages in capacities if pages is not None)

@@ -120,3 +120,13 @@ class Plan:
         if scope == "engine":
             return engine
         return self.layout.hosts[engine] if scope == "host" else 0
+
+    @property
+    def total_pages(self) -> int | None:
+        """Capacity of all tiers of all engines together; None if one is unlimited."""
+        total = 0
+        for tier in self.tiers:
+            if tier.capacity_pages is None:
+                return None
+            total += tier.capacity_pages * len({self.owner(tier.name, engine) for engine in range(self.layout.engines)})
+        return total

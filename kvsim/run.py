@@ -14,6 +14,7 @@ from kvsim.core.request import Request
 from kvsim.core.serving import RulesError, ServedCache, ServingCache
 from kvsim.core.tier import PolicyError, Tier
 from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
+from kvsim.engine.layout import ONE_ENGINE
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.recorder import Recorder
 from kvsim.engine.replay import Replay
@@ -106,18 +107,17 @@ def _own_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Seque
 
 
 def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
-    """Replay Belady's MIN on one tier as large as all tiers together: no policies for the plan's tiers get more page hits.
+    """Replay Belady's MIN on one tier as large as all tiers of all engines together: no policies for them get more page hits.
 
-    The bound holds because a hit page must have been in some tier since its last use, and this one tier holds as many pages as
-    all of them. In it, moves are free, running requests occupy no pages, and the future is known. Requests too large for the
-    GPU tier are rejected. Passing a ``belady`` used before on the same requests saves looking ahead over them again.
+    The bound holds for requests served in the order of the trace, because a hit page must have been in some tier since its last
+    use, and this one tier holds as many pages as all of them. In it, moves are free, running requests occupy no pages, every
+    engine has every page, and the future is known. Requests too large for the GPU tier of an engine are rejected. Passing a
+    ``belady`` used before on the same requests saves looking ahead over them again.
     """
     gpu = plan.tiers[0]
-    capacities = [tier.capacity_pages for tier in plan.tiers]
-    total = None if None in capacities else sum(filter(None, capacities))
-    whole = TierPlan(name=gpu.name, capacity_pages=total, eviction=belady or Belady(), placement=None)
+    whole = TierPlan(name=gpu.name, capacity_pages=plan.total_pages, eviction=belady or Belady(), placement=None)
     settings = replace(plan.replay, in_flight=1)
-    one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings)
+    one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings, layout=ONE_ENGINE)
     cache = _bypass_tier(one, build_tiers(one, requests)[0], requests, gpu.capacity_pages)
     assert cache is not None
     return Replay(cache, build_prefetching(one, requests, cache), settings).run(requests)

@@ -23,7 +23,7 @@ Bound = dict[str, Any]
 
 
 def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
-    """Return hit rates of ``belady`` (MIN on one tier as large as all tiers together) or ``unlimited`` (nothing is evicted)."""
+    """Return hit rates of ``belady`` (MIN on one tier as large as all of all engines) or ``unlimited`` (nothing is evicted)."""
     if kind == "unlimited":
         plan = replace(plan, tiers=[plan.tiers[0], replace(plan.tiers[0], capacity_pages=None)])
     outcome = run.upper_bound(plan, requests, _belady())

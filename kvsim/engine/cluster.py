@@ -288,6 +288,7 @@ class Cluster(Frontend):
     def _bring_back(self, engine: Engine) -> None:
         """Let an engine that failed serve again."""
         engine.is_up = True
+        engine.outages[-1][1] = self.env.now
         if self.router is not None and engine.number in self.router.engines:
             self.router.up(engine.number, self.env.now)
         if self.hand_over is not None:

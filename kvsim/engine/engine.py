@@ -145,7 +145,8 @@ class Engine:
         self.waited_s = 0.0
         """Sum of the times that requests were in the queue."""
         self.most_queued = 0
-        self.failures = 0
+        self.outages: list[list[float]] = []
+        """[start, end] in seconds of each time that it was down; the end is infinite until it is back."""
         self.reports = False
         """Whether to report after each step."""
         self._ends: list[tuple[int, int, Job]] = []
@@ -704,7 +705,8 @@ class Engine:
 
     def stop(self) -> list[Job]:
         """Give up all requests, since the engine has failed. Returns them."""
-        self.is_up, self.is_full, self.failures = False, False, self.failures + 1
+        self.is_up, self.is_full = False, False
+        self.outages.append([self.env.now, inf])
         jobs = [*self.queue, *self.admitted, *self.decoding, *self.joining, *self.fetching]
         for job in jobs:
             self.drop(job)

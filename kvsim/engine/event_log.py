@@ -8,7 +8,7 @@ from typing import Any
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import NEVER_FITS, Claim, Fetch, Growth, HybridServingCache, Load, ServedCache, ServingCache
-from kvsim.core.tier import Tier
+from kvsim.core.tier import GPU, Tier
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import Begin
 
@@ -27,6 +27,10 @@ class EventLog:
     finish      the answer of a request is complete: ``request``
     reset       every page is dropped
     lose        an engine has failed, and the pages of its GPU are dropped: ``engine``
+
+    With several engines, an event has the number of its ``engine``; a reset the numbers of all ``engines`` whose pages it drops.
+    What happens below the GPUs has ``owner`` instead: the number of the engine, host or disk that the tier belongs to, or of
+    two tiers the upper one.
     """
 
     def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] | None = None) -> None:
@@ -34,6 +38,16 @@ class EventLog:
         self._tiers = tiers
         self._clock = clock
         self._evicted = [tier.evicted_pages for tier in tiers]
+        self.transfers = 0
+        """Number of the next transfer to begin."""
+        self.has_engines = sum([tier.level == GPU for tier in tiers]) > 1
+
+    def place(self, *tiers: Tier) -> dict[str, int]:
+        """Return the field that says where something happens that concerns these tiers; none with a single engine."""
+        if not self.has_engines:
+            return {}
+        upper = min(tiers, key=lambda tier: tier.level)
+        return {"engine" if upper.level == GPU else "owner": upper.owner}
 
     def add(self, event: str, **fields: object) -> None:
         """Add an event that has just happened, after the evictions that led to it."""
@@ -41,7 +55,7 @@ class EventLog:
             pages = tier.evicted_pages - self._evicted[index]
             if pages:
                 self._evicted[index] += pages
-                self._write({"event": "free", "tier": tier.name, "pages": pages})
+                self._write({"event": "free", "tier": tier.name, "pages": pages, **self.place(tier)})
         self._write({"event": event, **fields})
 
     def _write(self, fields: dict[str, object]) -> None:
@@ -66,10 +80,10 @@ class LoggedCache(ServedCache):
         self.page_tokens = cache.page_tokens
         self.leases = cache.leases
         self.takes_pages_late = cache.takes_pages_late
-        self._waiting: Request | None = None
+        self._waiting: dict[Tier, Request] = {}
+        """The request at the head of each engine's queue that has found no room."""
         self._numbers: dict[Transfer, int] = {}
         """Numbers of the transfers that have begun and not ended."""
-        self._begun = 0
 
     @property
     def version(self) -> int:
@@ -85,22 +99,25 @@ class LoggedCache(ServedCache):
         return self._matched(self.cache.resume(request, tokens, gpu))
 
     def _matched(self, lease: Lease) -> Lease:
-        if lease.request is not self._waiting:
-            self.log.add("match", **_found(lease))
+        if lease.request is not self._waiting.get(lease.gpu):
+            self._log("match", lease, **_found(lease))
         return lease
+
+    def _log(self, event: str, lease: Lease, **fields: object) -> None:
+        self.log.add(event, **fields, **self.log.place(lease.gpu))
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
         request, found = lease.request, _found(lease)
         has_room = self.cache.admit(lease, pages, now, load_pages)
-        if request is self._waiting:
+        if request is self._waiting.get(lease.gpu):
             if has_room:
-                self._waiting = None
-                self.log.add("match", **found)
+                del self._waiting[lease.gpu]
+                self._log("match", lease, **found)
         elif not has_room:
-            self._waiting = request
-            self.log.add("wait", request=request.index)
+            self._waiting[lease.gpu] = request
+            self._log("wait", lease, request=request.index)
         if has_room:
-            self.log.add("admit", request=request.index, pages=pages, load_pages=load_pages)
+            self._log("admit", lease, request=request.index, pages=pages, load_pages=load_pages)
         return has_room
 
     def can_admit(self, lease: Lease, pages: int) -> bool:
@@ -138,20 +155,20 @@ class LoggedCache(ServedCache):
 
     def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
         transfers = self.cache.finish_request(lease, now)
-        self.log.add("finish", request=lease.request.index)
+        self._log("finish", lease, request=lease.request.index)
         return transfers
 
     def retract(self, lease: Lease, tokens: int, now: float) -> None:
         self.cache.retract(lease, tokens, now)
-        self.log.add("release", request=lease.request.index)
+        self._log("release", lease, request=lease.request.index)
 
     def release(self, lease: Lease) -> None:
         self.cache.release(lease)
-        self.log.add("release", request=lease.request.index)
+        self._log("release", lease, request=lease.request.index)
 
     def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
         transfers = self.cache.end_prefill(lease, now)
-        self.log.add("release", request=lease.request.index)
+        self._log("release", lease, request=lease.request.index)
         return transfers
 
     def lose(self, gpu: Tier, now: float) -> None:
@@ -161,8 +178,8 @@ class LoggedCache(ServedCache):
     def begin(self, transfer: Transfer, now: float) -> Begin:
         begun = self.cache.begin(transfer, now)
         if begun.can_run and transfer not in self._numbers:
-            self._numbers[transfer] = self._begun
-            self._begun += 1
+            self._numbers[transfer] = self.log.transfers
+            self.log.transfers += 1
             self._log_transfer("swap_begin", transfer, transfer.pages)
         return begun
 
@@ -181,12 +198,13 @@ class LoggedCache(ServedCache):
     def _log_transfer(self, event: str, transfer: Transfer, pages: int) -> None:
         unit = "pages" if transfer.target in self.tiers else "states"
         reader = {} if transfer.goes_down or transfer.request is None else {"request": transfer.request.index}
-        ends = {"from": transfer.source.name, "to": transfer.target.name}
-        self.log.add(event, transfer=self._numbers[transfer], **ends, **{unit: pages}, **reader)
+        ends, where = {"from": transfer.source.name, "to": transfer.target.name}, self.log.place(transfer.source, transfer.target)
+        self.log.add(event, transfer=self._numbers[transfer], **ends, **{unit: pages}, **reader, **where)
 
     def reset(self) -> None:
         self.cache.reset()
-        self.log.add("reset")
+        engines = [tier.owner for tier in self.tiers if tier.level == GPU]
+        self.log.add("reset", **({"engines": engines} if self.log.has_engines else {}))
 
     def describe_checkpoints(self) -> dict[str, int]:
         return self.cache.describe_checkpoints()
@@ -219,7 +237,6 @@ class LoggedServer(HybridServingCache):
         self.page_tokens = cache.page_tokens
         self._waiting: Request | None = None
         self._moved = (0, 0)
-        self._begun = 0
 
     @property
     def tree(self) -> Any:
@@ -263,5 +280,5 @@ class LoggedServer(HybridServingCache):
             if now > then:
                 for event in ("swap_begin", "swap_end"):
                     ends = {"from": source, "to": target}
-                    self.log.add(event, transfer=self._begun, **ends, pages=now - then)
-                self._begun += 1
+                    self.log.add(event, transfer=self.log.transfers, **ends, pages=now - then)
+                self.log.transfers += 1

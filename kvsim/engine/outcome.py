@@ -121,6 +121,8 @@ class Outcome:
     """Number of the engine that decoded each answer, likewise."""
     engines: list[EngineUse] = field(default_factory=list)
     """What each engine has done; empty for a single one."""
+    outages: dict[int, list[list[float]]] = field(default_factory=dict)
+    """[start, end] in seconds of each time that an engine was down, by its number; infinite end: it did not come back."""
     retractions: int = 0
     request_retractions: np.ndarray | None = None
     """Retractions of each request; None if the run has no clock."""
@@ -134,9 +136,14 @@ class Outcome:
     events: "EventLog | None" = None
     """The event log of the run, if one was written."""
 
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether some engines compute prompts and others decode."""
+        return any(use.role == "decode" for use in self.engines)
+
 
 def describe_caches(caches: "Sequence[ServedCache | ServingCache]", requests: list[Request]) -> dict[str, Any]:
-    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are added up."""
+    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are summed."""
     tiers: dict[str, TierUse] = {}
     for tier in [tier for cache in caches for tier in cache.tiers]:
         capacity = None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity

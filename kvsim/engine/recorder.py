@@ -42,7 +42,7 @@ class Recorder:
         """(time in s, tier, pages); with several engines, a tier's name is followed by the number of its engine or host."""
         self.usage: list[tuple[float, str, int]] = []
         """(time in s, tier, pages in use), at each change"""
-        self._labels = labels(tiers)
+        self.labels = labels(tiers)
         self._substrate = substrate
         self._evicted = [0] * len(tiers)
         self._used = [0] * len(tiers)
@@ -95,10 +95,10 @@ class Recorder:
         for index, tier in enumerate(self.tiers):
             evicted, used = tier.evicted_pages, tier.pool.capacity - tier.pool.free
             if evicted != self._evicted[index]:
-                self.evictions.append((now, self._labels[index], evicted - self._evicted[index]))
+                self.evictions.append((now, self.labels[index], evicted - self._evicted[index]))
                 self._evicted[index] = evicted
             if used != self._used[index]:
-                self.usage.append((now, self._labels[index], used))
+                self.usage.append((now, self.labels[index], used))
                 self._used[index] = used
 
 

@@ -29,6 +29,7 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
         engine=np.array(book.engines, dtype=np.int64),
         decoder=np.array(book.decoders, dtype=np.int64),
         engines=[engine_use(engine, layout) for engine in engines] if len(engines) > 1 else [],
+        outages={engine.number: engine.outages for engine in engines if engine.outages},
         prefetch=summed([engine.prefetching.result() for engine in engines]),
         retractions=sum([engine.retractions for engine in engines]),
         request_retractions=np.array(book.retractions, dtype=np.int64),
@@ -64,5 +65,5 @@ def engine_use(engine: Engine, layout: Layout) -> EngineUse:
         waited_s=engine.waited_s,
         most_queued=engine.most_queued,
         retractions=engine.retractions,
-        failures=engine.failures,
+        failures=len(engine.outages),
     )

@@ -74,6 +74,12 @@ def moved_bytes(result: RunRecord) -> int | None:
     return sum(link["bytes"] for link in result["links"].values()) if result["links"] else None
 
 
+def imbalance(result: RunRecord) -> float | None:
+    """Return the time in steps of the busiest engine over the mean of its role, the largest of all roles; None for one engine."""
+    found = [measures["busy"] for measures in result.get("imbalance", {}).values() if measures["busy"] is not None]
+    return max(found, default=None)
+
+
 def _gigabytes(n_bytes: float | None) -> str:
     return UNKNOWN if n_bytes is None else f"{n_bytes / 1e9:,.2f}"
 
@@ -92,8 +98,11 @@ MEASURES = (
     Measure("tpot_s_mean", "TPOT mean (s)", _at("tpot_s", "mean"), digits, -1),
     Measure("prompt_tokens_per_s", "prompt tokens/s", _at("throughput", "prompt_tokens_per_s"), digits, 1),
     Measure("moved_bytes", "moved (GB)", moved_bytes, _gigabytes, -1),
+    Measure("imbalance", "busiest engine / mean", imbalance, digits, -1),
     Measure("rejected", "rejected", _at("rejected"), count, -1),
 )
+SIZES = ("cluster.engines", "cluster.engines_per_host", "cluster.prefill", "cluster.decode")
+"""Settings that decide how many tiers there are."""
 BOUND_MEASURES = ("hit_rate", "page_hit_rate", "rejected")
 
 
@@ -171,7 +180,10 @@ class Comparison:
 
     def _shared(self, places: list[int], key: int) -> str:
         values = {self.apart(place)[key] for place in places}
-        is_of_the_bound = self.keys[key].endswith(".capacity") or self.keys[key].startswith(("trace", "page_tokens", "warmup"))
+        name = self.keys[key]
+        is_of_the_bound = (
+            name.endswith((".capacity", ".scope")) or name.startswith(("trace", "page_tokens", "warmup")) or name in SIZES
+        )
         return values.pop() if len(values) == 1 and is_of_the_bound else ""
 
     def best(self) -> set[tuple[int, int]]:
@@ -231,7 +243,7 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
         is_partial = len(values) < len(settings)
         if len(set(values)) > 1 or is_partial and (key in of_choices or key.startswith("tiers.") and key.count(".") == 2):
             found.append(key)
-    order = ("command", "preset", "trace", "model", "hardware", "page_tokens", "tiers")
+    order = ("command", "preset", "trace", "model", "hardware", "page_tokens", "tiers", "cluster")
     return sorted(found, key=lambda key: next((place for place, name in enumerate(order) if key.startswith(name)), len(order)))
 
 

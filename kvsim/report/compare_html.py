@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from kvsim.report.compare import Comparison, heading, memory_bytes
-from kvsim.report.html import LINK_COLOURS, TIER_COLOURS, document, draw_table, laid_out, picture
+from kvsim.report.html import document, draw_table, picture
+from kvsim.report.pictures import LINK_COLOURS, TIER_COLOURS, laid_out
 from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run
 from kvsim.report.summary import Table, count, digits, percent, settings

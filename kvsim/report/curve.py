@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.report.folder import prepare_folder, replacing
-from kvsim.report.html import LINK_COLOURS, document, draw_table, foot, laid_out, picture
+from kvsim.report.html import document, draw_table, foot, picture
+from kvsim.report.pictures import LINK_COLOURS, laid_out
 from kvsim.report.result import RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import as_rich

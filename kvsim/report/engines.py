@@ -17,7 +17,6 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
     """
     if outcome.engine is None or outcome.decoder is None or not outcome.engines:
         return None
-    are_apart = any(use.role == "decode" for use in outcome.engines)
     records = []
     for use in outcome.engines:
         own, decoded = served & (outcome.engine == use.engine), served & (outcome.decoder == use.engine)
@@ -28,7 +27,7 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
                 "host": use.host,
                 "role": use.role,
                 "requests": int(np.count_nonzero(own)),
-                **({"decoded": int(np.count_nonzero(decoded))} if are_apart else {}),
+                **({"decoded": int(np.count_nonzero(decoded))} if outcome.is_disaggregated else {}),
                 "prompt_tokens": tokens,
                 "hit_tokens": dict(zip(LEVELS, reused.tolist(), strict=True)),
                 "hit_rate": ratio(int(reused.sum()), tokens),
@@ -40,6 +39,7 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
                 "queue": {"mean": ratio(use.waited_s, outcome.simulated_s), "most": use.most_queued},
                 "retractions": use.retractions,
                 "failures": use.failures,
+                "down_s": _down_s(outcome, use.engine),
                 "ttft_s": spread(outcome.ttft_s[own]),
                 "tpot_s": spread(outcome.tpot_s[decoded]),
                 "links": _links(outcome, use),
@@ -71,6 +71,12 @@ def imbalance(
             ),
         }
     return found
+
+
+def _down_s(outcome: Outcome, engine: int) -> float:
+    """Return for how many seconds of the run an engine was down."""
+    outages = outcome.outages.get(engine, [])
+    return sum([max(0.0, min(end_s, outcome.simulated_s) - start_s) for start_s, end_s in outages], 0.0)
 
 
 def _links(outcome: Outcome, use: EngineUse) -> dict[str, dict[str, Any]]:

@@ -71,10 +71,11 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: b
 
 def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
     """Write one row per request, including the warm-up. Rejected requests have ``hit_pages_gpu=-1``; unknown times are empty."""
-    columns = _columns(outcome)
+    of_engines = _engine_columns(outcome)
+    columns = [*_columns(outcome), *of_engines.values()]
     template = ",".join(column if isinstance(column, str) else "%s" for column in columns)
     lines = map(template.__mod__, zip(*(column for column in columns if not isinstance(column, str)), strict=True))
-    _write_lines(file, chain([HEADER], lines))
+    _write_lines(file, chain([",".join([HEADER, *of_engines])], lines))
 
 
 def _write_lines(file: BinaryIO, lines: Iterable[str]) -> None:
@@ -108,6 +109,18 @@ def _columns(outcome: Outcome) -> list[str | list[Any]]:
         "" if outcome.request_retractions is None else outcome.request_retractions.tolist(),
         np.where(rejected, "rejected", "finished").tolist() if rejected.any() else "finished",
     ]
+
+
+def _engine_columns(outcome: Outcome) -> dict[str, list[Any]]:
+    """Return the cells of the columns that only runs with several engines have, by heading."""
+    if outcome.engine is None or outcome.decoder is None or not outcome.engines:
+        return {}
+    columns = {"engine": outcome.engine} | ({"decoder": outcome.decoder} if outcome.is_disaggregated else {})
+    rejected = outcome.status == REJECTED
+    return {
+        name: ["" if number < 0 else number for number in np.where(rejected, -1, numbers).tolist()]
+        for name, numbers in columns.items()
+    }
 
 
 @lru_cache(maxsize=1)

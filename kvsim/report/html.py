@@ -1,19 +1,14 @@
 """Draws one result as a self-contained HTML page: no network access, and JavaScript only for the pictures."""
 
-from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from kvsim.report.pictures import TIER_COLOURS, pictures_of
 from kvsim.report.result import RunRecord, hit_definition
-from kvsim.report.summary import Table, capacity, clock, facts, percent, scope, settings, shares, tables
-from kvsim.report.timeline import middles
+from kvsim.report.summary import MOST_ENGINES, Table, capacity, engine_table, facts, percent, scope, settings, shares, tables
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-TIER_COLOURS = {"gpu": "#3d8fd1", "cpu": "#e69f00", "disk": "#0a9e74"}
-LINK_COLOURS = ("#cc79a7", "#56b4e9", "#d55e00", "#8c7ae6", "#7f8c3b", "#a0785a")
-"""The colours of Okabe and Ito, which colour-blind readers can tell apart, and three more; all are visible on white and black."""
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 """Content security policy of the page: the browser makes no requests."""
@@ -53,6 +48,7 @@ def render(result: RunRecord) -> str:
         _bar(result),
         f'<p class="soft">{escape(hit_definition(result["config"]))} {escape(scope(result))}</p>',
         *(draw_table(table) for table in tables(result)),
+        *_all_engines(result),
         "<noscript><p>The pictures below need JavaScript; the tables above do not.</p></noscript>",
         *_pictures(result),
         foot(result),
@@ -98,9 +94,22 @@ def _bar(result: RunRecord) -> str:
 
 def draw_table(table: Table) -> str:
     """Return a table as HTML, with its title as a heading."""
+    note = f'<p class="soft">{escape(table.note)}</p>' if table.note else ""
+    return f"<h2>{escape(table.title)}</h2>{_rows(table)}{note}"
+
+
+def _all_engines(result: RunRecord) -> list[str]:
+    """Return the table of all engines, folded, if there are too many for the table of a summary."""
+    table = engine_table(result)
+    if len(table.rows) <= MOST_ENGINES:
+        return []
+    return [f"<details><summary>All {len(table.rows)} engines</summary>{_rows(table)}</details>"]
+
+
+def _rows(table: Table) -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f'<h2>{escape(table.title)}</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+    return f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 
 def foot(result: RunRecord) -> str:
@@ -117,15 +126,8 @@ def foot(result: RunRecord) -> str:
 
 def _pictures(result: RunRecord) -> list[str]:
     """Return the pictures, or a sentence for those without data; the first picture drawn includes plotly.js."""
-    pictures = [
-        ("Hit rate by tier", _hit_figure(result), "No request was served."),
-        ("Time to first token", _ttft_figure(result), "No data: no request has a time. A replay has no clock."),
-        ("Link use", _link_figure(result), "No data: no transfer took any time. A replay has no clock."),
-    ]
-    if (free := _free_figure(result)) is not None:
-        pictures.append(("Free pages by tier", free, ""))
     parts, drawn = [], 0
-    for number, (title, figure, otherwise) in enumerate(pictures):
+    for number, (title, figure, otherwise) in enumerate(pictures_of(result)):
         parts.append(f"<h2>{title}</h2>")
         if figure is None:
             parts.append(f'<p class="soft">{otherwise}</p>')
@@ -133,17 +135,6 @@ def _pictures(result: RunRecord) -> list[str]:
         parts.append(picture(figure, number, with_script=not drawn))
         drawn += 1
     return parts
-
-
-def figures(result: RunRecord) -> "Iterator[tuple[str, go.Figure]]":
-    """Return the pictures of a run that have data, with their titles."""
-    drawn = {
-        "Hit rate by tier": _hit_figure(result),
-        "Time to first token": _ttft_figure(result),
-        "Link use": _link_figure(result),
-        "Free pages by tier": _free_figure(result),
-    }
-    return ((title, figure) for title, figure in drawn.items() if figure is not None)
 
 
 def picture(figure: "go.Figure | dict[str, Any]", number: int, *, with_script: bool, height: str = "340px") -> str:
@@ -156,87 +147,3 @@ def picture(figure: "go.Figure | dict[str, Any]", number: int, *, with_script: b
         validate=not isinstance(figure, dict),
     )  # fmt: skip
     return f"<figure>{div}</figure>"
-
-
-def _hit_figure(result: RunRecord) -> "go.Figure | None":
-    import plotly.graph_objects as go
-
-    hits = result["timeline"]["hits"]
-    if not hits["edges"]:
-        return None
-    figure = go.Figure()
-    for tier in result["tiers"]:
-        colour = TIER_COLOURS[tier]
-        figure.add_scatter(
-            x=middles(hits["edges"]), y=hits["hit_rate"][tier], name=tier, stackgroup="tiers", mode="lines",
-            line={"color": colour, "width": 1}, fillcolor=colour,
-        )  # fmt: skip
-    if "known_rate" in hits:
-        figure.add_scatter(
-            x=middles(hits["edges"]), y=hits["known_rate"], name="KV in memory, with or without a state", mode="lines",
-            line={"color": "#d55e00", "width": 1.5, "dash": "dot"},
-        )  # fmt: skip
-    if hits["counted_from"] is not None:
-        figure.add_vline(hits["counted_from"], line={"color": "#888", "dash": "dot"}, annotation_text="warm-up ends")
-    x_title = "arrival (s)" if hits["axis"] == "arrival_s" else "request"
-    return laid_out(figure, x_title, "hit tokens / prompt tokens")
-
-
-def _ttft_figure(result: RunRecord) -> "go.Figure | None":
-    import plotly.graph_objects as go
-
-    times = result["ttft_quantiles_s"]
-    if not times:
-        return None
-    figure = go.Figure()
-    shares_below = [share / 100 for share in range(101)]
-    figure.add_scatter(x=times, y=shares_below, name="requests", mode="lines", line={"color": "#8c7ae6", "width": 2})
-    figure.update_xaxes(type="log" if times[0] > 0 and times[-1] > 20 * times[0] else "linear")
-    return laid_out(figure, "time to first token (s)", "requests at or below")
-
-
-def _link_figure(result: RunRecord) -> "go.Figure | None":
-    import plotly.graph_objects as go
-
-    links = result["timeline"]["links"]
-    if not any(any(use) for use in links["utilization"].values()):
-        return None
-    figure = go.Figure()
-    for number, (name, use) in enumerate(links["utilization"].items()):
-        colour = LINK_COLOURS[number % len(LINK_COLOURS)]
-        figure.add_scatter(x=middles(links["edges_s"]), y=use, name=name, mode="lines", line={"color": colour, "width": 1.5})
-    return laid_out(figure, f"{clock(result)} (s)", "busy time / total time")
-
-
-def _free_figure(result: RunRecord) -> "go.Figure | None":
-    """Draw the free pages of each tier as a share of its capacity, for a run with a timeline."""
-    import plotly.graph_objects as go
-
-    free = result["timeline"].get("free_pages")
-    if not free or not free["mean"]:
-        return None
-    figure = go.Figure()
-    for tier, pages in free["mean"].items():
-        shares = [mean / result["tiers"][tier]["capacity_pages"] for mean in pages]
-        figure.add_scatter(
-            x=middles(free["edges_s"]), y=shares, name=tier, mode="lines", line={"color": TIER_COLOURS[tier], "width": 1.5}
-        )
-    return laid_out(figure, f"{clock(result)} (s)", "free pages / capacity")
-
-
-def laid_out(figure: "go.Figure", x_title: str, y_title: str) -> "go.Figure":
-    """Apply the common style to a figure: readable on light and dark backgrounds, with the y-axis in percent from 0."""
-    figure.update_layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13},
-        margin={"l": 60, "r": 15, "t": 30, "b": 45},
-        hovermode="x unified",
-        hoverlabel={"bgcolor": "#2a2f35", "font": {"color": "#fff"}},
-        showlegend=len(figure.data) > 1,
-        legend={"orientation": "h", "traceorder": "normal", "x": 0, "y": 1.02, "yanchor": "bottom"},
-    )
-    figure.update_xaxes(title=x_title)
-    figure.update_yaxes(title=y_title, rangemode="tozero", tickformat=".0%")
-    return figure

@@ -2,8 +2,8 @@
 
 Statistics over requests (``requests`` to ``throughput``) exclude the leading ``warmup`` fraction of the trace. The counters of
 tiers, links, policies and the engine (``tiers``, ``links``, ``prefetch``, ``placement``, ``checkpoints``, ``retractions``,
-``lost_to_disagreement``, ``simulated_s``, ``hardware``, and most of ``engines``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak
-or a link's use cannot be attributed to single requests.
+``lost_to_disagreement``, ``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak
+or a link's use cannot be attributed to single requests. ``engines`` and ``imbalance`` have both (``kvsim/report/engines.py``).
 
 A rejected request counts in ``requests`` and ``rejected`` only: it was not served, so it is excluded from ``prompt_tokens``
 and from every rate.
@@ -29,6 +29,11 @@ from kvsim.report.timeline import timeline
 
 SCHEMA = 1
 TIERS = ("gpu", "cpu", "disk")
+OPTIONAL = (
+    "config_hash", "command_line", "bounds", "page_bytes", "rules_note", "lost_to_disagreement", "imbalance", "engines",
+    "hardware",
+)  # fmt: skip
+"""Fields left out where they have no value."""
 RunRecord = dict[str, Any]
 """What a command writes as JSON: the content of ``result.json``, ``curve.json`` or ``validate.json``."""
 
@@ -98,9 +103,7 @@ def summarize(
         "timeline": timeline(outcome, prompts, hits, skipped),
         "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
-    optional = ("config_hash", "command_line", "bounds", "page_bytes", "rules_note", "lost_to_disagreement", "imbalance", "engines",
-                "hardware")  # fmt: skip
-    return {name: plain(value) for name, value in record.items() if value is not None or name not in optional}
+    return {name: plain(value) for name, value in record.items() if value is not None or name not in OPTIONAL}
 
 
 def warmup_requests(warmup: float, requests: int) -> int:

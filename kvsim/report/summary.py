@@ -1,12 +1,16 @@
 """Summarizes a result as text, in facts and tables, for both the terminal and the HTML page."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvsim.report.result import TIERS, RunRecord
 
 UNKNOWN = "-"
+MOST_ENGINES = 16
+"""Most engines shown in a summary."""
+MEASURED = {"busy": "busy time", "computed_tokens": "tokens computed", "output_tokens": "output tokens"}
+"""What a measure of imbalance compares."""
 
 
 class Table(NamedTuple):
@@ -15,6 +19,8 @@ class Table(NamedTuple):
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
+    note: str = ""
+    """Which rows are shown, if not all."""
 
 
 def facts(result: RunRecord) -> list[tuple[str, str]]:
@@ -27,6 +33,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("prefetch", counters(result["prefetch"])),
         ("placement", counters(result["placement"] if len(result["tiers"]) > 1 else {})),
         ("checkpoints", counters(result["checkpoints"])),
+        ("engines", _engines_fact(result)),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
         ("ranks", _ranks(result.get("lost_to_disagreement", {}))),
         ("hardware", _hardware(result.get("hardware", {}))),
@@ -36,8 +43,8 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
 
 
 def tables(result: RunRecord) -> list[Table]:
-    """Return the tables that have rows, out of tiers, links and times."""
-    return [table for table in (_tiers(result), _links(result), _times(result)) if table.rows]
+    """Return the tables that have rows: tiers, links, times and engines, of many engines only the busiest and the idlest."""
+    return [table for table in (_tiers(result), _links(result), _times(result), engine_table(result, MOST_ENGINES)) if table.rows]
 
 
 def shares(result: RunRecord) -> list[tuple[str, float]]:
@@ -176,3 +183,55 @@ def _times(result: RunRecord) -> Table:
         if result[key]["mean"] is not None
     ]
     return Table("Times", ("seconds", *points), rows)
+
+
+def _engines_fact(result: RunRecord) -> str:
+    """Say how many engines there were, and how evenly they shared the load; empty for a single one."""
+    engines = result.get("engines", [])
+    parts = []
+    for role, measures in result.get("imbalance", {}).items():
+        number = sum(engine["role"] == role for engine in engines)
+        most = [f"{value:.2f} x the mean {MEASURED[name]}" for name, value in measures.items() if value is not None]
+        name = "" if role == "both" else f" {role}"
+        parts.append(f"{number}{name}" + (f" with at most {' and '.join(most)}" if most else ""))
+    if (hosts := len({engine["host"] for engine in engines})) > 1:
+        parts.append(f"on {hosts} hosts")
+    if failures := sum(engine["failures"] for engine in engines):
+        parts.append(f"{count(failures)} failure{'s' * (failures > 1)}")
+    return ", ".join(parts)
+
+
+def engine_table(result: RunRecord, most: int | None = None) -> Table:
+    """Return the table of engines; of more than ``most``, the busiest and the idlest."""
+    engines = shown = result.get("engines", [])
+    note = ""
+    if most is not None and len(engines) > most:
+        ranked = sorted(engines, key=lambda engine: -(engine["busy_share"] or 0.0))
+        half = most // 2
+        shown, note = [*ranked[:half], *ranked[-half:]], f"the {half} busiest and the {half} idlest of {len(engines)} engines"
+    columns = _engine_columns(engines)
+    rows = [tuple(cell(engine) for cell in columns.values()) for engine in shown]
+    return Table("Engines", tuple(columns), rows, note)
+
+
+def _engine_columns(engines: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+    """Return the cells of the columns by heading, without those that are the same for all engines."""
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {"engine": lambda engine: str(engine["engine"])}
+    are_apart = any("decoded" in engine for engine in engines)
+    if are_apart:
+        columns["role"] = lambda engine: str(engine["role"])
+    if len({engine["host"] for engine in engines}) > 1:
+        columns["host"] = lambda engine: str(engine["host"])
+    columns["requests"] = lambda engine: count(engine["requests"])
+    if are_apart:
+        columns["decoded"] = lambda engine: count(engine["decoded"])
+    columns["hit rate"] = lambda engine: percent(engine["hit_rate"])
+    columns["busy"] = lambda engine: percent(engine["busy_share"])
+    columns["queued"] = lambda engine: digits(engine["queue"]["mean"])
+    columns["TTFT p50 (s)"] = lambda engine: digits(engine["ttft_s"]["p50"])
+    columns["TTFT p99 (s)"] = lambda engine: digits(engine["ttft_s"]["p99"])
+    if are_apart:
+        columns["TPOT p50 (s)"] = lambda engine: digits(engine["tpot_s"]["p50"])
+    else:
+        columns["evicted (pages)"] = lambda engine: count(engine["evicted_pages"])
+    return columns

@@ -22,6 +22,8 @@ def print_result(result: RunRecord, console: Console) -> None:
     for table in tables(result):
         console.print()
         console.print(as_rich(table), width=width)
+        if table.note:
+            console.print(Text(table.note, "dim"), width=width)
 
 
 def _facts(result: RunRecord) -> RichTable:

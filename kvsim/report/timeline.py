@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
+from kvsim.report.engine_timeline import engine_series
 
 BINS = 200
 DIGITS = 6
@@ -13,13 +14,15 @@ DIGITS = 6
 
 
 def timeline(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
-    """Return hit rate by tier over the requests, utilization by link over the run's time and, if a timeline was recorded, free
-    pages by tier; all include the warm-up.
+    """Return hit rate by tier over the requests, utilization by link over the run's time, with several engines load and hit rate
+    of each and, if a timeline was recorded, free pages by tier; all include the warm-up.
 
     ``prompts`` and ``hits`` are the prompt and hit tokens of each request, ``skipped`` the number of warm-up requests.
     """
     free = {"free_pages": _free_pages(outcome)} if outcome.timeline is not None else {}
-    return {"hits": _hits(outcome, prompts, hits, skipped), "links": _links(outcome), **free}
+    series = engine_series(outcome, prompts, hits)
+    engines = {} if series is None else {"engines": series}
+    return {"hits": _hits(outcome, prompts, hits, skipped), "links": _links(outcome), **engines, **free}
 
 
 def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int) -> dict[str, Any]:
@@ -60,30 +63,39 @@ def _positions(outcome: Outcome) -> tuple[str, np.ndarray]:
 
 
 def _links(outcome: Outcome) -> dict[str, Any]:
-    """Return, for each bin of the run's time, the share in which a link had a transfer under way."""
+    """Return, for each bin of the run's time, the share in which a link had a transfer under way; of links of the same name, the
+    mean."""
     if outcome.simulated_s <= 0:
         return {"edges_s": [], "utilization": {}}
     edges = np.linspace(0.0, outcome.simulated_s, BINS + 1)
     width_s = outcome.simulated_s / BINS
-    utilization = {name: (np.diff(_busy_s(link, edges)) / width_s).round(DIGITS) for name, link in outcome.links.items()}
+    utilization = {}
+    for name, link in outcome.links.items():
+        lanes = [lane for lane in outcome.link_lanes if lane.name == name] or [link]
+        busy_s = np.sum([np.diff(_busy_s(lane, edges)) for lane in lanes], axis=0)
+        utilization[name] = (busy_s / (width_s * len(lanes))).round(DIGITS)
     return {"edges_s": edges.round(DIGITS), "utilization": utilization}
 
 
 def free_pages(outcome: Outcome) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return, for each tier of limited capacity, the times in seconds at which its free pages change, and their numbers from then
-    on; the first time is 0."""
+    """Return, for each kind of tier of limited capacity, the times in seconds at which its free pages change, and their numbers
+    from then on, all tiers of the kind together; the first time is 0."""
     assert outcome.timeline is not None
     series = {}
     for name, tier in outcome.tiers.items():
         if tier.capacity_pages is not None:
-            changes = [(0.0, 0), *((time_s, used) for time_s, changed, used in outcome.timeline.usage if changed == name)]
-            times_s, used = zip(*changes, strict=True)
+            times_s, used, of_tier = [0.0], [0], dict[str, int]()
+            for time_s, label, pages in outcome.timeline.usage:
+                if label.split()[0] == name:
+                    times_s.append(time_s)
+                    used.append(used[-1] + pages - of_tier.get(label, 0))
+                    of_tier[label] = pages
             series[name] = np.array(times_s), tier.capacity_pages - np.array(used)
     return series
 
 
 def _free_pages(outcome: Outcome) -> dict[str, Any]:
-    """Return the mean number of free pages of each tier in each bin of the run's time."""
+    """Return the mean number of free pages of each kind of tier in each bin of the run's time."""
     if outcome.simulated_s <= 0:
         return {"edges_s": [], "mean": {}}
     edges = np.linspace(0.0, outcome.simulated_s, BINS + 1)

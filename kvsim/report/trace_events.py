@@ -7,12 +7,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from kvsim.core.pool import UNLIMITED
 from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
-from kvsim.report.timeline import free_pages
 
-REQUESTS, ENGINE, LINKS, TIERS = 1, 2, 3, 4
-"""The processes of the timeline; each is one lane or a group of lanes."""
-NAMES = {REQUESTS: "requests", ENGINE: "engine", LINKS: "links", TIERS: "tiers"}
+REQUESTS = 1
+"""The process of the requests; after it come one process per engine, that of the links, and that of the tiers."""
 Event = dict[str, Any]
 
 
@@ -25,17 +24,39 @@ def write_timeline(file: BinaryIO, outcome: Outcome) -> None:
         packed.write(b"\n]}\n")
 
 
+def processes(outcome: Outcome) -> dict[str, int]:
+    """Return the numbers of the processes by name; each process is one lane or a group of lanes."""
+    names = ["requests"]
+    for use in outcome.engines:
+        names.append(f"engine {use.engine}" if use.role == "both" else f"engine {use.engine} ({use.role})")
+    names += ["links", "tiers"] if outcome.engines else ["engine", "links", "tiers"]
+    return {name: pid for pid, name in enumerate(names, REQUESTS)}
+
+
 def events(outcome: Outcome) -> Iterator[Event]:
-    """Yield lane names, then requests, batches, transfers by link, and evictions, pages in use and free pages by tier."""
-    for pid, name in NAMES.items():
+    """Yield lane names, then requests, batches and outages by engine, transfers by link, and evictions, pages in use and free
+    pages by tier."""
+    pids = processes(outcome)
+    for name, pid in pids.items():
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
     yield from _requests(outcome)
     yield from _batches(outcome)
-    for lane, (name, link) in enumerate(outcome.links.items(), 1):
-        yield {"ph": "M", "pid": LINKS, "tid": lane, "name": "thread_name", "args": {"name": name}}
-        yield from _transfers(lane, name, link)
-    yield from _tiers(outcome)
+    disks = {link.owner for link in outcome.link_lanes if not link.is_of_engine}
+    for lane, link in enumerate(outcome.link_lanes, 1):
+        name = _link_name(link, has_engines=bool(outcome.engines), has_disks=len(disks) > 1)
+        yield {"ph": "M", "pid": pids["links"], "tid": lane, "name": "thread_name", "args": {"name": name}}
+        yield from _transfers(pids["links"], lane, name, link)
+    yield from _tiers(outcome, pids["tiers"])
+
+
+def _link_name(link: LinkUse, *, has_engines: bool, has_disks: bool) -> str:
+    """Return the name of a link, with the number of its engine or disk where there are several."""
+    if not link.is_of_engine:
+        return f"{link.name} of disk {link.owner}" if has_disks else link.name
+    if link.receiver >= 0:
+        return f"{link.name} from engine {link.owner} to {link.receiver}"
+    return f"{link.name} of engine {link.owner}" if has_engines else link.name
 
 
 def _requests(outcome: Outcome) -> Iterator[Event]:
@@ -50,14 +71,18 @@ def _requests(outcome: Outcome) -> Iterator[Event]:
         first_s, end_s = arrival_s + outcome.ttft_s[index], arrival_s + outcome.e2e_s[index]
         hits = dict(zip(("hit_pages_gpu", "hit_pages_cpu", "hit_pages_disk"), outcome.hit_pages[index].tolist(), strict=True))
         arguments = {"prompt_tokens": request.prompt_tokens, "output_tokens": request.output_tokens, **hits}
+        if outcome.engines and outcome.engine is not None and outcome.decoder is not None:
+            arguments |= {"engine": int(outcome.engine[index]), "decoder": int(outcome.decoder[index])}
         yield from _span(REQUESTS, 0, "request", index, f"request {index}", arrival_s, end_s, arguments)
         yield from _span(REQUESTS, 0, "request", index, "to first token", arrival_s, first_s, {})
         yield from _span(REQUESTS, 0, "request", index, "decode", first_s, end_s, {})
 
 
 def _batches(outcome: Outcome) -> Iterator[Event]:
+    """Yield the steps of each engine; one that a failure has interrupted ends there."""
     assert outcome.timeline is not None
-    yield {"ph": "M", "pid": ENGINE, "tid": 1, "name": "thread_name", "args": {"name": "batches"}}
+    for engine in range(max(1, len(outcome.engines))):
+        yield {"ph": "M", "pid": REQUESTS + 1 + engine, "tid": 1, "name": "thread_name", "args": {"name": "batches"}}
     for batch in outcome.timeline.batches:
         name = (
             "prefill and decode"
@@ -70,34 +95,49 @@ def _batches(outcome: Outcome) -> Iterator[Event]:
             "prefill_requests": batch.prefill_requests, "prefill_tokens": batch.prefill_tokens,
             "decode_requests": batch.decode_requests, "steps": batch.steps,
         }  # fmt: skip
-        yield _slice(ENGINE, 1, name, batch.start_s, batch.end_s, arguments)
+        failed_s = [start_s for start_s, _ in outcome.outages.get(batch.engine, []) if batch.start_s <= start_s < batch.end_s]
+        end_s = min([batch.end_s, *failed_s])
+        yield _slice(REQUESTS + 1 + batch.engine, 1, name, batch.start_s, end_s, arguments)
+    for engine, times_s in outcome.outages.items():
+        for start_s, end_s in times_s:
+            yield _slice(REQUESTS + 1 + engine, 1, "down", start_s, min(end_s, max(start_s, outcome.simulated_s)), {})
 
 
-def _transfers(lane: int, name: str, link: LinkUse) -> Iterator[Event]:
+def _transfers(pid: int, lane: int, name: str, link: LinkUse) -> Iterator[Event]:
     """Yield slices in the link's lane, or spans, which may overlap, if transfers share the link."""
     rows = link.intervals
     overlap = len(rows) > 1 and bool(np.any(rows[1:, 0] < rows[:-1, 1]))
     for number, (start_s, end_s, n_bytes) in enumerate(rows.tolist()):
         arguments = {"bytes": round(n_bytes)}
         if overlap:
-            yield from _span(LINKS, lane, name, number, name, start_s, end_s, arguments)
+            yield from _span(pid, lane, name, number, name, start_s, end_s, arguments)
         else:
-            yield _slice(LINKS, lane, name, start_s, end_s, arguments)
+            yield _slice(pid, lane, name, start_s, end_s, arguments)
 
 
-def _tiers(outcome: Outcome) -> Iterator[Event]:
-    assert outcome.timeline is not None
-    lanes = {name: lane for lane, name in enumerate(outcome.tiers, 1)}
-    for name, lane in lanes.items():
-        yield {"ph": "M", "pid": TIERS, "tid": lane, "name": "thread_name", "args": {"name": f"{name} evictions"}}
-    for time_s, tier, pages in outcome.timeline.evictions:
-        yield {"ph": "i", "s": "t", "pid": TIERS, "tid": lanes[tier], "ts": _us(time_s), "cat": "eviction",
-               "name": f"{tier} evicts", "args": {"pages": pages}}  # fmt: skip
-    for time_s, tier, pages in outcome.timeline.usage:
-        yield {"ph": "C", "pid": TIERS, "ts": _us(time_s), "name": f"{tier} pages in use", "args": {"pages": pages}}
-    for tier, (times_s, free) in free_pages(outcome).items():
-        for time_s, pages in zip(times_s.tolist(), free.tolist(), strict=True):
-            yield {"ph": "C", "pid": TIERS, "ts": _us(time_s), "name": f"{tier} free pages", "args": {"pages": pages}}
+def _tiers(outcome: Outcome, pid: int) -> Iterator[Event]:
+    """Yield evictions, pages in use and, where the capacity is limited, free pages of each tier."""
+    recorder = outcome.timeline
+    assert recorder is not None
+    capacities = {label: tier.pool.capacity for label, tier in zip(recorder.labels, recorder.tiers, strict=True)}
+    lanes = {label: lane for lane, label in enumerate(recorder.labels, 1)}
+    for label, lane in lanes.items():
+        yield {"ph": "M", "pid": pid, "tid": lane, "name": "thread_name", "args": {"name": f"{label} evictions"}}
+    for time_s, label, pages in recorder.evictions:
+        yield {"ph": "i", "s": "t", "pid": pid, "tid": lanes[label], "ts": _us(time_s), "cat": "eviction",
+               "name": f"{label} evicts", "args": {"pages": pages}}  # fmt: skip
+    for time_s, label, pages in recorder.usage:
+        yield _counter(pid, time_s, f"{label} pages in use", pages)
+    for label, capacity in capacities.items():
+        if capacity < UNLIMITED:
+            yield _counter(pid, 0.0, f"{label} free pages", capacity)
+    for time_s, label, pages in recorder.usage:
+        if capacities[label] < UNLIMITED:
+            yield _counter(pid, time_s, f"{label} free pages", capacities[label] - pages)
+
+
+def _counter(pid: int, time_s: float, name: str, pages: int) -> Event:
+    return {"ph": "C", "pid": pid, "ts": _us(time_s), "name": name, "args": {"pages": pages}}
 
 
 def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float, arguments: Event) -> Event:

@@ -13,7 +13,8 @@ from rich.text import Text
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, replacing
-from kvsim.report.html import LINK_COLOURS, document, draw_table, foot, laid_out, picture
+from kvsim.report.html import document, draw_table, foot, picture
+from kvsim.report.pictures import LINK_COLOURS, laid_out
 from kvsim.report.result import SCHEMA, RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import as_rich

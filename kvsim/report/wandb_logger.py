@@ -15,7 +15,8 @@ from kvsim.report.timeline import middles
 MODES = ("offline", "online")
 MOST_POINTS = 1000
 """Most points of a timeline that are logged."""
-NOT_NUMBERS = ("config", "versions", "timeline", "ttft_quantiles_s", "bounds", "schema", "command_line", "config_hash", "command")
+NOT_NUMBERS = ("config", "versions", "timeline", "ttft_quantiles_s", "bounds", "schema", "command_line", "config_hash", "command",
+               "engines")  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -93,7 +94,7 @@ def _log_result(wandb: Any, run: Any, folder: Path, result: RunRecord) -> None:
 
 
 def _pictures(wandb: Any, result: RunRecord) -> dict[str, Any]:
-    from kvsim.report.html import figures
+    from kvsim.report.pictures import figures
 
     return {title: wandb.Plotly(figure) for title, figure in figures(result)}
 

@@ -206,8 +206,16 @@ def test_the_fields_of_a_result_are_described(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "result.json").read_text())
     described = table_names(page, "result.json")
     assert set(written) <= set(described)
-    rare = {"hardware", "bounds", "config_hash", "command_line", "page_bytes"}
+    rare = {"hardware", "bounds", "config_hash", "command_line", "page_bytes", "lost_to_disagreement", "imbalance", "engines"}
     assert set(described) - set(written) <= rare
     with gzip.open(tmp_path / "requests.csv.gz", "rt") as file:
         columns = next(csv.reader(file))
-    assert table_names(page, "requests.csv.gz") == columns == HEADER.split(",")
+    assert columns == HEADER.split(",")
+    assert table_names(page, "requests.csv.gz") == [*columns, "engine", "decoder"]
+
+
+def test_the_fields_of_an_engine_are_described() -> None:
+    trace = kvsim.load_trace("synthetic", sessions=3)
+    engines = kvsim.simulate(trace, "cluster.prefill=1", "cluster.decode=1").record["engines"]
+    described = table_names(DOCS / "reference" / "results.md", "Engines")
+    assert set(engines[0]) <= set(described)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvsim.core.request import Request
-from kvsim.engine.outcome import FINISHED, REJECTED, LinkUse, Outcome, TierUse
+from kvsim.engine.outcome import FINISHED, REJECTED, EngineUse, LinkUse, Outcome, TierUse
 
 
 def make_outcome(
@@ -98,3 +98,51 @@ def simulated() -> Outcome:
         ttft_s=[1.0, 2.0, 6.0, np.nan],
         links={"cpu_to_gpu": link},
     )
+
+
+def engine_use(engine: int, *, role: str = "both", busy_s: float = 4.0, waited_s: float = 0.0, host: int = 0) -> EngineUse:
+    """An engine with a GPU tier of 4 pages, all of them used."""
+    return EngineUse(
+        engine=engine, host=host, role=role, capacity_pages=4, peak_pages=4, evicted_pages=1, inserted_pages=5, busy_s=busy_s,
+        waited_s=waited_s, most_queued=2, retractions=0, failures=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def clustered(simulated: Outcome) -> Outcome:
+    """The four requests of ``simulated`` on two engines: 0 and 2 on the first one, which is busy three times as long.
+
+    | request | engine | arrival, first token, end (s) | prompt, hit tokens |
+    |---|---|---|---|
+    | 0 | 0 | 0, 1, 3 | 40, 0 |
+    | 1 | 1 | 1, 3, 5 | 40, 20 |
+    | 2 | 0 | 2, 8, 10 | 40, 20 |
+    | 3 | rejected | | |
+    """
+    link = simulated.links["cpu_to_gpu"]
+    simulated.links = {"cpu-gpu": link}
+    link.name = "cpu-gpu"
+    simulated.link_lanes = [link]
+    simulated.engine = simulated.decoder = np.array([0, 1, 0, -1])
+    simulated.engines = [engine_use(0, busy_s=6.0, waited_s=5.0), engine_use(1, busy_s=2.0)]
+    return simulated
+
+
+@pytest.fixture
+def handed_over(clustered: Outcome) -> Outcome:
+    """The same requests where engine 0 computes all prompts but that of request 1, and engines 2 and 3 decode."""
+    clustered.decoder = np.array([2, 2, 3, -1])
+    clustered.engines = [
+        engine_use(0, role="prefill", busy_s=6.0),
+        engine_use(1, role="prefill", busy_s=2.0),
+        engine_use(2, role="decode", busy_s=1.0, host=1),
+        engine_use(3, role="decode", busy_s=1.0, host=1),
+    ]
+    sent = {"name": "gpu-gpu", "transfers": 1, "busy_s": 1.0}
+    clustered.link_lanes = [
+        *clustered.link_lanes,
+        LinkUse(owner=0, receiver=2, bytes=100, **sent),
+        LinkUse(owner=0, receiver=3, bytes=300, **sent),
+        LinkUse(owner=1, receiver=2, bytes=10, **sent),
+    ]
+    return clustered

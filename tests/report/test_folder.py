@@ -44,6 +44,18 @@ def test_every_request_has_a_row_those_of_the_warmup_too(tmp_path: Path, replaye
         ]
 
 
+def test_several_engines_have_columns_of_their_own(tmp_path: Path, clustered: Outcome):
+    write(tmp_path, clustered)
+    rows = rows_of(tmp_path)
+    assert [row["engine"] for row in rows] == ["0", "1", "0", ""]
+    assert "decoder" not in rows[0]
+
+
+def test_the_engine_that_decodes_is_told_where_it_is_another(tmp_path: Path, handed_over: Outcome):
+    write(tmp_path, handed_over)
+    assert [(row["engine"], row["decoder"]) for row in rows_of(tmp_path)] == [("0", "2"), ("1", "2"), ("0", "3"), ("", "")]
+
+
 def test_runs_over_the_same_and_other_requests_each_have_their_own_rows(tmp_path: Path, outcome_of: Callable[..., Outcome]):
     """More rows than are written at once, twice over the same trace with other hits, then over another trace."""
     for name, prompts, hits in (("a", 40, 0), ("b", 40, 2), ("c", 50, 2)):
