@@ -5,6 +5,7 @@ import gzip
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -237,6 +238,51 @@ def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkey
     table = (tmp_path / "out" / "results.md").read_text()
     assert verdicts(table) == 4 and "## conversation: hit rate" in table
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3
+
+
+@pytest.mark.long
+def test_routing(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--conversation", str(trace), "--weka", str(sessions), "--requests", "30", "9")
+    module = study("routing", monkeypatch, *files, "--output", str(tmp_path / "out"))
+    clusters = sys.modules["clusters"]
+    monkeypatch.setattr(clusters, "ENGINES", (2, 8))
+    monkeypatch.setattr(clusters, "LOADS", {clusters.CHATS: (0.35, 0.5), clusters.AGENTS: (12,)})
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 6 and "## agents (WEKA): imbalance" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + (3 + 2) * 10
+    assert (tmp_path / "out" / "results.html").exists()
+
+
+def test_a_conversation_is_known_by_its_second_page(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten conversations, of three turns each; arrivals twice as fast."""
+    study("routing", monkeypatch)
+    requests = sys.modules["clusters"].load_chats(str(trace), 30, 2.0).requests
+    assert [request.session for request in requests] == [request.session for request in requests[:10]] * 3
+    assert len({request.session for request in requests}) == 10
+    assert requests[-1].arrival_s == 29 / 2
+
+
+def test_what_is_claimed_of_routers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers that are all alike, then with one number changed."""
+    module = study("routing", monkeypatch)
+    clusters = sys.modules["clusters"]
+    alike = dict.fromkeys(
+        module.cells(), clusters.Row(0.5, mean_s=1, p50_s=1, p99_s=4, imbalance=1, busy_imbalance=1, busy_share=1, simulated_s=9)
+    )
+
+    def held(router: str, engines: int, **changed: float) -> list[bool]:
+        cell = clusters.Cell(clusters.Place(clusters.AGENTS, engines, 12), router)
+        return [claim.holds for claim in module.claims(alike | {cell: replace(alike[cell], **changed)})]
+
+    assert held("random", 2) == [True, True, False, False, True, True]
+    assert held("session_affinity", 8, hit_rate=0.52) == [False, True, False, False, True, True]
+    assert held("random", 4, hit_rate=0.48) == [True, False, False, False, True, True]
+    assert held("session_affinity", 8, imbalance=1.6, p99_s=4.1) == [True, True, False, True, True, True]
+    assert held("session_affinity", 8, imbalance=1.6, p99_s=3.9) == [True, True, False, False, True, True]
+    assert held("least_loaded", 8, p99_s=3.6) == [True, True, False, False, False, True]
+    assert held("kv_aware, 10 s", 8, p99_s=4.5) == [True, True, False, False, True, False]
+    assert held("kv_aware, 10 s", 8, hit_rate=0.48) == [True, True, False, False, True, False]
 
 
 @pytest.mark.long
