@@ -8,9 +8,10 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvsim.study
@@ -189,6 +190,64 @@ def test_write_policy(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert verdicts(table) == 4 and "| 2 + 1 GiB |" in table
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 3 * 2
     assert (tmp_path / "out" / "results.html").exists()
+
+
+@pytest.mark.long
+def test_shared_host(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("shared_host", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "ENGINES", (2, 4))
+    monkeypatch.setattr(module, "POLICIES", ("write_through", "write_back"))
+    monkeypatch.setattr(module, "GPU_GIB", 2)
+    monkeypatch.setattr(module, "CPU_GIB", 1)
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 6 and "## prefix_aware" in table and "| write_back | " in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 2 * 3 * 2
+    assert (tmp_path / "out" / "results.html").exists()
+
+
+def test_the_gains_of_a_shared_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gains 4 and 6 points in turns, 5 and 2 under the best other router: it leads by -1 and 4, and grows by 2."""
+    module = study("shared_host", monkeypatch)
+    monkeypatch.setattr(module, "ENGINES", (2, 4))
+    monkeypatch.setattr(module, "POLICIES", ("write_back",))
+    gained = {(2, "round_robin"): 4, (4, "round_robin"): 6, (2, "kv_aware"): 5, (4, "kv_aware"): 1}
+    gained |= {(2, "prefix_aware"): 0, (4, "prefix_aware"): 2}
+    rows = {
+        module.Cell(module.Place(engines, router, "write_back"), scope): module.Row(
+            0.2 + (points / 100 if scope == "host" else 0), 0.1, 1.0, 2.0, 0.0, 0.5
+        )
+        for (engines, router), points in gained.items()
+        for scope in module.SCOPES
+    }
+    gain = module.gains(rows)
+    assert list(module.leads(gain).values()) == pytest.approx([-1, 4])
+    assert list(module.growth(gain).values()) == pytest.approx([2])
+
+
+@pytest.mark.long
+def test_prefill_decode(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("prefill_decode", monkeypatch, "--trace", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "RATES", (0.5, 1.0))
+    monkeypatch.setattr(module, "LINKS", (12.5, 50.0))
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 7 and "| 0.5 | undivided |" in table and "| 1 | 3 + 1 |" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * (1 + 3 * 2)
+    assert (tmp_path / "out" / "results.html").exists()
+
+
+def test_which_requests_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five requests the first is late, the second stutters, and the third was rejected; the last has one token only."""
+    module = study("prefill_decode", monkeypatch)
+    none = float("nan")
+    outcome = SimpleNamespace(
+        status=np.array([0, 0, 1, 0, 0]),
+        ttft_s=np.array([2.1, 1.0, none, 2.0, 0.5]),
+        tpot_s=np.array([0.01, 0.06, none, 0.05, none]),
+    )
+    assert module.good_share(outcome, 0.05) == 2 / 5
+    assert module.good_share(outcome, 0.01) == 1 / 5
 
 
 @pytest.mark.long
