@@ -9,7 +9,7 @@ bytes       no word of a reused page is wrong
 hits        the simulation agrees with a real run on at least as many requests' hits as the real runs with each other,
             less 5 points
 times       p50 of the time to first token: simulated within 10 % of a real run, or as close as the real runs are to each other
-foreign     pages that one engine wrote down are loaded by the other (both routers share one CPU tier)
+CPU hits    requests hit pages in the CPU tier that both engines share
 ranking     the mean time to first token orders the two routers in the same way in both real runs and in the simulation
 
     python experiments/hardware/two_engines.py --serve DIR    on a machine with two GPUs: 8 minutes
@@ -144,8 +144,8 @@ def write(runs: dict[tuple[str, str], dict[str, Any]], folder: Path) -> bool:
     device = next(run["hardware"]["device"] for (_, side), run in runs.items() if side != "simulated")
     lines = [
         "# Two engines, simulated and on two GPUs", "",
-        f"{device}, one process a GPU. Made by `python experiments/hardware/two_engines.py --serve DIR` and `--read DIR`, which lists "
-        "the settings.", "", "| claim | finding | |", "|---|---|---|",
+        f"{device}, one process a GPU. Made by `python experiments/hardware/two_engines.py --serve DIR` and "
+        "`--read DIR`; the file lists the settings.", "", "| claim | finding | |", "|---|---|---|",
     ]  # fmt: skip
     lines += [f"| {claim} | {text} | {'holds' if holds else '**fails**'} |" for claim, text, holds in found]
     for name in CONFIGURATIONS:

@@ -54,7 +54,7 @@ COMMENTS = {
     "rank_faults": "Ranks that are slow on a link, or fail to read or write pages of the disk:\n"
     "# [{rank: 3, link: disk-cpu, speed: 0.5, share: 0.01}] halves the speed and lets 1% of the pages fail. A page counts only\n"
     "# if every rank has it.",
-    "interconnect_bytes_per_s": "Rate at which one GPU sends, and receives, pages between prefill and decode engines. Not measured.",
+    "interconnect_bytes_per_s": "Rate at which a GPU sends, and receives, pages between engines. Not measured.",
     "interconnect_latency_s": "Time from the request of such a copy to its first byte. Not measured.",
     "host_memory_bytes_per_s": "Limit on the total rate of the host links of all engines of one host; null: none. Not measured.",
     "cluster_disk_read_bytes_per_s": "Rate of reads from a disk that all hosts share; null: as from a host's own. Not measured.",

@@ -22,8 +22,8 @@ ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
 USAGE = """usage: kvsim new FAMILY NAME
 
 Creates a working policy to start from: its class, its settings in conf, and its test. FAMILY is eviction, prefetch,
-placement, checkpoint, routing or scheduling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works only
-in a clone of the repository."""
+placement, checkpoint, routing or scheduling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works
+only in a clone of the repository."""
 FIRST_RUN = {
     "prefetch": "kvsim simulate",
     "routing": "kvsim simulate cluster.engines=4",

@@ -136,11 +136,7 @@ class Transfers:
         """Whether a GPU that can use the tier's copy of a node could also use a copy elsewhere."""
         if not self._in_line:
             return node.state.count(ABSENT) < self._absent_elsewhere
-        state = node.state
-        for index in self._in_line[tier.index]:
-            if state[index]:
-                return True
-        return False
+        return sum([node.state[index] for index in self._in_line[tier.index]]) > 0
 
     def _place(self, edge: Edge, now: float) -> None:
         """Make room below for the victims of the upper tier; if it is not enough, drop the first victims."""
