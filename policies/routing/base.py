@@ -57,7 +57,7 @@ class RoutingContext:
 
     engines: Sequence[int] = (0,)
     """Numbers of the engines that the policy chooses from, ascending."""
-    capacities: Sequence[int | None] = (None,)
+    capacities: "Sequence[int | None]" = (None,)
     """Capacities of their GPU tiers, in pages; None if unlimited."""
     page_tokens: int = 16
     prefills: bool = True

@@ -7,12 +7,14 @@ from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.runs import Run
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LastSent(RankedEviction):
     """Forgets first what its engine has not been sent for longest, by notes of (first sent, last sent) with the nodes.
 
