@@ -28,7 +28,8 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.routing.base import RoutingContext, RoutingPolicy
+from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.routing.context import RoutingContext
 
 Graph = tuple[list[Tier], list[Edge]]
 """Tiers that are joined by edges, and therefore have one cache: GPU tiers, then CPU tiers, then disks."""

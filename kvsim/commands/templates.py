@@ -274,7 +274,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
-from kvsim.policies.routing.base import EngineStatus, RoutingContext, RoutingPolicy
+from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
+from kvsim.policies.routing.context import RoutingContext
 
 
 @dataclass(kw_only=True, eq=False)

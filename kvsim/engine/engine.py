@@ -13,7 +13,7 @@ from simpy import Event, Interrupt
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import Growth, ServedCache
-from kvsim.core.subclassing import mypyc_attr, trait
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.book import Book
@@ -54,7 +54,7 @@ class EngineSettings:
                 raise ValueError(f"reset_at_s must be a list of times of at least 0 s, not {time_s}")
 
 
-@trait
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Frontend(metaclass=ABCMeta):
     """What an engine reports to: the cluster that it belongs to."""
 

@@ -2,13 +2,11 @@
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
-
-import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.policies.routing.context import RoutingContext
 
 
 class EngineStatus(Protocol):
@@ -49,23 +47,6 @@ class EngineStatus(Protocol):
     def cached_pages(self, request: Request) -> int:
         """Return how many leading pages of the prompt its GPU tier has, as it has reported. Only for policies with
         ``needs_cached_pages``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoutingContext:
-    """Passed to ``bind`` before a run."""
-
-    engines: Sequence[int] = (0,)
-    """Numbers of the engines that the policy chooses from, ascending."""
-    capacities: "Sequence[int | None]" = (None,)
-    """Capacities of their GPU tiers, in pages; None if unlimited."""
-    page_tokens: int = 16
-    prefills: bool = True
-    """Whether these engines compute prompts; otherwise they get them computed."""
-    decodes: bool = True
-    """Whether these engines generate answers; otherwise they pass their prompts on once they are computed."""
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    """Seeded; the policy's only source of randomness."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

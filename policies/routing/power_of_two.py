@@ -7,7 +7,8 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.policies.routing.base import EngineStatus, RoutingContext
+from kvsim.policies.routing.base import EngineStatus
+from kvsim.policies.routing.context import RoutingContext
 from kvsim.policies.routing.load import LoadRouting
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.policies.routing.base import EngineStatus, RoutingContext, RoutingPolicy
+from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
+from kvsim.policies.routing.context import RoutingContext
 from kvsim.policies.routing.prefix_tree import PrefixTree
 
 FALLBACKS = ("least_loaded", "smallest_tree")

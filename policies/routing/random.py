@@ -7,7 +7,8 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.policies.routing.base import EngineStatus, RoutingContext, RoutingPolicy
+from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
+from kvsim.policies.routing.context import RoutingContext
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -28,7 +28,8 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.policies.routing.base import EngineStatus, RoutingContext, RoutingPolicy
+from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
+from kvsim.policies.routing.context import RoutingContext
 from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL, PAGE_BYTES, PAGE_TOKENS, Ask, SmallEngine, check_idle, make_requests

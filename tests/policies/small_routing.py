@@ -13,7 +13,8 @@ from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import PageWatch, Tier
 from kvsim.engine.router import Router, known_engines
 from kvsim.policies.eviction.lru import LRU
-from kvsim.policies.routing.base import RoutingContext, RoutingPolicy
+from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.routing.context import RoutingContext
 
 FOLDER = files("kvsim.conf") / "routing"
 NAMES = sorted(path.name.removesuffix(".yaml") for path in FOLDER.iterdir() if path.name.endswith(".yaml"))

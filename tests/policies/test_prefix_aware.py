@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kvsim.policies.routing.base import RoutingContext
+from kvsim.policies.routing.context import RoutingContext
 from kvsim.policies.routing.prefix_aware import PrefixAware
 from kvsim.policies.routing.prefix_tree import PrefixTree
 from tests.policies.small_routing import PAGE_TOKENS, SmallRouter, prompt, router

@@ -1,0 +1,23 @@
+"""What a routing policy may know of its run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingContext:
+    """Passed to ``bind`` before a run."""
+
+    engines: Sequence[int] = (0,)
+    """Numbers of the engines that the policy chooses from, ascending."""
+    capacities: "Sequence[int | None]" = (None,)
+    """Capacities of their GPU tiers, in pages; None if unlimited."""
+    page_tokens: int = 16
+    prefills: bool = True
+    """Whether these engines compute prompts; otherwise they get them computed."""
+    decodes: bool = True
+    """Whether these engines generate answers; otherwise they pass their prompts on once they are computed."""
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    """Seeded; the policy's only source of randomness."""
