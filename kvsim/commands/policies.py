@@ -1,8 +1,10 @@
 """``kvsim policies``: lists every policy that has a YAML file, with its purpose and settings."""
 
+import ast
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from importlib.resources import files
-from inspect import getdoc
+from pathlib import Path
 from typing import Any, cast
 
 import hydra.utils
@@ -36,6 +38,14 @@ def policies(family: str) -> Iterator[tuple[str, str, str]]:
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.endswith(".yaml"):
             settings = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(path.read_text())))
-            purpose = getdoc(hydra.utils.get_class(settings.pop("_target_"))) or ""
+            purpose = purpose_of(settings.pop("_target_"))
             values = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
-            yield path.name.removesuffix(".yaml"), purpose.splitlines()[0].replace("``", ""), "\n".join(values)
+            yield path.name.removesuffix(".yaml"), purpose.replace("``", ""), "\n".join(values)
+
+
+def purpose_of(target: str) -> str:
+    """Return the first line of a class's docstring, from its source: a compiled class has none."""
+    cls = hydra.utils.get_class(target)
+    source = Path(str(import_module(cls.__module__).__file__)).parent / f"{cls.__module__.rpartition('.')[2]}.py"
+    found = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
+    return (ast.get_docstring(found[0]) or "").partition("\n")[0] if found else ""
