@@ -449,7 +449,7 @@ def claims(found: dict[str, Any], sizes: Sizes) -> list[tuple[str, str, str, boo
 
 def page(found: dict[str, Any], rows: list[tuple[str, str, str, bool]], sizes: Sizes) -> str:
     """The text of two_gpus.md."""
-    lines = ["# Two GPUs, a process each, over one host pool", "", f"{found['device']}. Made by "
+    lines = ["# Two GPUs, a process each, over one host pool", "", f"{', '.join(found['device'])}. Made by "
              "`python experiments/hardware/two_gpus.py`, which says what is measured.", "",
              "| claim | measured | goal | |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| {claim} | {value} | {goal} | {'holds' if holds else '**fails**'} |" for claim, value, goal, holds in rows]

@@ -15,8 +15,8 @@ from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES, check_page_list,
 Way = Literal["load", "store"]
 WAYS: tuple[Way, ...] = get_args(Way)
 PART_BYTES = 96 << 20
-"""Smallest part, a group of layers, into which a load is split. A part costs about 0.6 ms of calls, in a busy process twice that: on
-an H200, parts of 32 MiB reach 40 GB/s, and 29 in a worker process, where 64 MiB reach 54."""
+"""Smallest part, a group of layers, into which a load is split. A part costs about 0.6 ms of calls, and twice that in a busy
+process: on an H200, parts of 32 MiB reached 40 GB/s, and 29 in a worker process, while parts of 64 MiB reach 54."""
 
 
 class TierCopy:
