@@ -404,7 +404,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.found: dict[str, Any] = {"device": str(DEVICE), "torch": torch.__version__, "failures": {}}
+        self.found: dict[str, Any] = {"device": [str(DEVICE)], "torch": torch.__version__, "failures": {}}
         if DEVICE.type == "cuda":
             self.found["device"] = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
         folder.mkdir(parents=True, exist_ok=True)
