@@ -217,11 +217,11 @@ def check_counts(outcome: Outcome, cluster: SmallCluster) -> None:
     assert prefetch["used_pages"] + prefetch["wasted_pages"] == prefetch["fetched_pages"] <= outcome.placement["fetched_pages"]
     for link in outcome.links.values():
         assert link.busy_s >= 0 and link.bytes >= 0
-    if not any(engine.failures for engine in cluster.engines):
+    if not any(engine.outages for engine in cluster.engines):
         loaded = sum(link.bytes for name, link in outcome.links.items() if name in ("cpu-gpu", "disk-gpu"))
         assert loaded == outcome.placement["loaded_pages"] * PAGE_BYTES
     if outcome.engines:
-        assert sum(use.failures for use in outcome.engines) == sum(engine.failures for engine in cluster.engines)
+        assert sum(use.failures for use in outcome.engines) == sum(len(engine.outages) for engine in cluster.engines)
 
 
 @hypothesis_settings(SETTINGS, max_examples=max(1, RUNS // 2))
