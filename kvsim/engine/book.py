@@ -18,7 +18,7 @@ class Book:
         self.hits = [(0, 0, 0)] * count
         self.retractions = [0] * count
         self.engines = [-1] * count
-        """Number of the engine that has computed the prompt; -1 if rejected before the router chose one."""
+        """Number of the engine that admitted the request first, where its hits are; -1 if none has."""
         self.decoders = [-1] * count
         """Number of the engine that has decoded the answer."""
         self.arrival_s, self.ttft_s, self.tpot_s, self.e2e_s = ([nan] * count for _ in range(4))
