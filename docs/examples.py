@@ -2,7 +2,8 @@
 
 A ``console`` block holds commands (``$ kvsim ...``) with what they print, a ``python`` block code; the ``text`` block right after
 one is its output. A line ``...`` stands for any lines. A block whose title is a path is written to that file first. A comment in
-front of a block says what it needs: ``<!-- example: long -->``, or ``<!-- example: skip, REASON -->``.
+front of a block says what it needs: ``<!-- example: long -->``, ``<!-- example: skip, REASON -->``, or
+``<!-- example: continues -->`` for one that runs in the folder of the block before it.
 
 ``python docs/examples.py PAGE...`` runs the examples of pages (all if none is named) and writes what they print into them.
 """
@@ -114,6 +115,17 @@ def console_blocks(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language == "console"]
 
 
+def chains(page: Path) -> list[list[Block]]:
+    """The blocks of commands, each with those that continue it."""
+    found: list[list[Block]] = []
+    for block in console_blocks(page):
+        if block.note == "continues":
+            found[-1].append(block)
+        else:
+            found.append([block])
+    return found
+
+
 def python_blocks(page: Path) -> list[tuple[Block, Block | None]]:
     """The blocks of code that are run, each with the one that shows its output."""
     found = blocks(page)
@@ -148,7 +160,7 @@ def prepare(page: Path, folder: Path) -> Path:
     files = [block for block in blocks(page) if block.title is not None]
     adds_to_repository = any((block.title or "").startswith(("policies/", "conf/")) for block in files)
     root = ROOT
-    if adds_to_repository or "kvsim new" in page.read_text() or "kvsim calibrate" in page.read_text():
+    if adds_to_repository or "kvsim calibrate" in page.read_text():
         root = folder
         for part in PARTS:
             source = ROOT / part
@@ -240,14 +252,15 @@ def update(page: Path) -> None:
     Outputs with ``...`` in them stay as they are; a difference is reported.
     """
     replaced: list[tuple[int, int, str]] = []
-    for block in console_blocks(page):
-        if block.skip_reason:
-            print(f"{block.name}: skipped: {block.skip_reason}")
+    for chain in chains(page):
+        if reason := chain[0].skip_reason:
+            print(f"{chain[0].name}: skipped: {reason}")
             continue
         with tempfile.TemporaryDirectory() as folder:
             root = prepare(page, Path(folder))
-            lines = [line for step in steps(block) for line in _updated(block, step, Path(folder), root)]
-        replaced.append((block.start, block.end, "".join(f"{line}\n" for line in lines)))
+            for block in chain:
+                lines = [line for step in steps(block) for line in _updated(block, step, Path(folder), root)]
+                replaced.append((block.start, block.end, "".join(f"{line}\n" for line in lines)))
     pairs = python_blocks(page)
     if any(output for _, output in pairs):
         with tempfile.TemporaryDirectory() as folder:

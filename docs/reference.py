@@ -6,7 +6,6 @@ A page asks for such a part with a comment, ``<!-- generated: NAME ARGUMENT -->`
 import html
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
 from typing import Any
@@ -14,38 +13,34 @@ from typing import Any
 import hydra.utils
 from omegaconf import OmegaConf
 
+from kvsim import catalog
+from kvsim.catalog import Setting, read_settings
+
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
 
-GROUPS = {
-    "trace": ("the requests: a file format with its settings, or a generator", "traces.md"),
-    "model": ("bytes of KV and weights, FLOPs", "models.md"),
-    "hardware": ("rates of the GPU, the host link and the disk", "hardware.md"),
-    "engine": ("batching and scheduling of the serving engine", "settings.md#engine"),
-    "rules": ("where engines differ in what can be a hit", "settings.md#rules"),
-    "eviction": ("which pages leave a tier first", "eviction.md"),
-    "placement": ("when a tier receives a copy from the tier above it", "placement.md"),
-    "prefetch": ("what is read from disk while a request waits", "prefetch.md"),
-    "checkpoint": ("where the recurrent state of a hybrid model is saved", "checkpoint.md"),
-    "routing": ("which engine of a cluster gets a request", "routing.md"),
-    "scheduling": ("which waiting request is admitted next", "scheduling.md"),
-    "logger": ("where results go besides the run's folder", "settings.md#logger"),
-    "preset": ("policies, rules and sizes that together are a known engine or setup", "presets.md"),
+PAGES = {
+    "trace": "traces.md",
+    "model": "models.md",
+    "hardware": "hardware.md",
+    "engine": "settings.md#engine",
+    "rules": "settings.md#rules",
+    "eviction": "eviction.md",
+    "placement": "placement.md",
+    "prefetch": "prefetch.md",
+    "checkpoint": "checkpoint.md",
+    "routing": "routing.md",
+    "scheduling": "scheduling.md",
+    "logger": "settings.md#logger",
+    "preset": "presets.md",
 }
-"""Every group of ``conf``: what it chooses, and the page that describes its choices."""
+"""The page that describes the choices of each group."""
+GROUPS = {group: (purpose, PAGES[group]) for group, purpose in catalog.GROUPS.items()}
+"""Every group of ``conf``: what it chooses, and its page."""
 
 MARKER = re.compile(r"^<!-- generated: (\S+) ?(.*?) -->$", re.MULTILINE)
 ROW = re.compile(r"(\s*)(\S+(?: \S+)*)(\s{2,})(\S.*)")
 OVERRIDE = re.compile(r"(?<![\w>/.-])([a-z][\w.@/]*=[^\s,;:()]*[^\s,;:().])")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A key of a YAML file with its value as written, and the comment above it. A section has no value."""
-
-    key: str
-    value: str | None
-    comment: str
 
 
 def generate(name: str, argument: str) -> str:
@@ -60,40 +55,6 @@ def fill(markdown: str) -> str:
 
 
 # Settings
-
-
-def read_settings(text: str) -> list[Setting]:
-    """The keys of a YAML file in order, ``_target_`` and lists of ``defaults`` included."""
-    settings: list[Setting] = []
-    path: list[tuple[int, str]] = []
-    comment: list[str] = []
-    rows = 0
-    for line in text.splitlines():
-        stripped = line.strip()
-        if stripped.startswith("#"):
-            comment.append(stripped[1:].removeprefix(" "))
-            continue
-        if stripped.startswith("- "):
-            rows += 1
-            settings[-1] = _with_rows(settings[-1], stripped[2:], rows)
-        elif stripped:
-            indent = len(line) - len(line.lstrip())
-            key, _, value = stripped.partition(":")
-            path = [*((at, name) for at, name in path if at < indent), (indent, key)]
-            dotted = ".".join(name for _, name in path)
-            settings.append(Setting(key=dotted, value=value.strip() or None, comment="\n".join(comment)))
-            rows = 0
-        comment = []
-    return settings
-
-
-def _with_rows(setting: Setting, row: str, rows: int) -> Setting:
-    """A setting whose value is a list, after one more row of it."""
-    if row.startswith(("[", '"')):
-        value = f"{rows} rows" if rows > 1 else "1 row"
-    else:
-        value = f"{setting.value}, {row}" if setting.value else row
-    return Setting(key=setting.key, value=value, comment=setting.comment)
 
 
 def read_choice(group: str, name: str) -> tuple[str, str, list[Setting]]:
@@ -264,6 +225,8 @@ def models_table() -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name in choices("model"):
+        if name == "hf":  # reads any model from a file
+            continue
         model = hydra.utils.instantiate(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
         weights = model.parameters * model.weight_dtype_bytes
         state = f"{model.state_bytes / 2**20:,.1f} MiB" if model.state_bytes else "none"

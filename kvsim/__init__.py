@@ -1,14 +1,19 @@
 """Test KV cache policies for LLM servers on real traces: in simulated time, without a clock, or on real hardware.
 
-``load_trace``, ``replay``, ``simulate`` and ``curve`` do from Python what the commands do.
+``load_trace``, ``replay``, ``simulate``, ``curve`` and ``sweep`` do from Python what the commands do; ``trace_from_tokens``
+makes a trace of prompts in memory.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvsim.api import Result, curve, load_trace, replay, simulate
+    from kvsim.api import Curve, Result, Sweep, Trace, curve, load_trace, replay, simulate, sweep, trace_from_tokens
 
-__all__ = ["Result", "curve", "load_trace", "replay", "simulate"]
+__all__ = ["Curve", "Result", "Sweep", "Trace", "curve", "load_trace", "replay", "simulate", "sweep", "trace_from_tokens"]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

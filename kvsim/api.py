@@ -1,38 +1,49 @@
 """The Python API: load a trace, run it, read the result. Configuration, checks and results are those of the commands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from kvsim import run
+from kvsim.arguments import Arguments, Overrides, arguments_of
 from kvsim.bounds.curves import Curve, CurveSettings
-from kvsim.build import build_run, build_trace
-from kvsim.configuration import compose
+from kvsim.build import build_trace
+from kvsim.configuration import compose, quoted
 from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.execute import Result, draw, execute
-from kvsim.plan import Plan, TierPlan
-from kvsim.policies.copies import copied
+from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
+from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.scheduling.base import SchedulingPolicy
+from kvsim.prepare import is_described, plan_for
+from kvsim.report.progress import progress
+from kvsim.report.runs import read_runs
+from kvsim.sweep_folder import write_comparison
+from kvsim.sweep_result import Sweep
+from kvsim.sweeping import SweepPlan, refuse_without_guard, run_sweep, values_of
 from kvsim.trace.base import Trace
+from kvsim.trace.memory import trace_from_tokens
 
-__all__ = ["Result", "curve", "load_trace", "replay", "simulate"]
+__all__ = ["Curve", "Result", "Sweep", "Trace", "curve", "load_trace", "replay", "simulate", "sweep", "trace_from_tokens"]
 
-OF_THE_TRACE = ("trace", "page_tokens")
+NO_FOLDER = "logger: what has no folder of its own is not logged: set output='DIR', too"
+SWEPT = ("replay", "simulate")
+"""Commands that a sweep runs."""
 
 
-def load_trace(name: str = "synthetic", *, page_tokens: int = 16, **settings: Any) -> Trace:
+def load_trace(name: str | None = None, *, page_tokens: int = 16, **settings: Any) -> Trace:
     """Read a trace: a choice of the config group ``trace`` (mooncake, weka, tokens, synthetic, ...) with its settings.
 
-    ``load_trace("mooncake", path="conversation.jsonl")`` reads a file. Raises UsageError, or TraceError for a file that cannot be
-    used.
+    ``load_trace(path="conversation.jsonl")`` recognises the format of the file. Without a name and a path, the trace is
+    ``synthetic``. Raises UsageError, or TraceError for a file that cannot be used.
     """
-    origin = (f"trace={name}", *(f"trace.{key}={_quoted(value)}" for key, value in settings.items()))
+    name = name or ("auto" if "path" in settings else "synthetic")
+    origin = (f"trace={name}", *(f"trace.{key}={quoted(value)}" for key, value in settings.items()))
     source, pages = build_trace(compose([*origin, f"page_tokens={page_tokens}"]))
     trace = source.load(pages)
     trace.origin = origin
@@ -41,99 +52,126 @@ def load_trace(name: str = "synthetic", *, page_tokens: int = 16, **settings: An
 
 def replay(
     trace: Trace,
-    *overrides: str,
-    eviction: EvictionPolicy | None = None,
-    placement: PlacementPolicy | None = None,
-    prefetch: PrefetchPolicy | None = None,
+    *overrides: Overrides,
+    eviction: EvictionPolicy | str | None = None,
+    placement: PlacementPolicy | str | None = None,
+    prefetch: PrefetchPolicy | str | None = None,
+    checkpoint: CheckpointPolicy | str | None = None,
     advance: Callable[[int], None] | None = None,
+    **settings: Any,
 ) -> Result:
-    """Replay a trace without a clock: ``kvsim replay`` with overrides such as ``"tiers.gpu.capacity=6000pages"``.
+    """Replay a trace without a clock: ``kvsim replay``.
 
-    A policy may be given as an object: each tier without a policy of its own for that family gets a copy. ``advance`` is
-    called now and then with the number of finished requests. Raises UsageError.
+    ``overrides`` are those of the command line, such as ``"tiers.gpu.capacity=6000pages"``, or mappings such as
+    ``{"tiers.gpu.capacity": "6000pages"}``. Keyword ``settings`` are the same: ``model="qwen3_32b", seed=1``, or nested,
+    ``tiers={"gpu": {"capacity": "6000pages"}}``.
+
+    A policy is given by its name, or as an object; each tier without a policy of its own for that family gets a copy of the
+    object. ``advance`` is called now and then with the number of finished requests. With ``output="DIR"``, the run's folder is
+    written, and ``logger="wandb"`` logs it. Raises UsageError.
     """
-    return _run("replay", trace, overrides, {"eviction": eviction, "placement": placement, "prefetch": prefetch}, advance)
+    policies = {"eviction": eviction, "placement": placement, "prefetch": prefetch, "checkpoint": checkpoint}
+    return _run("replay", trace, arguments_of(overrides, policies | settings), advance)
 
 
 def simulate(
     trace: Trace,
-    *overrides: str,
-    eviction: EvictionPolicy | None = None,
-    placement: PlacementPolicy | None = None,
-    prefetch: PrefetchPolicy | None = None,
-    scheduling: SchedulingPolicy | None = None,
+    *overrides: Overrides,
+    eviction: EvictionPolicy | str | None = None,
+    placement: PlacementPolicy | str | None = None,
+    prefetch: PrefetchPolicy | str | None = None,
+    checkpoint: CheckpointPolicy | str | None = None,
+    routing: RoutingPolicy | str | None = None,
+    scheduling: SchedulingPolicy | str | None = None,
     advance: Callable[[int], None] | None = None,
+    **settings: Any,
 ) -> Result:
-    """Serve a trace in simulated time: ``kvsim simulate``. Arguments are as for ``replay``; ``scheduling`` orders the queue.
+    """Serve a trace in simulated time: ``kvsim simulate``. Arguments are as for ``replay``; ``scheduling`` orders the queue, and
+    ``routing`` chooses the engine of a cluster that gets a request.
 
-    ``"substrate=hardware"`` serves it on this machine instead; raises WrongResult if a reused page held wrong data.
+    ``substrate="hardware"`` serves it on this machine instead; raises WrongResult if a reused page held wrong data.
     """
-    policies = {"eviction": eviction, "placement": placement, "prefetch": prefetch, "scheduling": scheduling}
-    return _run("simulate", trace, overrides, policies, advance)
+    per_tier = {"eviction": eviction, "placement": placement}
+    run_wide = {"prefetch": prefetch, "checkpoint": checkpoint, "routing": routing, "scheduling": scheduling}
+    return _run("simulate", trace, arguments_of(overrides, {**per_tier, **run_wide, **settings}), advance)
+
+
+def sweep(
+    trace: Trace,
+    settings: Mapping[str, Any],
+    *overrides: Overrides,
+    command: str = "replay",
+    workers: int = 1,
+    output: str | Path | None = None,
+    advance: Callable[[int], None] | None = None,
+    **fixed: Any,
+) -> Sweep:
+    """Run all combinations of the values of ``settings``: ``kvsim replay -m``, or with ``command="simulate"`` that command.
+
+    ``settings`` maps keys to values: ``{"eviction": ["lru", "lfu"], "tiers.gpu.capacity": ["10GiB", "40GiB"]}``. A policy may be
+    an object. What all runs share is given by ``overrides`` and by the keywords ``fixed``, as for ``replay``.
+
+    With ``workers`` above 1, the runs are spread over so many new processes; a script must then call this under
+    ``if __name__ == "__main__":``. A job that fails is reported in ``errors``, and the others go on; if all fail, UsageError is
+    raised. With ``output``, the folder is the one that the command would write: ``kvsim report`` reads it, and a job whose result
+    is there already is not run again. ``advance`` is called with the number of jobs done; without it, a terminal shows a progress
+    bar. Raises UsageError.
+    """
+    refuse_without_guard()
+    given = arguments_of(overrides, fixed)
+    if command not in SWEPT:
+        raise UsageError(f"kvsim.sweep: command must be one of {', '.join(SWEPT)}, not {command!r}")
+    if output is None and any("logger" in (key, line.partition("=")[0]) for key in settings for line in given.overrides):
+        raise UsageError(NO_FOLDER)
+    if workers < 1:
+        raise UsageError(f"kvsim.sweep: workers must be at least 1, not {workers}")
+    plan = SweepPlan(command=command, trace=trace, settings=values_of(settings), fixed=given)
+    logger = plan.check()
+    folder = Path(mkdtemp(prefix="kvsim-sweep-")) if output is None else Path(output)
+    watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
+    with watch as report:
+        failures = run_sweep(plan, folder, workers, report)
+    runs = read_runs([folder])
+    write_comparison(folder, runs)
+    logger.log_sweep(folder, runs)
+    swept = Sweep(folder, failures, is_temporary=output is None)
+    if not swept.runs:
+        name, error = next(iter(swept.errors.items()))
+        raise UsageError(f"all {len(swept.errors)} jobs failed; the first is job {name}: {error}")
+    return swept
 
 
 def curve(
     trace: Trace,
-    *overrides: str,
+    *overrides: Overrides,
     capacities: Sequence[int | str] | None = None,
     policies: Sequence[str] = (),
     fraction: float = 1.0,
     advance: Callable[[int], None] | None = None,
+    **settings: Any,
 ) -> Curve:
     """Compute hit rate against the capacity of one tier: ``kvsim curve``. Includes exact LRU, in one pass, and Belady's bound.
 
     ``capacities`` are numbers of pages or strings such as ``"40GiB"``; None chooses 1, 2, 5, 10, ... from the largest prompt on.
     ``policies`` are eviction policies by name, with optional settings: ``"slru protected_hits=3"``. A ``fraction`` below 1
-    replays only this share of the requests, at proportionally smaller capacities. Raises UsageError.
+    replays only this share of the requests, at proportionally smaller capacities. ``overrides`` and ``settings`` are as for
+    ``replay``, for example ``model="qwen3_32b"``. Raises UsageError.
     """
-    plan = _plan("curve", trace, overrides)
+    plan = plan_for("curve", trace, arguments_of(overrides, settings))
     sizes = None if capacities is None else list(capacities)
-    settings = construct(CurveSettings, {"capacities": sizes, "policies": list(policies), "fraction": fraction}, "curve")
-    return draw(plan, settings, trace, watch=lambda _: nullcontext(advance)).curve
+    node = {"capacities": sizes, "policies": list(policies), "fraction": fraction}
+    return draw(plan, construct(CurveSettings, node, "curve"), trace, watch=lambda _: nullcontext(advance)).curve
 
 
-def _plan(command: str, trace: Trace, overrides: Sequence[str]) -> Plan:
-    for override in overrides:
-        if override.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
-            raise UsageError(f"{override}: the trace is already loaded; pass this to load_trace instead")
-    cfg = compose([*trace.origin, f"page_tokens={trace.page_tokens}", *overrides])
-    return build_run(cfg, command=command, overrides=overrides)
-
-
-def _run(
-    command: str,
-    trace: Trace,
-    overrides: Sequence[str],
-    policies: dict[str, Any],
-    advance: Callable[[int], None] | None,
-) -> Result:
-    plan = _with_objects(_plan(command, trace, overrides), policies)
-    result = execute(command, plan, trace, watch=lambda _: nullcontext(advance), is_named=not any(policies.values()))
+def _run(command: str, trace: Trace, arguments: Arguments, advance: Callable[[int], None] | None) -> Result:
+    plan = plan_for(command, trace, arguments)
+    is_kept = any(line.startswith("output=") for line in arguments.overrides)
+    if not is_kept and any(line.startswith("logger=") for line in arguments.overrides):
+        raise UsageError(NO_FOLDER)
+    is_named = is_described(arguments.objects)
+    result = execute(command, plan, trace, watch=lambda _: nullcontext(advance), is_named=is_named)
+    if is_kept:
+        result.write(plan.output)
+        plan.logger.log(plan.output, result.record, None)
     run.check_verified(result.outcome)
     return result
-
-
-def _with_objects(plan: Plan, policies: dict[str, Any]) -> Plan:
-    """Return the plan with the given policy objects, except where a tier's configuration chooses its own policy."""
-    given = {family: policy for family, policy in policies.items() if policy is not None}
-    if not given:
-        return plan
-    config = plan.config | {family: repr(policy) for family, policy in given.items()}
-    tiers = [
-        replace(tier, **{family: copied(given[family]) for family in given if _takes(plan, tier, family)}) for tier in plan.tiers
-    ]
-    run_wide = {family: given.get(family, getattr(plan, family)) for family in ("prefetch", "scheduling")}
-    return replace(plan, tiers=tiers, config=config, **run_wide)
-
-
-def _takes(plan: Plan, tier: TierPlan, family: str) -> bool:
-    """Whether the tier has a policy of this family that was not chosen for this tier alone."""
-    return getattr(tier, family, None) is not None and plan.config["tiers"][tier.name].get(family) is None
-
-
-def _quoted(value: Any) -> str:
-    """Format a value so that Hydra's override grammar reads it back unchanged."""
-    if isinstance(value, str | Path):
-        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
-    return "null" if value is None else str(value)

@@ -5,8 +5,8 @@ before any work is done. So does a setting without effect.
 """
 
 import tempfile
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +14,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.capacity import capacity_pages, capacity_states, check_numbered
+from kvsim.choices import chosen
 from kvsim.cluster_settings import ClusterSettings
-from kvsim.construct import check_names, construct, first_line, with_key
+from kvsim.construct import check_names, construct, with_key
 from kvsim.core.rules import Rules
+from kvsim.effects import WITHOUT_EFFECT
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.replay_settings import ReplaySettings
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, first_line
+from kvsim.gpu_memory import AUTO, SETTINGS, GpuMemory, auto_memory, check_fits
 from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.model import ModelSource, ModelSpec
 from kvsim.plan import Config, DiskSettings, Plan, SweepSettings, TierPlan
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.checkpoint.none import NoCheckpoint
@@ -33,34 +36,31 @@ from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.least_loaded import LeastLoaded
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
+from kvsim.report.slo import Slo
 from kvsim.report.validation import Tolerances
+from kvsim.saturation import SaturateSettings
 from kvsim.substrates import SUBSTRATES
+from kvsim.suggest import hint
 from kvsim.trace.base import TraceSource
+from kvsim.trace.formats import format_of
 
 TIERS = ("gpu", "cpu", "disk")
 WITH_STATES = ("gpu", "cpu")
-OWN_SETTINGS = {"gpu": ("states",), "cpu": ("states", "page_tokens", "scope"), "disk": ("below", "scope")}
+OWN_SETTINGS = {"gpu": ("states", *SETTINGS), "cpu": ("states", "page_tokens", "scope"), "disk": ("below", "scope")}
 SCOPES = {"cpu": ("host", "engine"), "disk": ("host", "cluster")}
 """Who may share a tier."""
+MODEL = f"{ModelSpec.__module__}.{ModelSpec.__qualname__}"
 INTERCONNECT = ("hardware.interconnect_bytes_per_s", "hardware.interconnect_latency_s")
+OF_MEMORY = ("hardware", "hardware.gpus", "hardware.memory_bytes")
+"""What ``tiers.gpu.capacity=auto`` reads of the machine, even in a replay."""
 PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
 GROUPS = (
     "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling",
     "logger",
 )  # fmt: skip
-WITHOUT_EFFECT = {
-    "simulate": ("replay", "curve", "print_tree", "validate"),
-    "replay": (
-        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate",
-        "hardware.rank_jitter", "hardware.rank_faults",
-    ),
-    "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events"),
-    "curve": (
-        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
-        "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
-    ),
-}  # fmt: skip
-NOT_RECORDED = ("output", "sweep", "validate")
+RUNS_AS = {"saturate": "simulate"}
+"""Commands that run another one, whose checks apply."""
+NOT_RECORDED = ("output", "sweep", "validate", "saturate")
 """Settings that do not affect the result and are not recorded with it."""
 
 
@@ -90,23 +90,34 @@ class RunSettings:
             raise ValueError(f"print_tree must be false, true or each, not {self.print_tree}")
 
 
-def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -> Plan:
-    """Build the plan of a command (simulate, replay, validate, curve). Raises UsageError.
+def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), choices: Mapping[Any, Any] | None = None) -> Plan:
+    """Build the plan of a command (simulate, saturate, replay, validate, curve). Raises UsageError.
 
-    ``overrides`` are those given by the user: one that has no effect on this command is an error.
+    ``overrides`` are those given by the user: one that has no effect on this command is an error. ``choices`` are Hydra's
+    runtime choices: the names that the record has for policies, model and trace.
     """
     config = resolve(cfg)
-    keys = {override.lstrip("+~").split("=", 1)[0] for override in overrides}
+    keys = _keys(overrides)
     for name in WITHOUT_EFFECT[command]:
         if key := _given(keys, name) or _given(keys, f"{name}@tiers"):
             raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    is_search, command = command in RUNS_AS, RUNS_AS.get(command, command)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
-    model = construct(ModelSpec, config.get("model"), "model")
+    source = _model_source(config)
+    trace, recognised = _trace(config)
+    if not trace.draws_at_random:
+        config["trace"].pop("seed", None)  # runs that differ in it alone share the trace and its bounds
+    model, choices = source.spec(), chosen({**choices, **recognised} if choices else {}, config, keys)
+    if source is not model:
+        config["model"] = {"_target_": MODEL, **asdict(model)}
+        choices["model"] = source.name
     cluster = construct(ClusterSettings, config.get("cluster"), "cluster")
-    tiers = _tiers(config, run.page_tokens, model, cluster, keys)
+    hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
+    gpu_memory = _gpu_memory(config, model, hardware, keys)
+    tiers = _tiers(config, run.page_tokens, model, cluster, gpu_memory, keys)
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
     plan = Plan(
-        trace=construct(TraceSource, config.get("trace"), "trace"),
+        trace=trace,
         page_tokens=run.page_tokens,
         tiers=tiers,
         prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
@@ -115,7 +126,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=_states(config, tiers, model, keys),
         model=model,
-        hardware=_hardware(config, tiers),
+        hardware=hardware.with_cluster_disk() if any(tier.scope == "cluster" for tier in tiers) else hardware,
         engine=construct(EngineSettings, config.get("engine"), "engine"),
         rules=rules,
         cluster=cluster,
@@ -132,16 +143,35 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = ()) -
         timeline=run.timeline,
         events=run.events,
         logger=construct(Logger, config.get("logger"), "logger"),
+        slo=construct(Slo, config.get("slo") or {}, "slo"),
+        saturate=construct(SaturateSettings, config.get("saturate") or {}, "saturate"),
         sweep=sweep_settings(config.get("sweep")),
         tolerances=construct(Tolerances, config.get("validate"), "validate"),
         output=Path(run.output),
         config={key: value for key, value in config.items() if key not in NOT_RECORDED},
+        gpu_memory=gpu_memory,
+        choices=choices,
+        model_note=source.note(),
     )
+    if is_search:
+        _check_search(plan, keys)
+    check_plan(plan, command, keys)
+    check_output(plan.output)
+    return plan
+
+
+def check_plan(plan: Plan, command: str, overrides: Iterable[str]) -> None:
+    """Raise UsageError for settings that contradict each other or have no effect; ``overrides`` are those given by the user."""
+    keys = _keys(overrides)
     _check_combination(plan, command, keys)
     _check_hardware(plan, command, keys)
     _check_substrate(plan, keys)
-    check_output(plan.output)
-    return plan
+
+
+def _model_source(config: Config) -> ModelSource:
+    """The model, or what describes it. The recorded configuration has the model itself."""
+    node = config.get("model")
+    return construct(ModelSource, {"_target_": MODEL, **node} if isinstance(node, dict) else node, "model")
 
 
 def sweep_settings(node: Any) -> SweepSettings:
@@ -154,7 +184,24 @@ def build_trace(cfg: DictConfig) -> tuple[TraceSource, int]:
     """Build only the trace source; returned with ``page_tokens``."""
     config = resolve(cfg)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
-    return construct(TraceSource, config.get("trace"), "trace"), run.page_tokens
+    return _trace(config)[0], run.page_tokens
+
+
+def _trace(config: Config) -> tuple[TraceSource, dict[str, str]]:
+    """Build the trace source, and the choices that this changes: the format, if it was left open and is recognised.
+
+    The configuration then describes that format.
+    """
+    node = config.get("trace")
+    given = construct(TraceSource, node, "trace")
+    try:
+        source = given.resolved()
+    except ValueError as error:
+        raise UsageError(with_key("trace", str(error), cast(Config, node))) from error
+    if source is given:
+        return source, {}
+    config["trace"] = {"_target_": f"{type(source).__module__}.{type(source).__qualname__}", **asdict(source)}
+    return source, {"trace": format_of(source)}
 
 
 def resolve(cfg: DictConfig) -> Config:
@@ -170,6 +217,8 @@ def resolve(cfg: DictConfig) -> Config:
         "replay",
         "disk",
         "curve",
+        "saturate",
+        "slo",
         "sweep",
         "validate",
         *(field.name for field in fields(RunSettings)),
@@ -202,10 +251,22 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
     return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
 
 
-def _hardware(config: Config, tiers: list[TierPlan]) -> HardwareSpec:
-    """The machine, with the disk that the run uses."""
-    hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
-    return hardware.with_cluster_disk() if any(tier.scope == "cluster" for tier in tiers) else hardware
+def _gpu_memory(config: Config, model: ModelSpec, hardware: HardwareSpec, keys: set[str]) -> GpuMemory | None:
+    """How the memory of an engine's GPUs is divided if that decides the size of its GPU tier; else None."""
+    node = config["tiers"]["gpu"]
+    if node.get("capacity") != AUTO:
+        for name in SETTINGS:
+            if key := _given(keys, f"tiers.gpu.{name}"):
+                raise UsageError(f"{key} has no effect on a capacity given as a number: set tiers.gpu.capacity=auto")
+        return None
+    room = node["states"] if model.is_hybrid else "shared"
+    try:
+        states = 0 if room == "shared" else capacity_states(room, state_bytes=model.state_bytes)
+    except ValueError as error:
+        raise UsageError(f"tiers.gpu.states: {error}") from error
+    if states is None:
+        raise UsageError("tiers.gpu.states is unlimited, which leaves no room for tiers.gpu.capacity=auto: give it a size")
+    return auto_memory(node, model, hardware, states * model.state_bytes)
 
 
 def _decode_routing(config: Config) -> RoutingPolicy:
@@ -214,11 +275,15 @@ def _decode_routing(config: Config) -> RoutingPolicy:
     return LeastLoaded() if node is None else construct(RoutingPolicy, node, "cluster.decode_routing")
 
 
-def _tiers(config: Config, page_tokens: int, model: ModelSpec, cluster: ClusterSettings, keys: set[str]) -> list[TierPlan]:
+def _tiers(
+    config: Config, page_tokens: int, model: ModelSpec, cluster: ClusterSettings, memory: GpuMemory | None, keys: set[str]
+) -> list[TierPlan]:
     capacities = {}
     for name in TIERS:
         try:
             capacity = config["tiers"].get(name, {}).get("capacity", 0)
+            if name == "gpu" and memory is not None:
+                capacity = f"{memory.kv_bytes}B"
             pages = capacity_pages(capacity, page_tokens=page_tokens, page_bytes=model.page_bytes(page_tokens))
         except ValueError as error:
             raise UsageError(f"tiers.{name}.capacity: {error}") from error
@@ -239,7 +304,8 @@ def _scope(config: Config, name: str, cluster: ClusterSettings, present: Collect
     """Who shares a tier. Raises UsageError for an unknown choice, and for one without effect."""
     key, scope = f"tiers.{name}.scope", config["tiers"][name].get("scope")
     if scope not in SCOPES[name]:
-        raise UsageError(f"{key} must be {' or '.join(SCOPES[name])}, not {scope}")
+        message = f"{key} must be {' or '.join(SCOPES[name])}, not {scope}"
+        raise UsageError(f"{message}{hint(message)}")
     if _given(keys, key) and (name not in present or cluster.total == 1):
         why = "without that tier" if name not in present else "with one engine"
         raise UsageError(f"{key} has no effect {why}: leave it out")
@@ -345,9 +411,19 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError("hardware: set hardware=NAME, the file that kvsim calibrate wrote for this machine")
     policies = [plan.prefetch, *(tier.eviction for tier in plan.tiers), *(tier.placement for tier in plan.tiers)]
     is_read = command != "replay" or any(getattr(policy, "reads_hardware", False) for policy in policies)
-    if (key := _given(keys, "hardware")) and not is_read:
+    of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
+    if (key := _given(keys - {*of_memory}, "hardware")) and not is_read:
         raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    _check_memory(plan, command)
     _check_ranks(plan, keys)
+
+
+def _check_memory(plan: Plan, command: str) -> None:
+    """Raise UsageError if a model and its GPU tier do not fit into an engine's GPUs. A replay has no GPUs, a curve no tiers."""
+    pages, states = plan.tiers[0].capacity_pages, plan.states[0] if plan.states else 0
+    if command in ("simulate", "validate"):
+        kv_bytes = (pages or 0) * plan.model.page_bytes(plan.page_tokens)
+        check_fits(plan.model, plan.hardware, kv_bytes, (states or 0) * plan.model.state_bytes)
 
 
 def _check_ranks(plan: Plan, keys: set[str]) -> None:
@@ -394,6 +470,8 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
             f"leave it out, or set it to page_tokens={plan.page_tokens}"
         )
     check_bypass(plan, command)
+    if not plan.slo.is_set and any(name.split(".")[0] == "slo" for name in plan.sweep.objective or ()):
+        raise UsageError("sweep.objective: slo is null without objectives: set slo.ttft_s or slo.tpot_s")
     if plan.rules.cache_output and command == "replay" and not plan.replay.hold_output:
         raise UsageError("rules.cache_output needs replay.hold_output=true: an answer that occupies no pages cannot be cached")
     if not isinstance(plan.prefetch, NoPrefetch):
@@ -409,8 +487,19 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
         check_numbered({tier.name: tier.capacity_pages for tier in plan.tiers})
     _check_own_cache(plan, command, keys)
     _check_schedule(plan, command, keys)
+    _check_cluster(plan, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
+
+
+def _check_search(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for a search for the highest rate without objectives, or with two rates to begin with."""
+    if not plan.slo.is_set:
+        raise UsageError(
+            "slo: set slo.ttft_s or slo.tpot_s, or both: kvsim saturate searches for the highest rate that meets them"
+        )
+    if "trace.rate" in keys and plan.saturate.rate is not None:
+        raise UsageError("trace.rate has no effect with saturate.rate, the rate that is run first: leave one of them out")
 
 
 def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
@@ -442,7 +531,7 @@ def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
         )
 
 
-def _check_cluster(plan: Plan, command: str, keys: set[str]) -> None:
+def _check_cluster(plan: Plan, keys: set[str]) -> None:
     """Raise UsageError for settings of a cluster that have no effect, and for what a cluster cannot do."""
     if plan.layout.engines == 1:
         for name in ("routing", "cluster.engines_per_host", "hardware.host_memory_bytes_per_s"):
@@ -485,6 +574,11 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise UsageError(f"eviction: {name} is a bound under kvsim's own rules: set rules=default or choose another policy")
         if plan.print_tree:
             raise UsageError(f"print_tree has no effect on {name}, which has no tree: leave it out")
+
+
+def _keys(overrides: Iterable[str]) -> set[str]:
+    """The keys that overrides set."""
+    return {override.lstrip("+~").split("=", 1)[0] for override in overrides}
 
 
 def _given(keys: set[str], name: str) -> str | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from kvsim.errors import UsageError
+from kvsim.suggest import closest
 
 BYTES = {
     "B": 1,
@@ -31,6 +32,8 @@ def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> in
         return None
     if text == "0":
         return 0
+    if text == "auto":
+        raise ValueError("auto is the size of a GPU tier, what the weights leave of the memory; give this tier a size")
     if isinstance(capacity, bool) or not (parts := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)):
         raise ValueError(f"{text!r} is not a capacity; use for example {EXAMPLES}")
     number, unit = parts.groups()
@@ -64,6 +67,14 @@ def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
     return states
 
 
+def bytes_of(text: object) -> int:
+    """Return the bytes of a size such as ``2GiB`` or ``0``. Raises ValueError for anything else, named as the workspace."""
+    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", str(text).strip())
+    if isinstance(text, bool) or parts is None or parts[2] not in BYTES and str(text).strip() != "0":
+        raise ValueError(f"workspace must be a size such as 2GiB, or 0, not {text!r}")
+    return _whole_pages(parts[1], parts[2] or "B", 1, 1)
+
+
 def _whole_pages(number: str, unit: str, page_tokens: int, page_bytes: int) -> int:
     if unit in BYTES:
         whole, _, fraction = number.partition(".")
@@ -75,7 +86,8 @@ def _whole_pages(number: str, unit: str, page_tokens: int, page_bytes: int) -> i
         raise ValueError(f"{number} has no unit; use {number}pages, {number}tokens or {number}GiB")
     if unit in ("pages", "tokens"):
         raise ValueError(f"{number}{unit} is not a whole number of {unit}")
-    raise ValueError(f"{unit!r} is not a unit of capacity; use pages, tokens or one of {', '.join(BYTES)}")
+    hint = closest(unit, ("pages", "tokens", *BYTES)) or ";"
+    raise ValueError(f"{unit!r} is not a unit of capacity{hint} use pages, tokens or one of {', '.join(BYTES)}")
 
 
 def check_numbered(capacities: Mapping[str, int | None]) -> None:

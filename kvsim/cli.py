@@ -5,21 +5,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from kvsim.commands.listing import COMMANDS, usage
 from kvsim.errors import UsageError
 from kvsim.links import check_links
-
-COMMANDS = {
-    "simulate": "serve a trace in simulated time: hit rates, latencies, link use",
-    "replay": "replay a trace without a clock: hit rates at full speed",
-    "curve": "plot hit rate against capacity: LRU exactly and in one pass, other policies by replay",
-    "calibrate": "measure this machine and write conf/hardware/NAME.yaml",
-    "validate": "compare a simulated run with the same run on this machine's GPU",
-    "report": "write one HTML page about any number of runs",
-    "policies": "list the policies and their settings",
-    "new": "create a working policy to start from, with settings and a test",
-    "trace": "describe a trace",
-}
-"""The commands that ``kvsim --help`` lists; each is a module of ``kvsim.commands`` with a function ``main(arguments)``."""
+from kvsim.sources import set_up
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 success, 1 an untrustworthy result or a bug (with a traceback), 2 a user's mistake, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:
+        return _fail("standard output is closed", 1)
     try:
         _run(arguments)
     except UsageError as error:
@@ -35,21 +26,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            return _fail(f"{error.filename}: {error.strerror}")
+        if not _is_of_output():
             raise
-        return _fail(f"{error.filename}: {error.strerror}")
+        _drop_output()
+        return _fail(f"standard output: {error.strerror}", 1)
     return 0
 
 
 def _run(arguments: list[str]) -> None:
     check_links()
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
+        print(usage(), flush=True)
         return
     command, *rest = arguments
+    if command in ("--complete", "--install-completion", "--show-completion"):
+        _complete(command, rest)
+        return
     if command == "--version":
         from importlib.metadata import version
 
@@ -62,24 +59,35 @@ def _run(arguments: list[str]) -> None:
 
         hint = closest(command, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
         raise UsageError(f"there is no command {command!r}{hint}")
-    import_module(f"kvsim.commands.{command}").main(rest)
+    import_module(f"kvsim.commands.{command}").main(set_up(rest))
     sys.stdout.flush()
 
 
-def _usage() -> str:
-    commands = [f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: kvsim COMMAND ...",
-            "",
-            "Test KV cache policies for LLM servers on real traces.",
-            "",
-            "commands:",
-            *commands,
-            "",
-            "Run kvsim COMMAND --help for details.",
-        ]
-    )
+def _complete(flag: str, rest: list[str]) -> None:
+    """Answer a shell's question, or set a shell up to ask."""
+    from kvsim.commands import completion
+
+    if len(rest) > 1 or any(word.startswith("-") for word in rest):
+        raise UsageError(f"{flag} takes the name of a shell: {', '.join(completion.SCRIPTS)}")
+    word = rest[0] if rest else ""
+    if flag == "--complete":
+        print("\n".join("\t".join(filter(None, candidate)) for candidate in completion.complete(word)))
+    else:
+        print(completion.install(word) if flag == "--install-completion" else completion.script(word or "bash"), end="\n")
+
+
+def _is_of_output() -> bool:
+    """Whether standard output cannot be written to: it refuses one more line."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """Send what is still to be written nowhere, or Python would complain about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int = 2) -> int:

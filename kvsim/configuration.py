@@ -1,30 +1,139 @@
 """Composes a configuration from overrides, and explains in one line which override is wrong."""
 
 import re
+import traceback
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import hydra
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.errors import UsageError
+from kvsim.catalog import unknown_choice
+from kvsim.errors import UsageError, first_line
+from kvsim.search_path import extend_search_path
+from kvsim.sources import use
 from kvsim.suggest import closest
+from kvsim.trace.standard_input import saved_input
 
 CONFIG = "kvsim.conf"
+EXTRAS = {
+    ("hydra/launcher", "joblib"): "joblib",
+    ("hydra/launcher", "submitit_local"): "submitit",
+    ("hydra/launcher", "submitit_slurm"): "submitit",
+    ("hydra/launcher", "ray"): "ray",
+    ("hydra/launcher", "ray_aws"): "ray",
+    ("hydra/sweeper", "optuna"): "optuna",
+}
+"""The extra of kvsim that installs each plugin of Hydra."""
+FROM_INPUT = ("trace.path=-", "trace.path='-'")
 TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
+
+
+class Composed(NamedTuple):
+    """A configuration, and the choice that was made from each group."""
+
+    config: DictConfig
+    choices: dict[str, Any]
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """Compose a run's configuration from overrides; ``output`` defaults to ``outputs``. Raises UsageError."""
+    return compose_with_choices(overrides).config
+
+
+def compose_with_choices(overrides: Sequence[str]) -> Composed:
+    """Compose as ``compose`` does; ``choices`` are Hydra's own, by group. Raises UsageError."""
+    check_overrides(overrides)
+    overrides = with_trace_file(overrides)
     given = any(override.startswith("output=") for override in overrides)
+    all_overrides = [*overrides, *(() if given else ("output=outputs",))]
+    extend_search_path()
     try:
         with hydra.initialize_config_module(CONFIG, version_base="1.3"):
-            return hydra.compose("config", overrides=[*overrides, *(() if given else ("output=outputs",))])
+            config = hydra.compose("config", overrides=all_overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explain(error, list(overrides))) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(explain_file(error)) from error
+    use(config.hydra.runtime.config_sources)
+    return without_hydra(config)
+
+
+def check_overrides(overrides: Sequence[str], *, is_multirun: bool = False) -> None:
+    """Raise UsageError for overrides that Hydra accepts although they cannot mean anything here."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise UsageError(explain(error, overrides)) from error
+    groups = {folder.name for folder in files(CONFIG).iterdir() if folder.is_dir()}
+    for override in parsed:
+        name, value = override.get_key_element().lstrip("+~"), override.value()
+        is_group = override.key_or_group in groups
+        if is_group and override.is_delete() and override.package is None and name != "preset":
+            raise UsageError(f"~{name}: every run needs one; choose another with {name}=NAME")
+        if is_group and value is None and not override.is_delete():
+            raise UsageError(f"{name}=null: choose one by name, {name}=NAME, or leave it out")
+        if is_group and isinstance(value, list):
+            several = ",".join(map(str, value))
+            raise UsageError(f"{override.input_line}: choose one; to compare several, run kvsim with -m and {name}={several}")
+        if is_multirun and override.is_sweep_override() and (name == "output" or name.startswith("sweep.")):
+            raise UsageError(f"{override.input_line}: {name} is one for all jobs of a sweep; set a single value")
+
+
+def without_hydra(config: DictConfig) -> Composed:
+    """Split a configuration that has Hydra's own part, which is removed from it, into what a run needs."""
+    choices = dict(config.hydra.runtime.choices)
+    with read_write(config), open_dict(config):
+        del config["hydra"]
+    return Composed(config, choices)
+
+
+def quoted(value: Any) -> str:
+    """Format a value so that Hydra's override grammar reads it back unchanged."""
+    if isinstance(value, str | Path):
+        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    return "null" if value is None else str(value)
+
+
+def with_trace_file(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides with what they leave open about the trace's file.
+
+    ``trace.path=-`` becomes the path of a copy of standard input. ``trace=auto`` is added if the overrides name a file, but
+    neither they nor a preset choose its format. Raises TraceError if standard input is a terminal.
+    """
+    overrides = [f"trace.path={quoted(saved_input())}" if word in FROM_INPUT else word for word in overrides]
+    keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
+    if "trace.path" not in keys or "trace" in keys or any(map(_preset_has_trace, overrides)):
+        return overrides
+    return ["trace=auto", *overrides]
+
+
+def _preset_has_trace(override: str) -> bool:
+    """Whether the override chooses presets of kvsim's of which one also chooses the trace."""
+    group, _, names = override.lstrip("+").partition("=")
+    if group != "preset":
+        return False
+    paths = [files(CONFIG) / "preset" / f"{name.strip()}.yaml" for name in names.split(",")]
+    return any("override /trace:" in path.read_text() for path in paths if path.is_file())
+
+
+def explain_file(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """Return one line that names the file of settings that is not YAML, and the line in it."""
+    mark = getattr(error, "problem_mark", None)
+    if isinstance(error, yaml.MarkedYAMLError) and mark is not None:
+        return f"{mark.name}:{mark.line + 1}: not valid YAML: {error.problem}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{error.name}: not a YAML file: {error.reason}"
+    paths = [frame.f_locals.get("full_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    path = next((path for path in paths if path is not None), "a file of settings")
+    return f"{path}: not a YAML file: {error.reason if isinstance(error, UnicodeDecodeError) else error}"
 
 
 def explain(error: Exception, overrides: Sequence[str], config_name: str = "config") -> str:
@@ -32,55 +141,100 @@ def explain(error: Exception, overrides: Sequence[str], config_name: str = "conf
     message = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
         return f"cannot parse the override {error.override!r}: use KEY=VALUE, and quote a value that contains spaces or brackets"
-    if isinstance(error, MissingConfigException) and error.options is not None:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
         return _unknown_choice(error)
     if isinstance(error, ConfigCompositionException):
         if ambiguous := re.match(r"Ambiguous value for argument '(.*?)' 1\.", message):
             return f"{ambiguous[1]} lists several values: add -m to run them one after another"
-        if unknown := re.match(r"Could not (?:override|append to|delete) '(.*?)'", message):
-            return _unknown_key(unknown[1], overrides, config_name)
+        if known := re.match(r"Could not append to config\. An item is already at '(.*?)'", message):
+            return f"+{known[1]}: there is such a setting already; leave out the +"
+        if unknown := re.match(r"Could not (?:override|delete from config\.) '(.*?)'", message):
+            return _unknown_key(unknown[1], error, overrides, config_name)
+        if unknown := re.match(r"Override \S+ looks like a config group override, but config group '(.*?)'", message):
+            return _unknown_key(unknown[1], error, overrides, config_name)
+        if isinstance(error.__cause__, OmegaConfBaseException):
+            return explain(error.__cause__, overrides, config_name)
     if isinstance(error, OmegaConfBaseException):
-        return ": ".join(part for part in (error.full_key, str(error).splitlines()[0]) if part)
+        return ": ".join(part for part in (error.full_key, first_line(error)) if part)
     return message
 
 
 def _unknown_choice(error: MissingConfigException) -> str:
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    if (group, choice) in EXTRAS:
+        return f"{group}={choice} is not installed: pip install 'kvsim[{EXTRAS[group, choice]}]'"
     options = sorted(error.options or ())
-    hint = closest(choice, options) or ";"
-    return f"{group}={choice}: there is no such choice{hint} choose from {', '.join(options)}"
+    if not options:
+        return f"there is no file {choice}.yaml in the folders of settings"
+    return unknown_choice(group, choice, options)
 
 
-def _unknown_key(key: str, overrides: Sequence[str], config_name: str) -> str:
+def _unknown_key(key: str, error: Exception, overrides: Sequence[str], config_name: str) -> str:
     if policy := TIER_POLICY.fullmatch(key):
         tier, family, setting = policy.groups()
         if setting is None:
             return f"{key}: use {family}@tiers.{tier}.{family}=NAME to give the tier its own policy"
         if not any(override.startswith(f"{family}@tiers.{tier}.") for override in overrides):
             return f"{key}: the tier has no policy of its own; add {family}@tiers.{tier}.{family}=NAME"
-    keys = _known_keys(overrides, config_name)
-    if hint := closest(key, [name for name in keys if name.count(".") == key.count(".")]):
+    is_hydras = key.startswith("hydra")
+    keys = [name for name in _known_keys(error, overrides, config_name) if name.startswith("hydra") == is_hydras]
+    inner = getattr(error.__cause__, "full_key", None)
+    key = inner if key in keys and inner else key  # a mapping of which one name is unknown
+    if hint := _similar_key(key, keys):
         return f"{key}: there is no such setting{hint}"
     parent = key.rpartition(".")[0]
-    siblings = [own for start, _, own in (name.rpartition(".") for name in keys) if start == parent and own != "_target_"]
+    while parent and parent not in keys:
+        parent = parent.rpartition(".")[0]
+    siblings = [
+        own
+        for start, _, own in (name.rpartition(".") for name in keys)
+        if start == parent and own != "_target_" and "@" not in own
+    ]
     known = ", ".join(dict.fromkeys(siblings))
     return f"{key}: there is no such setting; {parent or 'the configuration'} has {known or 'none'}"
 
 
-def _known_keys(overrides: Sequence[str], config_name: str) -> list[str]:
-    """All configuration keys, with the user's group choices applied if they compose."""
-    groups = {folder.name for folder in files(CONFIG).iterdir() if folder.is_dir()}
-    choices = [override for override in overrides if override.split("=")[0].split("@")[0] in groups]
+def _similar_key(key: str, keys: Sequence[str]) -> str:
+    """Suggest a key: one that ends with what was given, else a similar one of the same depth, else of any."""
+    ends = [name for name in keys if name.endswith(f".{key}")]
+    return (
+        closest(key, [name for name in keys if name.count(".") == key.count(".") and name != key])
+        or closest(key, ends)
+        or closest(key, [name for name in keys if name != key])
+    )
+
+
+def _known_keys(error: Exception, overrides: Sequence[str], config_name: str) -> list[str]:
+    """All configuration keys and groups: of the configuration that was composed before the error, else of one composed anew."""
+    config = composed_before(error)
+    if config is None:
+        groups = {folder.name for folder in files(CONFIG).iterdir() if folder.is_dir()}
+        choices = [override for override in overrides if override.split("=")[0].split("@")[0] in groups]
+        config = _compose_any(config_name, (choices, []))
+    if config is None:
+        return []
+    groups_of_tiers = [str(name) for name in config.hydra.runtime.choices if not str(name).startswith("hydra/")]
+    plain = cast(dict[str, Any], OmegaConf.to_container(config))
+    return [*groups_of_tiers, *_paths(plain)]
+
+
+def composed_before(error: Exception) -> DictConfig | None:
+    """Return the configuration to which Hydra was applying an override when it failed; None if it failed earlier."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_apply_overrides_to_config":
+            return cast(DictConfig, frame.f_locals["cfg"])
+    return None
+
+
+def _compose_any(config_name: str, attempts: Sequence[Sequence[str]]) -> DictConfig | None:
+    """The configuration of the first overrides that compose."""
     with hydra.initialize_config_module(CONFIG, version_base="1.3"):
-        for chosen in (choices, []):
+        for overrides in attempts:
             try:
-                cfg = hydra.compose(config_name, overrides=chosen, return_hydra_config=True)
+                return hydra.compose(config_name, overrides=list(overrides), return_hydra_config=True)
             except (HydraException, OmegaConfBaseException):
                 continue
-            groups_of_tiers = [str(name) for name in cfg.hydra.runtime.choices if not str(name).startswith("hydra/")]
-            config = cast(dict[str, Any], OmegaConf.to_container(cfg))
-            return [*groups_of_tiers, *(name for name in _paths(config) if not name.startswith("hydra"))]
-    return []
+    return None
 
 
 def _paths(node: dict[str, Any], prefix: str = "") -> list[str]:

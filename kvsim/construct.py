@@ -1,5 +1,6 @@
 """Turns nodes of the configuration into objects, checking each node against the class that it configures."""
 
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -11,9 +12,9 @@ import hydra.utils
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, first_line
 from kvsim.plan import Config
-from kvsim.suggest import closest
+from kvsim.suggest import closest, hint
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ def construct(kind: type[T], node: Any, key: str) -> T:
     """
     if not isinstance(node, dict):
         raise UsageError(f"{key}={node}: choose one by name, {key}=NAME" if node else f"{key} is missing: set {key}=NAME")
-    cls = _class(kind, node.get("_target_"), key)
+    cls = _class(kind, node, key)
     given = {name: value for name, value in node.items() if name != "_target_"}
     check_names(key, given, [field.name for field in fields(cast(Any, cls)) if field.init])
     try:
@@ -37,16 +38,36 @@ def construct(kind: type[T], node: Any, key: str) -> T:
         raise UsageError(with_key(key, str(error), given)) from error
 
 
-def _class(kind: type[T], target: Any, key: str) -> type[T]:
-    if target is None:
-        return kind
-    try:
-        cls = hydra.utils.get_class(target)
-    except Exception as error:
-        raise UsageError(f"{key}._target_: {target} does not exist") from error
-    if not issubclass(cls, kind):
-        raise UsageError(f"{key}._target_: {target} is not a subclass of {kind.__name__}")
+def _class(kind: type[T], node: Config, key: str) -> type[T]:
+    """The class that a node names, ``kind`` if it names none. Raises UsageError unless it can be built."""
+    target, remedy = node.get("_target_"), f"choose by name, {key}=NAME, or set it to a subclass of {kind.__name__}"
+    if "_target_" not in node:
+        cls: type = kind
+    else:
+        try:
+            cls = hydra.utils.get_class(str(target))
+        except ValueError as error:
+            raise UsageError(f"{key}._target_: {target} is not a class; {remedy}") from error
+        except Exception as error:
+            problem = f"{target} {_problem(error, str(target), remedy)}" if target else f"names no class; {remedy}"
+            raise UsageError(f"{key}._target_: {problem}") from error
+        if not issubclass(cls, kind):
+            raise UsageError(f"{key}._target_: {target} is not a subclass of {kind.__name__}")
+    if inspect.isabstract(cls):
+        problem = f"{target} is abstract" if target else "is missing"
+        raise UsageError(f"{key}._target_: {problem}; {remedy}")
     return cls
+
+
+def _problem(error: BaseException, target: str, remedy: str) -> str:
+    """Say why a class could not be found: it does not exist, which has a remedy, or its module fails when it is imported."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, ModuleNotFoundError) and not f"{target}.".startswith(f"{error.name}."):
+        return f"needs the module {error.name}, which is not installed"
+    if isinstance(error, (ImportError, AttributeError, ValueError, TypeError)):
+        return f"does not exist; {remedy}"
+    return f"cannot be imported: {type(error).__name__}: {error}"
 
 
 def _convert(cls: type, given: Config, key: str) -> Config:
@@ -78,7 +99,8 @@ def check_names(key: str, node: Any, known: Iterable[str]) -> None:
 
 
 def with_key(key: str, message: str, settings: Config) -> str:
-    """Prefix a class's error message with the full key of the setting that it is about."""
+    """Prefix a class's error message with the full key of the setting that it is about, and suggest one of the choices in it."""
+    message = f"{message}{hint(message)}"
     about = message.split(maxsplit=1)[0] if message else ""
     return join_key(key, message) if about in settings else f"{key}: {message}"
 
@@ -86,8 +108,3 @@ def with_key(key: str, message: str, settings: Config) -> str:
 def join_key(key: str, name: str | None) -> str:
     """The full key of a setting below ``key``."""
     return ".".join(part for part in (key, name) if part)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error message."""
-    return str(error).splitlines()[0]

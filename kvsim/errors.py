@@ -1,5 +1,7 @@
 """Errors that a command reports in one line."""
 
+import re
+
 
 class UsageError(Exception):
     """A mistake in the user's input: the command prints the message in one line and exits with code 2.
@@ -22,3 +24,10 @@ class WrongResult(UsageError):
     """A run finished and wrote its result, but the result must not be trusted. This is not the user's mistake: exit code 1."""
 
     exit_code = 1
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error message of OmegaConf; a reference to a setting that does not exist in kvsim's words."""
+    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    reference = re.fullmatch(r"Interpolation key '(.*)' not found", line)
+    return f"${{{reference[1]}}} refers to a setting that does not exist" if reference else line

@@ -6,7 +6,8 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import Outcome
 from kvsim.fingerprint import bound_names, configuration_hash
 from kvsim.plan import Plan
+from kvsim.report.frame import columns_of, frame
 from kvsim.report.result import RunRecord, summarize, warmup_requests
+from kvsim.run_result import RunResult
 from kvsim.trace.base import Trace
 
 if TYPE_CHECKING:
@@ -33,24 +36,20 @@ Watch = Callable[[int], AbstractContextManager[run.Advance | None]]
 _loaded: OrderedDict[str, Trace] = OrderedDict()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Result:
-    """The result of a run."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Result(RunResult):
+    """The result of a run in this process."""
 
     record: RunRecord
     """The content of ``result.json``."""
     outcome: Outcome
     """Arrays with one row per request."""
 
-    @property
-    def hit_rate(self) -> float:
-        """Hit tokens per prompt token, over all tiers."""
-        return float(self.record["hit_rate"] or 0.0)
+    @cached_property
+    def requests(self) -> Any:
+        from kvsim.report.folder import request_lines
 
-    @property
-    def page_hit_rate(self) -> float:
-        """Hit pages per prompt page, over all tiers."""
-        return float(self.record["page_hit_rate"] or 0.0)
+        return frame(columns_of(request_lines(self.outcome)))
 
     @property
     def hit_pages(self) -> np.ndarray:
@@ -73,6 +72,8 @@ class Drawn:
     """Seconds to load the trace."""
     wall_s: float
     """Seconds to compute the curve."""
+    trace_note: str
+    """What of the trace was made up."""
 
 
 def unwatched(requests: int) -> AbstractContextManager[None]:
@@ -110,6 +111,7 @@ def execute(
         outcome,
         command=command,
         config=plan.config,
+        choices=plan.choices,
         seed=plan.seed,
         warmup=plan.warmup,
         load_s=load_s,
@@ -118,6 +120,10 @@ def execute(
         bounds=bound_names(plan, requests) if is_named else None,
         page_bytes=plan.model.page_bytes(plan.page_tokens),
         rules_note=plan.rules_note or None,
+        trace_note=trace.note or None,
+        slo=plan.slo,
+        model_note=plan.model_note or None,
+        gpu_memory=None if plan.gpu_memory is None else asdict(plan.gpu_memory) | {"kv_bytes": plan.gpu_memory.kv_bytes},
     )
     return Result(record=record, outcome=outcome)
 
@@ -132,7 +138,7 @@ def draw(plan: Plan, settings: "CurveSettings", trace: Trace | None = None, *, w
     curves.load(trace.requests)
     with watch(curves.replayed_requests) as advance:
         curve = curves.draw(advance)
-    return Drawn(curve=curve, load_s=load_s, wall_s=perf_counter() - began)
+    return Drawn(curve=curve, load_s=load_s, wall_s=perf_counter() - began, trace_note=trace.note)
 
 
 def load_trace(plan: Plan) -> tuple[Trace, float]:
@@ -152,10 +158,7 @@ def load_trace(plan: Plan) -> tuple[Trace, float]:
     return _loaded[key], perf_counter() - began
 
 
-def _file_state(plan: Plan) -> tuple[str, int, int] | None:
-    """Path, modification time and size of the trace's file, which change when the file does."""
-    path = getattr(plan.trace, "path", None)
-    if path is None or not os.path.isfile(path):
-        return None
-    state = os.stat(path)
-    return os.path.abspath(path), state.st_mtime_ns, state.st_size
+def _file_state(plan: Plan) -> list[tuple[str, int, int]]:
+    """Path, modification time and size of each of the trace's files, which change when the file does."""
+    states = [(os.path.abspath(path), os.stat(path)) for path in plan.trace.files() if os.path.isfile(path)]
+    return [(path, state.st_mtime_ns, state.st_size) for path, state in states]

@@ -1,5 +1,6 @@
 """Hashes of everything that a run's result depends on: runs with equal hashes give equal results."""
 
+import ast
 import json
 import os
 import sys
@@ -54,12 +55,13 @@ def digest(value: Any) -> str:
 
 
 def trace_content(plan: Plan) -> str | None:
-    """Hash the trace's file. None for a generated trace, and for a missing file: loading the trace reports that error."""
-    path = getattr(plan.trace, "path", None)
-    if path is None or not os.path.isfile(path):
+    """Hash the trace's files. None for a generated trace, and for a missing file: loading the trace reports that error."""
+    paths = plan.trace.files()
+    if not paths or not all(map(os.path.isfile, paths)):
         return None
-    state = os.stat(path)
-    return _file_content(os.path.abspath(path), state.st_mtime_ns, state.st_size)
+    states = [(os.path.abspath(path), os.stat(path)) for path in paths]
+    first, *others = [_file_content(path, state.st_mtime_ns, state.st_size) for path, state in states]
+    return digest([first, *others]) if others else first
 
 
 @cache
@@ -71,9 +73,9 @@ def _file_content(path: str, _mtime_ns: int, _size: int) -> str:
 
 @cache
 def code_of(module: str) -> str:
-    """Hash a module's source; for ``kvsim``, the sources of all its modules that affect results."""
+    """Hash a module's source and those of its own package that it imports; for ``kvsim``, all that affect results."""
     content = xxhash.xxh3_128()
-    for path in sorted(_kvsim_sources()) if module == "kvsim" else [Path(sys.modules[module].__file__ or "")]:
+    for path in sorted(_kvsim_sources() if module == "kvsim" else _sources_of(module)):
         content.update(path.name.encode() + path.read_bytes())
     return content.hexdigest()
 
@@ -83,6 +85,36 @@ def _kvsim_sources() -> Iterator[Path]:
     for part in PACKAGE.iterdir():
         if part.is_dir() and part.name not in WITHOUT_RESULTS:
             yield from part.resolve().rglob("*.py")
+
+
+def _sources_of(module: str) -> set[Path]:
+    """Return the file of a module and, over any number of steps, those that it imports from its own package or folder."""
+    file = Path(sys.modules[module].__file__ or "")
+    is_alone = "." not in module
+    root = file.parents[module.count(".") + (file.name == "__init__.py")]
+    found, pending = set(), [file]
+    while pending:
+        if (path := pending.pop()) in found:
+            continue
+        found.add(path)
+        parts = (name.replace(".", "/") for name in _imported(path, root))
+        places = (place for part in parts for place in (root / f"{part}.py", root / part / "__init__.py"))
+        pending += [place for place in places if is_alone or place.is_relative_to(root / module.partition(".")[0])]
+        pending = [place for place in pending if place.is_file()]
+    return found
+
+
+def _imported(path: Path, root: Path) -> Iterator[str]:
+    """Yield the full names that a file imports, and the packages that contain them."""
+    package = path.relative_to(root).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        if isinstance(node, ast.ImportFrom):
+            start = [*package[: len(package) - node.level + 1]] if node.level else []
+            names = [".".join([*start, *filter(None, [node.module]), name]) for name in names]
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
 
 
 def _modules(config: Any) -> list[str]:

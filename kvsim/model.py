@@ -11,8 +11,25 @@ RECURRENT = ("state_heads", "state_key_dim", "state_value_dim", "recurrent_in_wi
 RECURRENT_OPTIONS = ("recurrent_inner_parameters", "conv_channels", "conv_width")
 
 
+class ModelSource:
+    """What the group ``model`` chooses: a model, or a file that describes one."""
+
+    @property
+    def name(self) -> str:
+        """The model's name if it comes from a file."""
+        return ""
+
+    def spec(self) -> "ModelSpec":
+        """Return the model."""
+        raise NotImplementedError
+
+    def note(self) -> str:
+        """Say what was read from a file; empty without one."""
+        return ""
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(ModelSource):
     """A decoder-only language model, described by the numbers of its published ``config.json``.
 
     grouped-query attention   set ``kv_heads`` and ``head_dim``           caches a key and a value per KV head
@@ -89,6 +106,10 @@ class ModelSpec:
         self._check_recurrence()
         self._check_attention()
         self._check_mlp()
+
+    def spec(self) -> "ModelSpec":
+        """Return the model itself."""
+        return self
 
     # Cached bytes
 

@@ -1,6 +1,6 @@
 """What a run is made of: a checked plan, from the objects that the configuration describes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.layout import Layout
 from kvsim.engine.replay_settings import ReplaySettings
+from kvsim.gpu_memory import GpuMemory
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.policies.checkpoint.base import CheckpointPolicy
@@ -18,7 +19,9 @@ from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
+from kvsim.report.slo import Slo
 from kvsim.report.validation import Tolerances
+from kvsim.saturation import SaturateSettings
 from kvsim.trace.base import TraceSource
 
 Config = dict[str, Any]
@@ -31,8 +34,11 @@ class SweepSettings:
     fail_fast: bool = False
     dry_run: bool = False
     objective: list[str] | None = None
+    seeds: int | None = None
 
     def __post_init__(self) -> None:
+        if self.seeds is not None and self.seeds < 2:
+            raise ValueError(f"seeds must be at least 2, not {self.seeds}: the number of seeds that each configuration runs with")
         if self.objective is not None and not self.objective:
             raise ValueError("objective is empty: name fields of result.json, as [hit_rate, ttft_s.p99], or leave it out")
 
@@ -108,11 +114,23 @@ class Plan:
     timeline: bool
     events: bool
     logger: Logger
+    slo: Slo
+    saturate: SaturateSettings
     sweep: SweepSettings
     tolerances: Tolerances
     output: Path
     config: Config
     """The resolved configuration for the record, without settings that do not affect the result, such as the folder."""
+    gpu_memory: GpuMemory | None = None
+    """How an engine's GPU memory is divided; None unless the size of its GPU tier was chosen by that (``capacity=auto``)."""
+    model_note: str = ""
+    """If the model was read from a file, a line that says what was understood."""
+    choices: dict[str, str] = field(default_factory=dict)
+    """The name that was chosen from each group: what tables call the policies. Has no influence on the result."""
+
+    def begun(self, command: str) -> Config:
+        """Return the fields of a result that are known before the run."""
+        return {"command": command, "config": self.config, "choices": self.choices, "seed": self.seed}
 
     def owner(self, name: str, engine: int) -> int:
         """Return the number that tells an engine's tier of this name from others of the same name."""

@@ -16,7 +16,7 @@ from kvsim.core.tier import PolicyError, Tier
 from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
 from kvsim.engine.layout import ONE_ENGINE
 from kvsim.engine.outcome import Outcome
-from kvsim.engine.recorder import Recorder
+from kvsim.engine.recorder import RecordedCache, Recorder
 from kvsim.engine.replay import Replay
 from kvsim.errors import UsageError, WrongResult
 from kvsim.plan import Plan, TierPlan
@@ -80,8 +80,12 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     try:
         recorder = Recorder(substrate, tiers) if plan.timeline else None
         log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
-        logged = [LoggedCache(cache, log) for cache in caches] if log else caches
-        outcome = build_cluster(plan, requests, logged, recorder or substrate).run(requests, advance)
+        watched: list[ServedCache] = list(caches)
+        if log:
+            watched = [LoggedCache(cache, log) for cache in watched]
+        if recorder:
+            watched = [RecordedCache(cache, recorder) for cache in watched]
+        outcome = build_cluster(plan, requests, watched, recorder or substrate).run(requests, advance)
     finally:
         substrate.close()
     outcome.timeline, outcome.events = recorder, log

@@ -91,7 +91,7 @@ def check_simulated(plan: Plan) -> None:
 
 
 def check_hardware(plan: Plan) -> None:
-    """Raise UsageError for a plan that has no kernels or needs more memory than this machine has."""
+    """Raise UsageError for a plan that has no kernels or needs more host memory or disk than this machine has."""
     if plan.model.is_hybrid:
         raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose one with attention only")
     if plan.rules.has_own_cache:
@@ -113,11 +113,10 @@ def check_hardware(plan: Plan) -> None:
     folder, page_bytes = disk_folder(plan), plan.model.page_bytes(plan.page_tokens)
     many = {"cpu": cpu_tiers(plan)}
     room = {
-        "gpu": (plan.hardware.memory_bytes * plan.hardware.gpus, "of hardware.memory_bytes"),
         "cpu": (available_bytes(), "of memory available"),
         "disk": (free_disk_bytes(folder), f"free for {folder}"),
     }
-    for tier in plan.tiers:
+    for tier in plan.tiers[1:]:
         n_bytes, (there, where) = (tier.capacity_pages or 0) * page_bytes * many.get(tier.name, 1), room[tier.name]
         if n_bytes > there:
             raise UsageError(f"tiers.{tier.name}.capacity: {gib(n_bytes)}, more than the {gib(there)} {where}: set it lower")

@@ -17,7 +17,7 @@ RUNS = {
     "write_back": ["simulate", *THREE_TIERS, "placement=write_back", "prefetch=threshold"],
     "exclusive": ["simulate", *THREE_TIERS, "placement=exclusive", "prefetch=adaptive", "eviction=gdsf"],
     "replay_disk_below_gpu": ["replay", *THREE_TIERS, "tiers.disk.below=gpu", "eviction=arc"],
-    "hybrid": ["simulate", "model=qwen3_next_80b", "tiers.gpu.capacity=4GiB", "tiers.cpu.capacity=10GiB", "checkpoint=branch"],
+    "hybrid": ["simulate", "model=jamba_1_5_mini", "tiers.gpu.capacity=4GiB", "tiers.cpu.capacity=10GiB", "checkpoint=branch"],
     "vllm_plus": ["simulate", "preset=vllm_plus", "tiers.gpu.capacity=4GiB", "tiers.cpu.capacity=10GiB"],
     "replay_vllm_offload": ["replay", "preset=vllm_offload", "tiers.gpu.capacity=4GiB", "tiers.cpu.capacity=10GiB"],
     "replay_sglang_hicache": ["replay", "preset=sglang_hicache", "tiers.gpu.capacity=4GiB", "tiers.cpu.capacity=10GiB"],

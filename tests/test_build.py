@@ -197,7 +197,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["seed=-1"], "seed must be 0 or more, not -1"),
         (["rules.cache_output=true", "replay.hold_output=false"], "rules.cache_output needs replay.hold_output=true"),
         (["rules=sglang", "+rules.cache_output=true"], "rules.cache_output is not supported by SGLang's rules"),
-        (["output=${nowhere}"], "output: Interpolation key 'nowhere' not found"),
+        (["output=${nowhere}"], "output: ${nowhere} refers to a setting that does not exist"),
     ],
 )
 def test_what_cannot_work_ends_with_its_key(overrides: list[str], expected: str) -> None:
@@ -295,7 +295,17 @@ def test_every_choice_builds(group: str, choice: str) -> None:
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
     is_hybrid = group == "checkpoint" or getattr(target_of(group, choice), "serves_hybrid_models", False)
     model = ("model=qwen3_next_80b",) if is_hybrid else ()
-    assert plan(f"{group}={choice}", *tiers, *model, command=command)
+    engines = ("cluster.engines=2",) if group == "routing" else ()
+    if choice == "hf":
+        pytest.skip("needs a file: tests/test_huggingface.py")
+    tiers += ("tiers.gpu.capacity=20GiB",) if group == "hardware" else ()
+    assert plan(f"{group}={choice}", *tiers, *model, *engines, command=command)
+
+
+@pytest.mark.parametrize("setting", ["routing=random", "cluster.engines_per_host=1", "routing@cluster.decode_routing=random"])
+def test_settings_of_a_cluster_need_one(setting: str) -> None:
+    with pytest.raises(UsageError, match="has no effect"):
+        plan(setting, command="simulate")
 
 
 def target_of(group: str, choice: str) -> object:

@@ -39,7 +39,7 @@ def test_capacity_is_in_whole_pages(capacity: object, expected: int | None) -> N
     [
         (40, "40 has no unit; use 40pages, 40tokens or 40GiB"),
         ("40", "40 has no unit"),
-        ("40Gib", "'Gib' is not a unit of capacity; use pages, tokens or one of B, KB"),
+        ("40Gib", "'Gib' is not a unit of capacity; did you mean GiB? use pages, tokens or one of B, KB"),
         ("-1pages", "'-1pages' is not a capacity; use for example 6000pages, 3000000tokens, 40GiB or unlimited"),
         ("1.5pages", "1.5pages is not a whole number of pages"),
         ("999B", "999B is less than one page (16 tokens, 1,000 bytes); use 0"),

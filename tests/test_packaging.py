@@ -1,8 +1,13 @@
 """The files about the project agree with each other, and the package says that it is typed."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +29,27 @@ def test_the_package_is_typed_and_says_so() -> None:
     assert (PACKAGE / "py.typed").is_file()
     assert "Typing :: Typed" in PROJECT["classifiers"]
     assert "py.typed" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+
+
+def test_a_script_beside_a_clone_imports_the_package_not_the_clone(tmp_path: Path) -> None:
+    clone, site = tmp_path / "kvsim", tmp_path / "site"
+    for name in ("kvsim", "policies", "kernels", "conf"):
+        shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    site.mkdir()
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    subprocess.run(
+        [sys.executable, "-c", build], cwd=clone, check=True, capture_output=True, env=os.environ | {"KVSIM_COMPILE": "0"}
+    )
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(site)
+    (tmp_path / "script.py").write_text(f"import site; site.addsitedir({str(site)!r}); import kvsim; print(kvsim.__file__)")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(
+        [sys.executable, "-S", "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == str(clone / "kvsim" / "__init__.py")
 
 
 def test_every_supported_python_is_tested_and_has_a_wheel() -> None:

@@ -49,6 +49,8 @@ REQUESTS = (12_031, 1_000)
 SIMULATED = 3_000
 """Simulated requests of each trace, at most."""
 MODELS = ("qwen3_next_80b", "marconi_7b")
+TWICE_THE_MEMORY = "hardware.memory_bytes=282000000000"
+"""An H200's, since the weights of the larger model do not fit on one. The simulated GPU has the rates of one."""
 GIB = (5, 10, 20, 40, 80)
 VLLM_PLUS, SGLANG_PLUS, MARCONI, LAST = "every_page (vLLM+)", "branch, lru (SGLang+)", "branch, flop_aware (Marconi)", "last"
 POLICIES = {
@@ -121,7 +123,7 @@ def overrides(cell: Cell) -> tuple[str, ...]:
         return *common, f"tiers.gpu.capacity={memory}B", *POLICIES[cell.choice]
     if cell.study in CHECKPOINTS:
         interval = f"{CHECKPOINTS[cell.study]}={cell.choice}"
-        return *common, f"tiers.gpu.capacity={memory}B", f"checkpoint={cell.study}", interval
+        return *common, TWICE_THE_MEMORY, f"tiers.gpu.capacity={memory}B", f"checkpoint={cell.study}", interval
     pages = round(float(cell.choice) * memory)
     states = max(1, (memory - pages) // model.state_bytes)
     return *common, "checkpoint=last", f"tiers.gpu.capacity={pages}B", f"tiers.gpu.states={states}states"

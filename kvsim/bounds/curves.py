@@ -1,9 +1,8 @@
 """Hit rate against the capacity of one tier: LRU at every capacity in one pass, other policies by replay."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.resources import files
-from typing import Any, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import xxhash
@@ -21,10 +20,17 @@ from kvsim.errors import UsageError
 from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.report.frame import frame
+from kvsim.report.notebook import html_table
 from kvsim.report.numbers import ratio
 from kvsim.report.result import hit_tokens, warmup_requests
+from kvsim.report.summary import percent
+from kvsim.sources import files_of
 from kvsim.suggest import closest
 from kvsim.trace.statistics import Stretches, uses_by_page
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 LINE_POINTS = 200
 """Number of capacities at which the picture shows LRU."""
@@ -78,8 +84,12 @@ class Point:
         """Hit pages per prompt page."""
         return ratio(self.hit_pages, self.prompt_pages) or 0.0
 
+    def record(self) -> dict[str, Any]:
+        """Return the fields with the hit rates."""
+        return asdict(self) | {"hit_rate": self.hit_rate, "page_hit_rate": self.page_hit_rate}
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Curve:
     """The result of ``kvsim curve``."""
 
@@ -98,6 +108,40 @@ class Curve:
     """Number of requests in the sample; None if every policy replayed the whole trace."""
     sampled_share: float
     """Unique pages of the sample divided by all unique pages: the factor by which capacities are scaled."""
+    page_tokens: int
+    page_bytes: int
+
+    @property
+    def table(self) -> Any:
+        """A table with one row per point, and the fields of ``Point``: a DataFrame or an array, as ``requests`` of a run is."""
+        rows = [point.record() for point in self.points]
+        return frame({name: np.array([row[name] for row in rows]) for name in rows[0]})
+
+    def plot(self) -> "go.Figure":
+        """Return the picture of the curve's page as a Plotly figure: LRU as a line, the other policies at the capacities."""
+        import plotly.graph_objects as go
+
+        from kvsim.report.curve import curve_figure
+
+        line = [point.record() for point in self.line]
+        columns = {name: [point[name] for point in line] for name in ("capacity_pages", "hit_rate")}
+        points = [point.record() for point in self.points]
+        record = {"line": columns, "points": points, "unlimited": self.unlimited.record()}
+        return go.Figure(curve_figure(record | {"page_tokens": self.page_tokens, "page_bytes": self.page_bytes}))
+
+    def __repr__(self) -> str:
+        policies = ", ".join(dict.fromkeys(point.policy for point in self.points))
+        sizes = f"{self.capacities[0]:,} to {self.capacities[-1]:,} pages" if self.capacities else "no capacities"
+        return f"Curve({policies}: {sizes} of {self.page_tokens} tokens, unlimited hit rate {self.unlimited.hit_rate:.2%})"
+
+    def _repr_html_(self) -> str:
+        rates = {(point.policy, point.sampled, point.capacity_pages): percent(point.hit_rate) for point in self.points}
+        kinds = dict.fromkeys((point.policy, point.sampled) for point in self.points)
+        rows = [
+            (f"{policy}, sample" if sampled else policy, *(rates.get((policy, sampled, size), "-") for size in self.capacities))
+            for policy, sampled in kinds
+        ]
+        return html_table(("pages", *(f"{size:,}" for size in self.capacities)), rows)
 
 
 class Curves:
@@ -171,6 +215,8 @@ class Curves:
             unique_pages=whole.unique_pages,
             sampled_requests=len(self.played) if sampled else None,
             sampled_share=self.share,
+            page_tokens=self.plan.page_tokens,
+            page_bytes=self.plan.model.page_bytes(self.plan.page_tokens),
         )
 
     def _lru(self, requests: Sequence[Request]) -> LruCurve:
@@ -235,8 +281,8 @@ def policy_maker(text: str) -> Callable[[], EvictionPolicy]:
 
     Raises UsageError for an unknown name or setting.
     """
-    folder = files("kvsim.conf") / "eviction"
-    names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
+    files = files_of("eviction")
+    names = sorted(files)
     name, *overrides = text.split() or [""]
     if name not in names:
         hint = closest(name, names) or f"; choose from {', '.join(names)}"
@@ -244,7 +290,7 @@ def policy_maker(text: str) -> Callable[[], EvictionPolicy]:
     unreadable = next((word for word in overrides if "=" not in word), None)
     if unreadable is not None:
         raise UsageError(f"curve.policies: cannot parse {unreadable!r} in {text!r}: use {name!r} or '{name} KEY=VALUE'")
-    node = OmegaConf.merge(OmegaConf.create((folder / f"{name}.yaml").read_text()), OmegaConf.from_dotlist(overrides))
+    node = OmegaConf.merge(OmegaConf.create(files[name].read_text()), OmegaConf.from_dotlist(overrides))
     settings = OmegaConf.to_container(node, resolve=True)
     construct(EvictionPolicy, settings, f"curve.policies: {name}")
     return lambda: construct(EvictionPolicy, settings, f"curve.policies: {name}")

@@ -9,12 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 import kvsim.conf
 from kvsim.build import check_output
@@ -23,7 +20,8 @@ from kvsim.commands.mistake import Mistake
 from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.model import ModelSource, ModelSpec
+from kvsim.report.terminal import print_table
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +96,6 @@ class CalibrateSettings:
         return folder / f"{self.name}.yaml"
 
 
-@hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="calibrate")
 def application(cfg: DictConfig) -> None:
     """Run the calibration."""
     try:
@@ -111,7 +108,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
     if {"-m", "--multirun"} & set(arguments):
         raise UsageError("-m: kvsim calibrate measures the machine once: leave out -m")
-    run_application(application, arguments, config_name="calibrate")
+    run_application("calibrate", application, arguments, config_name="calibrate")
 
 
 def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
@@ -126,7 +123,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
 
     if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
         config["model"] = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
-    model = construct(ModelSpec, config["model"], "model")
+    model = construct(ModelSource, config["model"], "model").spec()
     if device.type != "cuda" and model.parameters > MOST_INTERPRETED_PARAMETERS:
         raise UsageError(f"model: {model.parameters / 1e9:.1f} billion weights are too many without a GPU: set model=tiny")
     console = Console()
@@ -135,7 +132,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     with console.status("measuring the serving engine"):
         measured = replace(measured, hardware=with_overheads(model, measured.hardware, settings.page_tokens, device))
     print_measured(measured, console)
-    text = written(measured, header(device, config["model"]))
+    text = written(measured, header(device, model))
     check_text(text)
     settings.file.write_text(text)
     console.print(f"\n{settings.file}: for hardware={settings.name} ({time.perf_counter() - began:.0f} s)", highlight=False)
@@ -170,14 +167,14 @@ def measure(settings: CalibrateSettings, model: ModelSpec, device: "torch.device
         raise UsageError(f"disk: cannot use {folder}: {error.strerror}") from error
 
 
-def header(device: "torch.device", model: dict[str, Any]) -> str:
+def header(device: "torch.device", model: ModelSpec) -> str:
     """Return the first lines of the file."""
     import torch
     import triton
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter, no GPU"
     return (
-        f"# {name}, measured by kvsim calibrate with a model of {model['layers']} layers, hidden size {model['hidden_size']};\n"
+        f"# {name}, measured by kvsim calibrate with a model of {model.layers} layers, hidden size {model.hidden_size};\n"
         f"# torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}."
     )
 
@@ -275,9 +272,5 @@ def micro(value: float) -> str:
 
 
 def show(console: Console, title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    left = [place for place, column in enumerate(columns) if not column]
+    print_table(console, columns, rows, console.width, words=left, left=left, title=title)

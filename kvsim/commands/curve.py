@@ -1,16 +1,14 @@
 """``kvsim curve``: hit rate against the capacity of one tier."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
-import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
-from kvsim.bounds.curves import Curve, Point, curve_settings
+from kvsim.bounds.curves import Curve, curve_settings
 from kvsim.commands.application import run_application, run_job
+from kvsim.commands.job import shared_script
 from kvsim.commands.objective import Objective
 from kvsim.commands.sweep_job import SweepJob
 from kvsim.execute import draw
@@ -20,7 +18,6 @@ from kvsim.report.progress import progress
 from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain
 
 
-@hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
 def application(cfg: DictConfig) -> Objective:
     """Run one job of a run or multirun."""
     return run_job("curve", run_curve, cfg)
@@ -28,7 +25,7 @@ def application(cfg: DictConfig) -> Objective:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    run_application(application, arguments)
+    run_application("curve", application, arguments)
 
 
 def run_curve(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
@@ -36,7 +33,8 @@ def run_curve(plan: Plan, command_line: str, job: SweepJob | None = None) -> Run
     watch = partial(progress, label="curve", shown=job is None or job.is_alone)
     drawn = draw(plan, curve_settings(plan.config["curve"]), watch=watch)
     record = describe(drawn.curve, plan, command_line) | {"load_s": drawn.load_s, "wall_s": drawn.wall_s}
-    write_curve(plan.output, record)
+    record |= {"trace_note": drawn.trace_note} if drawn.trace_note else {}
+    write_curve(plan.output, record, shared_script(plan, job))
     console = Console()
     print_curve(record, console)
     console.print(f"\n{plan.output}: curve.json curve.csv curve.html", highlight=False)
@@ -45,8 +43,8 @@ def run_curve(plan: Plan, command_line: str, job: SweepJob | None = None) -> Run
 
 def describe(curve: Curve, plan: Plan, command_line: str) -> RunRecord:
     """Return the record of a curve: the content of ``curve.json`` without the times."""
-    points = [point_record(point) for point in curve.points]
-    unlimited = point_record(curve.unlimited)
+    points = [point.record() for point in curve.points]
+    unlimited = curve.unlimited.record()
     rates = {(p.sampled, p.capacity_pages): p.hit_rate for p in curve.points if p.policy == "lru"}
     error = {str(pages): rate - rates[False, pages] for (sampled, pages), rate in rates.items() if sampled}
     sampling = {"requests": curve.sampled_requests, "share_of_unique_pages": curve.sampled_share, "error": error}
@@ -57,6 +55,7 @@ def describe(curve: Curve, plan: Plan, command_line: str) -> RunRecord:
         "command_line": command_line,
         "status": "complete",
         "config": plan.config,
+        "choices": plan.choices,
         "versions": installed_versions(),
         "seed": plan.seed,
         "requests": curve.requests,
@@ -71,11 +70,6 @@ def describe(curve: Curve, plan: Plan, command_line: str) -> RunRecord:
         "unlimited": {name: unlimited[name] for name in columns},
         "sampling": None if curve.sampled_requests is None else sampling,
         "points": points,
-        "line": {name: [point_record(point)[name] for point in curve.line] for name in columns},
+        "line": {name: [point.record()[name] for point in curve.line] for name in columns},
     }
     return {name: plain(value) for name, value in record.items()}
-
-
-def point_record(point: Point) -> dict[str, Any]:
-    """Return a point's fields with its hit rates."""
-    return asdict(point) | {"hit_rate": point.hit_rate, "page_hit_rate": point.page_hit_rate}

@@ -13,7 +13,7 @@ from kvsim.core.tier import Tier
 from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.recorder import Batch, Recorder
+from kvsim.engine.recorder import Batch, RecordedCache, Recorder
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
@@ -104,7 +104,8 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     substrate = open_machine(demand, device)
     try:
         recorder = Recorder(substrate, tiers)
-        Cluster([Engine(recorder, cache, Prefetching(cache, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
+        recorded = RecordedCache(cache, recorder)
+        Cluster([Engine(recorder, recorded, Prefetching(recorded, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
     finally:
         substrate.close()
     decodes = [batch for batch in recorder.batches if not batch.prefill_requests]

@@ -1,15 +1,15 @@
-"""Everything that kvsim needs of Hydra and OmegaConf beyond their public interfaces. No other module uses their internals.
+"""What sweeps need of Hydra and OmegaConf beyond their public interfaces. Only ``hydra_main.py`` uses internals beside it.
 
 A sweep of short replays would spend most of its time in Hydra, which composes the configuration of every job from the YAML files,
 validates each combination before the first job starts, and pickles the whole configuration for every job. ``speed_up`` replaces
-these three steps by ones with the same results. ``tests/commands/test_hydra_internals.py`` compares the results with Hydra's own
+these three steps by ones with the same results. It also leaves settings out of the jobs whose choices do not have them
+(``pruning.py``). ``tests/commands/test_hydra_internals.py`` compares the results with Hydra's own
 and fails where the installed version has other internals.
 """
 
 import copyreg
 import os
 import pickle
-from argparse import ArgumentParser
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-from hydra._internal.utils import get_args_parser
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -27,6 +27,8 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, Node
+
+from kvsim.commands.pruning import Pruned, Pruner, forget, pruner_of
 
 MOST_COMPOSED = 100
 MOST_SENT = 20
@@ -92,6 +94,17 @@ class SweepLoader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.sent: dict[Hashable, bytes] = {}
         """Pickled configurations that the launching process composed, so that workers need not compose them again."""
+        self.pruner: Pruner | None = None
+        """Leaves out of a job what its choices do not have."""
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose the configuration of a job, as Hydra's loader does, without the settings that its choices do not have."""
+        job = sweep_overrides if self.pruner is None else self.pruner(self, master_config, sweep_overrides)
+        return super().load_sweep_config(master_config, job)
+
+    def compose_job(self, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """Compose the configuration of a job with these choices only; ``seed`` is set so that it is kept for jobs."""
+        return super().load_sweep_config(config, [*overrides, f"seed={config.seed}"])
 
     def send(self) -> None:
         """Add what this process has composed to what workers receive, except classes of plugins that were imported twice."""
@@ -142,6 +155,10 @@ class SweepLoader(ConfigLoaderImpl):
             return False
         return override.package is None and not self.repository.group_exists(key)
 
+    def is_choice(self, override: Override) -> bool:
+        """Whether the override chooses from a group."""
+        return not override.is_hydra_override() and bool(self.repository.group_exists(override.key_or_group))
+
 
 @lru_cache(maxsize=1000)
 def _parse(line: str) -> Override:
@@ -149,13 +166,28 @@ def _parse(line: str) -> Override:
 
 
 _validate_of_hydra = Sweeper.validate_batch_is_legal
+_split_of_hydra = BasicSweeper.split_arguments
 
 
 def speed_up(config: DictConfig) -> None:
-    """Make Hydra launch the sweep with this configuration faster, until ``restore``. Call it before the sweeper starts."""
+    """Make Hydra launch the sweep with this configuration faster, until ``restore``. Call it before the sweeper starts.
+
+    Prints a line if jobs leave settings out.
+    """
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
-    hydra.config_loader = SweepLoader(hydra.config_loader.get_search_path())
+    loader = hydra.config_loader = SweepLoader(hydra.config_loader.get_search_path())
+    loader.pruner = pruner_of(loader, swept_overrides(config))
+    if loader.pruner is not None and not is_grid(config):
+        print(loader.pruner.missing(loader, config, swept_overrides(config)), end="", flush=True)
+
+    def split(overrides: list[Override], most: int | None) -> list[list[list[str]]]:
+        pruned = _pruned(loader, config, overrides)
+        if pruned.note:
+            print(pruned.note, flush=True)
+        return [list(jobs) for jobs in BasicSweeper.split_overrides_to_chunks(pruned.jobs, most)]
+
+    _set_split(split)
     with suppress(pickle.PicklingError):  # the class of a plugin that was imported twice
         pickle_once(config)
     setattr(Sweeper, "validate_batch_is_legal", _try_each_choice)  # noqa: B010  (types do not allow the assignment)
@@ -166,6 +198,16 @@ def restore() -> None:
     for kind in (ConfigStore, DictConfig):
         copyreg.dispatch_table.pop(kind, None)
     setattr(Sweeper, "validate_batch_is_legal", _validate_of_hydra)  # noqa: B010  (as above)
+    _set_split(_split_of_hydra)
+    forget()
+
+
+def _set_split(split: Any) -> None:
+    """Replace ``split_arguments`` of the grid sweeper in each copy of its class: Hydra imports plugins twice."""
+    found: list[Any] = [BasicSweeper, *Plugins.instance().discover(Sweeper)]
+    for kind in found:
+        if kind.__name__ == BasicSweeper.__name__:
+            setattr(kind, "split_arguments", staticmethod(split))  # noqa: B010  (types do not allow the assignment)
 
 
 def pickle_once(config: DictConfig) -> None:
@@ -214,15 +256,30 @@ def _try_each_choice(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
     loader.send()
 
 
-def split_sweep(overrides: list[Override]) -> list[list[str]]:
-    """The overrides of each job of a sweep over all combinations, in the order in which they run."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+def swept_overrides(config: DictConfig) -> list[Override]:
+    """Return the overrides of a sweep, those of its sweeper's parameters first."""
+    parameters = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    parsed: list[Override] = parser.parse_overrides([*parameters, *config.hydra.overrides.task])
+    return parsed
 
-    jobs: list[list[str]] = BasicSweeper.split_arguments(overrides, None)[0]
-    return jobs
+
+def is_grid(config: DictConfig) -> bool:
+    """Whether the sweep's jobs are all combinations, rather than chosen as it runs."""
+    return "BasicSweeper" in str(config.hydra.sweeper._target_)
 
 
-def arguments_parser() -> ArgumentParser:
-    """Hydra's parser of the command line."""
-    parser: ArgumentParser = get_args_parser()
-    return parser
+def split_sweep(config: DictConfig, overrides: list[Override]) -> Pruned:
+    """Return the jobs of a sweep over all combinations, in the order in which they run, and what they leave out."""
+    return _pruned(sweep_loader(), config, overrides)
+
+
+def sweep_loader() -> SweepLoader:
+    """Return a loader for the jobs of the sweep that Hydra is about to run."""
+    return SweepLoader(GlobalHydra.instance().config_loader().get_search_path())
+
+
+def _pruned(loader: SweepLoader, config: DictConfig, overrides: list[Override]) -> Pruned:
+    jobs: list[list[str]] = _split_of_hydra(overrides, None)[0]
+    pruner = pruner_of(loader, overrides)
+    return Pruned(jobs, "") if pruner is None else pruner.prune(loader, config, jobs)

@@ -12,6 +12,7 @@ from kvsim.report.folder import write_run
 from kvsim.report.progress import progress
 from kvsim.report.result import RunRecord
 from kvsim.report.table import print_result
+from kvsim.report.template import SHARED_SCRIPT
 from kvsim.report.tree import draw_tree
 from kvsim.run import check_verified
 
@@ -23,7 +24,7 @@ def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | Non
     inspect = (lambda cache, step: trees.append(draw_tree(cache, names, step))) if plan.print_tree else None
     watch = partial(progress, label=command, shown=job is None or job.is_alone)
     result = execute(command, plan, watch=watch, inspect=inspect, command_line=command_line)
-    files = write_run(plan.output, result.record, result.outcome, with_page=job is None or plan.logger.wants_page)
+    files = write_run(plan.output, result.record, result.outcome, shared_script=shared_script(plan, job))
     plan.logger.log(plan.output, result.record, job.group if job else None)
     console = Console()
     for tree in trees:
@@ -34,3 +35,8 @@ def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | Non
         console.print(f"\n{plan.output}: {' '.join(files)}", highlight=False)
     check_verified(result.outcome)
     return result.record
+
+
+def shared_script(plan: Plan, job: SweepJob | None) -> str | None:
+    """Return the address of plotly.js for the page of a job, relative to its folder; None for a page that is sent on its own."""
+    return None if job is None or plan.logger.wants_page else f"../{SHARED_SCRIPT}"

@@ -1,4 +1,4 @@
-"""Carries a user's mistake past Hydra's error handling."""
+"""Carries what ends a command past Hydra's error handling."""
 
 from kvsim.errors import UsageError
 
@@ -9,3 +9,7 @@ class Mistake(BaseException):
     def __init__(self, error: UsageError) -> None:
         super().__init__(error)
         self.error = error
+
+
+class Listed(BaseException):
+    """Ends the command after ``sweep.dry_run`` has listed the jobs."""

@@ -5,8 +5,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvsim.commands import templates
+from kvsim.commands import own_tests, templates
 from kvsim.errors import UsageError
+from kvsim.sources import PROJECT, files_of, shown
 from kvsim.suggest import closest
 
 FAMILIES = {
@@ -17,15 +18,25 @@ FAMILIES = {
     "routing": templates.ROUTING,
     "scheduling": templates.SCHEDULING,
 }
+OWN_TESTS = {
+    "eviction": own_tests.EVICTION,
+    "prefetch": own_tests.PREFETCH,
+    "placement": own_tests.PLACEMENT,
+    "checkpoint": own_tests.CHECKPOINT,
+    "routing": own_tests.ROUTING,
+    "scheduling": own_tests.SCHEDULING,
+}
 ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
 """The folder that contains policies, conf and tests."""
 USAGE = """usage: kvsim new FAMILY NAME
 
-Creates a working policy to start from: its class, its settings in conf, and its test. FAMILY is eviction, prefetch,
-placement, checkpoint, routing or scheduling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. Works
-only in a clone of the repository."""
+Creates a working policy to start from: its class, its settings and its test. FAMILY is eviction, prefetch, placement,
+checkpoint, routing or scheduling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. The files go into
+the folder kvsim_policies of the current folder, where every command finds them; in a clone of kvsim, into the clone."""
 FIRST_RUN = {
-    "prefetch": "kvsim simulate",
+    "prefetch": "kvsim simulate tiers.cpu.capacity=100GiB tiers.disk.capacity=1TiB",
+    "placement": "kvsim replay tiers.cpu.capacity=100GiB",
+    "checkpoint": "kvsim replay model=nemotron_h_8b",
     "routing": "kvsim simulate cluster.engines=4",
     "scheduling": "kvsim simulate",
 }
@@ -44,10 +55,17 @@ def main(arguments: Sequence[str]) -> None:
         hint = closest(family, FAMILIES) or f"; choose from {', '.join(FAMILIES)}"
         raise UsageError(f"there is no policy family {family!r}{hint}")
     check_name(name)
-    files = new_files(family, name)
-    check_free(ROOT, family, name, files)
+    is_clone = Path.cwd().is_relative_to(ROOT)
+    root = ROOT if is_clone else Path.cwd()
+    files = new_files(family, name) if is_clone else own_files(family, name)
+    if is_clone:
+        check_free(root, family, name, files)
+    else:
+        check_own_free(family, name, files)
+        add_packages(root, family)
     for path, text in files.items():
-        (ROOT / path).write_text(text)
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
         print(path)
     print(f"next: pytest {list(files)[-1]}; {FIRST_RUN.get(family, 'kvsim replay')} {family}={name}")
 
@@ -71,17 +89,41 @@ def check_free(root: Path, family: str, name: str, files: dict[str, str]) -> Non
         raise UsageError(f"the folder policies/{family}/{name} already exists: choose another name")
 
 
+def check_own_free(family: str, name: str, files: dict[str, str]) -> None:
+    """Raise UsageError if the user's project has one of the files, or any source a policy of that name."""
+    if (path := files_of(family).get(name)) is not None:
+        raise UsageError(f"{family}={name} already exists, in {shown(path)}: choose another name")
+    if there := next((path for path in files if Path(path).exists()), None):
+        raise UsageError(f"{there} already exists: choose another name than {name}")
+
+
+def add_packages(root: Path, family: str) -> None:
+    """Make the folders of the user's project packages, so that Python and pytest find what is in them."""
+    for folder, purpose in ((root / PROJECT, "Policies of this project, found by kvsim."), (root / PROJECT / family, "")):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "__init__.py").exists():
+            (folder / "__init__.py").write_text(f'"""{purpose}"""\n' if purpose else "")
+
+
 def new_files(family: str, name: str) -> dict[str, str]:
     """Return the texts of the policy, its settings and its test, by their paths in the repository."""
-    code, settings, test = FAMILIES[family]
+    paths = (f"policies/{family}/{name}.py", f"conf/{family}/{name}.yaml", f"tests/policies/test_{family}_{name}.py")
+    return {path: _filled(text, name) for path, text in zip(paths, FAMILIES[family], strict=True)}
+
+
+def own_files(family: str, name: str) -> dict[str, str]:
+    """Return the texts of the policy, its settings and its test, by their paths in a user's project."""
+    code, settings, _ = FAMILIES[family]
+    settings = settings.replace("_target_: kvsim.policies.", f"_target_: {PROJECT}.")
+    names = (f"{family}/{name}.py", f"conf/{family}/{name}.yaml", f"{family}/test_{name}.py")
+    texts = (code, settings, OWN_TESTS[family])
+    return {f"{PROJECT}/{path}": _filled(text, name) for path, text in zip(names, texts, strict=True)}
+
+
+def _filled(text: str, name: str) -> str:
     words = name.split("_")
     names = {"@name@": name, "@Class@": "".join(word.capitalize() for word in words), "@words@": " ".join(words)}
-    paths = (f"policies/{family}/{name}.py", f"conf/{family}/{name}.yaml", f"tests/policies/test_{family}_{name}.py")
-    return {path: _filled(text, names) for path, text in zip(paths, (code, settings, test), strict=True)}
-
-
-def _filled(text: str, names: dict[str, str]) -> str:
-    for mark, name in names.items():
-        text = text.replace(mark, name)
+    for mark, filling in names.items():
+        text = text.replace(mark, filling)
     ours = r"(?:from kvsim\..*\n)+"
     return re.sub(ours, lambda lines: "".join(sorted(lines[0].splitlines(keepends=True))), text.lstrip("\n"))

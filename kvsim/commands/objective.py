@@ -1,17 +1,22 @@
 """The numbers of a run that an optimizing sweep minimizes or maximizes: ``sweep.objective``."""
 
+from enum import Enum
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from kvsim.errors import UsageError
 from kvsim.plan import SweepSettings
+from kvsim.report import objective as directed
+from kvsim.report.objective import DIRECTIONS, objective, usual_direction
 from kvsim.report.result import RunRecord
 from kvsim.suggest import closest
 
 Objective = float | list[float] | None
 OBJECTIVES = (
     "hit_rate", "page_hit_rate", "hit_requests", "request_hit_rate", "hit_tokens", "hit_pages", "rejected", "ttft_s", "tpot_s",
-    "e2e_s", "throughput", "links", "tiers", "prefetch", "placement", "checkpoints", "retractions", "simulated_s",
-    "requests_per_s", "wall_s", "capacity_bytes",
+    "e2e_s", "phases_s", "throughput", "slo", "links", "tiers", "prefetch", "placement", "checkpoints", "retractions",
+    "simulated_s", "requests_per_s", "wall_s", "capacity_bytes",
 )  # fmt: skip
 
 
@@ -23,25 +28,6 @@ def objectives(result: RunRecord, settings: SweepSettings) -> Objective:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def objective(result: RunRecord, name: str) -> float:
-    """One number of a result by its path, such as ``ttft_s.p99``; ``capacity_bytes`` is the size of all tiers together."""
-    if name == "capacity_bytes":
-        capacities = [tier["capacity_pages"] for tier in result["tiers"].values()]
-        if None in capacities:
-            raise UsageError("sweep.objective: capacity_bytes is undefined for an unlimited tier: set its capacity")
-        return float(sum(capacities) * result["page_bytes"])
-    value: Any = result
-    for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            known = ", ".join(value) if isinstance(value, dict) else "no parts"
-            raise UsageError(f"sweep.objective: result.json has no {name}; {part!r} is not among {known}")
-        value = value[part]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        what = ", ".join(f"{name}.{key}" for key in value) if isinstance(value, dict) else f"{value!r} in this run"
-        raise UsageError(f"sweep.objective: {name} is not a number: {what}")
-    return float(value)
-
-
 def check_objective(settings: SweepSettings) -> None:
     """Raise UsageError for an objective that no result contains."""
     for name in settings.objective or ():
@@ -49,3 +35,34 @@ def check_objective(settings: SweepSettings) -> None:
         if first not in OBJECTIVES:
             hint = closest(first, OBJECTIVES) or f"; choose from {', '.join(OBJECTIVES)}"
             raise UsageError(f"sweep.objective: result.json has no number {name}{hint}")
+
+
+def check_directions(config: DictConfig, settings: SweepSettings) -> list[directed.Objective]:
+    """Return the objectives of a sweep with their directions: those that its sweeper is given, or those that are usual.
+
+    Raises UsageError if an optimizing sweeper has no direction for each, or was given none and would minimize a hit rate.
+    """
+    names = settings.objective or []
+    usual = [usual_direction(name) for name in names]
+    sweeper = config.hydra.sweeper
+    if "direction" not in sweeper:
+        return _directed(names, usual)
+    given: Any = OmegaConf.to_container(sweeper, resolve=True)["direction"]  # type: ignore[index, call-overload]
+    chosen = [str(getattr(one, "name", one)) for one in (given if isinstance(given, list) else [given])]
+    is_set = not isinstance(given, Enum)  # which the plugin's default is
+    if len(chosen) != len(names) or not is_set and chosen != usual:
+        raise UsageError(
+            f"hydra.sweeper.direction is {_listed(chosen)}, but sweep.objective is {_listed(names)}: "
+            f"set hydra.sweeper.direction={_listed(usual)}"
+        )
+    if unknown := [one for one in chosen if one not in DIRECTIONS]:
+        raise UsageError(f"hydra.sweeper.direction must be one of {', '.join(DIRECTIONS)}, not {unknown[0]}")
+    return _directed(names, chosen)
+
+
+def _directed(names: list[str], directions: list[str]) -> list[directed.Objective]:
+    return [directed.Objective(name=name, direction=one) for name, one in zip(names, directions, strict=True)]
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"[{','.join(words)}]"

@@ -3,49 +3,85 @@
 import ast
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
 import hydra.utils
 from omegaconf import OmegaConf
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from kvsim import catalog
+from kvsim.commands.help import describe
+from kvsim.commands.layout import wrapped
 from kvsim.errors import UsageError
+from kvsim.report.terminal import print_table
+from kvsim.sources import KVSIM, files_of, shown
+from kvsim.suggest import closest
 
 FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling")
 
 
+USAGE = """usage: kvsim policies [FAMILY [NAME]]
+
+Lists the policies of all families, or of one; or describes one policy with its settings: kvsim policies eviction slru. FAMILY
+is eviction, prefetch, placement, checkpoint, routing or scheduling."""
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Print one table for each family of policies."""
-    if arguments and arguments[0] not in ("-h", "--help"):
-        raise UsageError(f"policies takes no arguments, but got {arguments[0]!r}")
+    """Print a table for each family of policies or for the one that is named, or all about one policy. Raises UsageError."""
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return
+    if len(arguments) > 2:
+        raise UsageError("use kvsim policies, kvsim policies FAMILY or kvsim policies FAMILY NAME")
+    if arguments and arguments[0] not in FAMILIES:
+        hint = closest(arguments[0], FAMILIES) or f"; choose from {', '.join(FAMILIES)}"
+        raise UsageError(f"there is no policy family {arguments[0]!r}{hint}")
+    if len(arguments) == 2:
+        print("\n".join(description(*arguments)))
+        return
     console = Console()
-    for family in FAMILIES:
-        table = Table(title=f"{family}=NAME", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-        for column in ("name", "purpose", "settings"):
-            table.add_column(column, no_wrap=column == "name")
-        for row in policies(family):
-            table.add_row(*row)
-        console.print(table)
+    for family in arguments or FAMILIES:
+        rows = list(policies(family))
+        print_table(
+            console,
+            ("name", "purpose", "settings"),
+            rows,
+            console.width,
+            words=(1,),
+            left=(0, 1, 2),
+            drop=(2,),
+            title=f"{family}=NAME",
+        )
+
+
+def description(family: str, name: str) -> Iterator[str]:
+    """Yield the lines about a policy: its class's docstring, then when to choose it and its settings, from its YAML file."""
+    choice = describe([f"{family}={name}"])
+    yield next(choice)
+    _, settings = catalog.read_choice(catalog.choices(family)[name])
+    yield from wrapped(docstring_of(settings[0].value or "").replace("``", ""), indent=2)
+    yield ""
+    yield from choice
 
 
 def policies(family: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, purpose, and settings with their defaults of each policy of a family."""
-    folder = files("kvsim.conf") / family
-    for path in sorted(folder.iterdir(), key=lambda path: path.name):
-        if path.name.endswith(".yaml"):
-            settings = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(path.read_text())))
-            purpose = purpose_of(settings.pop("_target_"))
-            values = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
-            yield path.name.removesuffix(".yaml"), purpose.replace("``", ""), "\n".join(values)
+    """Yield the name, purpose, and settings with their defaults of each policy of a family; the user's own first, with files."""
+    for name, path in files_of(family).items():
+        settings = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(path.read_text())))
+        purpose = purpose_of(settings.pop("_target_")).replace("``", "")
+        values = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
+        yield name, purpose if path.is_relative_to(KVSIM) else f"{purpose}\n({shown(path)})", "\n".join(values)
 
 
 def purpose_of(target: str) -> str:
-    """Return the first line of a class's docstring, from its source: a compiled class has none."""
+    """Return the first line of a class's docstring."""
+    return docstring_of(target).partition("\n")[0]
+
+
+def docstring_of(target: str) -> str:
+    """Return a class's docstring, from its source: a compiled class has none."""
     cls = hydra.utils.get_class(target)
     source = Path(str(import_module(cls.__module__).__file__)).parent / f"{cls.__module__.rpartition('.')[2]}.py"
     found = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
-    return (ast.get_docstring(found[0]) or "").partition("\n")[0] if found else ""
+    return (ast.get_docstring(found[0]) or "") if found else ""

@@ -47,7 +47,7 @@ def write_report(folders: list[Path], target: Path, command_line: str) -> None:
     prepare_folder(target.parent)
     add_bounds(runs)
     with replacing(target) as file:
-        file.write(render_comparison(runs, command_line).encode())
+        file.write(render_comparison(runs, command_line, folder=target.parent).encode())
     console = Console()
     print_comparison(runs, console)
     console.print(f"\n{target}", highlight=False)

@@ -8,11 +8,10 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
@@ -20,26 +19,26 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.build import build_run, check_output, sweep_settings
+from kvsim.bound_files import complete
+from kvsim.build import build_run, sweep_settings
 from kvsim.commands import hydra_internals
-from kvsim.commands.bounds import complete
-from kvsim.commands.mistake import Mistake
-from kvsim.commands.objective import check_objective
-from kvsim.commands.sweep_job import failure_line, index_of, of_interest, place_job, said_of
+from kvsim.commands.mistake import Listed, Mistake
+from kvsim.commands.objective import check_directions, check_objective
+from kvsim.commands.seeds import add_seeds
+from kvsim.commands.sweep_job import failure_line, of_interest, said_of
+from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.fingerprint import configuration_hash
 from kvsim.plan import Plan, SweepSettings
-from kvsim.report.folder import prepare_folder, replacing
+from kvsim.report.logger import Logger
 from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run, read_runs
+from kvsim.sources import flags, use
+from kvsim.sweep_folder import begin_folder, index_of, place_job, write_comparison
 
 SAME_TERMINAL = (".BasicLauncher", ".JoblibLauncher", ".RayLauncher")
 """Launchers whose jobs write to the sweep's own terminal."""
 WATCH_S = 0.5
-
-
-class Listed(BaseException):
-    """Ends the command after ``sweep.dry_run`` has listed the jobs."""
 
 
 @dataclass
@@ -49,6 +48,7 @@ class Begun:
     folder: Path
     command: str
     settings: SweepSettings
+    logger: Logger
     watch: "FailureWatch | None"
 
 
@@ -93,6 +93,7 @@ class SweepCallback(Callback):
     """Called by Hydra: when a multirun begins, in the process that launches its jobs; around each job, in the job's process."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        use(config.hydra.runtime.config_sources)
         try:
             begin_sweep(config)
         except UsageError as error:
@@ -102,7 +103,8 @@ class SweepCallback(Callback):
             raise SystemExit(1) from error
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Let the next job of this process start faster."""
+        """Let the job find the user's policies, and the next job of this process start faster."""
+        use(config.hydra.runtime.config_sources)
         hydra_internals.keep_plugins()
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
@@ -114,30 +116,29 @@ def begin_sweep(config: DictConfig) -> None:
     """Prepare the sweep's folder, or list the jobs and raise Listed. Raises UsageError."""
     settings = sweep_settings(OmegaConf.to_container(config.sweep, resolve=True))
     folder, command = Path(os.path.relpath(config.hydra.sweep.dir)), str(config.hydra.job.name)
+    logger = construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
     check_objective(settings)
     if _is_optimizing(config) and settings.objective is None:
         raise UsageError("sweep.objective is missing: set what the sweeper optimizes, such as sweep.objective=hit_rate")
+    given = [str(override) for override in config.hydra.overrides.task]
+    if settings.seeds is not None:
+        add_seeds(config, command, settings.seeds, is_optimizing=_is_optimizing(config))
+    aims = [asdict(one) for one in check_directions(config, settings)]
     if settings.dry_run:
         index_of.cache_clear()
         list_jobs(config, folder, command)
         raise Listed
-    check_output(folder)
-    prepare_folder(folder)
-    index_of.cache_clear()
-    for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
-        left.unlink()
     arguments = [str(override) for override in config.hydra.overrides.task]
-    words = ["kvsim", command, "-m", *config.hydra.overrides.hydra, *arguments]
+    words = ["kvsim", command, "-m", *flags(config.hydra.runtime.config_sources), *config.hydra.overrides.hydra, *given]
     words = [word for word in words if not word.startswith("hydra.mode=")]
-    with replacing(folder / "sweep.json") as file:
-        record = {"command": command, "command_line": shlex.join(words), "swept": _swept(config, arguments)}
-        file.write(json.dumps(record, indent=2).encode())
+    swept = _swept(config, arguments)
+    begin_folder(folder, {"command": command, "command_line": shlex.join(words), "swept": swept, "objectives": aims})
     hydra_internals.speed_up(config)
     watch = None
     if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):
         watch = FailureWatch(folder)
         watch.start()
-    _begun[:] = [Begun(folder, command, settings, watch)]
+    _begun[:] = [Begun(folder, command, settings, logger, watch)]
 
 
 def end_sweep(*, is_interrupted: bool = False) -> None:
@@ -150,10 +151,15 @@ def end_sweep(*, is_interrupted: bool = False) -> None:
     if sweep.command == "curve":
         failures = list(read_failures(sweep.folder))
         finished = len(list(sweep.folder.glob("*/curve.json")))
+    elif sweep.command == "saturate":
+        failures = list(read_failures(sweep.folder))
+        finished = write_saturations(sweep.folder)
     else:
         runs = write_sweep(sweep.folder, with_bounds=not is_interrupted)
         finished = sum(run.error is None for run in runs)
         failures = [run for run in runs if run.error is not None]
+        if not is_interrupted:
+            sweep.logger.log_sweep(sweep.folder, runs)
     if failures and not is_interrupted:
         not_begun = ", and no others were started (sweep.fail_fast)" if sweep.settings.fail_fast else ""
         raise SweepError(failures, f"{len(failures)} of {finished + len(failures)} jobs failed{not_begun}")
@@ -177,28 +183,37 @@ def read_failures(folder: Path) -> Iterator[Run]:
 
 
 def write_sweep(folder: Path, *, with_bounds: bool) -> list[Run]:
-    """Write ``sweep.csv`` and ``report.html`` for all jobs in a folder and print their table. Returns the jobs."""
+    """Write the files about all jobs in a folder and print their table. Returns the jobs."""
     from rich.console import Console
 
-    from kvsim.report.compare import comparison_csv, print_comparison
-    from kvsim.report.compare_html import render_comparison
+    from kvsim.report.compare import print_comparison
+    from kvsim.report.pareto import front_of, print_front
 
     runs = read_runs([folder])
     if with_bounds:
         add_bounds(runs)
-    finished = [run for run in runs if run.result is not None]
-    files = ["sweep.csv"]
-    with replacing(folder / "sweep.csv") as file:
-        file.write(comparison_csv(runs).encode())
-    if finished:
-        command_line = json.loads((folder / "sweep.json").read_text())["command_line"]
-        with replacing(folder / "report.html") as file:
-            file.write(render_comparison(runs, command_line).encode())
+    files = write_comparison(folder, runs)
+    if any(run.result is not None for run in runs):
         console = Console()
         print_comparison(runs, console)
-        files.append("report.html")
+        if front := front_of(runs):
+            print_front(front, console)
         console.print(f"\n{folder}: {' '.join(files)}", highlight=False)
     return runs
+
+
+def write_saturations(folder: Path) -> int:
+    """Write ``saturate.csv`` and ``saturate.html`` for all jobs in a folder and print their table. Returns their number."""
+    from rich.console import Console
+
+    from kvsim.report.saturation import print_saturation, read_saturations, write_saturation
+
+    if records := read_saturations(folder):
+        console = Console()
+        write_saturation(folder, records, command_line=json.loads((folder / "sweep.json").read_text())["command_line"])
+        print_saturation(records, console)
+        console.print(f"\n{folder}: saturate.csv saturate.html", highlight=False)
+    return len(records)
 
 
 def add_bounds(runs: list[Run]) -> None:
@@ -217,8 +232,8 @@ def add_bounds(runs: list[Run]) -> None:
 
 def plan_of(result: RunRecord) -> Plan:
     """The plan of a recorded run. Raises UsageError if its configuration is no longer valid."""
-    config = result["config"] | {"output": ".", "sweep": {}, "validate": {}}
-    return build_run(OmegaConf.create(config), command=result["command"])
+    config = result["config"] | {"output": ".", "sweep": {}, "validate": {}, "logger": {}}
+    return build_run(OmegaConf.create(config), command=result["command"], choices=result["choices"])
 
 
 # --- before it begins ------------------------------------------------------------------------------------------------
@@ -228,12 +243,13 @@ def list_jobs(config: DictConfig, folder: Path, command: str) -> None:
     """Print the jobs of a sweep, marking those that have finished or cannot work. Raises UsageError."""
     if _is_optimizing(config):
         raise UsageError("sweep.dry_run: an optimizing sweeper chooses its jobs as it runs: leave it out")
-    loader = GlobalHydra.instance().config_loader()
-    parameters = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    overrides = OverridesParser.create(config_loader=loader).parse_overrides([*parameters, *config.hydra.overrides.task])
+    loader = hydra_internals.sweep_loader()
+    overrides = hydra_internals.swept_overrides(config)
     swept = {override.get_key_element() for override in overrides if override.is_sweep_override()}
     finished = 0
-    jobs = hydra_internals.split_sweep(overrides)
+    jobs, note = hydra_internals.split_sweep(config, overrides)
+    if note:
+        print(note)
     for number, job in enumerate(jobs):
         name, state = str(number), ""
         try:
@@ -251,7 +267,7 @@ def list_jobs(config: DictConfig, folder: Path, command: str) -> None:
 
 
 def _is_optimizing(config: DictConfig) -> bool:
-    return "BasicSweeper" not in str(config.hydra.sweeper._target_)
+    return not hydra_internals.is_grid(config)
 
 
 def _swept(config: DictConfig, arguments: list[str]) -> list[str]:

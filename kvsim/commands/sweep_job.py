@@ -2,32 +2,26 @@
 
 import json
 import os
-import re
 import shlex
 import sys
-import traceback
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from kvsim.bound_files import compute_once
 from kvsim.build import build_run, sweep_settings
-from kvsim.commands.bounds import compute_once
 from kvsim.commands.objective import Objective, objectives
 from kvsim.engine.collector import without_garbage_collector
-from kvsim.errors import UsageError
 from kvsim.fingerprint import configuration_hash
-from kvsim.plan import Plan
-from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import RunRecord
+from kvsim.sources import flags
+from kvsim.sweep_folder import failure_record, index_of, outcome_line, place_job, write_failure
 
-HASH = re.compile(rb'"config_hash": "([0-9a-f]{32})"')
-HEAD_BYTES = 400
-"""The hash of a finished job is within this many leading bytes of its result."""
+WITHOUT_HITS = ("curve", "saturate")
+"""Commands whose jobs are more than one run: they print their own tables, and there are no bounds beside them."""
 
 
 class SweepJob(NamedTuple):
@@ -55,75 +49,34 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
         return None
     plan = None
     try:
-        plan = build_run(cfg, command=command, overrides=overrides)
+        plan = build_run(cfg, command=command, overrides=overrides, choices=job.runtime.choices)
         name, finished = place_job(folder, number, configuration_hash(plan, command))
         if finished is not None:
             print(f"job {name}  {said}  finished before", flush=True)
             return objectives(finished, settings)
         object.__setattr__(plan, "output", folder / name)
         is_alone = "BasicLauncher" in job.launcher._target_
-        result = run(plan, shlex.join(["kvsim", command, *overrides]), SweepJob(group=folder.name, is_alone=is_alone))
-        if command != "curve":
+        alone = [override for override in overrides if not override.startswith("sweep.")]
+        line = shlex.join(["kvsim", command, *flags(job.runtime.config_sources), *alone])
+        result = run(plan, line, SweepJob(group=folder.name, is_alone=is_alone))
+        if command not in WITHOUT_HITS:
             index_of(folder.absolute())[result["config_hash"]] = name
             print(f"job {name}  {said}  {outcome_line(result)}", flush=True)
             compute_once(folder / "bounds", plan, result["bounds"])
         return objectives(result, settings)
     except Exception as error:
-        _report_failure(Path(cfg.output), number, overrides, said, error, plan, folder.name)
+        record = _report_failure(Path(cfg.output), number, overrides, said, error)
+        if plan is not None:
+            plan.logger.log_failure(Path(cfg.output), plan.begun(command), str(record["error"]), folder.name)
         return None
 
 
-def place_job(folder: Path, number: str, config_hash: str) -> tuple[str, RunRecord | None]:
-    """The name of a job's folder inside the sweep's folder, and the job's result if it has finished.
-
-    A job has finished if any folder of the sweep has the result of its configuration. If the folder with its number has the
-    result of another configuration, left by an earlier sweep, part of the hash is added to the name.
-    """
-    index = index_of(folder.absolute())
-    if (name := index.get(config_hash)) and (folder / name / "result.json").exists():
-        if name != number:
-            with suppress(OSError):
-                (folder / number).rmdir()
-        return name, json.loads((folder / name / "result.json").read_text())
-    is_taken = number in index.values() and (folder / number / "result.json").exists()
-    return f"{number}-{config_hash[:8]}" if is_taken else number, None
-
-
-@cache
-def index_of(folder: Path) -> dict[str, str]:
-    """Names of the finished jobs in a sweep's folder by the hash of their configuration. Read once per process."""
-    index = {}
-    for path in sorted(folder.glob("*/result.json")):
-        with path.open("rb") as file:
-            if found := HASH.search(file.read(HEAD_BYTES)):
-                index[found[1].decode()] = path.parent.name
-    return index
-
-
-def outcome_line(result: RunRecord) -> str:
-    """Summarize a run in a few words."""
-    rate = "no prompt served" if result["hit_rate"] is None else f"hit rate {result['hit_rate']:.2%}"
-    p99 = result["ttft_s"]["p99"]
-    waiting = "" if p99 is None else f", ttft p99 {p99:.3g} s"
-    return f"{rate}{waiting}, {result['wall_s']:.3g} s"
-
-
-def _report_failure(
-    folder: Path, number: str, overrides: list[str], said: str, error: Exception, plan: Plan | None, group: str
-) -> None:
-    """Report a failed job at once, record it for the end of the sweep and send it to the logger."""
-    is_crash = not isinstance(error, UsageError)
-    message = " ".join(f"{type(error).__name__}: {error}".split() if is_crash else str(error).split())
-    record: dict[str, Any] = {"error": message, "is_crash": is_crash, "overrides": overrides}
-    if is_crash:
-        record["traceback"] = traceback.format_exc().splitlines()
+def _report_failure(folder: Path, number: str, overrides: list[str], said: str, error: Exception) -> dict[str, Any]:
+    """Report a failed job at once and record it for the end of the sweep."""
+    record = failure_record(error, overrides)
     print(failure_line(number, record, said), file=sys.stderr, flush=True)
-    with suppress(UsageError):
-        prepare_folder(folder)
-        with replacing(folder / "error.json") as file:
-            file.write(json.dumps(record, indent=2).encode())
-    if plan is not None:
-        plan.logger.log_failure(folder, plan.config, str(record["error"]), group)
+    write_failure(folder, record)
+    return record
 
 
 def failure_line(number: str, record: dict[str, Any], said: str) -> str:

@@ -199,6 +199,22 @@ def test_a_setting_out_of_range_is_refused() -> None:
 ''',
 )
 
+CHECKPOINT_RULES = """
+
+def test_states_are_saved_at_the_branch_and_at_the_end() -> None:
+    assert list(@Class@().after_prefill(Prefill(start=2, known=5, full=9, replay=8))) == [5, 9]
+
+
+def test_a_short_prefill_saves_none() -> None:
+    assert list(@Class@(min_pages=8).after_prefill(Prefill(start=2, known=5, full=9, replay=8))) == []
+
+
+def test_a_setting_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="min_pages must be at least 1, not 0"):
+        @Class@(min_pages=0)
+"""
+"""What the test of a new checkpoint policy says, after its imports."""
+
 CHECKPOINT = (
     '''
 """@Class@: name the source of the rule."""
@@ -250,20 +266,8 @@ import pytest
 
 from kvsim.policies.checkpoint.@name@ import @Class@
 from kvsim.policies.checkpoint.base import Prefill
-
-
-def test_states_are_saved_at_the_branch_and_at_the_end() -> None:
-    assert list(@Class@().after_prefill(Prefill(start=2, known=5, full=9, replay=8))) == [5, 9]
-
-
-def test_a_short_prefill_saves_none() -> None:
-    assert list(@Class@(min_pages=8).after_prefill(Prefill(start=2, known=5, full=9, replay=8))) == []
-
-
-def test_a_setting_out_of_range_is_refused() -> None:
-    with pytest.raises(ValueError, match="min_pages must be at least 1, not 0"):
-        @Class@(min_pages=0)
-''',
+'''
+    + CHECKPOINT_RULES,
 )
 
 ROUTING = (

@@ -1,77 +1,79 @@
-"""``kvsim trace info``: describes a trace and compares it with published ones."""
+"""``kvsim trace``: describes a trace and compares it with published ones, converts it, or gets a published one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from omegaconf import open_dict
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from kvsim.build import build_trace
-from kvsim.configuration import compose
-from kvsim.errors import TraceError, UsageError
-from kvsim.trace.base import Trace
-from kvsim.trace.records import read_records
+from kvsim.commands import trace_fetch
+from kvsim.commands.trace_convert import USAGE as CONVERT_USAGE
+from kvsim.commands.trace_convert import convert
+from kvsim.configuration import compose, quoted
+from kvsim.errors import UsageError
+from kvsim.report.terminal import print_table
+from kvsim.suggest import closest
+from kvsim.trace.base import Trace, TraceSource
+from kvsim.trace.formats import format_of
 from kvsim.trace.statistics import PUBLISHED, ReuseStatistics, reuse_statistics, trace_statistics
 
 USAGE = """\
+usage: kvsim trace info FILE [KEY=VALUE ...]          describe a trace
+       kvsim trace convert FILE OUT [KEY=VALUE ...]   write a trace without text and tokens, to pass it on
+       kvsim trace fetch [NAME]                       get a published trace
+
+Run kvsim trace COMMAND --help for details."""
+
+INFO_USAGE = """\
 usage: kvsim trace info FILE [KEY=VALUE ...]
        kvsim trace info trace=synthetic [KEY=VALUE ...]
 
-Shows the statistics of a trace next to those of published traces. The format is guessed unless trace=NAME
-is given. Settings are those of a run, for example page_tokens=512, trace.tail=all, trace.limit=1000."""
-
-FORMATS = {"chat_id": "bailian", "input_length": "mooncake", "requests": "weka", "token_ids": "tokens"}
-"""The field that identifies each format, and the format's choice of the group ``trace``. The first field found decides."""
+Shows the statistics of a trace (FILE - is standard input) next to those of published traces. The format is recognised unless
+trace=NAME is given. Settings are those of a run, for example page_tokens=512, trace.tail=all, trace.limit=1000."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand with the arguments that follow ``kvsim trace``."""
-    if not arguments or arguments[0] in ("-h", "--help") or arguments[1:] in (["-h"], ["--help"]):
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return
-    if arguments[0] != "info":
-        raise UsageError(f"kvsim trace has no command {arguments[0]!r}; use kvsim trace info")
-    show(load(arguments[1:]))
+    name, *rest = arguments
+    if name not in COMMANDS:
+        hint = closest(name, COMMANDS) or ";"
+        raise UsageError(f"kvsim trace has no command {name!r}{hint} use kvsim trace info, convert or fetch")
+    run, usage = COMMANDS[name]
+    if rest in (["-h"], ["--help"]):
+        print(usage)
+        return
+    run(rest)
 
 
-def load(arguments: Sequence[str]) -> Trace:
-    """Load the trace that a file, overrides or both describe."""
+def info(arguments: Sequence[str]) -> None:
+    """Describe a trace."""
+    source, page_tokens = describe(arguments)
+    show(source.load(page_tokens), format_of(source))
+
+
+def describe(arguments: Sequence[str]) -> tuple[TraceSource, int]:
+    """Return the trace that a file, overrides or both describe, and its page size."""
     paths = [word for word in arguments if "=" not in word]
     overrides = [word for word in arguments if "=" in word]
-    if len(paths) > 1 or any(word.startswith("-") for word in arguments):
+    if len(paths) > 1 or any(word.startswith("-") and word != "-" for word in arguments):
         raise UsageError(f"cannot parse {' '.join(arguments)!r}: use kvsim trace info FILE KEY=VALUE ...")
-    if paths and not any(override.startswith("trace=") for override in overrides):
-        overrides.append(f"trace={guess_format(paths[0])}")
-    cfg = compose(overrides)
     if paths:
-        with open_dict(cfg.trace):
-            cfg.trace.path = paths[0]
-    source, page_tokens = build_trace(cfg)
-    return source.load(page_tokens)
+        overrides.append(f"trace.path={quoted(paths[0])}")
+    return build_trace(compose(overrides))
 
 
-def guess_format(path: str) -> str:
-    """Guess a file's format from the fields of its first record. Raises TraceError if none matches."""
-    fields = next(read_records(path, 1)).fields
-    for field, name in FORMATS.items():
-        if field in fields:
-            return name
-    known = ", ".join(f"{name} ({field})" for field, name in FORMATS.items())
-    raise TraceError(path, 1, f"unknown format: found none of the fields of {known}; set trace=NAME")
-
-
-def show(trace: Trace) -> None:
+def show(trace: Trace, format_name: str) -> None:
     """Print the statistics of the trace, with one column for each published trace, and how its pages are reused."""
-    table = Table(title=f"{trace.name}, in pages of {trace.page_tokens} tokens", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("")
-    for name in ("this trace", *PUBLISHED):
-        table.add_column(name, justify="right")
-    for row, value in trace_statistics(trace).items():
-        table.add_row(row, text(value), *(text(other.get(row)) for other in PUBLISHED.values()))
+    name = f"{trace.name} (trace={format_name})" if format_name else trace.name
+    rows = [
+        (row, text(value), *(text(other.get(row)) for other in PUBLISHED.values()))
+        for row, value in trace_statistics(trace).items()
+    ]
     console = Console()
-    console.print(table)
+    _print(console, f"{name}, in pages of {trace.page_tokens} tokens", ("", "this trace", *PUBLISHED), rows)
     if resets := sum(len(request.resets) for request in trace.requests):
         console.print(f"Resets of the cache: {resets:,}. The reuse shown is that of a cache that keeps its pages.")
     if images := sum(len(request.images) for request in trace.requests):
@@ -136,12 +138,7 @@ def _show_reuse(trace: Trace, reuse: ReuseStatistics, console: Console) -> None:
 
 
 def _print(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    print_table(console, columns, rows, console.width, words=(0,), title=title)
 
 
 def _size(pages: int, page_tokens: int) -> tuple[str, str]:
@@ -162,3 +159,11 @@ def text(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.6f}" if value < 1 else f"{value:.1f}"
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "info": (info, INFO_USAGE),
+    "convert": (convert, CONVERT_USAGE),
+    "fetch": (trace_fetch.run, trace_fetch.USAGE),
+}
+"""The commands of ``kvsim trace``: what runs, and its help."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import hydra
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -24,7 +23,6 @@ from kvsim.run import check_verified
 BOTH = ("simulated", "hardware")
 
 
-@hydra.main(version_base="1.3", config_path="pkg://kvsim.conf", config_name="config")
 def application(cfg: DictConfig) -> Objective:
     """Run the validation."""
     return run_job("validate", run_validation, cfg)
@@ -34,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
     if {"-m", "--multirun"} & set(arguments):
         raise UsageError("-m: kvsim validate takes a single configuration: leave out -m")
-    run_application(application, arguments)
+    run_application("validate", application, arguments)
 
 
 def run_validation(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:

@@ -48,6 +48,8 @@ class Request:
     """The trace's own request type (chat, agent, subagent, ...), for policies that use it."""
     priority: int = 0
     """Higher is more important; for policies that use it."""
+    tenant: str = ""
+    """Whose request it is, if the trace says so."""
     output_runs: tuple[Run, ...] | None = None
     """Page ids after the prompt's ``runs`` in prompt + answer[:-1], full pages only; None if the trace has no answer tokens."""
     own_path: tuple[Run, ...] | None = None

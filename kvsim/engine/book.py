@@ -22,6 +22,8 @@ class Book:
         self.decoders = [-1] * count
         """Number of the engine that has decoded the answer."""
         self.arrival_s, self.ttft_s, self.tpot_s, self.e2e_s = ([nan] * count for _ in range(4))
+        self.queue_s, self.load_s = [nan] * count, [nan] * count
+        """The parts of ``ttft_s`` in which the request waited for its turn and for pages that were being loaded."""
         self.read_times = ReadTimes()
 
     def reject(self, request: Request) -> None:

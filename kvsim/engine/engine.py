@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from math import inf
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any, cast
 
 from simpy import Event, Interrupt
@@ -302,6 +302,9 @@ class Engine:
                     self._leap, self._leap_began_s = work, began_s
                 done = yield self.substrate.compute(work, loads)
                 self.busy_s += self.env.now - began_s
+                if work.stalled_s:
+                    for job, _ in batch:
+                        job.load_s += work.stalled_s
                 self._account(batch, done if work.decode_requests else 0)
                 if self.reports:
                     self.frontend.stepped(self.number)
@@ -394,6 +397,7 @@ class Engine:
     def _claimed(self, job: Job, lease: Lease) -> None:
         """Start the loads of a request that has its slots, and determine what is left to compute."""
         job.is_claimed = True
+        job.has_pages(self.env.now)
         if lease.has_load:
             transfers, loads = self.cache.load(lease, self.env.now)
             planned = [(load, load.pages) for load in loads]
@@ -434,6 +438,7 @@ class Engine:
         assert job.lease is not None
         is_decoding = job in self.decoding
         self.cache.retract(job.lease, job.cached_tokens(self.step) if is_decoding else job.computed, self.env.now)
+        job.waits_again(self.env.now)
         if not job.is_claimed:
             job.admissions -= 1
         job.was_running = job.admissions > 0
@@ -456,8 +461,14 @@ class Engine:
 
     def _plan_chunk(self, job: Job, batch: list[tuple[Job, int]]) -> None:
         """Add a request's next chunk to the step if it can be computed and tokens are left; retract it if pages are not."""
-        if self._budget <= 0 or not job.is_claimed or not self._can_compute(job):
+        if self._budget <= 0 or not job.is_claimed:
             return
+        if not self._can_compute(job):
+            if isnan(job.refused_at_s):
+                job.refused_at_s = self.env.now
+            return
+        if not isnan(job.refused_at_s):
+            job.has_loads(self.env.now)
         tokens = min(self._budget, job.target_tokens - job.computed)
         while not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
             if not self._retract_for(job, batch):
@@ -540,6 +551,9 @@ class Engine:
             job.is_prefilled = True
             if not job.generated:
                 job.first_token_s = self.env.now
+                if not job.request.sample:
+                    book, index = self.frontend.book, job.request.index
+                    book.queue_s[index], book.load_s[index] = job.queue_s, job.load_s
             self.frontend.first_token(job, self.number)
             if job.request.samples > 1 and not job.generated:
                 self._enqueue_samples(job)
@@ -732,6 +746,7 @@ class Engine:
 
     def drop(self, job: Job) -> None:
         """Give up a request wherever it is: its pages, its place in the queue and its prefetch."""
+        job.waits_again(self.env.now)
         if job.is_queued:
             self.queue.remove(job)
             self.waited_s += self.env.now - job.queued_at_s

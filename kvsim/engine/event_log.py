@@ -7,10 +7,11 @@ from typing import Any
 
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import NEVER_FITS, Claim, Fetch, Growth, HybridServingCache, Load, ServedCache, ServingCache
+from kvsim.core.serving import NEVER_FITS, HybridServingCache, ServedCache, ServingCache
 from kvsim.core.tier import GPU, Tier
-from kvsim.core.transfer import Hold, Transfer
+from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import Begin
+from kvsim.engine.passing_cache import PassingCache
 
 
 class EventLog:
@@ -64,33 +65,16 @@ class EventLog:
         self.lines.append(json.dumps(fields))
 
 
-class LoggedCache(ServedCache):
+class LoggedCache(PassingCache):
     """A cache that passes every call on to another one and logs it."""
 
     def __init__(self, cache: ServedCache, log: EventLog) -> None:
-        self.cache = cache
+        super().__init__(cache)
         self.log = log
-        self.residency = cache.residency
-        self.transfers = cache.transfers
-        self.tiers = cache.tiers
-        self.edges = cache.edges
-        self.gpu = cache.gpu
-        self.views = cache.views
-        self.rules = cache.rules
-        self.page_tokens = cache.page_tokens
-        self.leases = cache.leases
-        self.takes_pages_late = cache.takes_pages_late
         self._waiting: dict[Tier, Request] = {}
         """The request at the head of each engine's queue that has found no room."""
         self._numbers: dict[Transfer, int] = {}
         """Numbers of the transfers that have begun and not ended."""
-
-    @property
-    def version(self) -> int:
-        return self.cache.version
-
-    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
-        return self.cache.cached_pages(request, gpu)
 
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
         return self._matched(self.cache.match(request, gpu))
@@ -119,39 +103,6 @@ class LoggedCache(ServedCache):
         if has_room:
             self._log("admit", lease, request=request.index, pages=pages, load_pages=load_pages)
         return has_room
-
-    def can_admit(self, lease: Lease, pages: int) -> bool:
-        return self.cache.can_admit(lease, pages)
-
-    def claim(self, lease: Lease, now: float) -> Claim:
-        return self.cache.claim(lease, now)
-
-    def begin_chunk(self, lease: Lease, tokens: int, now: float) -> bool:
-        return self.cache.begin_chunk(lease, tokens, now)
-
-    def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
-        return self.cache.grow(needs, now)
-
-    def room_to_fetch(self, lease: Lease) -> int:
-        return self.cache.room_to_fetch(lease)
-
-    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
-        return self.cache.fetch(lease, pages, now)
-
-    def hold(self, fetch: Transfer) -> Hold:
-        return self.cache.hold(fetch)
-
-    def let_go(self, hold: Hold) -> None:
-        self.cache.let_go(hold)
-
-    def load(self, lease: Lease, now: float) -> Load:
-        return self.cache.load(lease, now)
-
-    def arriving(self, lease: Lease) -> list[Transfer]:
-        return self.cache.arriving(lease)
-
-    def insert(self, lease: Lease, now: float) -> list[Transfer]:
-        return self.cache.insert(lease, now)
 
     def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
         transfers = self.cache.finish_request(lease, now)
@@ -205,15 +156,6 @@ class LoggedCache(ServedCache):
         self.cache.reset()
         engines = [tier.owner for tier in self.tiers if tier.level == GPU]
         self.log.add("reset", **({"engines": engines} if self.log.has_engines else {}))
-
-    def describe_checkpoints(self) -> dict[str, int]:
-        return self.cache.describe_checkpoints()
-
-    def pages_known(self) -> dict[int, int] | None:
-        return self.cache.pages_known()
-
-    def check(self) -> None:
-        self.cache.check()
 
 
 def _found(lease: Lease) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """A request on its way through the engine."""
 
+from math import isnan, nan
 from typing import Any
 
 from kvsim.core.lease import Lease
@@ -59,7 +60,7 @@ class Job(Waiting):
     __slots__ = (
         "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
         "next_page_step", "first_token_s", "admissions", "is_known", "page_need", "is_counted", "is_lost", "queued_at_s",
-        "counted", "decoder", "is_prefilled", "reserved", "send",
+        "counted", "decoder", "is_prefilled", "load_s", "queue_s", "refused_at_s", "reserved", "send", "waits_since_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -91,6 +92,14 @@ class Job(Waiting):
         self.is_lost = False
         """Whether its engine has failed: another job continues the request."""
         self.queued_at_s = arrival_s
+        self.waits_since_s = arrival_s
+        """Since when it waits for its turn and its pages; nan while it has them."""
+        self.queue_s = 0.0
+        """Seconds of such waiting so far, without that since ``waits_since_s``."""
+        self.refused_at_s = nan
+        """Start of the first step that could not compute it, because pages were still being loaded; nan if there is none."""
+        self.load_s = 0.0
+        """Seconds for which its prompt was not computed because pages were still being loaded."""
         self.decoder = -1
         """Number of the engine that will decode it, if that is not the one that computes its prompt."""
         self.reserved: Lease | None = None
@@ -103,7 +112,25 @@ class Job(Waiting):
         job = Job(self.request, self.arrival_s)
         job.generated, job.first_token_s = self.generated, self.first_token_s
         job.is_known, job.is_counted, job.was_running = self.is_known, self.is_counted, self.admissions > 0
+        job.waits_since_s, job.queue_s, job.load_s = self.waits_since_s, self.queue_s, self.load_s
         return job
+
+    def has_pages(self, now: float) -> None:
+        """Take note that it has been admitted and has its pages."""
+        self.queue_s += now - self.waits_since_s
+        self.waits_since_s = nan
+
+    def has_loads(self, now: float) -> None:
+        """Take note that a step can compute it, or that it has been given up."""
+        if not isnan(self.refused_at_s):
+            self.load_s += now - self.refused_at_s
+            self.refused_at_s = nan
+
+    def waits_again(self, now: float) -> None:
+        """Take note that it has lost its pages, if it had them."""
+        self.has_loads(now)
+        if isnan(self.waits_since_s):
+            self.waits_since_s = now
 
     def cached_tokens(self, step: int) -> int:
         """Return how many tokens a decoding request's next token attends over, ``step`` decode steps into the run."""

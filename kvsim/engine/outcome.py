@@ -17,11 +17,19 @@ if TYPE_CHECKING:
     from kvsim.engine.recorder import Recorder
 
 FINISHED, REJECTED = 0, 1
+FEW_HITS = 0.001
+"""Hits for each page written to a tier, below which the tier is looked at more closely."""
+PHASES = ("queue", "load", "prefill")
+"""What a request does until its first token; see ``Outcome.phases_s``."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LinkUse:
-    """Traffic on one link. ``intervals`` has one row (start_s, end_s, bytes) per transfer, in order of start."""
+    """Traffic on one link.
+
+    ``intervals`` has one row (start_s, end_s, bytes, request) per transfer, in order of start. The request is the index of the
+    one that pages are read or sent for, or whose prompt is written down; -1 if there is none.
+    """
 
     name: str = ""
     """Source and target, such as ``gpu-cpu``."""
@@ -34,7 +42,7 @@ class LinkUse:
     bytes: int = 0
     transfers: int = 0
     busy_s: float = 0.0
-    intervals: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))
+    intervals: np.ndarray = field(default_factory=lambda: np.empty((0, 4)))
 
     @property
     def is_of_engine(self) -> bool:
@@ -62,6 +70,11 @@ class TierUse:
     peak_pages: int
     evicted_pages: int
     inserted_pages: int
+    held_pages: int | None = None
+    """Of a tier below the GPU that gave next to no hits (``FEW_HITS``): the pages that it has at the end. None of other tiers,
+    and of those of an engine's own cache."""
+    own_pages: int | None = None
+    """Those of them that no tier above it has."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,6 +124,17 @@ class Outcome:
     load_s: np.ndarray | None = None
     """Seconds in which the request's reads from below were under way, columns cpu and disk; None if the run has no clock. See
     ``ReadTimes``."""
+    phases_s: np.ndarray | None = None
+    """``ttft_s`` in parts that add up to it, columns as in ``PHASES``; None if the run has no clock.
+
+    queue    without pages: until its admission, which follows a prefetch and, where prefill and decode are apart, the pages to
+             decode on; then until its slots are free; and again after a retraction or a failure before the first token
+    load     with pages, some of which were still being loaded: from the start of the first step that could not compute it for
+             that reason to that of the step that did; and what steps that computed it waited for layers to arrive, for its own
+             loads or those of another prompt in the step (see ``Work.stalled_s``)
+    prefill  the rest: computing, also what was lost again; waiting for steps under way and for a share of the next ones; and,
+             where prefill and decode are apart, sending its KV to the engine that decodes
+    """
     known_pages: np.ndarray | None = None
     """Pages whose KV was cached when the request was admitted, 0 if rejected; None for models without recurrent layers."""
     link_lanes: list[LinkUse] = field(default_factory=list)
@@ -142,8 +166,13 @@ class Outcome:
         return any(use.role == "decode" for use in self.engines)
 
 
-def describe_caches(caches: "Sequence[ServedCache | ServingCache]", requests: list[Request]) -> dict[str, Any]:
-    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are summed."""
+def describe_caches(
+    caches: "Sequence[ServedCache | ServingCache]", requests: list[Request], hit_pages: np.ndarray
+) -> dict[str, Any]:
+    """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are summed.
+
+    ``hit_pages`` are those of each request.
+    """
     tiers: dict[str, TierUse] = {}
     for tier in [tier for cache in caches for tier in cache.tiers]:
         capacity = None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity
@@ -152,6 +181,10 @@ def describe_caches(caches: "Sequence[ServedCache | ServingCache]", requests: li
         known.peak_pages += tier.pool.peak_pages
         known.evicted_pages += tier.evicted_pages
         known.inserted_pages += tier.inserted_pages
+    served = [cache for cache in caches if isinstance(cache, ServedCache)]
+    for name, hits in zip(LEVELS[1:], hit_pages.sum(axis=0)[1:].tolist(), strict=True):
+        if name in tiers and hits <= FEW_HITS * tiers[name].inserted_pages and len(served) == len(caches):
+            tiers[name].held_pages, tiers[name].own_pages = _held_pages(served, name)
     known_pages, checkpoints = None, dict[str, int]()
     for cache in caches:
         if isinstance(cache, (ServedCache, HybridServingCache)):
@@ -165,6 +198,19 @@ def describe_caches(caches: "Sequence[ServedCache | ServingCache]", requests: li
         "checkpoints": checkpoints,
         "known_pages": known_pages,
     }
+
+
+def _held_pages(caches: Sequence[ServedCache], name: str) -> tuple[int, int]:
+    """Return the pages that the tiers of this name have, and how many of them no tier above has."""
+    own, held = 0, 0
+    for cache in caches:
+        tiers = [tier for tier in cache.tiers if tier.name == name]
+        above = [tier.index for tier in cache.tiers if tiers and tier.level < tiers[0].level]
+        for node in cache.tree.root.descendants():
+            pages = node.pages * any(node.state[tier.index] for tier in tiers)
+            held += pages
+            own += pages * (not any(node.state[index] for index in above))
+    return held, own
 
 
 def summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -106,11 +106,12 @@ class Replay:
 
     def _outcome(self, requests: list[Request], rows: list[Hits | None], wall_s: float) -> Outcome:
         nothing = np.full(len(requests), np.nan)
+        hits = np.fromiter(chain.from_iterable([row or NO_HITS for row in rows]), np.int64, 3 * len(rows)).reshape(-1, 3)
         return Outcome(
             requests=requests,
             page_tokens=self.cache.page_tokens,
             status=np.array([REJECTED if row is None else FINISHED for row in rows], dtype=np.int8),
-            hit_pages=np.fromiter(chain.from_iterable([row or NO_HITS for row in rows]), np.int64, 3 * len(rows)).reshape(-1, 3),
+            hit_pages=hits,
             arrival_s=np.array([request.arrival_s for request in requests]),
             ttft_s=nothing,
             tpot_s=nothing,
@@ -118,5 +119,5 @@ class Replay:
             links={},
             prefetch=self.prefetching.result(),
             wall_s=wall_s,
-            **describe_caches([self.cache], requests),
+            **describe_caches([self.cache], requests, hits),
         )

@@ -37,6 +37,10 @@ class Work:
     """The jobs of ``chunks``, in the same order, each with its chunk's tokens, which ``computed`` does not include yet."""
     decoding: Collection[Job] = ()
     """The decoding jobs."""
+    stalled_s: float = 0.0
+    """Set by the substrate by the end of a step with loads: how much of it had to wait for them. A simulation sets by how much
+    the step would have been shorter without them. On hardware, where layers are not timed, it is the time until the last of them
+    had landed, although some layers were computed in it."""
     decode_step: int = 0
     """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
     engine: int = 0
@@ -90,3 +94,8 @@ class Substrate(Protocol):
 
     def close(self) -> None:
         """Release the resources of the run."""
+
+
+def request_of(transfer: Transfer) -> int:
+    """Return the index of the request that a transfer reads for, or whose prompt it writes down; -1 if there is none."""
+    return -1 if transfer.request is None else transfer.request.index

@@ -14,15 +14,17 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
     caches = list(dict.fromkeys([engine.cache for engine in engines]))
     substrate, requests = engines[0].substrate, book.requests
     lanes = substrate.link_use()
+    hit_pages = np.array(book.hits, dtype=np.int64).reshape(-1, 3)
     return Outcome(
         requests=requests,
         page_tokens=engines[0].cache.page_tokens,
         status=np.array(book.status, dtype=np.int8),
-        hit_pages=np.array(book.hits, dtype=np.int64).reshape(-1, 3),
+        hit_pages=hit_pages,
         arrival_s=np.array(book.arrival_s),
         ttft_s=np.array(book.ttft_s),
         tpot_s=np.array(book.tpot_s),
         e2e_s=np.array(book.e2e_s),
+        phases_s=phases_s(book),
         load_s=book.read_times.seconds(len(requests)),
         links=joined(lanes),
         link_lanes=lanes,
@@ -37,8 +39,16 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
         simulated_s=ended_s,
         wall_s=wall_s,
         hardware=substrate.findings(),
-        **describe_caches(caches, requests),
+        **describe_caches(caches, requests, hit_pages),
     )
+
+
+def phases_s(book: Book) -> np.ndarray:
+    """Return the parts of each request's time to first token, columns as in ``PHASES``; nan if it has no first token."""
+    ttft_s = np.array(book.ttft_s)
+    known = np.column_stack((book.queue_s, book.load_s)).reshape(-1, 2)
+    known[np.isnan(ttft_s)] = np.nan
+    return np.column_stack((known, np.maximum(0.0, ttft_s - known.sum(axis=1))))
 
 
 def disagreement(engines: list[Engine]) -> Disagreement:

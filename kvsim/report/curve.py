@@ -2,22 +2,20 @@
 
 import csv
 import io
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from kvsim.report.about import about_run
+from kvsim.report.figure import GREY, Figure, Picture, Styles, Trace, laid_out, level, rounded
 from kvsim.report.folder import prepare_folder, replacing
-from kvsim.report.html import document, draw_table, foot, picture
-from kvsim.report.pictures import LINK_COLOURS, laid_out
+from kvsim.report.numbers import size
 from kvsim.report.result import RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
-from kvsim.report.table import as_rich
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from kvsim.report.table import print_summary
+from kvsim.report.template import foot, render_page
 
 COLUMNS_A_TABLE = 8
 CSV_COLUMNS = (
@@ -26,11 +24,15 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def write_curve(folder: Path, record: RunRecord) -> None:
-    """Write ``curve.csv``, ``curve.html`` and, last, ``curve.json``. Raises UsageError if the folder cannot be written."""
+def write_curve(folder: Path, record: RunRecord, shared_script: str | None = None) -> None:
+    """Write ``curve.csv``, ``curve.html`` and, last, ``curve.json``. Raises UsageError if the folder cannot be written.
+
+    ``shared_script`` is the address of plotly.js, relative to the folder; without it, the page is self-contained.
+    """
     prepare_folder(folder)
     (folder / "curve.json").unlink(missing_ok=True)
-    for name, text in (("curve.csv", _csv(record)), ("curve.html", render_curve(record)), ("curve.json", to_json(record))):
+    page = render_curve(record, shared_script)
+    for name, text in (("curve.csv", _csv(record)), ("curve.html", page), ("curve.json", to_json(record))):
         with replacing(folder / name) as file:
             file.write(text.encode())
 
@@ -44,7 +46,7 @@ def print_curve(record: RunRecord, console: Console) -> None:
     for table in tables(record):
         console.print()
         console.print(Text(table.title, "bold"), width=width)
-        console.print(as_rich(table), width=width)
+        print_summary(table, console, width)
 
 
 def facts(record: RunRecord) -> list[str]:
@@ -55,6 +57,8 @@ def facts(record: RunRecord) -> list[str]:
         f"{record['page_tokens']} tokens ({size(record['page_bytes'])} each).",
         "One tier. Each request ends before the next begins; answers take no pages. LRU is exact, from one pass over the trace.",
     ]
+    if "trace_note" in record:
+        lines.append(f"In this trace, {record['trace_note']}.")
     if record["warmup_requests"]:
         lines.append(f"{count(record['warmup_requests'])} earlier requests warm up the tier and are not counted.")
     if any(point["rejected"] for point in record["points"]):
@@ -95,54 +99,61 @@ def _points(difference: float | None) -> str:
     return "-" if difference is None else f"{100 * difference:+.2f}"
 
 
-def size(n_bytes: int) -> str:
-    """Format bytes with three digits in the largest binary unit that they reach."""
-    value, unit = float(n_bytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+def render_curve(record: RunRecord, shared_script: str | None = None) -> str:
+    """Return the curve as an HTML page, self-contained unless it is given the address of plotly.js."""
+    picture = Picture("Hit rate by capacity", curve_figure(record))
+    lines = [*facts(record), hit_definition(record["config"])]
+    return render_page(
+        "plain.html", "kvsim curve", [picture], about=about_curve(record), lines=lines, tables=tables(record),
+        pictures_first=True, foot=foot(record), shared_script=shared_script,
+    )  # fmt: skip
 
 
-def render_curve(record: RunRecord) -> str:
-    """Return the curve as a self-contained HTML page."""
-    parts = [f'<p class="soft">{escape(line)}</p>' for line in (*facts(record), hit_definition(record["config"]))]
-    parts.append(picture(curve_figure(record), 0, with_script=True, height="460px"))
-    parts += [draw_table(table) for table in tables(record)]
-    return document("kvsim curve", [*parts, foot(record)])
-
-
-def curve_figure(record: RunRecord) -> "go.Figure":
+def curve_figure(record: RunRecord) -> Figure:
     """Draw LRU as a line over all capacities, other policies at the table's capacities, and an unlimited cache's hit rate."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
     line = record["line"]
-    figure.add_scatter(
-        x=line["capacity_pages"], y=line["hit_rate"], name="lru", mode="lines", line={"color": "#3d8fd1", "width": 2.5}
-    )
-    colours = iter(LINK_COLOURS * len(record["points"]))
     drawn = dict.fromkeys((p["policy"], p["sampled"]) for p in record["points"])
-    for policy, sampled in drawn:
+    names = {
+        key: f"{key[0]}, sample" if key[1] else "lru, some requests rejected" if key[0] == "lru" else key[0] for key in drawn
+    }
+    styles = Styles(["lru", *(name for (policy, _), name in names.items() if policy != "belady")])
+    first = {"type": "scatter", "mode": "lines", "x": line["capacity_pages"], "y": rounded(line["hit_rate"], 5), "name": "lru",
+             "line": styles.line("lru", 2.5)}  # fmt: skip
+    traces = [first]
+    for (policy, sampled), name in names.items():
         points = [p for p in record["points"] if (p["policy"], p["sampled"]) == (policy, sampled)]
         if policy == "lru" and not sampled:
             points = [p for p in points if p["capacity_pages"] < line["capacity_pages"][0]]
-        if not points:
-            continue
-        bound = policy == "belady"
-        figure.add_scatter(
-            x=[p["capacity_pages"] for p in points],
-            y=[p["hit_rate"] for p in points],
-            name=f"{policy}, sample" if sampled else "lru, some requests rejected" if policy == "lru" else policy,
-            mode="lines+markers",
-            line={"color": "#888" if bound else next(colours), "width": 1.5, "dash": "dash" if bound else "solid"},
-        )
-    unlimited = record["unlimited"]["hit_rate"]
-    figure.add_hline(unlimited, line={"color": "#888", "dash": "dot"}, annotation_text=f"unlimited {percent(unlimited)}",
-                     annotation_position="top left")  # fmt: skip
-    figure.update_xaxes(type="log", dtick="D2")
-    return laid_out(figure, f"capacity (pages of {record['page_tokens']} tokens)", "hit tokens / prompt tokens")
+        if points:
+            is_bound = policy == "belady"
+            style = {"line": {"color": GREY, "width": 1.5, "dash": "dash"}} if is_bound else {"line": styles.line(name)}
+            trace = {"type": "scatter", "mode": "lines+markers", "name": name, **style}
+            pages, rates = [p["capacity_pages"] for p in points], [p["hit_rate"] for p in points]
+            traces.append(trace | {"x": pages, "y": rounded(rates, 5)} | ({} if is_bound else {"marker": styles.marker(name)}))
+    return laid_out(
+        traces, _capacity_title(record), "hit tokens / prompt tokens", ".1~%",
+        x_axis=_capacity_axis(record), y_axis={"rangemode": "normal"}, height=480,
+        margin={"l": 60, "r": 20, "t": 12, "b": 16}, **level(record["unlimited"]["hit_rate"], "unlimited"),
+    )  # fmt: skip
+
+
+def _capacity_axis(record: RunRecord) -> Trace:
+    """Return a logarithmic axis with a tick at each power of ten and its double and fivefold, in pages and in bytes."""
+    first, last = record["line"]["capacity_pages"][0], record["line"]["capacity_pages"][-1]
+    lowest = min([first, *(p["capacity_pages"] for p in record["points"])])
+    ticks = [digit * 10**power for power in range(13) for digit in (1, 2, 5) if lowest <= digit * 10**power <= last]
+    page_bytes = record.get("page_bytes")  # a curve alone does not know it
+    texts = [f"{count(pages)}<br>{size(pages * page_bytes)}" if page_bytes else count(pages) for pages in ticks]
+    return {"type": "log", "tickvals": ticks, "ticktext": texts}
+
+
+def _capacity_title(record: RunRecord) -> str:
+    return f"capacity (pages of {record['page_tokens']} tokens{'; bytes of KV' if 'page_bytes' in record else ''})"
+
+
+def about_curve(record: RunRecord) -> list[tuple[str, str]]:
+    """Return what was replayed: model, trace and page size."""
+    return [pair for pair in about_run(record | {"tiers": {}}) if pair[0] in ("model", "trace", "seed")]
 
 
 def _csv(record: RunRecord) -> str:

@@ -2,7 +2,7 @@
 ``result.json``."""
 
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, islice
@@ -11,10 +11,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.core.request import Request
+from kvsim.engine.outcome import PHASES, REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.html import render
 from kvsim.report.result import RunRecord, hit_tokens, prompt_tokens, to_json
+from kvsim.report.template import SHARED_SCRIPT, plotly_script
 from kvsim.report.trace_events import write_timeline
 
 HEADER = (
@@ -22,6 +24,8 @@ HEADER = (
     "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,"
     "first_token_s,last_token_s,cpu_load_s,disk_load_s,retractions,status"
 )
+ORIGIN = "session,turn,type"
+PHASE_COLUMNS = ",".join(f"{name}_s" for name in PHASES)
 ROWS_AT_ONCE = 4096
 
 
@@ -36,17 +40,18 @@ def prepare_folder(folder: Path) -> None:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
 
 
-def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: bool = True) -> list[str]:
+def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, shared_script: str | None = None) -> list[str]:
     """Write the files of a run, each completely or not at all, and return their names. The same run gives the same bytes.
 
-    ``with_page=False`` leaves out ``report.html``, for jobs of a sweep, which has its own page. ``result.json`` is deleted first
-    and written last, so if it exists, the other files belong to it. Raises UsageError if the folder cannot be written.
+    ``shared_script`` is the address of the script that the pages of a sweep share, relative to the folder; without it,
+    ``report.html`` is self-contained. ``result.json`` is deleted first and written last, so if it exists, the other files belong
+    to it. Raises UsageError if the folder cannot be written.
     """
     prepare_folder(folder)
     files = {
         "result.json": True,
         "requests.csv.gz": True,
-        "report.html": with_page,
+        "report.html": True,
         "timeline.json.gz": outcome.timeline is not None,
         "events.jsonl.gz": outcome.events is not None,
     }
@@ -54,10 +59,9 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: b
         if name == "result.json" or not is_written:
             (folder / name).unlink(missing_ok=True)
     with replacing(folder / "requests.csv.gz") as file:
-        _write_requests(file, outcome)
-    if with_page:
-        with replacing(folder / "report.html") as file:
-            file.write(render(result).encode())
+        _write_lines(file, request_lines(outcome))
+    with replacing(folder / "report.html") as file:
+        file.write(render(result, shared_script).encode())
     if outcome.timeline is not None:
         with replacing(folder / "timeline.json.gz") as file:
             write_timeline(file, outcome)
@@ -69,13 +73,17 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, with_page: b
     return [name for name, is_written in files.items() if is_written]
 
 
-def _write_requests(file: BinaryIO, outcome: Outcome) -> None:
-    """Write one row per request, including the warm-up. Rejected requests have ``hit_pages_gpu=-1``; unknown times are empty."""
+def request_lines(outcome: Outcome) -> Iterator[str]:
+    """Yield the lines of ``requests.csv.gz``: a header, then one row per request, including the warm-up.
+
+    Rejected requests have ``hit_pages_gpu=-1``; unknown times are empty.
+    """
     of_engines = _engine_columns(outcome)
-    columns = [*_columns(outcome), *of_engines.values()]
+    origin, phases = _origins(outcome.requests), _phase_columns(outcome)
+    columns = [*_columns(outcome), *of_engines.values(), origin, *phases]
     template = ",".join(column if isinstance(column, str) else "%s" for column in columns)
     lines = map(template.__mod__, zip(*(column for column in columns if not isinstance(column, str)), strict=True))
-    _write_lines(file, chain([",".join([HEADER, *of_engines])], lines))
+    return chain([",".join([HEADER, *of_engines, ORIGIN, PHASE_COLUMNS])], lines)
 
 
 def _write_lines(file: BinaryIO, lines: Iterable[str]) -> None:
@@ -111,16 +119,36 @@ def _columns(outcome: Outcome) -> list[str | list[Any]]:
     ]
 
 
-def _engine_columns(outcome: Outcome) -> dict[str, list[Any]]:
-    """Return the cells of the columns that only runs with several engines have, by heading."""
-    if outcome.engine is None or outcome.decoder is None or not outcome.engines:
-        return {}
+def _engine_columns(outcome: Outcome) -> dict[str, str | list[Any]]:
+    """Return the cells of the columns that say which engines served a request, by heading."""
+    if outcome.engine is None or outcome.decoder is None:
+        return {"engine": ""}
     columns = {"engine": outcome.engine} | ({"decoder": outcome.decoder} if outcome.is_disaggregated else {})
     rejected = outcome.status == REJECTED
     return {
         name: ["" if number < 0 else number for number in np.where(rejected, -1, numbers).tolist()]
         for name, numbers in columns.items()
     }
+
+
+def _origins(requests: Sequence[Request]) -> str | list[str]:
+    """Return ``session,turn,type``: what the trace says of the requests. Without sessions, turns are unknown, too."""
+    if not any(request.session >= 0 or request.kind for request in requests):
+        return ",,"
+    return [
+        f"{request.session},{request.turn},{_quoted(request.kind)}" if request.session >= 0 else f",,{_quoted(request.kind)}"
+        for request in requests
+    ]
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a cell of CSV."""
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+
+
+def _phase_columns(outcome: Outcome) -> list[str | list[Any]]:
+    """Return the cells of the parts of the time to first token."""
+    return ["" for _ in PHASES] if outcome.phases_s is None else [_cells(times) for times in outcome.phases_s.T]
 
 
 @lru_cache(maxsize=1)
@@ -158,3 +186,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise UsageError(f"output: cannot write {path}: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_shared_script(folder: Path) -> None:
+    """Write the script that the pages of a sweep load, unless it is there. Raises UsageError if the folder cannot be written."""
+    path, script = folder / SHARED_SCRIPT, plotly_script().encode()
+    if not path.is_file() or path.stat().st_size != len(script):
+        with replacing(path) as file:
+            file.write(script)

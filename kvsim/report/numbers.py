@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.outcome import LinkUse, Outcome
 
 
 def spread(values: np.ndarray) -> dict[str, float | None]:
@@ -17,17 +17,38 @@ def spread(values: np.ndarray) -> dict[str, float | None]:
     return {"mean": float(known.mean()), "p50": p50, "p90": p90, "p99": p99}
 
 
+def span_s(outcome: Outcome, served: np.ndarray) -> float:
+    """Return the seconds from the first arrival of these requests to the last of their ends; 0 without a clock."""
+    timed = served & ~np.isnan(outcome.e2e_s)
+    arrivals = outcome.arrival_s[timed]
+    return float((arrivals + outcome.e2e_s[timed]).max() - arrivals.min()) if arrivals.size else 0.0
+
+
 def ratio(part: float, whole: float) -> float | None:
     """Return ``part / whole``, or None if ``whole`` is 0."""
     return float(part / whole) if whole > 0 else None
 
 
 def link_record(links: Sequence[LinkUse], run_s: float) -> dict[str, Any]:
-    """Return what links have carried together in a run of ``run_s``; ``utilization`` is the mean of all of them."""
+    """Return what links have carried together in a run of ``run_s``; ``utilization`` is the mean of all of them.
+
+    The run ends with the last request. A link that is still busy then is judged by the time until its last transfer has ended.
+    """
     busy_s = sum([link.busy_s for link in links])
+    until_s = max([run_s, *(float(link.intervals[:, 1].max()) for link in links if link.intervals.size)])
     return {
         "bytes": sum([link.bytes for link in links]),
         "transfers": sum([link.transfers for link in links]),
         "busy_s": busy_s,
-        "utilization": ratio(busy_s, run_s * sum([link.lanes for link in links])),
+        "utilization": ratio(busy_s, until_s * sum([link.lanes for link in links])),
     }
+
+
+def size(n_bytes: int) -> str:
+    """Format bytes with three digits in the largest binary unit that they reach."""
+    value, unit = float(n_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"

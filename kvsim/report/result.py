@@ -21,17 +21,19 @@ from typing import Any
 import numpy as np
 
 from kvsim.compiled import build_name
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import PHASES, REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.report.engines import engine_records, imbalance
-from kvsim.report.numbers import link_record, ratio, spread
+from kvsim.report.numbers import link_record, ratio, span_s, spread
+from kvsim.report.slo import Slo, attained
 from kvsim.report.timeline import timeline
+from kvsim.report.warnings import warnings
 
 SCHEMA = 1
 TIERS = ("gpu", "cpu", "disk")
 OPTIONAL = (
-    "config_hash", "command_line", "bounds", "page_bytes", "rules_note", "lost_to_disagreement", "imbalance", "engines",
-    "hardware",
+    "config_hash", "command_line", "bounds", "page_bytes", "rules_note", "trace_note", "model_note", "gpu_memory",
+    "lost_to_disagreement", "imbalance", "engines", "hardware",
 )  # fmt: skip
 """Fields left out where they have no value."""
 RunRecord = dict[str, Any]
@@ -43,6 +45,7 @@ def summarize(
     *,
     command: str,
     config: Mapping[str, Any],
+    choices: Mapping[str, str] | None = None,
     seed: int,
     warmup: float,
     load_s: float,
@@ -52,13 +55,20 @@ def summarize(
     bounds: Mapping[str, str] | None = None,
     page_bytes: int | None = None,
     rules_note: str | None = None,
+    trace_note: str | None = None,
+    slo: Slo | None = None,
+    model_note: str | None = None,
+    gpu_memory: Mapping[str, Any] | None = None,
 ) -> RunRecord:
     """Return the record of one run, in the order of ``result.json``, in types that JSON can represent.
 
     Rates are fractions, times seconds. A value that does not exist (a time without a clock, a rate of nothing) is None.
-    ``versions`` defaults to ``installed_versions()``. ``command_line`` reproduces the run, ``config_hash`` identifies
-    everything that determines its result, ``bounds`` names its bounds, and ``rules_note`` says whose rules applied, if not
-    those of the configuration; fields for arguments not given are left out.
+    ``choices`` are the names chosen from the groups of the configuration. ``versions`` defaults to ``installed_versions()``.
+    ``command_line`` reproduces the run, ``config_hash`` identifies everything that determines its result, ``bounds`` names its
+    bounds, ``rules_note`` says whose rules applied, if not those of the configuration, ``trace_note`` what of the trace was made
+    up, ``model_note`` what was understood of the model's file, and ``gpu_memory`` how the memory of an engine's GPUs was divided,
+    if that decided the size of the GPU tier; of these, those not given are left out. ``slo`` are the objectives that requests
+    are held against.
     """
     total = len(outcome.requests)
     skipped = warmup_requests(warmup, total)
@@ -73,11 +83,16 @@ def summarize(
         "command_line": command_line,
         "status": "complete",
         "config": config,
+        "choices": choices or {},
         "versions": installed_versions() if versions is None else versions,
         "seed": seed,
         "bounds": bounds,
+        "warnings": [*([trace_note] if trace_note else []), *warnings(outcome)],
         "page_bytes": page_bytes,
         "rules_note": rules_note,
+        "trace_note": trace_note,
+        "model_note": model_note,
+        "gpu_memory": gpu_memory,
         "requests": total - skipped,
         "warmup_requests": skipped,
         "rejected": np.count_nonzero(counted & (outcome.status == REJECTED)),
@@ -85,7 +100,9 @@ def summarize(
         "ttft_s": spread(outcome.ttft_s[served]),
         "tpot_s": spread(outcome.tpot_s[served]),
         "e2e_s": spread(outcome.e2e_s[served]),
-        "throughput": _throughput(outcome, prompts, served),
+        "phases_s": phases(outcome, served),
+        "throughput": _throughput(outcome, prompts, counted, served),
+        "slo": attained(outcome, slo or Slo(), counted),
         "links": {name: link_record([link], outcome.simulated_s) for name, link in outcome.links.items()},
         "tiers": _tiers(outcome),
         "prefetch": outcome.prefetch,
@@ -203,16 +220,26 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.nd
     }
 
 
-def _throughput(outcome: Outcome, prompts: np.ndarray, served: np.ndarray) -> dict[str, float | None]:
-    """Return requests and tokens finished per second, from the first counted arrival to the last finish."""
-    timed = served & ~np.isnan(outcome.e2e_s)
-    arrivals = outcome.arrival_s[timed]
-    span_s = float((arrivals + outcome.e2e_s[timed]).max() - arrivals.min()) if arrivals.size else 0.0
+def phases(outcome: Outcome, served: np.ndarray) -> dict[str, dict[str, float | None]]:
+    """Return the spread of each part of the time to first token."""
+    times = np.full((len(served), len(PHASES)), np.nan) if outcome.phases_s is None else outcome.phases_s
+    return {name: spread(times[served, column]) for column, name in enumerate(PHASES)}
+
+
+def _throughput(outcome: Outcome, prompts: np.ndarray, counted: np.ndarray, served: np.ndarray) -> dict[str, float | None]:
+    """Return requests and tokens finished per second, from the first counted arrival to the last finish.
+
+    Requests are offered from the first counted arrival to the last one.
+    """
+    timed, seconds = served & ~np.isnan(outcome.e2e_s), span_s(outcome, served)
     output = sum(outcome.requests[i].output_tokens * outcome.requests[i].samples for i in np.flatnonzero(timed).tolist())
+    arrived = outcome.arrival_s[counted]
+    between = arrived.max() - arrived.min() if arrived.size and not np.isnan(outcome.ttft_s).all() else 0.0
     return {
-        "requests_per_s": ratio(arrivals.size, span_s),
-        "prompt_tokens_per_s": ratio(int(prompts[timed].sum()), span_s),
-        "output_tokens_per_s": ratio(output, span_s),
+        "offered_requests_per_s": ratio(arrived.size - 1, float(between)),
+        "requests_per_s": ratio(int(np.count_nonzero(timed)), seconds),
+        "prompt_tokens_per_s": ratio(int(prompts[timed].sum()), seconds),
+        "output_tokens_per_s": ratio(output, seconds),
     }
 
 

@@ -72,6 +72,8 @@ def _read(folder: Path) -> Run:
         result = json.loads(path.read_text())
         if not isinstance(result, dict) or result["schema"] != SCHEMA:
             raise UsageError(f"{path}: not a result of schema {SCHEMA}: repeat the run with this version of kvsim")
+        if "choices" not in result:
+            raise UsageError(f"{path}: of an earlier version of kvsim, without the names of its policies: repeat the run")
     except (ValueError, KeyError) as error:
         raise UsageError(f"{path}: not a valid result: {error}") from error
     run = Run(name=folder.name, folder=folder, result=result)

@@ -9,6 +9,8 @@ from kvsim.report.result import TIERS, RunRecord
 UNKNOWN = "-"
 MOST_ENGINES = 16
 """Most engines shown in a summary."""
+MOST_CLASSES = 16
+"""Most classes of requests shown in a summary."""
 MEASURED = {"busy": "busy time", "computed_tokens": "tokens computed", "output_tokens": "output tokens"}
 """What a measure of imbalance compares."""
 
@@ -28,8 +30,11 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
     pairs = [
         ("requests", _requests(result)),
         ("rules", result.get("rules_note", "")),
+        ("model", result.get("model_note", "")),
+        ("GPU memory", _gpu_memory(result.get("gpu_memory", {}))),
         ("hit rate", _hit_rate(result)),
         ("throughput", _throughput(result)),
+        ("SLO", _slo(result.get("slo"))),
         ("prefetch", counters(result["prefetch"])),
         ("placement", counters(result["placement"] if len(result["tiers"]) > 1 else {})),
         ("checkpoints", counters(result["checkpoints"])),
@@ -38,13 +43,15 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("ranks", _ranks(result.get("lost_to_disagreement", {}))),
         ("hardware", _hardware(result.get("hardware", {}))),
         ("run", _run(result)),
+        *(("warning", text) for text in result.get("warnings", [])),
     ]
     return [(name, text) for name, text in pairs if text]
 
 
 def tables(result: RunRecord) -> list[Table]:
-    """Return the tables that have rows: tiers, links, times and engines, of many engines only the busiest and the idlest."""
-    return [table for table in (_tiers(result), _links(result), _times(result), engine_table(result, MOST_ENGINES)) if table.rows]
+    """Return the tables that have rows: tiers, links, times, objectives, engines; of many engines the busiest and the idlest."""
+    shown = _tiers(result), _links(result), _times(result), slo_table(result), engine_table(result, MOST_ENGINES)
+    return [table for table in shown if table.rows]
 
 
 def shares(result: RunRecord) -> list[tuple[str, float]]:
@@ -124,6 +131,38 @@ def _throughput(result: RunRecord) -> str:
     return f"{requests} requests/s, {prompt} prompt tokens/s, {output} output tokens/s in {clock(result)}"
 
 
+def objective_text(slo: Mapping[str, Any]) -> str:
+    """Return the objectives that are set, such as ``TTFT <= 1 s and TPOT <= 0.05 s``."""
+    names = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
+    return " and ".join(f"{name} <= {slo[key]:g} s" for key, name in names.items() if slo[key] is not None)
+
+
+def _slo(slo: Mapping[str, Any] | None) -> str:
+    if not slo:
+        return ""
+    goodput = digits(slo["goodput_requests_per_s"])
+    return f"{percent(slo['attainment'])} of the requests with {objective_text(slo)}; goodput {goodput} requests/s"
+
+
+def slo_table(result: RunRecord) -> Table:
+    """Return the table of the classes of requests and how many of each meet the objectives; no rows without both."""
+    classes = (result.get("slo") or {}).get("classes", [])
+    columns = ("class", "requests", "attainment", "TTFT p99 (s)", "TPOT p99 (s)")
+    ranked = sorted(classes, key=lambda one: -one["requests"])[:MOST_CLASSES] if len(classes) > MOST_CLASSES else classes
+    rows: list[tuple[str, ...]] = [
+        (
+            f"{one['by']} {one['class'] or UNKNOWN}",
+            count(one["requests"]),
+            percent(one["attainment"]),
+            digits(one["ttft_s_p99"]),
+            digits(one["tpot_s_p99"]),
+        )
+        for one in ranked
+    ]
+    note = f"the {len(rows)} classes with the most requests, of {len(classes)}" if len(rows) < len(classes) else ""
+    return Table("Service level objectives", columns, rows, note)
+
+
 def clock(result: RunRecord) -> str:
     """Return the kind of time that the run's times are measured in."""
     return "real time" if result.get("hardware") else "simulated time"
@@ -134,6 +173,16 @@ def _ranks(lost: Mapping[str, int]) -> str:
     if not lost.get("transfers"):
         return ""
     return f"{count(lost['pages'])} pages lost to disagreement in {count(lost['transfers'])} transfers"
+
+
+def _gpu_memory(memory: Mapping[str, Any]) -> str:
+    """Return how the memory of an engine's GPUs is divided; empty unless that decided the size of the GPU tier."""
+    if not memory:
+        return ""
+    parts = [f"{memory[f'{name}_bytes'] / 2**30:,.1f} GiB {name}" for name in ("kv", "weights", "workspace", "states")]
+    share, total, gpus = memory["gpu_memory_utilization"], memory["memory_bytes"] / 2**30, memory["gpus"]
+    divided = ", ".join(parts if memory["states_bytes"] else parts[:-1]).replace("kv", "KV")
+    return f"{divided}: {share:g} of {total:,.1f} GiB of {gpus} GPU{'s' * (gpus > 1)}"
 
 
 def _hardware(found: Mapping[str, Any]) -> str:
@@ -182,6 +231,8 @@ def _times(result: RunRecord) -> Table:
         for key, label in names.items()
         if result[key]["mean"] is not None
     ]
+    if rows and (phases := result.get("phases_s")):
+        rows[1:1] = [(f"  {name}", *(digits(times[point]) for point in points)) for name, times in phases.items()]
     return Table("Times", ("seconds", *points), rows)
 
 

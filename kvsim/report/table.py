@@ -6,6 +6,7 @@ from rich.text import Text
 
 from kvsim.report.result import RunRecord, hit_definition
 from kvsim.report.summary import Table, facts, percent, scope, shares, tables
+from kvsim.report.terminal import print_table
 
 BAR_WIDTH = 72
 MARKS = {"gpu": ("█", "#", "blue"), "cpu": ("▓", "=", "yellow"), "disk": ("▒", "-", "green"), "computed": ("·", ".", "dim")}
@@ -17,11 +18,11 @@ def print_result(result: RunRecord, console: Console) -> None:
     width = min(console.width, 100)
     console.print(Text(f"kvsim {result['command']}", "bold"))
     console.print(_facts(result), width=width)
-    console.print(_bar(result, console), width=width)
+    console.print(_bar(result, console, min(width, BAR_WIDTH)), width=width)
     console.print(Text(f"{hit_definition(result['config'])} {scope(result)}".rstrip(), "dim"), width=width)
     for table in tables(result):
         console.print()
-        console.print(as_rich(table), width=width)
+        print_summary(table, console, width)
         if table.note:
             console.print(Text(table.note, "dim"), width=width)
 
@@ -33,24 +34,20 @@ def _facts(result: RunRecord) -> RichTable:
     return grid
 
 
-def _bar(result: RunRecord, console: Console) -> Text:
+def _bar(result: RunRecord, console: Console, bar_width: int) -> Text:
     """Draw a bar of prompt tokens by where they came from, to scale, with a legend."""
     plain = not console.encoding.startswith("utf")
     bar, legend, share_so_far = Text(), Text(), 0.0
     for name, share in shares(result):
         mark, style = MARKS[name][plain], MARKS[name][2]
-        width = round((share_so_far + share) * BAR_WIDTH) - round(share_so_far * BAR_WIDTH)
+        width = round((share_so_far + share) * bar_width) - round(share_so_far * bar_width)
         share_so_far += share
         bar.append(mark * width, style)
         legend.append(mark, style).append(f" {name} {percent(share)}   ")
     return Text("\n").join((Text(), bar, legend))
 
 
-def as_rich(table: Table) -> RichTable:
-    """Return a table for the terminal, without its title."""
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, heading in enumerate(table.columns):
-        drawn.add_column(heading, justify="right" if column else "left", header_style="bold")
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
+def print_summary(table: Table, console: Console, width: int) -> None:
+    """Print a table of a summary without its title."""
+    last = len(table.columns) - 1  # says most: the hit rate, the 99th percentile
+    print_table(console, table.columns, table.rows, width, drop=[*range(last - 1, 0, -1), last])

@@ -1,53 +1,109 @@
-"""Writes the timeline of a run in the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open."""
+"""Writes the timeline of a run in the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open.
+
+The format is described in "Trace Event Format" (Google, 2016). Used of it: complete events (X), flows (s, t, f), instant events
+(i), counters (C) and metadata (M). Times are whole microseconds, so that what follows one another never overlaps. There is no
+``displayTimeUnit``: Perfetto up to version 20 at least takes it for the unit of all times.
+"""
 
 import gzip
-import json
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from itertools import islice
+from typing import BinaryIO
 
-import numpy as np
+import msgspec
 
 from kvsim.core.pool import UNLIMITED
+from kvsim.core.tier import LEVELS, Tier
+from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
+from kvsim.engine.recorder import Batch, Recorder
+from kvsim.report.trace_lanes import Event, Place, Processes, lanes, microseconds, slice_of, thread_name
+from kvsim.report.trace_requests import BATCHES, Read, counters, flows, request_slices, visits_of
 
-REQUESTS = 1
-"""The process of the requests; after it come one process per engine, that of the links, and that of the tiers."""
-Event = dict[str, Any]
+EVENTS_AT_ONCE = 4096
 
 
+@without_garbage_collector()
 def write_timeline(file: BinaryIO, outcome: Outcome) -> None:
-    """Write the events of a recorded run, gzipped; the same run gives the same bytes. Times are in microseconds."""
+    """Write the events of a recorded run, gzipped; the same run gives the same bytes."""
+    encode = msgspec.json.Encoder().encode
+    found = events(outcome)
     with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0) as packed:
-        packed.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(events(outcome)):
-            packed.write((b",\n" if number else b"") + json.dumps(event, separators=(",", ":")).encode())
+        packed.write(b'{"traceEvents":[\n' + encode(next(found)))
+        while some := list(islice(found, EVENTS_AT_ONCE)):
+            packed.write(b"".join([b",\n" + encode(event) for event in some]))
         packed.write(b"\n]}\n")
 
 
-def processes(outcome: Outcome) -> dict[str, int]:
-    """Return the numbers of the processes by name; each process is one lane or a group of lanes."""
-    names = ["requests"]
-    for use in outcome.engines:
-        names.append(f"engine {use.engine}" if use.role == "both" else f"engine {use.engine} ({use.role})")
-    names += ["links", "tiers"] if outcome.engines else ["engine", "links", "tiers"]
-    return {name: pid for pid, name in enumerate(names, REQUESTS)}
-
-
 def events(outcome: Outcome) -> Iterator[Event]:
-    """Yield lane names, then requests, batches and outages by engine, transfers by link, and evictions, pages in use and free
-    pages by tier."""
-    pids = processes(outcome)
-    for name, pid in pids.items():
-        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
-        yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
-    yield from _requests(outcome)
-    yield from _batches(outcome)
+    """Yield the events: names; requests, batches and outages by engine; transfers by link; what tiers hold and evict; flows."""
+    recorder = outcome.timeline
+    assert recorder is not None
+    pids = Processes.of(outcome)
+    visits = visits_of(outcome, recorder.stays, pids)
+    yield from pids.names(outcome, {visit.wait_lane.pid for visit in visits if visit.wait_lane})
+    yield from request_slices(outcome, visits)
+    yield from _rejected(outcome, pids)
+    yield from _batches(outcome, recorder.batches, pids)
+    reads: list[Read] = []
+    yield from _links(outcome, pids.links, reads)
+    yield from counters(outcome, visits, pids)
+    yield from _tiers(recorder, pids)
+    yield from flows(visits, reads)
+
+
+def _rejected(outcome: Outcome, pids: Processes) -> Iterator[Event]:
+    for request in outcome.requests:
+        if outcome.status[request.index] == REJECTED:
+            yield {"ph": "i", "s": "p", "pid": pids.rejected, "tid": 1, "ts": microseconds(outcome.arrival_s[request.index]),
+                   "name": f"request {request.index} rejected", "args": {"prompt_tokens": request.prompt_tokens}}  # fmt: skip
+
+
+def _batches(outcome: Outcome, batches: list[Batch], pids: Processes) -> Iterator[Event]:
+    """Yield the steps of each engine; one that a failure has interrupted ends there."""
+    for pid in pids.engines:
+        yield thread_name(Place(pid, BATCHES), "batches")
+    for batch in batches:
+        kind = ("prefill" if batch.prefill_tokens else "", "decode" if batch.decode_requests else "")
+        arguments: Event = {
+            "prefill_requests": batch.prefill_requests, "prefill_tokens": batch.prefill_tokens,
+            "decode_requests": batch.decode_requests, "steps": batch.steps,
+        }  # fmt: skip
+        if batch.requests:
+            arguments["requests"] = list(batch.requests)
+        if batch.stalled_s:
+            arguments["stalled_s"] = round(batch.stalled_s, 6)
+        failed_s = [start_s for start_s, _ in outcome.outages.get(batch.engine, []) if batch.start_s <= start_s < batch.end_s]
+        place = Place(pids.engines[batch.engine], BATCHES)
+        yield slice_of(place, " and ".join(filter(None, kind)), batch.start_s, min([batch.end_s, *failed_s]), arguments)
+    for engine, times_s in outcome.outages.items():
+        for start_s, end_s in times_s:
+            last_s = min(end_s, max(start_s, outcome.simulated_s))
+            yield slice_of(Place(pids.engines[engine], BATCHES), "down", start_s, last_s, {})
+
+
+def _links(outcome: Outcome, pid: int, reads: list[Read]) -> Iterator[Event]:
+    """Yield the transfers of each link, on as many lanes as there are at once, and add those that bring pages to ``reads``."""
     disks = {link.owner for link in outcome.link_lanes if not link.is_of_engine}
-    for lane, link in enumerate(outcome.link_lanes, 1):
+    first = 1
+    for link in outcome.link_lanes:
         name = _link_name(link, has_engines=bool(outcome.engines), has_disks=len(disks) > 1)
-        yield {"ph": "M", "pid": pids["links"], "tid": lane, "name": "thread_name", "args": {"name": name}}
-        yield from _transfers(pids["links"], lane, name, link)
-    yield from _tiers(outcome, pids["tiers"])
+        rows = [
+            (microseconds(start_s), microseconds(end_s), round(n), int(who)) for start_s, end_s, n, who in link.intervals.tolist()
+        ]
+        places = lanes([(start, end) for start, end, _, _ in rows])
+        source, target = (LEVELS.index(tier) for tier in link.name.split("-"))
+        most = max(places, default=0) + 1
+        for lane in range(most):
+            yield thread_name(Place(pid, first + lane), name if most == 1 else f"{name}, lane {lane + 1}")
+        for (start, end, n_bytes, request), lane in zip(rows, places, strict=True):
+            place = Place(pid, first + lane)
+            arguments = {"bytes": n_bytes} if request < 0 else {"bytes": n_bytes, "request": request}
+            what = f"request {request}" if request >= 0 else "write down" if source < target else "read"
+            yield {"ph": "X", "pid": pid, "tid": place.tid, "ts": start, "dur": end - start, "name": what, "args": arguments}
+            if request >= 0 and source >= target:
+                reads.append(Read(request, start, place))
+        first += most
 
 
 def _link_name(link: LinkUse, *, has_engines: bool, has_disks: bool) -> str:
@@ -59,100 +115,25 @@ def _link_name(link: LinkUse, *, has_engines: bool, has_disks: bool) -> str:
     return f"{link.name} of engine {link.owner}" if has_engines else link.name
 
 
-def _requests(outcome: Outcome) -> Iterator[Event]:
-    """Yield a span for each request, with its hits as arguments, split into the time to first token and decode."""
-    for request in outcome.requests:
-        index = request.index
-        if outcome.status[index] == REJECTED:
-            yield {"ph": "i", "s": "p", "pid": REQUESTS, "tid": 0, "ts": _us(outcome.arrival_s[index]), "cat": "request",
-                   "name": f"request {index} rejected", "args": {"prompt_tokens": request.prompt_tokens}}  # fmt: skip
-            continue
-        arrival_s = outcome.arrival_s[index]
-        first_s, end_s = arrival_s + outcome.ttft_s[index], arrival_s + outcome.e2e_s[index]
-        hits = dict(zip(("hit_pages_gpu", "hit_pages_cpu", "hit_pages_disk"), outcome.hit_pages[index].tolist(), strict=True))
-        arguments = {"prompt_tokens": request.prompt_tokens, "output_tokens": request.output_tokens, **hits}
-        if outcome.engines and outcome.engine is not None and outcome.decoder is not None:
-            arguments |= {"engine": int(outcome.engine[index]), "decoder": int(outcome.decoder[index])}
-        yield from _span(REQUESTS, 0, "request", index, f"request {index}", arrival_s, end_s, arguments)
-        yield from _span(REQUESTS, 0, "request", index, "to first token", arrival_s, first_s, {})
-        yield from _span(REQUESTS, 0, "request", index, "decode", first_s, end_s, {})
+def _tiers(recorder: Recorder, pids: Processes) -> Iterator[Event]:
+    """Yield evictions, pages in use and, where the capacity is limited, free pages of each tier, a GPU's with its engine.
 
-
-def _batches(outcome: Outcome) -> Iterator[Event]:
-    """Yield the steps of each engine; one that a failure has interrupted ends there."""
-    assert outcome.timeline is not None
-    for engine in range(max(1, len(outcome.engines))):
-        yield {"ph": "M", "pid": REQUESTS + 1 + engine, "tid": 1, "name": "thread_name", "args": {"name": "batches"}}
-    for batch in outcome.timeline.batches:
-        name = (
-            "prefill and decode"
-            if batch.prefill_tokens and batch.decode_requests
-            else "prefill"
-            if batch.prefill_tokens
-            else "decode"
-        )
-        arguments = {
-            "prefill_requests": batch.prefill_requests, "prefill_tokens": batch.prefill_tokens,
-            "decode_requests": batch.decode_requests, "steps": batch.steps,
-        }  # fmt: skip
-        failed_s = [start_s for start_s, _ in outcome.outages.get(batch.engine, []) if batch.start_s <= start_s < batch.end_s]
-        end_s = min([batch.end_s, *failed_s])
-        yield _slice(REQUESTS + 1 + batch.engine, 1, name, batch.start_s, end_s, arguments)
-    for engine, times_s in outcome.outages.items():
-        for start_s, end_s in times_s:
-            yield _slice(REQUESTS + 1 + engine, 1, "down", start_s, min(end_s, max(start_s, outcome.simulated_s)), {})
-
-
-def _transfers(pid: int, lane: int, name: str, link: LinkUse) -> Iterator[Event]:
-    """Yield slices in the link's lane, or spans, which may overlap, if transfers share the link."""
-    rows = link.intervals
-    overlap = len(rows) > 1 and bool(np.any(rows[1:, 0] < rows[:-1, 1]))
-    for number, (start_s, end_s, n_bytes) in enumerate(rows.tolist()):
-        arguments = {"bytes": round(n_bytes)}
-        if overlap:
-            yield from _span(pid, lane, name, number, name, start_s, end_s, arguments)
-        else:
-            yield _slice(pid, lane, name, start_s, end_s, arguments)
-
-
-def _tiers(outcome: Outcome, pid: int) -> Iterator[Event]:
-    """Yield evictions, pages in use and, where the capacity is limited, free pages of each tier."""
-    recorder = outcome.timeline
-    assert recorder is not None
-    capacities = {label: tier.pool.capacity for label, tier in zip(recorder.labels, recorder.tiers, strict=True)}
-    lanes = {label: lane for lane, label in enumerate(recorder.labels, 1)}
-    for label, lane in lanes.items():
-        yield {"ph": "M", "pid": pid, "tid": lane, "name": "thread_name", "args": {"name": f"{label} evictions"}}
+    Of several changes at one time, only the last is shown: a counter has one value at a time.
+    """
+    places: dict[str, tuple[Place, str, Tier]] = {}
+    for number, (label, tier) in enumerate(zip(recorder.labels, recorder.tiers, strict=True), 1):
+        is_gpu = tier.name == LEVELS[0]
+        place = Place(pids.engines[tier.owner], BATCHES + 1) if is_gpu else Place(pids.tiers, number)
+        places[label] = place, "gpu" if is_gpu else label, tier
+        yield thread_name(place, f"{places[label][1]} evictions")
     for time_s, label, pages in recorder.evictions:
-        yield {"ph": "i", "s": "t", "pid": pid, "tid": lanes[label], "ts": _us(time_s), "cat": "eviction",
-               "name": f"{label} evicts", "args": {"pages": pages}}  # fmt: skip
+        place, name, _ = places[label]
+        yield {"ph": "i", "s": "t", "pid": place.pid, "tid": place.tid, "ts": microseconds(time_s), "name": f"{name} evicts",
+               "args": {"pages": pages}}  # fmt: skip
+    last = {(0, label): 0 for label in places}
     for time_s, label, pages in recorder.usage:
-        yield _counter(pid, time_s, f"{label} pages in use", pages)
-    for label, capacity in capacities.items():
-        if capacity < UNLIMITED:
-            yield _counter(pid, 0.0, f"{label} free pages", capacity)
-    for time_s, label, pages in recorder.usage:
-        if capacities[label] < UNLIMITED:
-            yield _counter(pid, time_s, f"{label} free pages", capacities[label] - pages)
-
-
-def _counter(pid: int, time_s: float, name: str, pages: int) -> Event:
-    return {"ph": "C", "pid": pid, "ts": _us(time_s), "name": name, "args": {"pages": pages}}
-
-
-def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float, arguments: Event) -> Event:
-    start, end = _us(start_s), _us(end_s)
-    return {"ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": round(end - start, 3), "name": name, "args": arguments}
-
-
-def _span(
-    pid: int, tid: int, category: str, number: int, name: str, start_s: float, end_s: float, arguments: Event
-) -> Iterator[Event]:
-    """Yield the begin and end events of a span that may overlap others."""
-    shared = {"pid": pid, "tid": tid, "cat": category, "id": number, "name": name}
-    yield {"ph": "b", "ts": _us(start_s), **shared, "args": arguments}
-    yield {"ph": "e", "ts": _us(end_s), **shared}
-
-
-def _us(seconds: float) -> float:
-    return round(float(seconds) * 1e6, 3)
+        last[microseconds(time_s), label] = pages
+    for (ts, label), pages in last.items():
+        place, name, tier = places[label]
+        free = {} if tier.pool.capacity >= UNLIMITED else {"free": tier.pool.capacity - pages}
+        yield {"ph": "C", "pid": place.pid, "ts": ts, "name": f"{name} pages", "args": {**free, "in use": pages}}

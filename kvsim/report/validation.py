@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -12,15 +11,12 @@ from rich.text import Text
 
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
+from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
 from kvsim.report.folder import prepare_folder, replacing
-from kvsim.report.html import document, draw_table, foot, picture
-from kvsim.report.pictures import LINK_COLOURS, laid_out
 from kvsim.report.result import SCHEMA, RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
-from kvsim.report.table import as_rich
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from kvsim.report.table import print_summary
+from kvsim.report.template import foot, render_page
 
 QUANTILES = ("p50", "p90", "p99")
 MAY_DIFFER = ("substrate", "disk")
@@ -67,6 +63,7 @@ def compare(
         "command": "validate",
         "command_line": command_line,
         "config": simulated["config"],
+        "choices": simulated["choices"],
         "versions": simulated["versions"],
         "seed": simulated["seed"],
         "device": measured["hardware"]["device"],
@@ -108,7 +105,7 @@ def print_validation(record: RunRecord, console: Console) -> None:
     for table in tables(record):
         console.print()
         console.print(Text(table.title, "bold"), width=width)
-        console.print(as_rich(table), width=width)
+        print_summary(table, console, width)
 
 
 def failures(record: RunRecord) -> str:
@@ -228,34 +225,27 @@ def _signed(error: float | None) -> str:
 
 def render_validation(record: RunRecord) -> str:
     """Return the validation as a self-contained HTML page."""
-    parts = [f'<p class="soft">{escape(line)}</p>' for line in (_scope(record), hit_definition(record["config"]))]
-    parts += [draw_table(table) for table in tables(record)]
     titles = {"requests_ttft_s": "Time to first token by request", "requests_tpot_s": "Time per output token by request"}
-    for number, (key, title) in enumerate(titles.items()):
-        parts.append(f"<h2>{title}</h2>")
-        figure = scatter(*record[key])
-        parts.append(picture(figure, number, with_script=not number, height="460px"))
-    return document("kvsim validate", [*parts, foot(record)])
+    pictures = [Picture(title, scatter(*record[key])) for key, title in titles.items()]
+    lines = [_scope(record), hit_definition(record["config"])]
+    return render_page(
+        "plain.html", "kvsim validate", pictures, about=[], lines=lines, tables=tables(record), pictures_first=False,
+        foot=foot(record),
+    )  # fmt: skip
 
 
-def scatter(simulated: list[float | None], measured: list[float | None]) -> "go.Figure":
+def scatter(simulated: list[float | None], measured: list[float | None]) -> Figure:
     """Draw each request's time on hardware (x) and simulated (y), in seconds, and the line where both are equal."""
-    import plotly.graph_objects as go
-
     pairs = [(real, said) for real, said in zip(measured, simulated, strict=True) if real and said]
     times = [time for pair in pairs for time in pair]
     ends = [min(times), max(times)] if times else [1e-3, 1.0]
-    figure = go.Figure()
-    figure.add_scatter(x=ends, y=ends, name="equal", mode="lines", line={"color": "#888", "dash": "dash", "width": 1})
-    figure.add_scatter(
-        x=[real for real, _ in pairs],
-        y=[said for _, said in pairs],
-        name="request",
-        mode="markers",
-        marker={"color": LINK_COLOURS[1], "size": 5, "opacity": 0.6},
-    )
-    laid_out(figure, "on hardware (s)", "simulated (s)")
-    figure.update_layout(hovermode="closest")
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log", tickformat=None, rangemode="normal")
-    return figure
+    equal = {"type": "scatter", "mode": "lines", "x": ends, "y": ends, "name": "equal", "line": {"color": GREY, "dash": "dash"}}
+    requests = {
+        "type": "scatter", "mode": "markers", "name": "request", "x": rounded(real for real, _ in pairs),
+        "y": rounded(said for _, said in pairs), "marker": {"color": COLOURS[0], "size": 5, "opacity": 0.6},
+    }  # fmt: skip
+    axis = {"type": "log", "rangemode": "normal"}
+    return laid_out(
+        [equal, requests], "on hardware (s)", "simulated (s)", "", x_axis={"type": "log"}, y_axis=axis, height=460,
+        hovermode="closest",
+    )  # fmt: skip

@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
+from typing import ClassVar
 
 import xxhash
 
@@ -13,7 +15,7 @@ from kvsim.errors import TraceError, UsageError
 TAILS = ("full", "all")
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Trace:
     """Requests in order of arrival, with prompts cut into pages of ``page_tokens`` tokens."""
 
@@ -23,8 +25,25 @@ class Trace:
     page_tokens: int
     block_tokens: int | None
     """Tokens per block of a file that describes prompts by block ids; None if it contains tokens."""
+    note: str = ""
+    """What was made up because the file does not contain it; shown with every result."""
     origin: tuple[str, ...] = ()
     """Overrides that load the trace again, if it was loaded from Python."""
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{number} {what}" for what, number in self._facts().items())
+        return f"Trace({self.name}: {facts}, pages of {self.page_tokens})"
+
+    def _repr_html_(self) -> str:
+        facts = self._facts() | {"tokens per page": f"{self.page_tokens:,}"}
+        rows = "".join(f"<tr><td>{what}</td><td>{number}</td></tr>" for what, number in facts.items())
+        return f"<p><b>{escape(self.name)}</b></p><table><tbody>{rows}</tbody></table>"
+
+    def _facts(self) -> dict[str, str]:
+        prompts = sum(request.prompt_tokens for request in self.requests)
+        answers = sum(request.output_tokens * request.samples for request in self.requests)
+        numbers = {"requests": len(self.requests), "prompt tokens": prompts, "output tokens": answers}
+        return {what: f"{number:,}" for what, number in numbers.items()}
 
 
 @dataclass(kw_only=True)
@@ -33,8 +52,11 @@ class TraceSource(ABC):
 
     Whatever the page size, the cost of loading grows with the runs of page ids, not with pages. Page ids are non-negative;
     requests that share a page id share all pages before it. A request that waits for another (``after``) has the higher index.
-    Page ids are the same in every process and do not depend on ``limit`` or ``rate``.
+    Page ids are the same in every process and do not depend on the settings in ``OF_ARRIVALS``.
     """
+
+    OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("limit", "rate")
+    """Settings on which page ids do not depend."""
 
     limit: int | None = None
     """Number of requests to keep, from the first; None keeps all."""
@@ -50,12 +72,29 @@ class TraceSource(ABC):
         if not 0 < self.rate < float("inf"):
             raise ValueError(f"rate must be positive, not {self.rate}; 1 keeps the recorded arrivals")
 
+    @property
+    def draws_at_random(self) -> bool:
+        """Whether requests depend on the setting ``seed``."""
+        return hasattr(self, "seed")
+
     @abstractmethod
     def load(self, page_tokens: int) -> Trace:
         """Load the trace with pages of ``page_tokens`` tokens.
 
         Raises TraceError for a file that cannot be used, and UsageError for a page size that does not fit the file's blocks.
         """
+
+    def resolved(self) -> "TraceSource":
+        """Return the source that is meant: another one where these settings leave the format open.
+
+        Raises TraceError, and ValueError for a bad setting.
+        """
+        return self
+
+    def files(self) -> list[str]:
+        """Return the paths of the files that determine the requests; the first is the trace itself."""
+        path = getattr(self, "path", None)
+        return [] if path is None else [path]
 
     def page_names(self, page_tokens: int) -> dict[int, str]:
         """Return the tokens of each page id that ``load`` assigns, as text; empty if the trace does not contain tokens."""
@@ -65,14 +104,13 @@ class TraceSource(ABC):
         """Return a function from page id to a 16-byte key, for pages that outlive the process.
 
         Equal keys mean equal pages with equal prefixes, across processes. Within one trace, ids already guarantee this, so the
-        key hashes the id together with everything that determines ids: the page size, the settings except ``limit`` and
-        ``rate``, and the content (not the path) of the file. Raises TraceError if the file cannot be read.
+        key hashes the id together with everything that determines ids: the page size, the settings except those of
+        arrivals, and the content (not the path) of the file. Raises TraceError if the file cannot be read.
         """
-        settings = asdict(self)
-        del settings["limit"], settings["rate"]
-        path = settings.pop("path", None)
+        settings = {name: value for name, value in asdict(self).items() if name not in self.OF_ARRIVALS}
+        settings.pop("path", None)
         source = xxhash.xxh3_128(repr((type(self).__name__, page_tokens, sorted(settings.items()))).encode())
-        if path is not None:
+        for path in self.files():
             update_with_file(source, path)
         name = source.digest()
         return lambda page: xxhash.xxh3_128_digest(name + page.to_bytes(8, "little"))

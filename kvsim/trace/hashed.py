@@ -2,22 +2,29 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run
+from kvsim.core.runs import Run, count_pages
 from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
-from kvsim.trace.records import Record, runs_of
+from kvsim.trace.records import Record
 
 
 @dataclass(kw_only=True)
 class HashedTrace(TraceSource):
-    """Reads lines with ``input_length`` and ``hash_ids``, plain or gzipped.
+    """Reads lines with the length of a prompt and the ids of its blocks, plain or compressed.
 
     The last block id may stand for a partial block; with ``tail=full`` it may also be absent. Ids are re-keyed, so they need
-    not identify their prefix. ``limit`` counts lines. ``answers``: see answers.py.
+    not identify their prefix. A line that has a block size must have that of ``block_tokens``. ``limit`` counts lines.
+    ``answers``: see answers.py.
     """
+
+    LENGTH: ClassVar[tuple[str, str]] = ("input_length", "input_tokens")
+    """Names of the prompt's length."""
+    IDS: ClassVar[str] = "hash_ids"
+    BLOCK_SIZE: ClassVar[str] = "block_size"
 
     path: str
     tail: str = "full"
@@ -40,21 +47,43 @@ class HashedTrace(TraceSource):
         """Return the index that assigns page ids to prompts. Raises UsageError for a page size that does not fit the blocks."""
         return BlockPages(self.block_tokens, page_tokens, partial_tail=self.tail == "all")
 
-    def read_prompt(self, record: Record, pages: BlockPages) -> tuple[int, tuple[Run, ...], int]:
+    def read_prompt(self, record: Record, pages: BlockPages, scope: int = 0) -> tuple[int, tuple[Run, ...], int]:
         """Return the prompt of a line: its number of tokens, its pages as runs, and its number of pages.
 
-        Raises TraceError unless the number of ``hash_ids`` matches ``input_length``.
+        Prompts of different scopes share no page. Raises TraceError unless the number of ids matches the length.
         """
-        prompt_tokens = record.integer("input_length", minimum=1)
-        blocks = record.integers("hash_ids")
+        blocks = self.blocks(record)
+        ids = count_pages(blocks)
+        prompt_tokens = self.check_length(record, ids)
+        return prompt_tokens, *pages.lookup(blocks, min(prompt_tokens, ids * self.block_tokens), scope)
+
+    def length(self, record: Record) -> int:
+        """Return the number of tokens of a line's prompt."""
+        return record.integer(record.either(*self.LENGTH), minimum=1)
+
+    def check_length(self, record: Record, ids: int) -> int:
+        """Return the number of tokens of a line's prompt. Raises TraceError unless it takes this number of ids."""
+        self._check_block_size(record)
+        prompt_tokens = self.length(record)
         most = -(-prompt_tokens // self.block_tokens)
         least = prompt_tokens // self.block_tokens if self.tail == "full" else most
-        if not least <= len(blocks) <= most:
+        if not least <= ids <= most:
             raise record.error(
-                f"hash_ids has {len(blocks)} ids, but input_length={prompt_tokens} takes {most} blocks of "
+                f"{self.IDS} has {ids} ids, but {record.either(*self.LENGTH)}={prompt_tokens} takes {most} blocks of "
                 f"{self.block_tokens} tokens; check block_tokens and tail"
             )
-        return prompt_tokens, *pages.lookup(runs_of(blocks), min(prompt_tokens, len(blocks) * self.block_tokens))
+        return prompt_tokens
+
+    def blocks(self, record: Record) -> tuple[Run, ...]:
+        """Return the block ids of a line's prompt as runs."""
+        return record.id_runs(self.IDS)
+
+    def _check_block_size(self, record: Record) -> None:
+        """Raise TraceError if the line names another block size."""
+        name = self.BLOCK_SIZE
+        if record.has(name) and record.integer(name) != self.block_tokens:
+            size = record.integer(name)
+            raise record.error(f"{name} is {size}, but block_tokens is {self.block_tokens}: set trace.block_tokens={size}")
 
     def with_answer(self, request: Request, pages: BlockPages) -> Request:
         """Return the request of a line; with ``answers=unique``, it has an answer."""

@@ -4,56 +4,147 @@ Qin et al., Mooncake: Trading More Storage for Less Computation (FAST 2025), and
 """
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 from kvsim.core.request import Request
-from kvsim.trace.base import Trace
+from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.trace.base import Trace, check_choice, check_page_tokens
 from kvsim.trace.blocks import BlockPages
+from kvsim.trace.deltas import Deltas
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import Record, read_records
+from kvsim.trace.records import Record, read_records, runs_of
 from kvsim.trace.resets import read_requests
-from kvsim.trace.timetable import Timetable
+from kvsim.trace.timetable import Place, TimedTrace, Timetable
+
+ANSWER = "output_hash_ids"
+CONTEXT_MODES = {"whole": "message_array_with_responses", "deltas": "deltas_without_responses"}
+"""What a later line of a session contains, and what AIPerf calls that."""
 
 
 @dataclass(kw_only=True)
-class Mooncake(HashedTrace):
-    """Reads ``{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}``, plain or gzipped.
+class Mooncake(HashedTrace, TimedTrace):
+    """Reads ``{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}``, plain or compressed.
 
-    A line contains its whole prompt, even within a session. The last block id may stand for a partial block; with ``tail=full``
-    it may also be absent. Ids are re-keyed, so they need not identify their prefix. ``limit`` counts lines. ``answers``: see
-    answers.py. Optional fields:
+    Besides Mooncake's own, these are traces of NVIDIA Dynamo (``MooncakeRow``, with its names ``input_tokens``,
+    ``output_tokens``, ``created_time`` and ``delay_ms``), of AIPerf (``mooncake_trace``), and of kvcache-simulator, where a line
+    is at least ``{"block_size", "hash_ids", "input_length"}``. An answer without a length has one token.
 
-        session_id, delay    see Timetable
-        priority             an integer; 0 if absent
-        n                    the number of answers to the prompt; 1 if absent. ``answers=inferred`` infers the first
-        images               a list of [begin, end]: no hit ends inside these tokens
+    A line contains its whole prompt, even within a session; with ``turns=deltas``, a later line of a session contains what is new
+    after the answer before it (see ``Deltas``). Lines may then lack ``hash_ids``: what they add is their own. The last block id
+    may stand for a partial block; with ``tail=full`` it may also be absent. Ids are re-keyed, so they need not identify their
+    prefix. ``limit`` counts lines. ``answers``: see answers.py. Optional fields:
+
+        timestamp, session_id, delay    see Timetable
+        priority                        an integer; 0 if absent
+        n                               the number of answers to the prompt; 1 if absent. ``answers=inferred`` infers the first
+        turn                            the position in the session, from 1; the lines of a session are counted if absent
+        type, tenant                    a string or an integer; the request's kind, and whose it is
+        persistent                      true: the prompt's pages are never evicted from the GPU
+        output_hash_ids                 ids of the blocks that the answer completes (its last token has no KV); with ``n``, a list
+                                        of answers. ``kvsim trace convert`` writes them where it knows the answers
+        note                            in the first line: what of the trace was made up, shown with every result
+        hash_ids_rle                    instead of ``hash_ids``: a first id and a length for each run of consecutive ids
+        images                          a list of [begin, end]: no hit ends inside these tokens
 
     A line ``{"reset": "drain"}`` or ``{"reset": "now"}``, optionally with a ``timestamp``, resets the cache (see ``Reset``).
     """
 
     block_tokens: int = 512
+    turns: str = "whole"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("turns", self.turns, tuple(CONTEXT_MODES))
+        if self.turns == "deltas" and self.answers != "none":
+            raise ValueError(
+                f"answers={self.answers} has no effect with turns=deltas, where prompts contain the answers: leave it out"
+            )
 
     def load(self, page_tokens: int) -> Trace:
-        pages, times = self.block_pages(page_tokens), Timetable(self.rate)
+        times = self.timetable()
         records = read_records(self.path, self.limit)
-        requests = read_requests(
-            records, times, lambda record: self._request(record, times, pages), is_limited=self.limit is not None
-        )
-        return self.trace(requests, page_tokens)
+        if self.turns == "deltas":
+            check_page_tokens(page_tokens)
+            deltas = Deltas(self.block_tokens, page_tokens, partial_tail=self.tail == "all")
+            read = partial(self._delta, times=times, deltas=deltas)
+        else:
+            read = partial(self._request, times=times, pages=self.block_pages(page_tokens))
+        first = next(records)
+        trace = self.trace(read_requests(chain([first], records), times, read, is_limited=self.limit is not None), page_tokens)
+        trace.note = str(first.name("note")) if first.has("note") else ""
+        return trace
+
+    def _delta(self, record: Record, times: Timetable, deltas: Deltas) -> Request:
+        """Return the request of a line that lists only what its prompt adds to the session."""
+        for name in (ANSWER, "images", "n"):
+            if record.has(name):
+                raise record.error(f"{name} is not supported with turns=deltas")
+        blocks = self.blocks(record) if record.has(self.IDS) or record.has(f"{self.IDS}_rle") else ()
+        added_tokens = self.check_length(record, count_pages(blocks)) if blocks else self.length(record)
+        place = times.place(record)
+        prompt = deltas.prompt(place.session, blocks, added_tokens, _output_tokens(record))
+        request = self._described(record, place, prompt.tokens, prompt.runs, prompt.pages)
+        request.output_runs = prompt.output_runs
+        return request
 
     def _request(self, record: Record, times: Timetable, pages: BlockPages) -> Request:
+        if not record.fields.keys() & {self.IDS, f"{self.IDS}_rle"}:
+            raise record.error(
+                f"{self.IDS} is missing; it must be a list of non-negative integers, unless lines list what a turn adds to its "
+                "session (trace.turns=deltas)"
+            )
         place = times.place(record)
-        prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages)
-        request = Request(
+        request = self._described(record, place, *self.read_prompt(record, pages))
+        if record.has(ANSWER):
+            self._set_answers(record, request, pages)
+        if self.answers == "unique" and request.samples > 1:
+            raise record.error(f"n is {request.samples}, but answers=unique knows one answer to each prompt: set answers=none")
+        return self.with_answer(request, pages)
+
+    def _described(self, record: Record, place: Place, prompt_tokens: int, runs: tuple[Run, ...], prompt_pages: int) -> Request:
+        """Return a request with this prompt and the other fields of its line."""
+        if record.has("context_mode") and record.fields["context_mode"] != CONTEXT_MODES[self.turns]:
+            mode = record.fields["context_mode"]
+            raise record.error(
+                f"context_mode is {mode}, but turns={self.turns} is for {CONTEXT_MODES[self.turns]}: set trace.turns"
+            )
+        place = place._replace(turn=record.integer("turn", minimum=1) - 1) if record.has("turn") else place
+        return Request(
             index=0,
             prompt_tokens=prompt_tokens,
-            output_tokens=record.integer("output_length"),
+            output_tokens=_output_tokens(record),
             runs=runs,
             prompt_pages=prompt_pages,
             priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
             samples=record.integer("n", minimum=1) if record.has("n") else 1,
             images=record.stretches("images", prompt_tokens),
+            kind=str(record.name("type")) if record.has("type") else "",
+            tenant=str(record.name("tenant")) if record.has("tenant") else "",
+            persistent=record.flag("persistent"),
             **place._asdict(),
         )
-        if self.answers == "unique" and request.samples > 1:
-            raise record.error(f"n is {request.samples}, but answers=unique knows one answer to each prompt: set answers=none")
-        return self.with_answer(request, pages)
+
+    def _set_answers(self, record: Record, request: Request, pages: BlockPages) -> None:
+        """Set the pages of the answers that the line contains. Raises TraceError unless they fit their length."""
+        if self.answers != "none":
+            raise record.error(f"{ANSWER} is the answer, so it cannot be {self.answers}: set answers=none")
+        answers = [record.integers(ANSWER)] if request.samples == 1 else record.integer_lists(ANSWER)
+        if len(answers) != request.samples:
+            raise record.error(f"{ANSWER} has {len(answers)} answers, but n is {request.samples}")
+        full = request.prompt_tokens // self.block_tokens
+        most = (request.prompt_tokens + max(request.output_tokens, 1) - 1) // self.block_tokens - full
+        paths = []
+        for answer in answers:
+            if len(answer) > most:
+                raise record.error(f"{ANSWER} has {len(answer)} ids, but the answer completes {most} blocks")
+            path = (*split_runs(record.id_runs(self.IDS), full)[0], *runs_of(answer))
+            tokens = count_pages(path) * self.block_tokens
+            whole, _ = pages.lookup(path, tokens - tokens % pages.page_tokens)
+            paths.append(split_runs(whole, request.prompt_tokens // pages.page_tokens)[1])
+        request.output_runs, request.sample_output_runs = paths[0], tuple(paths[1:])
+
+
+def _output_tokens(record: Record) -> int:
+    name = record.either("output_length", "output_tokens")
+    return record.integer(name) if record.has(name) else 1

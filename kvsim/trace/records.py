@@ -1,15 +1,17 @@
-"""Reads JSON Lines files, plain or gzipped; errors name the line."""
+"""Reads files of JSON objects, one per line or in one array, and of CSV; errors name the line or the element."""
 
-import gzip
 import json
+import re
 import sys
-import zlib
 from collections.abc import Iterator
 from itertools import islice, pairwise
-from typing import Any, TextIO
+from typing import Any
 
-from kvsim.core.runs import Run
+from msgspec.json import Decoder
+
+from kvsim.core.runs import Run, append_run
 from kvsim.errors import TraceError
+from kvsim.trace.files import lines
 
 
 class Record:
@@ -17,7 +19,7 @@ class Record:
 
     __slots__ = ("fields", "line", "path")
 
-    def __init__(self, path: str, line: int, fields: object) -> None:
+    def __init__(self, path: str, line: int | None, fields: object) -> None:
         self.path = path
         self.line = line
         if not isinstance(fields, dict):
@@ -31,6 +33,10 @@ class Record:
     def has(self, key: str) -> bool:
         """Whether the field is present and not null."""
         return self.fields.get(key) is not None
+
+    def either(self, key: str, other: str) -> str:
+        """Return the name under which a field with two names is there; ``key`` if under neither."""
+        return other if key not in self.fields and other in self.fields else key
 
     def integer(self, key: str, minimum: int | None = 0) -> int:
         """Return a field that must be an integer of at least ``minimum``; None allows any integer."""
@@ -74,6 +80,19 @@ class Record:
             return values
         raise self._wrong(key, "a list of non-negative integers")
 
+    def id_runs(self, key: str) -> tuple[Run, ...]:
+        """Return a list of ids as normalised runs: ``key``, or ``key_rle`` with a first id and a length for each run."""
+        packed = f"{key}_rle"
+        if not self.has(packed):
+            return runs_of(self.integers(key))
+        flat = self.integers(packed)
+        if len(flat) % 2 or 0 in flat[1::2]:
+            raise self.error(f"{packed} must contain pairs of a first id and a length of at least 1")
+        runs: list[Run] = []
+        for start, length in zip(flat[::2], flat[1::2], strict=True):
+            append_run(runs, start, length)
+        return tuple(runs)
+
     def integer_lists(self, key: str) -> list[list[int]]:
         """Return a field that must be a list of lists of non-negative integers."""
         for values in self.items(key):
@@ -104,9 +123,12 @@ class Record:
 
 
 def read_records(path: str, limit: int | None = None) -> Iterator[Record]:
-    """Yield the objects of a JSON Lines file, only the first ``limit`` if given. Blank lines are skipped.
+    """Yield the objects of a file of JSON Lines, of one JSON array, or of CSV, only the first ``limit`` if given.
 
-    A file whose name ends in ``.gz`` is decompressed. Raises TraceError if the file cannot be read to the end or is empty.
+    Blank lines are skipped.
+
+    A file whose name ends in ``.gz`` or ``.zst`` is decompressed. Raises TraceError if the file cannot be read to the end or is
+    empty.
     """
     records = _parse(path)
     first = next(records, None)
@@ -117,34 +139,84 @@ def read_records(path: str, limit: int | None = None) -> Iterator[Record]:
 
 
 def _parse(path: str) -> Iterator[Record]:
-    for line, text in _lines(path):
+    decode = Decoder().decode
+    every_line = lines(path)
+    for line, text in every_line:
         if text.isspace():
             continue
+        if line == 1:
+            text = text.removeprefix(BOM)
+            if text.lstrip().startswith(b"["):
+                yield from _parse_array(path, b"".join([text, *(more for _, more in every_line)]))
+                return
+            if COLUMNS.fullmatch(text):
+                yield from _parse_rows(path, text.decode().strip().split(","), every_line)
+                return
         try:
-            fields = json.loads(text)
+            fields = decode(text)
         except (ValueError, RecursionError) as error:
-            raise TraceError(path, line, f"not JSON: {getattr(error, 'msg', error)}") from None
+            if line > 1 or (fields := _whole(text, every_line)) is None:
+                raise TraceError(path, line, _problem(text, error, "not JSON")) from None
         yield Record(path, line, fields)
 
 
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    line = 0
+def _whole(text: bytes, rest: Iterator[tuple[int, bytes]]) -> dict[str, Any] | None:
+    """Return a file that is one JSON object over several lines; None if it is not."""
     try:
-        with _open(path) as file:
-            for line, text in enumerate(file, 1):
-                yield line, text
-    except gzip.BadGzipFile as error:
-        raise TraceError(path, line or None, f"not a valid gzip file, although its name ends in .gz: {error}") from None
-    except (EOFError, zlib.error):
-        raise TraceError(path, line + 1, "the gzip file is truncated or damaged here; download it again") from None
+        fields = Decoder().decode(b"".join([text, *(more for _, more in rest)])) if text.lstrip().startswith(b"{") else None
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+COLUMNS = re.compile(rb"[\w .()-]+(,[\w .()-]+)+\s*")
+"""The first line of a CSV file: names of columns."""
+BOM = b"\xef\xbb\xbf"
+
+
+def _parse_rows(path: str, columns: list[str], rows: Iterator[tuple[int, bytes]]) -> Iterator[Record]:
+    """Yield the rows of a CSV file. Numbers become numbers, empty cells null; cells are not quoted."""
+    for line, text in rows:
+        if text.isspace():
+            continue
+        try:
+            cells = text.decode().strip().split(",")
+        except UnicodeDecodeError:
+            raise TraceError(path, line, "not UTF-8 text") from None
+        if len(cells) != len(columns):
+            raise TraceError(path, line, f"has {len(cells)} cells, but there are {len(columns)} columns")
+        yield Record(path, line, dict(zip(columns, map(_cell, cells), strict=True)))
+
+
+def _cell(text: str) -> int | float | str | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None
+
+
+def _parse_array(path: str, text: bytes) -> Iterator[Record]:
+    try:
+        items = Decoder().decode(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(path, 1, _problem(text, error, "begins as a JSON array, but is not one")) from None
+    for number, fields in enumerate(items, 1):
+        yield Record(f"{path}, element {number}", None, fields)
+
+
+def _problem(text: bytes, error: Exception, what: str) -> str:
+    """Say what is wrong with JSON that the fast parser refuses; Python's own parser explains it better."""
+    try:
+        json.loads(text.decode())
     except UnicodeDecodeError:
-        raise TraceError(path, line + 1, "not UTF-8 text; if the file is gzipped, its name must end in .gz") from None
-    except OSError as error:
-        raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from None
-
-
-def _open(path: str) -> TextIO:
-    return gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
+        return "not UTF-8 text; if the file is compressed, its name must end in .gz or .zst"
+    except json.JSONDecodeError as explained:
+        return f"{what}: {explained.msg}"
+    except (ValueError, RecursionError):
+        pass
+    return f"{what}: {error}"
 
 
 def _shown(value: object) -> str:

@@ -1,7 +1,10 @@
 """Arrival times of the requests of a JSON Lines trace: at timestamps, or some time after the session's previous answer."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
+from kvsim.trace.arrivals import Arrivals, check_arrivals
+from kvsim.trace.base import TraceSource
 from kvsim.trace.records import Record
 
 
@@ -16,21 +19,23 @@ class Place(NamedTuple):
 
 
 class Timetable:
-    """Places the lines of a file, one after another, by these fields:
+    """Places the lines of a file, one after another, by these fields (Dynamo's names for them in parentheses):
 
-    timestamp     milliseconds; must not decrease; the first one in the file is time 0
-    session_id    a string or an integer; lines with the same value are the turns of one session
-    delay         milliseconds, from a session's second turn on: the request waits for the answer to the previous turn, and
-                  then for this time. Its timestamp, if any, only determines its place among the other requests.
+    timestamp (created_time)   milliseconds; must not decrease; the first one in the file is time 0
+    session_id                 a string or an integer; lines with the same value are the turns of one session
+    delay (delay_ms)           milliseconds, from a session's second turn on: the request waits for the answer to the previous
+                               turn, and then for this time. Its timestamp, if any, only determines its place among the others.
 
-    A line needs a timestamp or, from the second turn on, a delay. With ``timestamps_optional``, if the first line of the file
-    has no timestamp, no line may have one: a line then arrives at time 0, or its delay after the previous turn.
+    A later turn without either field follows the answer before it at once. All other lines of a file have a timestamp, or none
+    has: they then arrive at time 0, or when ``arrivals`` says, which also draws pauses before later turns. Sessions that begin
+    before the first timestamp of the file need none: they begin at time 0.
     """
 
-    def __init__(self, rate: float, *, timestamps_optional: bool = False) -> None:
+    def __init__(self, rate: float, arrivals: Arrivals | None = None) -> None:
         self._rate = rate
-        self._timestamps_optional = timestamps_optional
-        self._timed = True
+        self._arrivals = arrivals
+        self._timed = False
+        self._untimed = False
         self._lines = 0
         self._first_ms = 0.0
         self._last_ms = 0.0
@@ -39,28 +44,30 @@ class Timetable:
 
     def place(self, record: Record) -> Place:
         """Return the place of the next line; its ``after`` is a line number, from 0. Raises TraceError for bad fields."""
-        if self._lines == 0:
-            self._look_for_timestamps(record)
         session, turn, previous, previous_s = self._previous(record)
         timestamp_s = self.timestamp_s(record)
-        if turn and record.has("delay"):
-            delay_s = record.number("delay") / 1000
+        delay = record.either("delay", "delay_ms")
+        if turn and (record.has(delay) or timestamp_s is None):
+            delay_s = record.number(delay) / 1000 if record.has(delay) else self._arrivals.pause_s() if self._arrivals else 0.0
             arrival_s = previous_s + delay_s if timestamp_s is None else timestamp_s
             place = Place(arrival_s, previous, delay_s, session, turn)
-        elif timestamp_s is not None or not self._timed:
-            place = Place(timestamp_s or 0.0, -1, 0.0, session, turn)
         else:
-            raise record.error("timestamp is missing; only a later turn of a session may have a delay instead")
+            if timestamp_s is None:
+                self._check_untimed(record, session)
+                timestamp_s = self._arrivals.start_s() if self._arrivals else 0.0
+            place = Place(timestamp_s, -1, 0.0, session, turn)
         if session >= 0:
             self._turns[session] = turn + 1, self._lines, place.arrival_s
         self._lines += 1
         return place
 
-    def _look_for_timestamps(self, record: Record) -> None:
-        """Decide from the first line whether the file has timestamps."""
-        self._timed = record.has("timestamp") or not self._timestamps_optional
-        if not self._timed and self._rate != 1:
-            raise record.error(f"rate={self._rate} has no effect on a file without timestamps; leave it at 1")
+    def _check_untimed(self, record: Record, session: int) -> None:
+        """Raise TraceError if a line that waits for no other may not go without a timestamp."""
+        if self._timed:
+            raise record.error("timestamp is missing; only later turns of a session may go without")
+        if self._rate != 1 and self._arrivals is None:
+            raise record.error(f"rate={self._rate} has no effect on a file without timestamps; set sessions_per_s instead")
+        self._untimed |= session < 0 or self._arrivals is not None
 
     def _previous(self, record: Record) -> tuple[int, int, int, float]:
         """Return the line's session and turn, and the line number and arrival of the previous turn."""
@@ -76,14 +83,46 @@ class Timetable:
 
         Raises TraceError for a bad timestamp, and for one before that of an earlier line.
         """
-        if not record.has("timestamp"):
+        name = record.either("timestamp", "created_time")
+        if not record.has(name):
             return None
+        if self._arrivals is not None:
+            raise record.error("sessions_per_s has no effect on a file with timestamps: leave it out, and set rate")
+        if self._untimed:
+            raise record.error("this line has a timestamp but an earlier one has none: give all lines a timestamp, or no line")
+        timestamp = record.number(name)
         if not self._timed:
-            raise record.error("this line has a timestamp but the first line has none: give all lines a timestamp, or no line")
-        timestamp = record.number("timestamp")
-        if self._lines == 0:
+            self._timed = True
             self._first_ms = timestamp
         elif timestamp < self._last_ms:
             raise record.error(f"timestamps must not decrease: {timestamp:g} ms after {self._last_ms:g} ms; sort the file")
         self._last_ms = timestamp
         return (timestamp - self._first_ms) / 1000 / self._rate
+
+
+@dataclass(kw_only=True)
+class TimedTrace(TraceSource):
+    """A trace whose lines a ``Timetable`` places in time.
+
+    ``sessions_per_s``, ``pause_s`` and ``seed`` draw the arrivals of a file without timestamps (see ``Arrivals``).
+    """
+
+    OF_ARRIVALS: ClassVar[tuple[str, ...]] = (*TraceSource.OF_ARRIVALS, "sessions_per_s", "pause_s", "seed")
+
+    sessions_per_s: float | None = None
+    pause_s: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_arrivals(self.sessions_per_s, self.pause_s, self.seed)
+
+    @property
+    def draws_at_random(self) -> bool:
+        return self.sessions_per_s is not None
+
+    def timetable(self) -> Timetable:
+        """Return a new timetable for the lines of the file."""
+        if self.sessions_per_s is None:
+            return Timetable(self.rate)
+        return Timetable(self.rate, Arrivals(self.sessions_per_s, self.pause_s, self.seed, self.rate))

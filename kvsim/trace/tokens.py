@@ -1,24 +1,24 @@
 """Traces that contain the tokens themselves: one request per line, with pages identified by chained hashes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, split_runs
-from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival, name_pages
+from kvsim.trace.base import TAILS, Trace, check_choice, check_page_tokens, in_order_of_arrival, name_pages
 from kvsim.trace.page_hasher import PageHasher, Span
 from kvsim.trace.page_index import PageIndex
 from kvsim.trace.records import Record, read_records
 from kvsim.trace.resets import read_requests
-from kvsim.trace.timetable import Timetable
+from kvsim.trace.timetable import TimedTrace, Timetable
 
 
 @dataclass(kw_only=True)
-class Tokens(TraceSource):
-    """Reads lines ``{"token_ids": [...], "output_length": n}``, plain or gzipped, with these optional fields:
+class Tokens(TimedTrace):
+    """Reads lines ``{"token_ids": [...], "output_length": n}``, plain or compressed, with these optional fields:
 
-        timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0
+        timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0 or at ``sessions_per_s``
         priority                        an integer; 0 if absent
         tenant, lora                    a string or an integer; prompts that differ in either share no pages
         output_token_ids                the ``output_length`` tokens of the answer; with ``n``, a list of answers
@@ -49,6 +49,10 @@ class Tokens(TraceSource):
             block_tokens=None,
         )
 
+    def records(self) -> Iterator[Record]:
+        """Yield the lines of the file."""
+        return read_records(self.path, self.limit)
+
     def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
         """Return the keys of ``PageHasher`` instead: they depend on tokens only, so equal prompts of any file share them."""
         index = PageIndex()
@@ -58,17 +62,15 @@ class Tokens(TraceSource):
 
     def page_names(self, page_tokens: int) -> dict[int, str]:
         hasher, index = PageHasher(page_tokens, bigram=self.bigram), PageIndex()
-        records = read_records(self.path, self.limit)
-        prompts = ((record.integers("token_ids"), record) for record in records if "reset" not in record.fields)
+        prompts = ((record.integers("token_ids"), record) for record in self.records() if "reset" not in record.fields)
         return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
 
     def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
         """Return the requests in file order, with page ids from ``index``."""
         check_page_tokens(page_tokens)
-        hasher, times = PageHasher(page_tokens, bigram=self.bigram), Timetable(self.rate, timestamps_optional=True)
-        records = read_records(self.path, self.limit)
+        hasher, times = PageHasher(page_tokens, bigram=self.bigram), self.timetable()
         return read_requests(
-            records, times, lambda record: self._request(record, times, hasher, index), is_limited=self.limit is not None
+            self.records(), times, lambda record: self._request(record, times, hasher, index), is_limited=self.limit is not None
         )
 
     def _request(self, record: Record, times: Timetable, hasher: PageHasher, index: PageIndex) -> Request:
@@ -91,6 +93,7 @@ class Tokens(TraceSource):
             sample_output_runs=output_runs[1:],
             samples=samples,
             images=record.stretches("images", len(tokens)),
+            tenant=str(record.name("tenant")) if record.has("tenant") else "",
             persistent=record.flag("persistent"),
             bigram=self.bigram,
             **place._asdict(),

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, count_pages
+from kvsim.core.runs import count_pages
 from kvsim.trace.answers import infer_answers
 from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
-from kvsim.trace.records import Record, read_records, runs_of
+from kvsim.trace.records import Record, read_records
 
 ARRIVALS = ("recorded", "closed_loop")
 
@@ -38,7 +38,7 @@ class Lane:
 
 @dataclass(kw_only=True)
 class Weka(TraceSource):
-    """Reads sessions of requests ``{"t": s, "in", "out", "api_time": s, "hash_ids_rle" or "hash_ids"}``, plain or gzipped.
+    """Reads sessions of requests ``{"t": s, "in", "out", "api_time": s, "hash_ids_rle" or "hash_ids"}``, plain or compressed.
 
     The recorded sessions have no common clock, so they are played on ``concurrent_sessions`` lanes: all lanes start at time 0,
     and a lane takes the next session of the file when its current one ends. A request without ``api_time`` counts as answered
@@ -112,7 +112,7 @@ class Weka(TraceSource):
 
     def _request(self, call: Call, pages: BlockPages, session: int, turn: int) -> Request:
         prompt_tokens = call.record.integer("in", minimum=1)
-        blocks = _blocks(call.record)
+        blocks = call.record.id_runs("hash_ids")
         full = prompt_tokens // self.block_tokens
         if count_pages(blocks) != full:
             raise call.record.error(
@@ -149,13 +149,3 @@ def _calls(record: Record, begin_s: float = 0.0, kind: str = "agent") -> Iterato
         else:
             answer_s = part.number("api_time") if part.has("api_time") else 0.0
             yield Call(begin_s + t, begin_s + t + answer_s, kind, part)
-
-
-def _blocks(record: Record) -> tuple[Run, ...]:
-    """Return the runs of block ids of a request, in either encoding."""
-    if not record.has("hash_ids_rle"):
-        return runs_of(record.integers("hash_ids"))
-    flat = record.integers("hash_ids_rle")
-    if len(flat) % 2 or 0 in flat[1::2]:
-        raise record.error("hash_ids_rle must contain pairs of a first id and a length of at least 1")
-    return tuple(zip(flat[::2], flat[1::2], strict=True))

@@ -16,15 +16,49 @@ MISTAKES = [
     (["eviction=slru", "eviction.protected_hit=1"], "eviction.protected_hit: there is no such setting; did you mean eviction.p"),
     (["tiers.gpu.size=1"], "tiers.gpu.size: there is no such setting"),
     (["eviction=sllru"], "eviction=sllru: there is no such choice; did you mean slru? choose from "),
-    (["trace=nope"], "trace=nope: there is no such choice; choose from bailian, mooncake, "),
-    (["eviction=null"], "Config group override must be a string"),
+    (["trace=nope"], "trace=nope: there is no such choice; choose from auto, bailian, "),
+    (["eviction=null"], "eviction=null: choose one by name, eviction=NAME, or leave it out"),
+    (["eviction=lur"], "eviction=lur: there is no such choice; did you mean lru? choose from "),
+    (
+        ["trace=[mooncake,bailian]"],
+        "trace=[mooncake,bailian]: choose one; to compare several, run kvsim with -m and trace=mooncake,b",
+    ),
+    (["~trace"], "~trace: every run needs one; choose another with trace=NAME"),
+    (["~trce"], "trce: there is no such setting; did you mean trace?"),
+    (["+timeline=true"], "+timeline: there is such a setting already; leave out the +"),
+    (["tiers.gpu.capcity=1GiB"], "tiers.gpu.capcity: there is no such setting; did you mean tiers.gpu.capacity?"),
+    (["gpu.capacity=1GiB"], "gpu.capacity: there is no such setting; did you mean tiers.gpu.capacity?"),
+    (["limit=5"], "limit: there is no such setting; did you mean trace.limit?"),
+    (["foo.bar=1"], "foo.bar: there is no such setting; the configuration has "),
+    (
+        ["eviction@tiers.cup.eviction=lru"],
+        "eviction@tiers.cup.eviction: there is no such setting; did you mean eviction@tiers.cpu.e",
+    ),
+    (["evicton@tiers.cpu.eviction=lru"], "evicton: there is no such setting; did you mean eviction?"),
+    (["hydra.run.dirr=x"], "hydra.run.dirr: there is no such setting; did you mean hydra.run.dir?"),
+    (["hydra/launcher=ray"], "hydra/launcher=ray is not installed: pip install 'kvsim[ray]'"),
+    (["hydra.mode=MULTIRN"], "hydra.mode: Invalid value 'MULTIRN', expected one of [RUN, MULTIRUN]"),
+    (["trace.sessions=${nope}"], "trace.sessions: ${nope} refers to a setting that does not exist"),
+    (["output=${nope}"], "output: ${nope} refers to a setting that does not exist"),
+    (["tiers.gpu.capacity=40Gib"], "tiers.gpu.capacity: 'Gib' is not a unit of capacity; did you mean GiB?"),
+    (["trace=mooncake", "trace.path=x", "trace.tail=ful"], "trace.tail must be one of full, all, not 'ful'; did you mean full?"),
+    (["eviction._target_=null"], "eviction._target_: names no class; choose by name, eviction=NAME"),
+    (["eviction._target_=os.path.join"], "eviction._target_: os.path.join is not a class; choose by name"),
+    (["eviction._target_=kvsim.policies.eviction.base.EvictionPolicy"], "eviction._target_: kvsim.policies.eviction.base.Ev"),
+    (["model._target_=null"], "model._target_: names no class"),
+    (["-m", "output=a,b"], "output=a,b: output is one for all jobs of a sweep; set a single value"),
+    (["--multirn"], "there is no flag --multirn; did you mean --multirun?"),
+    (["--resolve"], "--resolve has no effect without --cfg"),
+    (["-m", "--cfg", "job"], "--multirun and --cfg exclude each other"),
+    (["--config-dir", "nowhere"], "--config-dir: there is no folder 'nowhere'"),
+    (["--config-name", "nope"], "there is no file nope.yaml in the folders of settings"),
     (["tiers.cpu.eviction=slru"], "tiers.cpu.eviction: use eviction@tiers.cpu.eviction=NAME"),
     (["tiers.cpu.eviction.protected_hits=1"], "tiers.cpu.eviction.protected_hits: the tier has no policy of its own"),
     (["eviction=lru,fifo"], "eviction=lru,fifo lists several values: add -m"),
     (["eviction=[lru"], "cannot parse the override 'eviction=[lru'"),
     (["page_tokens"], "cannot parse the override 'page_tokens': use KEY=VALUE"),
-    (["--fast"], "cannot parse '--fast'"),
-    (["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
+    (["--fast"], "there is no flag --fast; choose from --help"),
+    (["--cfg", "jobs"], "--cfg jobs: there is no such choice; did you mean job? choose from job, hydra, all"),
     (["page_tokens=many"], "page_tokens: Value 'many' of type 'str' could not be converted to Integer"),
     (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
     (["tiers.gpu.capacity=40"], "tiers.gpu.capacity: 40 has no unit"),
@@ -98,3 +132,26 @@ def test_the_process_ends_with_exit_code_2_and_no_traceback(folder: Path) -> Non
     assert ended.stderr.startswith("kvsim: eviction=belaady: there is no such choice")
     assert ended.stderr.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+BAD_FILES = [
+    (b"a: [1,\nb: 2\n", "conf/model/mine.yaml:3: not valid YAML: "),
+    (b"a:\n\t- 1\n", "conf/model/mine.yaml:2: not valid YAML: "),
+    (b"a: 1\na: 2\n", "conf/model/mine.yaml:2: not valid YAML: found duplicate key a"),
+    (b"\xde\xad\xbe\xef", "conf/model/mine.yaml: not a YAML file: "),
+    (b"\0\1abc", "conf/model/mine.yaml: not a YAML file: "),
+    (b"", "model."),
+    (b"just a text\n", "model.just a text: there is no such setting"),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), BAD_FILES)
+def test_a_file_of_settings_that_is_no_yaml_is_named(
+    content: bytes, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / "conf" / "model" / "mine.yaml").write_bytes(content)
+    assert main(["replay", "--config-dir", "conf", "model=mine"]) == 2
+    shown = capfd.readouterr().err
+    assert shown.removeprefix("kvsim: ").removeprefix(f"{folder}/").startswith(expected)
+    assert shown.count("\n") == 1

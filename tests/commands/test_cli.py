@@ -29,20 +29,14 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(re.search(rf"^  {command} ", shown, re.MULTILINE) for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["simulate", "replay"])
-def test_help_of_a_run_lists_groups_and_settings(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
-    shown = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert f"usage: kvsim {command} [KEY=VALUE ...]" in shown
-    assert re.search(r"eviction: .*\blru, .*\bslru", shown)
-    assert "page_tokens: 16" in shown
-
-
 def test_an_unknown_command_is_named_with_a_close_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulat"]) == 2
     assert capsys.readouterr().err == "kvsim: there is no command 'simulat'; did you mean simulate?\n"
+
+
+def test_the_package_is_the_command() -> None:
+    shown = subprocess.run([sys.executable, "-m", "kvsim", "--help"], capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("usage: kvsim COMMAND")
 
 
 def test_an_interrupt_ends_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,3 +64,34 @@ def test_the_configuration_is_shown_without_running(
     assert main(["simulate", "eviction=slru", "--cfg", "job", "eviction.protected_hits=5"]) == 0
     assert "protected_hits: 5" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def run(*arguments: str, output: str) -> tuple[int, str]:
+    """Run kvsim with its standard output redirected as a shell would. Returns the exit code and what went to standard error."""
+    code = "import sys; from kvsim.cli import main; sys.exit(main())"
+    line = f'"$0" -c "$1" {" ".join(arguments)} {output}'
+    ended = subprocess.run(["bash", "-c", line, sys.executable, code], capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["help", "eviction"], ["replay", "--cfg", "job"]], ids=" ".join)
+def test_a_full_output_ends_with_one_line(arguments: list[str]) -> None:
+    assert run(*arguments, output="> /dev/full") == (1, "kvsim: standard output: No space left on device\n")
+
+
+def test_a_closed_output_ends_with_one_line() -> None:
+    assert run("help", "eviction", output=">&-") == (1, "kvsim: standard output is closed\n")
+
+
+def test_a_pipe_that_is_closed_early_ends_quietly() -> None:
+    assert run("simulate", "--help", output="| head -1") == (0, "")
+
+
+def test_an_error_of_another_file_is_no_error_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(arguments: list[str]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli, "_run", broken)
+    with pytest.raises(OSError, match="No space"):
+        main(["replay"])

@@ -11,15 +11,17 @@ import hydra
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import get_args_parser
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, Node, OmegaConf
+from omegaconf._utils import get_yaml_loader
 
-from kvsim.commands import hydra_internals
+from kvsim.commands import hydra_internals, hydra_main
 from kvsim.commands.hydra_internals import JobConfig, SweepLoader
 
 INTERNALS = [
@@ -29,7 +31,15 @@ INTERNALS = [
     (Plugins._scan_all_plugins, "modules"),
     (Sweeper.validate_batch_is_legal, "self batch"),
     (BasicSweeper.split_arguments, "overrides max_batch_size"),
+    (BasicSweeper.split_overrides_to_chunks, "lst n"),
+    (ConfigLoaderImpl.load_sweep_config, "self master_config sweep_overrides"),
     (get_args_parser, ""),
+    (create_config_search_path, "search_path_dir"),
+    (Hydra.__init__, "self task_name config_loader"),
+    (Hydra.run, "self config_name task_function overrides with_log_configuration"),
+    (Hydra.multirun, "self config_name task_function overrides with_log_configuration"),
+    (ConfigLoaderImpl.validate_sweep_overrides_legal, "overrides run_mode from_shell"),
+    (get_yaml_loader, ""),
 ]
 
 
@@ -48,8 +58,8 @@ def test_nodes_of_the_installed_omegaconf_hold_what_is_copied() -> None:
 
 def test_no_other_module_uses_internals_of_hydra() -> None:
     package = Path(hydra_internals.__file__).parents[1]
-    users = [path for path in package.rglob("*.py") if "hydra._internal" in path.read_text()]
-    assert users == [Path(hydra_internals.__file__)]
+    users = {path for path in package.rglob("*.py") if "hydra._internal" in path.read_text()}
+    assert users == {Path(hydra_internals.__file__), Path(hydra_main.__file__)}
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +168,12 @@ def test_what_was_composed_is_sent_to_workers(
     assert OmegaConf.to_container(there.load_configuration("config", task, RunMode.RUN)) == OmegaConf.to_container(expected)
     with pytest.raises(TypeError):  # another choice is composed there
         there.load_configuration("config", ["eviction=arc", "output=x"], RunMode.RUN)
+
+
+def test_sweeps_are_split_as_before_after_one(loaders: tuple[ConfigLoaderImpl, SweepLoader]) -> None:
+    classes = [kind for kind in Plugins.instance().discover(Sweeper) if kind.__name__ == "BasicSweeper"]
+    assert len(classes) == 1
+    hydra_internals._set_split(lambda overrides, most: [])
+    assert all(kind.split_arguments([], None) == [] for kind in (*classes, BasicSweeper))  # type: ignore[attr-defined]
+    hydra_internals.restore()
+    assert all(kind.split_arguments([], None) == [[[]]] for kind in (*classes, BasicSweeper))  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """``kvsim policies``."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,48 @@ def test_all_families_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"{family}=NAME" in shown for family in FAMILIES)
 
 
-def test_it_takes_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies", "eviction"]) == 2
-    assert capsys.readouterr().err == "kvsim: policies takes no arguments, but got 'eviction'\n"
+def test_one_family_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies", "eviction"]) == 0
+    shown = capsys.readouterr().out
+    assert "eviction=NAME" in shown and "prefetch=NAME" not in shown
+
+
+@pytest.mark.parametrize(
+    ("family", "path"), [(family, path) for family in FAMILIES for path in sorted((CONF / family).glob("*.yaml"))]
+)
+def test_one_policy_is_described(family: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies", family, path.stem]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"{family}={path.stem}" and shown[1].startswith("  ") and shown[1].strip()
+
+
+def test_a_policy_is_described_with_its_algorithm_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["policies", "eviction", "slru"])
+    shown = capsys.readouterr().out
+    assert "LRU in two classes" in shown and "leave first" in shown
+    assert "eviction.protected_hits=2\n    Uses after which a page is protected." in shown
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 120])
+def test_no_word_is_broken(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    main(["policies", "eviction"])
+    shown = capsys.readouterr().out
+    assert all(len(line) <= columns for line in shown.splitlines())
+    for name, purpose, settings in policies("eviction"):
+        assert re.search(rf"^ +{name} ", shown, re.MULTILINE)
+        assert set(re.findall(r"[a-z]{5,}", purpose)) <= set(re.findall(r"[a-z]{5,}", shown))
+        assert "No room for: settings" in shown or all(setting in shown for setting in settings.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["evicton"], "there is no policy family 'evicton'; did you mean eviction?"),
+        (["eviction", "slur"], "eviction=slur: there is no such choice; did you mean slru? choose from "),
+        (["eviction", "slru", "x"], "use kvsim policies, kvsim policies FAMILY or kvsim policies FAMILY NAME"),
+    ],
+)
+def test_a_wrong_argument_ends_with_one_line(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"kvsim: {expected}")

@@ -10,8 +10,6 @@ from kvsim.cli import main
 
 SMALL = ("trace.sessions=20", "tiers.gpu.capacity=6000pages", "tiers.cpu.capacity=3000pages", "tiers.disk.capacity=9000pages")
 FILES = ["report.html", "requests.csv.gz", "result.json"]
-OF_A_JOB = [name for name in FILES if name != "report.html"]
-"""A sweep has one page over all of its jobs."""
 MEASURED = ("versions", "load_s", "wall_s", "requests_per_s")
 
 
@@ -51,7 +49,7 @@ def test_a_multirun_has_a_numbered_folder_for_each_job(folder: Path) -> None:
     assert names(folder) == ["sweep"]
     assert {"0", "1", "sweep.csv", "report.html"} <= set(names(folder / "sweep"))
     for job, policy in (("0", "lru.LRU"), ("1", "fifo.FIFO")):
-        assert names(folder / "sweep" / job) == OF_A_JOB
+        assert names(folder / "sweep" / job) == FILES
         assert result(folder / "sweep" / job)["config"]["eviction"]["_target_"].endswith(policy)
 
 
@@ -69,4 +67,4 @@ def test_a_multirun_goes_on_after_a_job_that_cannot_work(folder: Path, capfd: py
         "kvsim: 1 of 2 jobs failed; the first is job 0: tiers.gpu.capacity: 40 has no unit; use 40pages, 40tokens or 40GiB"
     )
     assert "result.json" not in names(folder / "sweep" / "0")
-    assert names(folder / "sweep" / "1") == OF_A_JOB
+    assert names(folder / "sweep" / "1") == FILES

@@ -205,7 +205,7 @@ def test_a_mistake_in_any_choice_or_key_ends_a_sweep_before_its_first_job(
 def test_a_process_looks_for_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a launcher hands each job the state of Hydra, which leaves out the plugins."""
     monkeypatch.setattr(Singleton, "_instances", dict(Singleton._instances))
-    SweepCallback().on_job_start(DictConfig({}))
+    SweepCallback().on_job_start(DictConfig({"hydra": {"runtime": {"config_sources": []}}}))
     before = Plugins.instance()
     Singleton.set_state(Singleton.get_state())
     assert Plugins.instance() is not before

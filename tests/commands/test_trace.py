@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvsim.cli import main
-from kvsim.commands.trace import guess_format, load
-from kvsim.errors import TraceError
+from kvsim.commands.trace import describe
 
 MOONCAKE = {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
-WEKA = {"id": "a", "block_size": 64, "requests": [{"t": 0, "in": 128, "out": 1, "hash_ids": [1, 2]}]}
-TOKENS = {"token_ids": list(range(64)), "output_length": 1}
 
 
 def write(folder: Path, *records: object) -> str:
@@ -20,27 +17,18 @@ def write(folder: Path, *records: object) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("record", "expected"), [(MOONCAKE, "mooncake"), (WEKA, "weka"), (TOKENS, "tokens")])
-def test_the_format_is_known_by_the_first_record(record: object, expected: str, tmp_path: Path) -> None:
-    assert guess_format(write(tmp_path, record)) == expected
-
-
-def test_an_unknown_format_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path, {"prompt": "hello"})
-    with pytest.raises(TraceError, match="unknown format: found none of"):
-        guess_format(path)
-
-
 def test_overrides_change_how_the_file_is_read(tmp_path: Path) -> None:
     path = write(tmp_path, MOONCAKE, MOONCAKE)
-    assert [request.prompt_pages for request in load([path, "page_tokens=512"]).requests] == [2, 2]
-    assert len(load([path, "trace.limit=1"]).requests) == 1
+    source, page_tokens = describe([path, "page_tokens=512"])
+    assert [request.prompt_pages for request in source.load(page_tokens).requests] == [2, 2]
+    source, page_tokens = describe([path, "trace.limit=1"])
+    assert len(source.load(page_tokens).requests) == 1
 
 
 def test_statistics_stand_beside_published_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "info", write(tmp_path, MOONCAKE, MOONCAKE), "page_tokens=512"]) == 0
     shown = capsys.readouterr().out
-    assert "trace.jsonl, in pages of 512 tokens" in shown
+    assert "trace.jsonl (trace=mooncake), in pages of 512 tokens" in shown
     assert "0.500000" in shown
     assert "Mooncake conversation" in shown
 

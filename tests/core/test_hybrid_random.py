@@ -297,7 +297,8 @@ def test_hits_are_the_longest_prefix_with_a_state(words: list[str], make: Any, s
 # --- the engine, and every eviction policy -----------------------------------------------------------------------------
 
 SMALL = (
-    "model=qwen3_next_80b", "page_tokens=64", "trace.sessions=8", "trace.max_prompt_tokens=10002", "trace.sessions_per_s=2",
+    "model=qwen3_next_80b", "hardware.gpus=2", "page_tokens=64",
+    "trace.sessions=8", "trace.max_prompt_tokens=10002", "trace.sessions_per_s=2",
 )  # fmt: skip
 SHARED = ("tiers.gpu.capacity=500pages", "tiers.cpu.capacity=500pages")
 DISK = ("tiers.disk.capacity=500pages",)

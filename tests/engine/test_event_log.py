@@ -24,7 +24,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "simulation": ("simulate", [*TIERS, "placement=write_back", "prefetch=threshold"]),
     "one tier": ("replay", TIERS[:1]),
     "retractions": ("simulate", ["tiers.gpu.capacity=4100pages", "trace.rate=50"]),
-    "states": ("simulate", [*TIERS[:2], "model=qwen3_next_80b", "checkpoint=last", "page_tokens=64"]),
+    "states": ("simulate", [*TIERS[:2], "model=qwen3_next_80b", "hardware.gpus=2", "checkpoint=last", "page_tokens=64"]),
     "states apart": (
         "replay",
         [*TIERS[:2], "model=qwen3_next_80b", "checkpoint=last", "tiers.gpu.states=40states", "tiers.cpu.states=60states"],

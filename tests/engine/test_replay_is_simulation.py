@@ -165,7 +165,7 @@ def test_with_prefetch(prefetch: str) -> None:
     assert hits > 0
 
 
-HYBRID = ("model=qwen3_next_80b", "page_tokens=256")
+HYBRID = ("model=qwen3_next_80b", "model.weight_dtype_bytes=1", "page_tokens=256")
 """A state takes as much room as 13 pages."""
 STATE_TIERS = {"gpu": 104, "cpu": 60, "disk": 100}
 

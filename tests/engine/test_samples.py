@@ -230,7 +230,7 @@ def test_every_sample_may_have_an_answer_of_its_own_that_is_cached(tmp_path: Pat
         ({"n": -2}, "n must be an integer of at least 1, not -2"),
         ({"n": 1.5}, "n must be an integer of at least 1, not 1.5"),
         ({"n": "2"}, 'n must be an integer of at least 1, not "2"'),
-        ({"n": float("nan")}, "n must be an integer of at least 1, not NaN"),
+        ({"n": float("nan")}, "not JSON: JSON is malformed: invalid character (byte 50)"),
         ({"n": 2, "output_token_ids": [1, 2]}, "output_token_ids must be a list of lists of non-negative integers"),
         ({"n": 2, "output_token_ids": [[1, 2], [1, -2]]}, "output_token_ids must be a list of lists of non-negative integers"),
         ({"n": 2, "output_token_ids": [[1, 2]]}, "output_token_ids has 1 answers, but n is 2"),

@@ -198,7 +198,7 @@ def test_routing_has_no_effect_without_a_clock(command: str) -> None:
 
 @pytest.mark.parametrize("choice", NAMES)
 def test_every_yaml_composes_to_its_class_with_its_defaults(choice: str) -> None:
-    built = plan(f"routing={choice}").routing
+    built = plan(f"routing={choice}", "cluster.engines=2").routing
     fields = getattr(type(built), "__dataclass_fields__", {})
     assert {name: getattr(type(built)(), name) for name in fields} == {name: getattr(built, name) for name in fields}
 

@@ -80,7 +80,8 @@ def test_known_pages_stand_in_the_rows_of_their_requests() -> None:
 
 @pytest.mark.parametrize("command", [replay, simulate])
 def test_the_page_draws_what_kv_alone_would_have_hit(command: Any) -> None:
-    result = played([1], [1, 2], [5], [1, 3], settings=(*LAST, "tiers.gpu.states=2states"), command=command)
+    gpus = ("hardware.gpus=2",) if command is simulate else ()
+    result = played([1], [1, 2], [5], [1, 3], settings=(*LAST, *gpus, "tiers.gpu.states=2states"), command=command)
     hits = result.record["timeline"]["hits"]
     assert hits["known_rate"] == pytest.approx([0, 64 / 129, 0, 64 / 129], abs=1e-6)
     assert hits["hit_rate"]["gpu"] == pytest.approx([0, 64 / 129, 0, 0], abs=1e-6)

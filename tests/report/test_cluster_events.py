@@ -2,8 +2,7 @@
 
 import gzip
 import json
-from collections import Counter, defaultdict
-from itertools import pairwise
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import kvsim
 from kvsim.cli import main
 from kvsim.engine.recorder import Recorder
 from kvsim.report.timeline import free_pages
+from tests.report.timeline_reader import Timeline
 
 SETTINGS = [
     "trace.sessions=40",
@@ -25,65 +25,81 @@ SETTINGS = [
 CLUSTERS = {
     "four": ["cluster.engines=4", "engine.links=shared"],
     "hosts": ["cluster.engines=4", "cluster.engines_per_host=2", "tiers.disk.capacity=30000pages", "prefetch=threshold",
-              "cluster.failures=[{engine: 1, at_s: 20, back_after_s: 0.001}, {engine: 2, at_s: 30}]"],
+              "cluster.failures=[{engine: 1, at_s: 12, back_after_s: 0.001}, {engine: 2, at_s: 30}]"],
     "apart": ["cluster.prefill=2", "cluster.decode=2", "tiers.cpu.scope=engine"],
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=list(CLUSTERS))
-def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Timeline, Any]:
     """The record of a run, its timeline, and its event log."""
     folder = tmp_path_factory.mktemp("cluster")
     assert main(["simulate", *SETTINGS, *CLUSTERS[request.param], "timeline=true", "events=true", f"output={folder}"]) == 0
     record = json.loads((folder / "result.json").read_text())
-    timeline = json.loads(gzip.decompress((folder / "timeline.json.gz").read_bytes()))["traceEvents"]
     events = [json.loads(line) for line in gzip.decompress((folder / "events.jsonl.gz").read_bytes()).splitlines()]
-    return record, timeline, events
+    return record, Timeline(folder / "timeline.json.gz"), events
 
 
-def names_of(timeline: list[dict[str, Any]], kind: str) -> dict[Any, str]:
-    keys = ("pid",) if kind == "process_name" else ("pid", "tid")
-    return {tuple(e[key] for key in keys): e["args"]["name"] for e in timeline if e["name"] == kind}
+def name_of(engine: dict[str, Any]) -> str:
+    return f"engine {engine['engine']}" + ("" if engine["role"] == "both" else f" ({engine['role']})")
 
 
-def test_every_engine_is_a_process(recorded: tuple[Any, Any, Any]) -> None:
+def test_every_engine_is_a_process(recorded: tuple[Any, Timeline, Any]) -> None:
     record, timeline, _ = recorded
-    names = list(names_of(timeline, "process_name").values())
-    engines = [
-        f"engine {engine['engine']}" + ("" if engine["role"] == "both" else f" ({engine['role']})")
-        for engine in record["engines"]
-    ]
-    assert names == ["requests", *engines, "links", "tiers"]
+    names = [name for name in timeline.processes.values() if not name.endswith(("running requests", "waiting requests"))]
+    assert names == [*map(name_of, record["engines"]), "links", "tiers", *["rejected requests"] * (record["rejected"] > 0)]
+    for engine in record["engines"]:
+        assert {f"{name_of(engine)}: running requests"} <= set(timeline.processes.values())
+        if engine["role"] == "decode":
+            assert f"{name_of(engine)}: waiting requests" not in timeline.processes.values()
 
 
-def test_what_an_engine_does_does_not_overlap(recorded: tuple[Any, Any, Any]) -> None:
+def test_what_an_engine_does_does_not_overlap(recorded: tuple[Any, Timeline, Any]) -> None:
     record, timeline, _ = recorded
-    lanes = defaultdict(list)
-    for event in timeline:
-        if event["ph"] == "X" and 2 <= event["pid"] <= 1 + len(record["engines"]):
-            lanes[event["pid"]].append(event)
-    assert len(lanes) == len(record["engines"])
-    for pid, own in lanes.items():
-        own.sort(key=lambda event: (event["ts"], event["dur"]))
-        for one, other in pairwise(own):
-            assert other["ts"] >= one["ts"] + one["dur"] - 0.01
-        busy_s = sum(event["dur"] for event in own if event["name"] != "down") / 1e6
-        down_s = sum(event["dur"] for event in own if event["name"] == "down") / 1e6
-        engine = record["engines"][pid - 2]
-        assert down_s == pytest.approx(engine["down_s"], abs=1e-5)
+    for engine in record["engines"]:
+        own = timeline.of(name_of(engine))
+        assert own and all(one.parent is None and one.thread == "batches" for one in own)
+        busy_s = sum(one.seconds for one in own if one.name != "down")
+        assert sum(one.seconds for one in own if one.name == "down") == pytest.approx(engine["down_s"], abs=1e-5)
         if not engine["failures"]:
-            assert busy_s == pytest.approx(engine["busy_share"] * record["simulated_s"], rel=1e-6)
+            assert busy_s == pytest.approx(engine["busy_share"] * record["simulated_s"], rel=1e-5)
 
 
-def test_lanes_of_links_add_up_to_the_links(recorded: tuple[Any, Any, Any]) -> None:
+def test_every_request_ends_once_and_its_stays_say_how_the_others_ended(recorded: tuple[Any, Timeline, Any]) -> None:
     record, timeline, _ = recorded
-    names = names_of(timeline, "thread_name")
-    links = max(pid for (pid,) in names_of(timeline, "process_name")) - 1
+    ends: Counter[str] = Counter()
+    finished: Counter[int] = Counter()
+    for one in timeline.slices:
+        if one.process.endswith("running requests") and one.parent is None:
+            ends[one.args["end"]] += 1
+            finished[one.args["request"]] += one.args["end"] == "finished"
+    assert set(finished.values()) == {1} and len(finished) == record["requests"] - record["rejected"]
+    if record["engines"][0]["role"] == "prefill":
+        assert ends["handed over"] > 0
+    assert (ends["lost"] > 0) == any(engine["failures"] for engine in record["engines"])
+
+
+def test_a_flow_follows_a_request_to_the_engine_that_decodes(recorded: tuple[Any, Timeline, Any]) -> None:
+    record, timeline, _ = recorded
+    if record["engines"][0]["role"] != "prefill":
+        pytest.skip("prefill and decode are together")
+    decoded = 0
+    for points in timeline.flows.values():
+        names = [one.process.split(":")[0] for one in points]
+        if points[-1].name == "decode":
+            decoded += 1
+            assert names[-1].endswith("(decode)") and names[0].endswith("(prefill)")
+            assert any(one.thread.startswith("gpu-gpu ") for one in points)
+            siblings = [one.name for one in (points[-1].parent or points[-1]).children]
+            assert siblings == ["receive", "decode"]
+    assert decoded > record["requests"] / 2
+
+
+def test_lanes_of_links_add_up_to_the_links(recorded: tuple[Any, Timeline, Any]) -> None:
+    record, timeline, _ = recorded
     moved: Counter[str] = Counter()
-    for event in timeline:
-        if event["pid"] == links and event["ph"] in "Xb":
-            moved[names[links, event["tid"]]] += event["args"]["bytes"]
-    assert len(moved) == len({name for (pid, _), name in names.items() if pid == links})
+    for one in timeline.of("links"):
+        moved[one.thread.split(",")[0]] += one.args["bytes"]
     total: Counter[str] = Counter()
     for name, n_bytes in moved.items():
         total[name.split()[0]] += n_bytes
@@ -97,27 +113,18 @@ def test_lanes_of_links_add_up_to_the_links(recorded: tuple[Any, Any, Any]) -> N
             assert sum(moved[lane] for lane in own) == pytest.approx(link["bytes"], abs=1000)
 
 
-def test_spans_that_overlap_have_numbers_of_their_own(recorded: tuple[Any, Any, Any]) -> None:
-    _, timeline, _ = recorded
-    begun = Counter((event["cat"], event["id"], event["name"]) for event in timeline if event["ph"] == "b")
-    assert max(begun.values()) == 1
-    assert begun == Counter((event["cat"], event["id"], event["name"]) for event in timeline if event["ph"] == "e")
-
-
-def test_tiers_are_told_apart_and_add_up(recorded: tuple[Any, Any, Any]) -> None:
+def test_tiers_are_told_apart_and_add_up(recorded: tuple[Any, Timeline, Any]) -> None:
     record, timeline, _ = recorded
-    last: dict[str, int] = {}
-    for event in timeline:
-        if event["ph"] == "C" and event["name"].endswith("free pages"):
-            last[event["name"].removesuffix(" free pages")] = event["args"]["pages"]
-    assert sum(label.startswith("gpu ") for label in last) == len(record["engines"])
+    last = {key: line[-1][1] for key, line in timeline.counters.items() if key[2] == "free"}
+    for engine in record["engines"]:
+        assert (name_of(engine), "gpu pages", "free") in last
     assert record["timeline"]["free_pages"]["mean"].keys() == record["tiers"].keys()
     for name, tier in record["tiers"].items():
         assert min(record["timeline"]["free_pages"]["mean"][name]) >= 0
-        assert sum(pages for label, pages in last.items() if label.split()[0] == name) <= tier["capacity_pages"]
+        assert sum(pages for (_, label, _), pages in last.items() if label.split()[0] == name) <= tier["capacity_pages"]
 
 
-def test_every_event_tells_where_it_happened(recorded: tuple[Any, Any, Any]) -> None:
+def test_every_event_tells_where_it_happened(recorded: tuple[Any, Timeline, Any]) -> None:
     record, _, events = recorded
     for event in events:
         below = event.get("tier") in ("cpu", "disk") or {event.get("from"), event.get("to")} == {"cpu", "disk"}

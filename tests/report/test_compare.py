@@ -11,8 +11,10 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.engine.outcome import Outcome
-from kvsim.report.compare import Comparison, comparison_csv, differing, labels
-from kvsim.report.compare_html import COLOURS, colour_of, pareto, render_comparison
+from kvsim.report.compare import Comparison, comparison_csv
+from kvsim.report.compare_html import render_comparison
+from kvsim.report.compare_pictures import pareto
+from kvsim.report.differing import differing, labels
 from kvsim.report.result import summarize
 from kvsim.report.runs import Run, read_runs
 
@@ -20,10 +22,17 @@ from kvsim.report.runs import Run, read_runs
 def run_of(outcome: Outcome, name: str, config: dict[str, Any], **bounds: Any) -> Run:
     names = {kind: f"{kind}-1" for kind in bounds}
     result = summarize(
-        outcome, command="simulate", config=config, seed=0, warmup=0, load_s=0, versions={"kvsim": "1"},
-        command_line=f"kvsim simulate {name}", bounds=names, page_bytes=2**20,
+        outcome, command="simulate", config=config, choices=choices_of(config), seed=0, warmup=0, load_s=0,
+        versions={"kvsim": "1"}, command_line=f"kvsim simulate {name}", bounds=names, page_bytes=2**20,
     )  # fmt: skip
     return Run(name=name, folder=Path(name), result=result, bounds=bounds)
+
+
+def choices_of(config: dict[str, Any]) -> dict[str, str]:
+    """The choices that made such a configuration: each policy lies in the file of its name."""
+    return {
+        name: node["_target_"].split(".")[-2] for name, node in config.items() if isinstance(node, dict) and "_target_" in node
+    }
 
 
 def config(eviction: str, capacity: str = "4pages", **more: Any) -> dict[str, Any]:
@@ -50,14 +59,30 @@ class Text(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.tags and self.tags[-1] in ("td", "th", "b") and self.cells:
-            self.cells[-1] += data
+            self.cells[-1] += data.rstrip("\n")
         if self.tags and self.tags[-1] == "b":
             self.bold.append(data)
 
 
-def test_a_policy_is_called_by_its_file_and_settings_stand_beside_it():
-    flat = labels({"eviction": {"_target_": "kvsim.policies.eviction.slru.SegmentedLRU", "protected_hits": 3}, "warmup": 0.1})
-    assert flat == {"eviction": "slru", "eviction.protected_hits": "3", "warmup": "0.1"}
+def test_a_policy_is_called_by_its_choice_and_settings_stand_beside_it():
+    slru = {"_target_": "kvsim.policies.eviction.slru.SegmentedLRU", "protected_hits": 3}
+    config = {"eviction": slru, "tiers": {"cpu": {"eviction": slru}}, "model": {"layers": 2}, "warmup": 0.1}
+    choices = {"eviction": "mine", "eviction@tiers.cpu.eviction": "yours", "model": "tiny", "preset": "sglang"}
+    assert labels(config, choices) == {
+        "eviction": "mine", "eviction.protected_hits": "3", "tiers.cpu.eviction": "yours",
+        "tiers.cpu.eviction.protected_hits": "3", "model": "tiny", "model.layers": "2", "preset": "sglang", "warmup": "0.1",
+    }  # fmt: skip
+
+
+def test_a_policy_that_comes_from_no_group_is_called_by_its_class():
+    assert labels({"eviction": {"_target_": "mine.Own"}}, {}) == {"eviction": "Own"}
+
+
+def test_settings_that_follow_from_a_choice_are_not_shown_unless_set():
+    small, large = {"model": "a", "model.layers": "2", "seed": "1"}, {"model": "b", "model.layers": "4", "seed": "1"}
+    assert differing([small, large]) == ["model"]
+    assert differing([small, large], {"model.layers"}) == ["model", "model.layers"]
+    assert differing([small, large, large | {"model.layers": "5"}]) == ["model", "model.layers"]
 
 
 def test_settings_that_only_some_have_do_not_differ_but_tiers_policies_do():
@@ -100,7 +125,7 @@ def test_the_page_loads_nothing_and_names_its_command(simulated: Outcome):
     assert not shown.names & {"src", "href", "srcset", "action"}
     assert not set(shown.tags) & {"link", "iframe", "img", "object", "embed", "base"}
     assert page.count("plotly.js v") == 1
-    assert page.rpartition("Reproduce")[2].startswith("</h2><pre>kvsim x &lt;y&gt;</pre>")
+    assert "Reproduce</h2><pre>kvsim x &lt;y&gt;</pre>" in page
     assert "<i>0" not in page
 
 
@@ -115,20 +140,14 @@ def test_simulated_and_measured_runs_of_one_configuration_stand_side_by_side(sim
     assert "Simulated against measured" not in render_comparison(runs[:1], "kvsim")
 
 
-def test_a_miss_ratio_is_drawn_where_there_are_several_capacities(simulated: Outcome):
+def test_a_hit_rate_is_drawn_where_there_are_several_capacities(simulated: Outcome):
     alike = [run_of(simulated, name, config("lru")) for name in "01"]
-    assert "Miss ratio by capacity" not in render_comparison(alike, "kvsim")
+    assert "Hit rate by gpu capacity" not in render_comparison(alike, "kvsim")
     larger = run_of(simulated, "2", config("lru", "8pages"))
     for run in (*alike, larger):
         assert run.result is not None
-        run.result["tiers"]["cpu"]["capacity_pages"] = 8 if run is larger else 4
-    assert "Miss ratio by capacity" in render_comparison([*alike, larger], "kvsim")
-
-
-def test_a_policy_has_one_colour_on_every_page():
-    assert colour_of("lru") == COLOURS["lru"]
-    assert colour_of("my_policy") == colour_of("my_policy") != colour_of("other")
-    assert len({COLOURS[name] for name in COLOURS}) == len(COLOURS)
+        run.result["tiers"]["gpu"]["capacity_pages"] = 8 if run is larger else 4
+    assert "Hit rate by gpu capacity" in render_comparison([*alike, larger], "kvsim")
 
 
 def test_the_front_has_what_nothing_beats_in_both():

@@ -159,7 +159,9 @@ def test_of_many_engines_a_terminal_sees_the_busiest_and_the_idlest(clustered: O
 
 @pytest.mark.parametrize(("engines", "kind"), [(MOST_LINES, "scatter"), (MOST_LINES + 1, "heatmap")])
 def test_many_engines_make_a_heat_map(clustered: Outcome, engines: int, kind: str) -> None:
-    figures = {title: figure for title, figure, _ in pictures_of(many(summary(clustered), engines))}
-    drawn = figures["Requests by engine"].data
-    assert drawn[0].type == kind
+    figures = {picture.title: picture.figure for picture in pictures_of(many(summary(clustered), engines))}
+    figure = figures["Requests by engine"]
+    assert figure is not None
+    drawn = figure["data"]
+    assert drawn[0]["type"] == kind
     assert len(drawn) == (engines if kind == "scatter" else 1)

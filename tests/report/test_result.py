@@ -103,11 +103,18 @@ def test_a_time_that_is_unknown_does_not_spoil_the_others():
 
 
 def test_throughput_counts_from_the_first_arrival_to_the_last_finish(simulated: Outcome):
-    # The served requests arrive at 0, 1 and 2 s; the last one ends at 2 + 6 + 2 = 10 s.
-    throughput = {"requests_per_s": 0.3, "prompt_tokens_per_s": 12.0, "output_tokens_per_s": 1.5}
+    # The served requests arrive at 0, 1 and 2 s; the last one ends at 2 + 6 + 2 = 10 s. The rejected one arrives at 3 s.
+    throughput = {"offered_requests_per_s": 1.0, "requests_per_s": 0.3, "prompt_tokens_per_s": 12.0, "output_tokens_per_s": 1.5}
     assert summary(simulated)["throughput"] == throughput
     # Without the first half only the one that arrives at 2 s is left: 40 prompt tokens in 8 s.
     assert summary(simulated, warmup=0.5)["throughput"]["prompt_tokens_per_s"] == 5.0
+
+
+def test_a_backlog_after_the_last_request_does_not_make_a_link_busier_than_it_can_be(simulated: Outcome):
+    """The requests end after 10 s; the link, busy from the start, needs 15 s."""
+    link = simulated.links["cpu_to_gpu"]
+    link.busy_s, link.intervals = 15.0, np.array([[0.0, 9.0, 1e9], [9.0, 15.0, 2e9]])
+    assert summary(simulated)["links"]["cpu_to_gpu"]["utilization"] == 1.0
 
 
 def test_utilization_is_busy_time_over_simulated_time(simulated: Outcome):

@@ -2,21 +2,26 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from kvsim.cli import main
+from kvsim.report import wandb_logger
 from kvsim.report.result import RunRecord
-from kvsim.report.wandb_logger import MOST_POINTS, WandbLogger, timeline_points
+from kvsim.report.wandb_content import request_rows, run_name, series
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 SMALL = ("trace.sessions=20", "tiers.gpu.capacity=3000pages", "logger=wandb")
-FILES = ["report.html", "requests.csv.gz", "result.json"]
+FILES = ["requests.csv.gz", "result.json"]
 
 
 def run_alone(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -32,26 +37,139 @@ def run_alone(folder: Path, *words: str, **environment: str) -> subprocess.Compl
     )  # fmt: skip
 
 
+def runs_of(folder: Path) -> list[dict[str, Any]]:
+    """The offline runs below a folder by W&B's own records: how each was called, its configuration, summary, series and files."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found = []
+    for log in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        run: dict[str, Any] = {"config": {}, "summary": {}, "series": [], "metrics": {}, "files": []}
+        for data in entries(log.read_bytes()):
+            record = Record.FromString(data)
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                for name in ("display_name", "project", "entity", "run_group", "job_type"):
+                    run[name] = getattr(record.run, name)
+                run["tags"] = list(record.run.tags)
+                run["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            elif kind == "summary":
+                run["summary"] |= {item.key: json.loads(item.value_json) for item in record.summary.update if item.key}
+            elif kind == "history":
+                items = [(item.key or ".".join(item.nested_key), json.loads(item.value_json)) for item in record.history.item]
+                run["series"].append({key.removesuffix(".path"): value for key, value in items if not key.startswith("_")})
+            elif kind == "metric":
+                run["metrics"][record.metric.glob_name or record.metric.name] = record.metric
+            elif kind == "artifact":
+                run["files"] += [entry.path for entry in record.artifact.manifest.contents]
+            elif kind == "exit":
+                run["exit_code"] = record.exit.exit_code
+        found.append(run)
+    return found
+
+
+def entries(log: bytes) -> Iterator[bytes]:
+    """The entries of a file of W&B's transaction log: blocks of 32 KiB after a header of 7 bytes, with entries in fragments, each
+    behind its checksum (4 bytes), length (2) and whether it is whole (1), the first (2), a middle (3) or the last (4)."""
+    at, entry = 7, b""
+    while at + 7 <= len(log):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(log[at + 4 : at + 6], "little"), log[at + 6]
+        entry = log[at + 7 : at + 7 + length] if kind in (1, 2) else entry + log[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield entry
+
+
 @needs_wandb
-def test_a_sweep_is_a_group_and_lies_in_its_folder(tmp_path: Path):
+def test_a_sweep_is_a_group_of_runs_and_a_comparison(tmp_path: Path):
     ran = run_alone(tmp_path, "simulate", "-m", *SMALL, "eviction=lru,arc", "output=sweep")
     assert ran.returncode == 0, ran.stderr
     assert "warning" not in ran.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "sweep"]
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
-    for job in ("0", "1"):
-        assert sorted(path.name for path in (tmp_path / "sweep" / job).iterdir()) == [*FILES, "wandb"]
-        (log,) = (tmp_path / "sweep" / job / "wandb").glob("offline-run-*/*.wandb")
-        content = log.read_bytes()
-        assert b"sweep" in content and b"hit_rate" in content and b"report.html" in content
+    assert [sorted(path.name for path in (tmp_path / "sweep" / job).iterdir()) for job in "01"] == [["report.html", *FILES]] * 2
+    first, second, comparison = sorted(runs_of(tmp_path / "sweep"), key=lambda run: run["job_type"] == "comparison")
+    assert {first["display_name"], second["display_name"]} == {"eviction=lru", "eviction=arc"}
+    assert {run["config"]["eviction"] for run in (first, second)} == {"lru", "arc"}
+    assert {(run["run_group"], run["project"]) for run in (first, second, comparison)} == {("sweep", "kvsim")}
+    assert comparison["display_name"] == "sweep: comparison" and {"sweep.csv", "report.html"} <= set(comparison["files"])
+    assert comparison["summary"]["finished"] == 2 and comparison["summary"]["best_hit_rate"] > 0
+    assert {"jobs", "hit rate"} <= comparison["series"][0].keys()
 
 
 @needs_wandb
-def test_a_job_that_crashes_is_marked_as_failed(tmp_path: Path):
+def test_a_run_has_its_totals_and_its_course_over_simulated_time(tmp_path: Path):
+    ran = run_alone(tmp_path, "simulate", *SMALL, "tiers.cpu.capacity=1GiB", "output=run")
+    assert ran.returncode == 0 and "warning" not in ran.stderr, ran.stderr
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted([*FILES, "report.html", "wandb"])
+    (run,) = runs_of(tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert run["display_name"] == "synthetic lru" and run["job_type"] == "simulate" and not run["run_group"]
+    assert run["config"]["capacity_bytes"] == {"gpu": 3000 * result["page_bytes"], "cpu": 2**30}
+    assert run["config"]["settings"]["page_tokens"] == 16 and run["config"]["eviction"] == "lru"
+    assert run["summary"]["hit_rate"] == result["hit_rate"] and run["summary"]["ttft_s"] == result["ttft_s"]
+    assert not [name for name in run["summary"] if name.startswith("timeline/")], "totals, not the last bin"
+    assert run["metrics"]["timeline/*"].step_metric == "timeline/time_s"
+    points = [point for point in run["series"] if "timeline/time_s" in point]
+    assert {"timeline/hit_rate_gpu", "timeline/hit_rate_cpu", "timeline/ttft_s", "timeline/waiting_requests"} <= points[5].keys()
+    assert len(points) == len(result["timeline"]["hits"]["edges"]) - 1
+    assert "result.json" in run["files"] and "report.html" not in run["files"]
+    (place,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert sum(path.stat().st_size for path in place.rglob("*")) < 500_000
+    (table,) = place.glob("files/media/table/requests*.json")
+    rows = json.loads(table.read_text())
+    assert len(rows["data"]) == result["requests"] and rows["columns"][0] == "request"
+
+
+@needs_wandb
+def test_variables_of_wandb_hold_unless_a_setting_says_otherwise(tmp_path: Path):
+    given = {"WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_NAME": "mine", "WANDB_TAGS": "a,b", "WANDB_RUN_GROUP": "g"}
+    small = ("replay", *SMALL, "logger.request_rows=0")
+    assert run_alone(tmp_path, *small, "output=variables", WANDB_MODE="offline", **given).returncode == 0
+    own = ("logger.project=ours", "logger.entity=me", "logger.tags=[c]", "logger.group=h", "logger.mode=offline")
+    assert run_alone(tmp_path, *small, *own, "output=settings", WANDB_MODE="disabled", **given).returncode == 0
+    (theirs,), (ours,) = runs_of(tmp_path / "variables"), runs_of(tmp_path / "settings")
+    names = ("project", "entity", "run_group", "tags", "display_name")
+    assert [theirs[name] for name in names] == ["theirs", "team", "g", ["a", "b"], "mine"]
+    assert [ours[name] for name in names] == ["ours", "me", "h", ["c"], "mine"]
+    assert "requests" not in theirs["series"][0]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert run_alone(tmp_path, *small, "output=third", WANDB_DIR=str(elsewhere)).returncode == 0
+    assert len(runs_of(elsewhere)) == 1 and not runs_of(tmp_path / "third")
+    assert run_alone(tmp_path, *small, "output=off", WANDB_DISABLED="true").returncode == 0
+    assert not runs_of(tmp_path / "off") and not (tmp_path / "off" / "wandb").exists()
+
+
+@needs_wandb
+def test_a_job_that_fails_is_marked_as_failed(tmp_path: Path):
     ran = run_alone(tmp_path, "replay", "-m", "trace=mooncake", "trace.path=none", "logger=wandb", "output=sweep")
     assert ran.returncode == 2
-    (log,) = (tmp_path / "sweep" / "0" / "wandb").glob("offline-run-*/*.wandb")
-    assert b"failed" in log.read_bytes() and b"none: cannot be read" in log.read_bytes()
+    (run,) = runs_of(tmp_path / "sweep")
+    assert run["summary"]["status"] == "failed" and "none: cannot be read" in run["summary"]["error"] and run["exit_code"] == 1
+
+
+@needs_wandb
+def test_an_agent_of_wandb_runs_the_command_of_the_guide(tmp_path: Path):
+    """The command line is the one that W&B's agent makes of the guide's file; W&B itself is off."""
+    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
+    guide = Path(__file__).resolve().parents[2] / "docs" / "guides" / "wandb.md"
+    text = re.search(r"```yaml title=\"sweep\.yaml\"\n(.*?)```", guide.read_text(), re.DOTALL)
+    assert text
+    sweep = yaml.safe_load(text[1])
+    values = {name: {"value": parameter["values"][0]} for name, parameter in sweep["parameters"].items()}
+    macros = utils.create_sweep_command_args({"args": values})
+    words: list[str] = []
+    for word in utils.create_sweep_command(list(sweep["command"])):
+        words += macros.get(word[2:-1], []) if word.startswith("${") else [word]
+    assert words[:2] == ["kvsim", "simulate"]
+    ran = run_alone(tmp_path, *words[1:], "trace.sessions=5", WANDB_MODE="disabled", WANDB_RUN_ID="abc", WANDB_SWEEP_ID="s")
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads((tmp_path / "outputs" / "agent" / "abc" / "result.json").read_text())
+    metric = sweep["metric"]["name"].split(".")
+    assert isinstance(result[metric[0]][metric[1]] if metric[1:] else result[metric[0]], float)
 
 
 def broken(folder: Path, text: str) -> str:
@@ -69,22 +187,41 @@ def test_without_wandb_the_run_is_complete(text: str, tmp_path: Path):
     assert ran.returncode == 0
     (warning,) = ran.stderr.splitlines()
     assert warning.startswith("kvsim: warning: not logged to Weights & Biases:")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FILES
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["report.html", *FILES]
 
 
-def test_a_timeline_has_few_points():
-    edges = [float(edge) for edge in range(5001)]
-    hits = {"axis": "request", "edges": edges, "hit_rate": {"gpu": [0.5] * 5000}}
+def test_series_count_who_waits_and_for_how_long():
+    hits = {"axis": "arrival_s", "edges": [0.0, 10.0, 20.0], "hit_rate": {"gpu": [0.5, 1.0]}}
     result: RunRecord = {"timeline": {"hits": hits}, "tiers": {"gpu": {}}}
-    points: list[dict[str, Any]] = list(timeline_points(result))
-    assert len(points) == MOST_POINTS
-    assert points[1] == {"timeline/request": 5.5, "timeline/hit_rate_gpu": 0.5}
+    requests = {"arrival_s": np.array([0.0, 4.0, 11.0, 12.0]), "ttft_s": np.array([2.0, 8.0, 1.0, np.nan])}
+    assert series(result, requests) == [
+        {"timeline/time_s": 5.0, "timeline/hit_rate_gpu": 0.5, "timeline/ttft_s": 5.0, "timeline/waiting_requests": 1},
+        {"timeline/time_s": 15.0, "timeline/hit_rate_gpu": 1.0, "timeline/ttft_s": 1.0, "timeline/waiting_requests": 0},
+    ]
+    columns, rows = request_rows({"request": np.arange(11)} | {"ttft_s": np.full(11, np.nan)}, 3)
+    assert (columns, rows) == (["request", "ttft_s"], [[0, None], [5, None], [10, None]])
 
 
-def test_settings_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert WandbLogger().mode == "offline"
+def test_runs_are_named_after_what_was_swept():
+    config = {"eviction": {"_target_": "a.B", "protected_hits": 3}, "tiers": {"gpu": {"capacity": "40GiB"}}, "seed": 1}
+    record: RunRecord = {
+        "config": config,
+        "choices": {"trace": "mooncake", "eviction": "slru", "eviction@tiers.cpu.eviction": "arc"},
+    }
+    assert run_name(record, []) == "mooncake slru"
+    swept = ["eviction", "tiers.gpu.capacity", "eviction@tiers.cpu.eviction", "eviction.protected_hits", "seed"]
+    assert run_name(record, swept) == "eviction=slru gpu=40GiB cpu eviction=arc protected_hits=3 seed=1"
+
+
+def test_settings_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     assert main(["replay", *SMALL, "logger.mode=sometimes", f"output={tmp_path}"]) == 2
-    assert capsys.readouterr().err == "kvsim: logger.mode must be one of offline, online, not sometimes\n"
+    assert capsys.readouterr().err == "kvsim: logger.mode must be one of offline, online, disabled, not sometimes\n"
+    monkeypatch.setattr(wandb_logger, "find_spec", lambda name: None)
+    line = "kvsim: logger: Weights & Biases is not installed: pip install kvsim[wandb], or leave out logger=wandb\n"
+    for words in ((), ("-m", "seed=0,1")):
+        assert main(["replay", *words, *SMALL, f"output={tmp_path / 'none'}"]) == 2
+        assert capsys.readouterr().err == line
+    assert not (tmp_path / "none").exists(), "the line comes before the run"
 
 
 def test_the_logger_is_no_part_of_what_decides_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvsim.commands.trace import guess_format
 from kvsim.errors import TraceError
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.workload_aware import WorkloadAware
@@ -76,10 +75,6 @@ def test_pages_may_be_larger_than_blocks(write):
 def test_it_has_what_the_workload_aware_policy_needs(write):
     requests = load(write, line(1, 16, [0]), line(2, 32, [0, 1], parent=1, turn=2))
     WorkloadAware().bind(PolicyContext(requests=requests))
-
-
-def test_the_format_is_known_by_its_chat_ids(write):
-    assert guess_format(write(line(1, 16, [0]))) == "bailian"
 
 
 @pytest.mark.parametrize(

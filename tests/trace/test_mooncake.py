@@ -83,6 +83,23 @@ def test_a_line_may_have_a_priority(write):
     assert [request.priority for request in Mooncake(path=path, block_tokens=4).load(4).requests] == [3, 0, -1]
 
 
+def test_a_line_needs_only_a_prompt(write):
+    request = (
+        Mooncake(path=write({"block_size": 4, "hash_ids": [2001, 2002], "input_length": 8}), block_tokens=4).load(4).requests[0]
+    )
+    assert (request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs) == (0.0, 8, 1, ((0, 2),))
+
+
+def test_dynamo_has_other_names_for_some_fields(write):
+    fields = {"session_id": "a", "input_tokens": 8, "output_tokens": 3, "hash_ids": [1, 2]}
+    path = write({**fields, "created_time": 100}, {**fields, "delay_ms": 250})
+    requests = Mooncake(path=path, block_tokens=4).load(4).requests
+    assert [(r.arrival_s, r.after, r.delay_s, r.prompt_tokens, r.output_tokens) for r in requests] == [
+        (0.0, -1, 0.0, 8, 3),
+        (0.25, 0, 0.25, 8, 3),
+    ]
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -90,7 +107,7 @@ def test_a_line_may_have_a_priority(write):
         (line(-5, [0]), "input_length must be an integer of at least 1, not -5"),
         ({"timestamp": 0, "output_length": 1, "hash_ids": [0]}, "input_length is missing"),
         (line(4, [0], output_length=-1), "output_length must be an integer of at least 0, not -1"),
-        ({"timestamp": 0, "input_length": 4, "hash_ids": [0]}, "output_length is missing"),
+        (line(4, [0], block_size=64), "block_size is 64, but block_tokens is 4: set trace.block_tokens=64"),
         ({"timestamp": 0, "input_length": 4, "output_length": 1}, "hash_ids is missing"),
         (line(4, ["0"]), "hash_ids must be a list of non-negative integers"),
         (line(4, [-1]), "hash_ids must be a list of non-negative integers"),

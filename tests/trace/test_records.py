@@ -4,6 +4,7 @@ import gzip
 import os
 
 import pytest
+import zstandard
 
 from kvsim.errors import TraceError
 from kvsim.trace.records import Record, read_records, runs_of
@@ -39,11 +40,44 @@ def test_a_line_that_is_no_json_is_named(write):
 
 
 def test_a_line_that_is_no_object_is_named(write):
-    assert problem(write([1, 2])) == ":1: expected a JSON object, not [1, 2]"
+    assert problem(write({"a": 1}, [1, 2])) == ":2: expected a JSON object, not [1, 2]"
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.json.zst"])
+def test_a_file_may_be_one_array(write, name):
+    assert read(write("[", '{"a": 1},', '{"a":', "2}]", name=name)) == [{"a": 1}, {"a": 2}]
+    assert read(write('[{"a": 1}, {"a": 2}]', name=name), limit=1) == [{"a": 1}]
+
+
+def test_a_file_may_be_one_object(write):
+    assert read(write("{", '  "a": [1,', "  2]", "}")) == [{"a": [1, 2]}]
+    assert problem(write("{", '  "a": [1,')).startswith(":1: not JSON: Expecting property name")
+
+
+def test_rows_of_csv_have_the_names_of_their_columns(write):
+    path = write("a b,c,d", "1,x y,", "2.5,2023-11-16 18:15:46,-3", name="t.csv.gz")
+    assert read(path) == [{"a b": 1, "c": "x y", "d": None}, {"a b": 2.5, "c": "2023-11-16 18:15:46", "d": -3}]
+    assert problem(write("a,b", "1,2,3", name="t.csv")) == ":2: has 3 cells, but there are 2 columns"
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n')
+    assert read(str(path)) == [{"a": 1}]
+
+
+def test_a_bad_element_of_an_array_is_named(write):
+    assert problem(write('[{"a": 1}, 2]')) == ", element 2: expected a JSON object, not 2"
+    assert problem(write('[{"a": 1},')).startswith(":1: begins as a JSON array, but is not one: Expecting value")
 
 
 def test_nesting_without_end_is_no_json(write):
-    assert problem(write("[" * 200_000)).startswith(":1: not JSON")
+    assert problem(write({"a": 1}, "[" * 200_000)).startswith(":2: not JSON")
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, 2**128 - 1])
+def test_ids_may_be_large(write, number):
+    assert read(write({"a": [number]})) == [{"a": [number]}]
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -66,6 +100,29 @@ def test_a_truncated_gzip_file_is_named(tmp_path):
     assert "the gzip file is truncated or damaged here" in problem(str(path))
 
 
+def test_a_file_may_be_compressed_with_zstandard(write):
+    assert read(write({"a": 1}, {"a": 2}, name="trace.jsonl.zst")) == [{"a": 1}, {"a": 2}]
+
+
+def test_zstandard_frames_follow_each_other(tmp_path):
+    path = tmp_path / "trace.jsonl.zst"
+    path.write_bytes(b"".join(zstandard.compress(b'{"a": %d}\n' % number) for number in range(3)))
+    assert read(str(path)) == [{"a": 0}, {"a": 1}, {"a": 2}]
+
+
+def test_a_truncated_zstandard_file_is_named(tmp_path):
+    path = tmp_path / "trace.jsonl.zst"
+    whole = zstandard.compress(b"".join(b'{"a": "%s"}\n' % os.urandom(20).hex().encode() for _ in range(9000)))
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "the Zstandard file is truncated here; download it again" in problem(str(path))
+
+
+def test_a_name_that_promises_zstandard_is_held_to_it(tmp_path):
+    path = tmp_path / "trace.jsonl.zst"
+    path.write_text("{}\n")
+    assert problem(str(path)).startswith(": the Zstandard file is not valid, although its name ends in .zst")
+
+
 def test_a_damaged_gzip_file_is_named(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     whole = bytearray(gzip.compress(b"".join(b'{"a": "%s"}\n' % os.urandom(20).hex().encode() for _ in range(1000))))
@@ -83,7 +140,7 @@ def test_a_name_that_promises_gzip_is_held_to_it(tmp_path):
 def test_a_gzipped_file_with_a_plain_name_is_explained(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_bytes(gzip.compress(b"{}\n"))
-    assert problem(str(path)) == ":1: not UTF-8 text; if the file is gzipped, its name must end in .gz"
+    assert problem(str(path)) == ":1: not UTF-8 text; if the file is compressed, its name must end in .gz or .zst"
 
 
 @pytest.mark.parametrize(

@@ -42,25 +42,39 @@ def test_a_delay_waits_for_the_turn_before_it_even_if_a_timestamp_is_there():
 
 
 def test_without_timestamps_everything_begins_at_once():
-    assert place({"session_id": "a"}, {}, {"session_id": "a", "delay": 250}, timestamps_optional=True) == [
+    assert place({"session_id": "a"}, {}, {"session_id": "a", "delay": 250}) == [
         (0.0, -1, 0.0, 0, 0),
         (0.0, -1, 0.0, -1, 0),
         (0.25, 0, 0.25, 0, 1),
     ]
 
 
+def test_a_later_turn_without_times_follows_at_once():
+    lines = {"timestamp": 0, "session_id": "a"}, {"timestamp": 1000}, {"session_id": "a"}
+    assert place(*lines)[2] == (0.0, 0, 0.0, 0, 1)
+
+
+def test_a_session_may_begin_before_the_first_timestamp():
+    lines = {"session_id": "a", "delay": 9}, {"session_id": "a", "delay": 500}, {"timestamp": 7000}, {"timestamp": 8000}
+    assert [at[:3] for at in place(*lines)] == [(0.0, -1, 0.0), (0.5, 0, 0.5), (0.0, -1, 0.0), (1.0, -1, 0.0)]
+
+
+def test_dynamo_has_other_names():
+    lines = {"created_time": 500, "session_id": "a"}, {"created_time": 1000}, {"session_id": "a", "delay_ms": 250}
+    assert [at[:3] for at in place(*lines)] == [(0.0, -1, 0.0), (0.5, -1, 0.0), (0.25, 0, 0.25)]
+
+
 @pytest.mark.parametrize(
     ("lines", "settings", "message"),
     [
         ([{"timestamp": 9}, {"timestamp": 8}], {}, "f:2: timestamps must not decrease: 8 ms after 9 ms; sort the file"),
-        ([{}], {}, "f:1: timestamp is missing"),
-        ([{"timestamp": 0}, {}], {"timestamps_optional": True}, "f:2: timestamp is missing"),
-        ([{"session_id": 1, "delay": 5}], {}, "f:1: timestamp is missing"),
+        ([{"timestamp": 0}, {}], {}, "f:2: timestamp is missing"),
+        ([{"timestamp": 0}, {"session_id": 1, "delay": 5}], {}, "f:2: timestamp is missing"),
         ([{"timestamp": -1}], {}, "f:1: timestamp must be a number of at least 0, not -1"),
         ([{"timestamp": 0, "session_id": 1}, {"session_id": 1, "delay": -1}], {}, "f:2: delay must be a number of at least 0"),
         ([{"timestamp": 0, "session_id": 1.5}], {}, "f:1: session_id must be a string or an integer"),
-        ([{}, {"timestamp": 0}], {"timestamps_optional": True}, "f:2: this line has a timestamp but the first line has none"),
-        ([{}], {"timestamps_optional": True, "rate": 2.0}, "f:1: rate=2.0 has no effect on a file without timestamps"),
+        ([{}, {"timestamp": 0}], {}, "f:2: this line has a timestamp but an earlier one has none"),
+        ([{}], {"rate": 2.0}, "f:1: rate=2.0 has no effect on a file without timestamps"),
     ],
 )
 def test_bad_times_are_refused(lines, settings, message):

@@ -46,6 +46,11 @@ def test_tenants_and_adapters_share_nothing(write):
     assert runs(write, *lines) == [((0, 1),), ((1, 1),), ((2, 1),), ((3, 1),), ((1, 1),)]
 
 
+def test_a_tenant_is_known_by_its_name(write):
+    trace = Tokens(path=write(line([1, 2], tenant="a"), line([1, 2], tenant=7), line([1, 2]))).load(2)
+    assert [request.tenant for request in trace.requests] == ["a", "7", ""]
+
+
 def test_placeholders_of_different_images_share_nothing(write):
     tokens = [5, 5, 0, 0, 6, 6]
     cat, dog = [[2, 4, "cat"]], [[2, 4, "dog"]]
@@ -76,7 +81,7 @@ def test_a_limit_reads_the_first_lines(write):
         (line([1], multimodal=[[0, 1]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 1, None]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 2, "cat"]]), "a span must lie within the prompt of 1 tokens, not at 0 ... 2"),
-        (line([1], timestamp=1), "this line has a timestamp but the first line has none"),
+        (line([1], timestamp=1), "this line has a timestamp but an earlier one has none"),
     ],
 )
 def test_a_bad_line_is_named(write, bad, message):

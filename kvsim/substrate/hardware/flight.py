@@ -71,7 +71,7 @@ class Meter:
         self._asked_bytes = self._answered_bytes = 0
         self._use = LinkUse()
         self._busy_until_s = 0.0
-        self._intervals: list[tuple[float, float, float]] = []
+        self._intervals: list[tuple[float, float, float, int]] = []
         self._lock = Lock()
 
     def ask(self, n_bytes: int) -> None:
@@ -79,8 +79,8 @@ class Meter:
         with self._lock:
             self._asked_bytes += n_bytes
 
-    def book(self, start_s: float, end_s: float, n_bytes: int, asked_bytes: int) -> None:
-        """Record that ``n_bytes`` of ``asked_bytes`` were carried in this interval; the rest will not be carried."""
+    def book(self, start_s: float, end_s: float, n_bytes: int, asked_bytes: int, request: int = -1) -> None:
+        """Record that ``n_bytes`` of ``asked_bytes``, of a request if given, were carried in this interval, and no more will."""
         with self._lock:
             self._answered_bytes += asked_bytes
             use = self._use
@@ -88,7 +88,7 @@ class Meter:
             use.transfers += 1
             use.busy_s += max(0.0, end_s - max(start_s, self._busy_until_s))
             self._busy_until_s = max(self._busy_until_s, end_s)
-            self._intervals.append((start_s, end_s, n_bytes))
+            self._intervals.append((start_s, end_s, n_bytes, request))
 
     @property
     def is_busy(self) -> bool:
@@ -104,5 +104,5 @@ class Meter:
     def used(self) -> LinkUse:
         """Return what was carried so far."""
         with self._lock:
-            self._use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 3)
+            self._use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 4)
             return self._use

@@ -23,6 +23,8 @@ class Order:
     meter: Meter | None
     page_bytes: int
     pages: int
+    request: int = -1
+    """Index of the request that the pages belong to, -1 for none."""
     values: dict[int, int] = field(default_factory=dict)
     """Answers by party."""
     start_s: float = float("inf")
@@ -47,13 +49,15 @@ class OrderBook:
         meter: Meter | None = None,
         pages: int = 0,
         page_bytes: int = 0,
+        request: int = -1,
     ) -> tuple[int, Event]:
-        """Return the number and the event of a new order. For copies, ``meter`` counts the ``pages`` of ``page_bytes``."""
+        """Return the number and the event of a new order. For copies, ``meter`` counts the ``pages`` of ``page_bytes`` of a
+        ``request``, if they belong to one."""
         number, done = next(self._numbers), self.clock.expect()
         if meter is not None:
             meter.ask(pages * page_bytes)
         self._orders[number] = Order(
-            done=done, parties=parties, combined=combined, meter=meter, page_bytes=page_bytes, pages=pages
+            done=done, parties=parties, combined=combined, meter=meter, page_bytes=page_bytes, pages=pages, request=request
         )
         return number, done
 
@@ -74,7 +78,7 @@ class OrderBook:
         if order.meter is not None:
             began_s = self.clock.began_s
             start_s, end_s = max(0.0, order.start_s - began_s), max(0.0, end_s - began_s)
-            order.meter.book(start_s, end_s, min(values) * order.page_bytes, order.pages * order.page_bytes)
+            order.meter.book(start_s, end_s, min(values) * order.page_bytes, order.pages * order.page_bytes, order.request)
         self.clock.complete(order.done, order.combined(values))
 
     def lose(self, party: int) -> None:

@@ -15,7 +15,7 @@ from kvsim.core.tier import CPU, DISK, GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
 from kvsim.engine.outcome import LinkUse
-from kvsim.engine.substrate import Work
+from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware import HardwareSpec
 from kvsim.substrate.hardware.disk_link import Disk, DiskLink
 from kvsim.substrate.hardware.flight import Flight, Meter
@@ -42,6 +42,7 @@ class UnderWay:
 
     number: int
     carriers: Sequence[Carrier]
+    done: Event
     is_cancelled: bool = False
 
 
@@ -108,18 +109,19 @@ class HardwareSubstrate:
             meter=meter,
             pages=len(sources),
             page_bytes=self.page_bytes,
+            request=request_of(transfer),
         )
         if is_disk:
             page_ids = ids_of(tuple(run for node in transfer.nodes for run in node.runs))
             link = self.disk_links[transfer.source.level == DISK]
             link.send(Flight(number=number, sources=sources, targets=targets, page_ids=page_ids))
-            self._under_way[transfer] = UnderWay(number, [link])
+            self._under_way[transfer] = UnderWay(number, [link], done)
         else:
             is_load, ranks = gpu is transfer.target, self._gpus_of(gpu.owner)
             gpu_slots, host_slots = (targets, sources) if is_load else (sources, targets)
             for rank in ranks:
                 rank.copy(CopyOrder(number=number, is_load=is_load, gpu_slots=gpu_slots, host_slots=host_slots))
-            self._under_way[transfer] = UnderWay(number, ranks)
+            self._under_way[transfer] = UnderWay(number, ranks, done)
         done.callbacks.append(lambda event: self._landed(transfer, len(sources), event))
         return done
 
@@ -136,7 +138,7 @@ class HardwareSubstrate:
             for carrier in order.carriers:
                 carrier.cancel(order.number)
 
-    def send_pages(self, from_engine: int, to_engine: int, sources: np.ndarray, targets: np.ndarray) -> Event:
+    def send_pages(self, from_engine: int, to_engine: int, sources: np.ndarray, targets: np.ndarray, request: int = -1) -> Event:
         """Copy pages from one engine's GPU tier to another's. The event's value is the number that arrived, all or none.
 
         The lists have one slot per page. The receiver verifies a page when a request first uses it, like any other.
@@ -144,7 +146,9 @@ class HardwareSubstrate:
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} pages cannot go to {len(targets)} slots")
         meter = self.meters.setdefault(("gpu-gpu", from_engine), Meter(self.rates.memory_bytes_per_s))
-        number, done = self.book.enter(parties=self.ranks, meter=meter, pages=len(sources), page_bytes=self.page_bytes)
+        number, done = self.book.enter(
+            parties=self.ranks, meter=meter, pages=len(sources), page_bytes=self.page_bytes, request=request
+        )
         for peer, gpu in enumerate(self._gpus_of(from_engine), to_engine * self.ranks):
             gpu.send(SendOrder(number=number, peer=peer, sources=sources, targets=targets))
         done.callbacks.append(lambda event: self._count("gpu-gpu", event.value))
@@ -157,7 +161,8 @@ class HardwareSubstrate:
         """Implement the contract. All layers are sent once the whole prompt has been computed."""
         assert send.source is not None
         pages = slice(send.next_token // self.page_tokens, -(-send.tokens // self.page_tokens))
-        return self.send_pages(send.sender, send.receiver, slots_of(send.source)[pages], slots_of(send.target)[pages])
+        sources, targets = slots_of(send.source)[pages], slots_of(send.target)[pages]
+        return self.send_pages(send.sender, send.receiver, sources, targets, send.target.request.index)
 
     def withdraw(self, send: Send) -> None:
         """Do nothing: one of the processes is gone, and what the other one sends or receives is soon over."""
@@ -192,11 +197,14 @@ class HardwareSubstrate:
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         pages, gpus = self.pages[work.engine], self._gpus_of(work.engine)
         number, done = self.book.enter(parties=self.ranks)
+        awaited = [self._under_way[load] for load in loads if load in self._under_way]
+        if awaited:
+            self._note_stall(work, awaited, done)
         order = StepOrder(
             number=number,
             chunks=pages.chunks(work),
             decodes=pages.decodes(work),
-            loads=[self._under_way[load].number for load in loads if load in self._under_way],
+            loads=[load.number for load in awaited],
             steps=work.max_steps,
         )
         for gpu in gpus:
@@ -204,6 +212,24 @@ class HardwareSubstrate:
         if work.stop is not None and work.max_steps > 1:
             self._stop_after(work.stop, number, gpus)
         return done
+
+    def _note_stall(self, work: Work, awaited: Sequence[UnderWay], done: Event) -> None:
+        """Set ``work.stalled_s``: the seconds from now until the last of the loads has landed, or the step has ended."""
+        began_s, left = self.env.now, len(awaited)
+
+        def landed(_: Event) -> None:
+            nonlocal left
+            left -= 1
+            if not left and not done.processed:
+                work.stalled_s = self.env.now - began_s
+
+        def ended(_: Event) -> None:
+            if left:
+                work.stalled_s = self.env.now - began_s
+
+        for load in awaited:
+            load.done.callbacks.append(landed)
+        done.callbacks.append(ended)
 
     def _stop_after(self, stop: Event, number: int, gpus: Sequence[Gpu]) -> None:
         """Stop a leap when an event occurs."""

@@ -14,10 +14,14 @@ from kvsim.substrate.simulated.ranks import Split
 class Flow:
     """Bytes on their way through a channel. ``event`` triggers when they have arrived; its value is the number that did."""
 
-    __slots__ = ("bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled")
+    __slots__ = ("bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled", "request")
 
-    def __init__(self, n_bytes: float, event: Event, unit_bytes: int | None = None, split: Split | None = None) -> None:
+    def __init__(
+        self, n_bytes: float, event: Event, unit_bytes: int | None = None, split: Split | None = None, request: int = -1
+    ) -> None:
         self.bytes = n_bytes
+        self.request = request
+        """Index of the request that the bytes belong to, for the record; -1 for none."""
         self.unit_bytes = unit_bytes
         self.split = split
         self.event = event
@@ -58,15 +62,15 @@ class Channel:
         self._queued_bytes = 0.0
         self._timers = 0
         self._busy_since = 0.0
-        self._intervals: list[tuple[float, float, float]] = []
+        self._intervals: list[tuple[float, float, float, int]] = []
 
-    def send(self, n_bytes: float, unit_bytes: int | None = None, split: Split | None = None) -> Flow:
-        """Queue bytes; the flow's event triggers ``latency_s`` after the last byte has left.
+    def send(self, n_bytes: float, unit_bytes: int | None = None, split: Split | None = None, request: int = -1) -> Flow:
+        """Queue bytes of a request, if they belong to one; the flow's event triggers ``latency_s`` after the last byte has left.
 
         Its value is the number of bytes that arrived or, with ``unit_bytes``, of whole units. A ``split`` occupies the channel
         for its ``work_bytes``, to be given as ``n_bytes``, and says what its ranks have moved by then.
         """
-        flow = Flow(n_bytes, self.env.event(), unit_bytes, split)
+        flow = Flow(n_bytes, self.env.event(), unit_bytes, split, request)
         if self._active and not self.is_shared:
             self._queue.append(flow)
             self._queued_bytes += n_bytes
@@ -158,7 +162,7 @@ class Channel:
         moved = n_bytes if flow.split is None else flow.split.moved_bytes(n_bytes)
         use.bytes += round(moved)
         use.transfers += 1
-        self._intervals.append((flow.started_s, now, moved))
+        self._intervals.append((flow.started_s, now, moved, flow.request))
         if self._queue and not self._active:
             self._queued_bytes -= self._queue[0].bytes
             self._activate(self._queue.popleft())
@@ -173,7 +177,7 @@ class Channel:
 
     def used(self) -> LinkUse:
         """Return what the channel has carried so far."""
-        self.use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 3)
+        self.use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 4)
         return self.use
 
 

@@ -42,7 +42,7 @@ class Sending:
         send.next_token = until
         channel = self.wiring.pairs[send.sender, send.receiver]
         n_bytes = tokens * self.token_bytes
-        flow: Flow = channel.send(n_bytes)
+        flow: Flow = channel.send(n_bytes, None, None, send.target.request.index)
         send.flows.append(flow)
         send.last_s = max(send.last_s, end_s + n_bytes / self.layers / channel.bytes_per_s + channel.latency_s)
 

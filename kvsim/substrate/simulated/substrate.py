@@ -12,7 +12,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
 from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.outcome import LinkUse
-from kvsim.engine.substrate import Work
+from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
@@ -57,7 +57,7 @@ class SimulatedSubstrate:
         """Implement the contract. Pages arrive in order, so a cancelled copy has brought the first pages completely."""
         slot_bytes = transfer.target.slot_bytes or self.page_bytes
         if self.ranks is None:
-            flow = self.wiring.channel(transfer).send(transfer.pages * slot_bytes, slot_bytes)
+            flow = self.wiring.channel(transfer).send(transfer.pages * slot_bytes, slot_bytes, None, request_of(transfer))
         else:
             flow = self._send_by_rank(transfer, slot_bytes, self.ranks)
         self.flows[transfer] = flow
@@ -75,7 +75,7 @@ class SimulatedSubstrate:
         pages, channel = transfer.pages, self.wiring.channel(transfer)
         split = ranks.split(transfer.name, pages, slot_bytes)
         n_bytes = pages * slot_bytes if split is None else split.work_bytes
-        return channel.send(n_bytes, slot_bytes, split)
+        return channel.send(n_bytes, slot_bytes, split, request_of(transfer))
 
     def cancel(self, transfer: Transfer) -> None:
         if transfer in self.flows:
@@ -150,6 +150,7 @@ class SimulatedSubstrate:
                 end = max(end, first + compute_s, flow.ended_s + compute_s / self.layers)
             if self.sending is not None:
                 self.sending.step(work, compute_s, max(end, self.env.now))
+            work.stalled_s = end - (began + compute_s)
             self._end_after(end - self.env.now, done, 1)
 
         for flow in flows:

@@ -131,10 +131,10 @@ def test_a_link_is_busy_while_anything_is_under_way():
     meter = Meter(1.0)
     for start_s, end_s in ((0.0, 2.0), (1.0, 3.0), (5.0, 6.0)):
         meter.ask(10)
-        meter.book(start_s, end_s, 10, 10)
+        meter.book(start_s, end_s, 10, 10, 7)
     used = meter.used()
     assert (used.bytes, used.transfers, used.busy_s) == (30, 3, 4.0)
-    assert used.intervals.tolist() == [[0.0, 2.0, 10.0], [1.0, 3.0, 10.0], [5.0, 6.0, 10.0]]
+    assert used.intervals.tolist() == [[0.0, 2.0, 10.0, 7.0], [1.0, 3.0, 10.0, 7.0], [5.0, 6.0, 10.0, 7.0]]
 
 
 class Shelf:

@@ -46,6 +46,8 @@ def test_one_at_a_time_all_is_as_simulated_and_every_reused_page_is_right(placem
     assert found["wrong_words"] == 0 and found["disk_faults"] == {}
     assert found["verified_pages"] == real.hit_pages.sum()
     assert found["page_moves"] == {name: n_bytes // PAGE_BYTES for name, n_bytes in bytes_of(real).items()}
+    assert real.phases_s.sum(axis=1) == pytest.approx(real.ttft_s)
+    assert (real.phases_s >= 0).all()
 
 
 def bytes_of(outcome):
@@ -219,8 +221,14 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
             "page_tokens: a fragment (a page's bytes in one layer) must be a multiple of 16 bytes and at least 512",
         ),
         (["tiers.cpu.capacity=100TiB"], "tiers.cpu.capacity: 102,400.0 GiB, more than the "),
-        (["tiers.gpu.capacity=100TiB"], "tiers.gpu.capacity: 102,400.0 GiB, more than the 131.3 GiB of hardware.memory_bytes"),
-        (["model=deepseek_v3", "tiers.gpu.capacity=10pages"], "model.kv_latent_dim: there is no kernel for latent attention"),
+        (
+            ["tiers.gpu.capacity=100TiB"],
+            "tiers.gpu.capacity: 102,400.0 GiB of KV and 0.0 GiB of weights do not fit into",
+        ),
+        (
+            ["model=deepseek_v3", "model.weight_dtype_bytes=0.1", "tiers.gpu.capacity=10pages"],
+            "model.kv_latent_dim: there is no kernel for latent attention",
+        ),
         (["disk.folder=trace.jsonl", *tiers(10, 10, 10)[1:]], "tiers.disk: trace.jsonl"),
         (["tiers.disk.capacity=1000TiB", "tiers.cpu.capacity=10pages"], "tiers.disk.capacity: 1,024,000.0 GiB, more than"),
     ],

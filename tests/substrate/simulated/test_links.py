@@ -210,7 +210,7 @@ def test_intervals_are_in_order_of_start() -> None:
     bench.send("long", 0, 50)
     bench.send("short", 2, 10)
     bench.run()
-    assert bench.channels[0].used().intervals.tolist() == [[0, 6, 50], [2, 4, 10]]
+    assert bench.channels[0].used().intervals.tolist() == [[0, 6, 50, -1], [2, 4, 10, -1]]
 
 
 # --- against a slow simulation ---
@@ -326,7 +326,7 @@ def test_channels_agree_with_a_slow_simulation(
 def covered(intervals: np.ndarray) -> float:
     """Seconds during which at least one interval holds."""
     total, until = 0.0, -1.0
-    for start, end, _ in intervals.tolist():
+    for start, end, _, _ in intervals.tolist():
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total

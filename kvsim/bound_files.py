@@ -37,9 +37,12 @@ def _belady() -> Belady:
     return Belady()
 
 
-def compute_once(folder: Path, plan: Plan, names: Mapping[str, str]) -> None:
-    """Compute the bounds of a plan that no process has started yet, into ``folder``. ``names`` come from ``bound_names``."""
-    requests = load_trace(plan)[0].requests
+def compute_once(folder: Path, plan: Plan, names: Mapping[str, str], requests: list[Request] | None = None) -> None:
+    """Compute the bounds of a plan that no process has started yet, into ``folder``. ``names`` come from ``bound_names``.
+
+    ``requests`` are those of the plan's trace, which is loaded if they are not given.
+    """
+    requests = load_trace(plan)[0].requests if requests is None else requests
     for kind, name in names.items():
         if not (folder / f"{name}.json").exists() and _claim(folder / f"{name}.begun"):
             write_bound(folder, name, compute_bound(plan, kind, requests))

@@ -1,0 +1,46 @@
+"""What in a run depends on its seed."""
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvsim.plan import Plan
+
+GENERATOR = b".rng"
+"""How a policy reads the generator of its context, its only source of randomness."""
+
+
+def depends_on_seed(plan: Plan, other: Plan) -> bool:
+    """Return whether the results of ``plan`` can differ from those of ``other``, the same plan with another seed.
+
+    They can if settings follow the seed (``trace.seed=${seed}`` of a generated trace), if a policy's source reads its generator,
+    if the ranks of an engine are unequal by chance, and on hardware, where every run measures anew.
+    """
+    if _without_seed(plan) != _without_seed(other) or plan.substrate == "hardware":
+        return True
+    is_unequal = bool(plan.hardware.rank_jitter or plan.hardware.rank_faults)
+    return is_unequal or any(_reads_generator(kind) for policy in _policies(plan) for kind in type(policy).__mro__)
+
+
+def _without_seed(plan: Plan) -> dict[str, Any]:
+    return {name: value for name, value in plan.config.items() if name != "seed"}
+
+
+def _policies(plan: Plan) -> Iterator[object]:
+    for tier in plan.tiers:
+        yield from (tier.eviction, tier.placement)
+    yield from (plan.prefetch, plan.checkpoint, plan.scheduling)
+    if plan.layout.engines > 1:
+        yield from (plan.routing, plan.decode_routing)
+
+
+@cache
+def _reads_generator(kind: type) -> bool:
+    """Return whether the source of a class's module reads a generator; True for a module without a readable source."""
+    if kind.__module__ in sys.builtin_module_names or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    file = Path(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+    source = file if file.suffix == ".py" else file.with_name(kind.__module__.rpartition(".")[2] + ".py")
+    return not source.is_file() or GENERATOR in source.read_bytes()

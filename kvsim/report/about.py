@@ -1,0 +1,85 @@
+"""What ran: model, hardware, trace, policies and sizes, from a result's choices and configuration."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kvsim.choices import package
+from kvsim.report.numbers import size
+from kvsim.report.result import RunRecord
+from kvsim.report.summary import capacity, count
+
+SEPARATOR = " · "
+FAMILIES = ("eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling", "rules", "engine")
+USUAL = {
+    "prefetch": "none",
+    "checkpoint": "none",
+    "scheduling": "fcfs",
+    "rules": "default",
+    "engine": "default",
+    "logger": "none",
+}
+"""Choices that need no mention."""
+
+
+def about_run(result: RunRecord) -> list[tuple[str, str]]:
+    """Return pairs of a name and a text: what ran, the most important first; names without data are left out."""
+    chosen = {package(group): name for group, name in result.get("choices", {}).items()}
+    config = result["config"]
+    page_tokens = config.get("page_tokens")
+    page = f"pages of {page_tokens} tokens" if page_tokens else ""
+    if page and "page_bytes" in result:
+        page += f" ({size(result['page_bytes'])})"
+    pairs = [
+        ("model", _joined(chosen.get("model"), page)),
+        ("hardware", _joined(chosen.get("hardware"), "measured on hardware" if config.get("substrate") == "hardware" else "")),
+        ("trace", _joined(chosen.get("trace"), _path(config), _limits(config))),
+        ("preset", chosen.get("preset", "")),
+        ("policies", _joined(*(policies(chosen, _idle(result))))),
+        ("tiers", _joined(*(_tier(name, tier, result) for name, tier in result["tiers"].items()))),
+        ("seed", str(result["seed"])),
+    ]
+    return [(name, text) for name, text in pairs if text]
+
+
+def _idle(result: RunRecord) -> set[str]:
+    """Return the families of policies that have nothing to decide in a run."""
+    idle = {"placement"} if len(result["tiers"]) < 2 else set()
+    return idle if len(result.get("engines", [])) > 1 else idle | {"routing"}
+
+
+def policies(chosen: Mapping[str, str], idle: Collection[str] = ()) -> list[str]:
+    """Return the chosen policies as ``eviction lru``, without usual choices and those of ``idle`` families."""
+    told = []
+    for key, name in chosen.items():
+        family = key.rpartition(".")[2]
+        if family in FAMILIES and family not in idle and USUAL.get(family) != name:
+            told.append((FAMILIES.index(family), f"{key.removeprefix('tiers.').replace('.', ' ')} {name}"))
+    return [text for _, text in sorted(told)]
+
+
+def _joined(*texts: str | None) -> str:
+    return SEPARATOR.join(text for text in texts if text)
+
+
+def _path(config: Mapping[str, Any]) -> str:
+    trace = config.get("trace")
+    found = (trace.get("path") or trace.get("name") or "") if isinstance(trace, Mapping) else ""
+    return str(found)
+
+
+def _limits(config: Mapping[str, Any]) -> str:
+    trace = config.get("trace")
+    if not isinstance(trace, Mapping):
+        return ""
+    limit, rate = trace.get("limit"), trace.get("rate")
+    return _joined(
+        f"first {count(limit)} requests" if limit else "", f"at {rate:g} times its rate" if rate not in (None, 1) else ""
+    )
+
+
+def _tier(name: str, tier: Mapping[str, Any], result: RunRecord) -> str:
+    pages = tier["capacity_pages"]
+    if pages is None:
+        return f"{name} unlimited"
+    known = f" ({size(pages * int(result['page_bytes']))})" if "page_bytes" in result else ""
+    return f"{name} {capacity(tier)} pages{known}"

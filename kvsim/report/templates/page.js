@@ -1,0 +1,77 @@
+(() => {
+  "use strict";
+  const holder = document.getElementById("figures");
+  const figures = holder ? JSON.parse(holder.textContent) : [];
+  for (const figure of figures) {
+    for (const trace of figure.data) if (!("x" in trace) && "x_of" in trace) trace.x = figure.data[trace.x_of].x;
+  }
+
+  // A legend below the picture needs as many rows as its names take at this width.
+  function legendRows(figure, width) {
+    const names = figure.data.filter(trace => trace.showlegend !== false && trace.name).map(trace => trace.name);
+    const longest = Math.max(0, ...names.map(name => name.length));
+    const columns = Math.max(1, Math.floor((width - 60) / (longest * 7.2 + 50)));
+    return figure.layout.showlegend && names.length > 1 ? Math.ceil(names.length / columns) : 0;
+  }
+
+  function fitted(figure, width) {
+    const rows = legendRows(figure, width), narrow = width < 600;
+    const layout = Object.assign({}, figure.layout);
+    layout.height = figure.layout.height + (rows ? 16 + 19 * rows : 0);
+    layout.font = Object.assign({}, layout.font, narrow ? {size: 11} : {});
+    layout.margin = Object.assign({}, layout.margin, {b: 50 + (layout.margin.b || 0) + (rows ? 16 + 19 * rows : 0)});
+    if (rows) layout.legend = Object.assign({}, layout.legend, {y: -(58 + (figure.layout.margin.b || 0)) / (layout.height - layout.margin.b - layout.margin.t), yanchor: "top"});
+    return layout;
+  }
+
+  const drawn = [];
+  function draw() {
+    for (const div of document.querySelectorAll(".plotly-graph-div")) {
+      const figure = figures[Number(div.dataset.figure)];
+      if (!window.Plotly) {
+        div.textContent = "This picture needs plotly.min.js, which belongs to the folder of the sweep: copy it along with this page.";
+        div.style.minHeight = "0";
+        continue;
+      }
+      const width = div.clientWidth || 600;
+      Plotly.newPlot(div, figure.data, fitted(figure, width), {displaylogo: false, displayModeBar: false});
+      drawn.push([div, figure, width]);
+    }
+  }
+
+  function resize() {
+    for (const entry of drawn) {
+      const [div, figure, before] = entry, width = div.clientWidth;
+      if (!width || width === before) continue;
+      entry[2] = width;
+      Plotly.relayout(div, Object.assign(fitted(figure, width), {width: width}));
+    }
+  }
+
+  // Click a heading to sort by its column: numbers by value, the largest first, texts by alphabet.
+  function sortable(table) {
+    const body = table.tBodies[0];
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      head.querySelector("button").addEventListener("click", () => {
+        const isNumber = head.classList.contains("number");
+        const falls = head.ariaSort ? head.ariaSort === "ascending" : isNumber;
+        const value = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
+        const rows = [...body.rows].sort((one, other) => {
+          const a = value(one), b = value(other);
+          if (a === "" || b === "") return (a === "") - (b === "");
+          const order = isNumber ? a - b : a.localeCompare(b, "en", {numeric: true});
+          return falls ? -order : order;
+        });
+        body.append(...rows);
+        heads.forEach(each => each.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", falls ? "descending" : "ascending");
+      });
+    });
+  }
+
+  draw();
+  document.querySelectorAll("table.sortable").forEach(sortable);
+  addEventListener("resize", resize);
+  addEventListener("beforeprint", resize);
+})();

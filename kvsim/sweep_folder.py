@@ -1,0 +1,113 @@
+"""The folder of a sweep, by jobs: which have finished, where a new one goes, and what is written of one that fails."""
+
+import json
+import re
+import traceback
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvsim.build import check_output
+from kvsim.errors import UsageError
+from kvsim.report.folder import prepare_folder, replacing, write_shared_script
+from kvsim.report.result import RunRecord
+from kvsim.report.runs import Run
+from kvsim.report.template import SHARED_SCRIPT
+
+HASH = re.compile(rb'"config_hash": "([0-9a-f]{32})"')
+HEAD_BYTES = 400
+"""The hash of a finished job is within this many leading bytes of its result."""
+
+
+def place_job(folder: Path, number: str, config_hash: str) -> tuple[str, RunRecord | None]:
+    """The name of a job's folder inside the sweep's folder, and the job's result if it has finished.
+
+    A job has finished if any folder of the sweep has the result of its configuration. If the folder with its number has the
+    result of another configuration, left by an earlier sweep, part of the hash is added to the name.
+    """
+    index = index_of(folder.absolute())
+    if (name := index.get(config_hash)) and (folder / name / "result.json").exists():
+        if name != number:
+            with suppress(OSError):
+                (folder / number).rmdir()
+        return name, json.loads((folder / name / "result.json").read_text())
+    is_taken = number in index.values() and (folder / number / "result.json").exists()
+    return f"{number}-{config_hash[:8]}" if is_taken else number, None
+
+
+def begin_folder(folder: Path, record: dict[str, Any]) -> None:
+    """Make a sweep's folder ready for its jobs: ``record`` becomes ``sweep.json``, errors of an earlier run of the sweep go.
+
+    Raises UsageError if the folder cannot be written.
+    """
+    check_output(folder)
+    prepare_folder(folder)
+    write_shared_script(folder)
+    index_of.cache_clear()
+    for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
+        left.unlink()
+    with replacing(folder / "sweep.json") as file:
+        file.write(json.dumps(record, indent=2).encode())
+
+
+@cache
+def index_of(folder: Path) -> dict[str, str]:
+    """Names of the finished jobs in a sweep's folder by the hash of their configuration. Read once per process."""
+    index = {}
+    for path in sorted(folder.glob("*/result.json")):
+        with path.open("rb") as file:
+            if found := HASH.search(file.read(HEAD_BYTES)):
+                index[found[1].decode()] = path.parent.name
+    return index
+
+
+def outcome_line(result: RunRecord) -> str:
+    """Summarize a run in a few words."""
+    rate = "no prompt served" if result["hit_rate"] is None else f"hit rate {result['hit_rate']:.2%}"
+    p99 = result["ttft_s"]["p99"]
+    waiting = "" if p99 is None else f", ttft p99 {p99:.3g} s"
+    return f"{rate}{waiting}, {result['wall_s']:.3g} s"
+
+
+def failure_record(error: Exception, overrides: list[str]) -> dict[str, Any]:
+    """Return the content of ``error.json``; call it while the error is handled. Anything but a UsageError is a crash."""
+    is_crash = not isinstance(error, UsageError)
+    message = " ".join(f"{type(error).__name__}: {error}".split() if is_crash else str(error).split())
+    record: dict[str, Any] = {"error": message, "is_crash": is_crash, "overrides": overrides}
+    if is_crash:
+        record["traceback"] = traceback.format_exc().splitlines()
+    return record
+
+
+def write_failure(folder: Path, record: dict[str, Any]) -> None:
+    """Write the ``error.json`` of a job into its folder, if that can be written."""
+    with suppress(UsageError):
+        prepare_folder(folder)
+        with replacing(folder / "error.json") as file:
+            file.write(json.dumps(record, indent=2).encode())
+
+
+def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
+    """Write the files about all runs in a sweep's folder and return their names.
+
+    These are ``sweep.csv``; unless all failed, ``report.html``; with several seeds ``means.csv``, with objectives ``pareto.csv``.
+    """
+    from kvsim.report.compare import comparison_csv, means_csv
+    from kvsim.report.compare_html import render_comparison
+    from kvsim.report.pareto import front_of
+
+    texts = {"sweep.csv": comparison_csv(runs)}
+    if any(run.result is not None for run in runs):
+        command_line = json.loads((folder / "sweep.json").read_text())["command_line"]
+        front = front_of(runs)
+        texts["means.csv"] = means_csv(runs) or ""
+        texts["pareto.csv"] = front.csv() if front else ""
+        texts["report.html"] = render_comparison(runs, command_line, folder=folder, shared_script=SHARED_SCRIPT)
+    for name in ("means.csv", "pareto.csv"):  # of another sweep before this one
+        (folder / name).unlink(missing_ok=True)
+    written = {name: text for name, text in texts.items() if text}
+    for name, text in written.items():
+        with replacing(folder / name) as file:
+            file.write(text.encode())
+    return list(written)

@@ -1,0 +1,128 @@
+"""What Python sees of a sweep: its runs, their table, and a picture of them."""
+
+import gzip
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from kvsim.report.compare import Comparison, comparison_csv
+from kvsim.report.frame import columns_of, frame
+from kvsim.report.notebook import comparison_html
+from kvsim.report.result import RunRecord
+from kvsim.report.runs import Run, read_runs
+from kvsim.report.summary import percent
+from kvsim.run_result import RunResult
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SweepRun(RunResult):
+    """A finished run of a sweep, whose files are in a folder."""
+
+    name: str
+    """Name of its folder in the sweep's: the number of the job."""
+    settings: dict[str, str]
+    """Its values of the settings in which the runs differ."""
+    record: RunRecord
+    """The content of ``result.json``."""
+    folder: Path
+
+    @cached_property
+    def requests(self) -> Any:
+        with gzip.open(self.folder / "requests.csv.gz", "rt") as file:
+            return frame(columns_of(file))
+
+
+class Sweep:
+    """The runs of a sweep, in order of their jobs. ``len``, ``for`` and ``[number]`` work on the finished ones."""
+
+    def __init__(self, folder: Path, failures: Mapping[str, dict[str, Any] | None], *, is_temporary: bool) -> None:
+        """``failures`` has the ``error.json`` of each job by the name of its folder, or None for a finished one.
+
+        A temporary folder lives as long as this object.
+        """
+        self.folder = folder
+        if is_temporary:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        found = {run.name: run for run in read_runs([folder])}
+        self._runs = [_failed(folder, name, failure) if failure else found[name] for name, failure in failures.items()]
+        self._told = Comparison(self._runs, by_run=True)
+        self.runs = [
+            SweepRun(
+                name=run.name,
+                settings=dict(zip(self._told.keys, self._told.apart(place), strict=True)),
+                record=case.first,
+                folder=run.folder,
+            )
+            for place, case in enumerate(self._told.cases)
+            for run in case.runs
+        ]
+        """The finished runs."""
+        self.errors: dict[str, str] = {run.name: run.error for run in self._runs if run.error is not None}
+        """What went wrong in each failed job, by its number."""
+
+    @cached_property
+    def table(self) -> Any:
+        """A table with one row per job, failed ones included, and the columns of ``sweep.csv``.
+
+        It is a DataFrame or an array, as ``requests`` of a run is.
+        """
+        return frame(columns_of(comparison_csv(self._runs).splitlines()))
+
+    def plot(self, x: str | None = None, y: str = "hit_rate", color: str | None = None) -> "go.Figure":
+        """Return a Plotly figure of a measure of the runs against a setting.
+
+        ``x`` and ``color`` are settings that the runs differ in, such as ``tiers.gpu.capacity`` (drawn in GiB) and ``eviction``;
+        ``y`` is a measure, a column of ``table``. By default, ``x`` is a capacity, or else the first setting, and each
+        combination of the others has a line. Runs that differ in the seed only are one point, their mean. For hit rates, Belady's
+        bound is drawn as well. Raises UsageError for a name that the runs do not have.
+        """
+        from kvsim.report.sweep_picture import sweep_figure
+
+        return sweep_figure(self._told if "seed" in (x, color) else Comparison(self._runs), x, y, color)
+
+    def save(self, folder: str | Path) -> None:
+        """Copy all runs, ``sweep.csv`` and ``report.html`` to a new folder, as ``output=`` and the command write them."""
+        shutil.copytree(self.folder, folder)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[SweepRun]:
+        return iter(self.runs)
+
+    @overload
+    def __getitem__(self, place: int) -> SweepRun: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[SweepRun]: ...
+    def __getitem__(self, place: int | slice) -> SweepRun | list[SweepRun]:
+        return self.runs[place]
+
+    def __repr__(self) -> str:
+        return f"Sweep({self._line()})"
+
+    def _repr_html_(self) -> str:
+        failed = "".join(f"<p>job {name} failed: {error}</p>" for name, error in self.errors.items())
+        return (comparison_html(Comparison(self._runs), self._line()) if self.runs else "") + failed
+
+    def _line(self) -> str:
+        failed = [f"{len(self.errors)} failed"] if self.errors else []
+        over = f"{len(self.runs)} runs over {', '.join(self._told.keys)}" if self._told.keys else f"{len(self.runs)} runs"
+        known = [run for run in self.runs if run.record["hit_rate"] is not None]
+        if not known:
+            return ", ".join([over, *failed])
+        best = max(known, key=lambda run: run.hit_rate)
+        where = " ".join(f"{key}={value}" for key, value in best.settings.items() if value)
+        return ", ".join([over, *failed, f"best hit rate {percent(best.hit_rate)} ({where or f'job {best.name}'})"])
+
+
+def _failed(folder: Path, name: str, failure: Mapping[str, Any]) -> Run:
+    return Run(
+        name=name, folder=folder / name, error=failure["error"], is_crash=failure["is_crash"], overrides=failure["overrides"]
+    )

@@ -1,0 +1,237 @@
+"""A sweep from Python: its jobs, in this process or in worker processes, each written into the sweep's folder."""
+
+import gc
+import itertools
+import multiprocessing
+import pickle
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from kvsim.arguments import Arguments, arguments_of, is_policy
+from kvsim.bound_files import compute_once
+from kvsim.configuration import compose
+from kvsim.construct import construct
+from kvsim.errors import UsageError
+from kvsim.execute import execute
+from kvsim.fingerprint import configuration_hash
+from kvsim.prepare import composed, is_described, plan_for
+from kvsim.report.folder import write_run
+from kvsim.report.logger import Logger
+from kvsim.report.template import SHARED_SCRIPT
+from kvsim.run import check_verified
+from kvsim.sweep_folder import begin_folder, failure_record, index_of, place_job, write_failure
+from kvsim.trace.base import Trace
+
+NO_GUARD = (
+    'kvsim.sweep: the worker processes import the script that starts them: put the call under `if __name__ == "__main__":`, or '
+    "leave workers out"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of a sweep."""
+
+    number: int
+    overrides: list[str]
+    objects: dict[str, Any]
+    """Policy objects by key; pickled where the job is sent to another process."""
+
+    @property
+    def arguments(self) -> Arguments:
+        """What the job sets."""
+        return Arguments(self.overrides, self.objects)
+
+    @property
+    def told(self) -> list[str]:
+        """Its overrides as text, those by objects included."""
+        return [*self.overrides, *(f"{key}={policy!r}" for key, policy in self.objects.items())]
+
+
+@dataclass(kw_only=True)
+class SweepPlan:
+    """A sweep before it runs."""
+
+    command: str
+    trace: Trace
+    settings: dict[str, list[Any]]
+    """Values by key: the runs are all combinations."""
+    fixed: Arguments
+    jobs: list[Job] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for number, values in enumerate(itertools.product(*self.settings.values())):
+            own = arguments_of([dict(zip(self.settings, values, strict=True))], {})
+            overrides, objects = [*self.fixed.overrides, *own.overrides], self.fixed.objects | own.objects
+            self.jobs.append(Job(number=number, overrides=overrides, objects=objects))
+
+    def check(self) -> Logger:
+        """Compose each value of each setting once, before any job runs. Returns the logger. Raises UsageError."""
+        seen: set[str] = set()
+        for job in self.jobs:
+            if not seen.issuperset(job.told):
+                config = compose(composed(self.trace, job.arguments))
+                seen.update(job.told)
+        return construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
+
+    def record(self) -> dict[str, Any]:
+        """Return the content of ``sweep.json``."""
+        swept = [f"{key}={','.join(map(_text, values))}" for key, values in self.settings.items()]
+        words = ["kvsim", self.command, "-m", *composed(self.trace, self.fixed), *swept]
+        return {"command": self.command, "command_line": shlex.join(words), "swept": list(self.settings)}
+
+
+def values_of(settings: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the values of each setting of a sweep; a single value counts as a list of one. Raises UsageError."""
+    found = {}
+    for key, values in settings.items():
+        is_one = isinstance(values, str | Mapping) or is_policy(values) or not isinstance(values, Iterable)
+        found[key] = [values] if is_one else list(values)
+        if not found[key]:
+            raise UsageError(f"{key}: the sweep has no values for it; give at least one")
+    return found
+
+
+def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[int], None]) -> dict[str, dict[str, Any] | None]:
+    """Run all jobs into ``folder``. Returns, by the name of each job's folder, the ``error.json`` of a job that failed, or None.
+
+    A job whose result is in the folder already does not run again. ``advance`` is told how many jobs are done. Raises UsageError
+    if the sweep cannot begin or its workers died.
+    """
+    begin_folder(folder, plan.record())
+    if workers > 1 and len(plan.jobs) > 1:
+        ended = _in_workers(plan, folder, workers, advance)
+    else:
+        ended = []
+        for job in plan.jobs:
+            ended.append(run_job(folder, plan.command, plan.trace, job))
+            advance(len(ended))
+    return dict(ended)
+
+
+def run_job(folder: Path, command: str, trace: Trace, job: Job) -> tuple[str, dict[str, Any] | None]:
+    """Run a job and write its folder and bounds. Returns the folder's name and, if the job failed, its ``error.json``."""
+    name, plan = str(job.number), None
+    try:
+        plan = plan_for(command, trace, job.arguments)
+        is_named = is_described(job.objects)
+        name, finished = place_job(folder, name, configuration_hash(plan, command) if is_named else f"object-{job.number}")
+        if finished is not None:
+            return name, None
+        line = None if job.objects else shlex.join(["kvsim", command, *composed(trace, job.arguments)])
+        result = execute(command, plan, trace, command_line=line, is_named=is_named)
+        script = None if plan.logger.wants_page else f"../{SHARED_SCRIPT}"
+        write_run(folder / name, result.record, result.outcome, shared_script=script)
+        plan.logger.log(folder / name, result.record, folder.name)
+        check_verified(result.outcome)
+        if is_named:
+            index_of(folder.absolute())[result.record["config_hash"]] = name
+            compute_once(folder / "bounds", plan, result.record["bounds"], trace.requests)
+        return name, None
+    except Exception as error:
+        record = failure_record(error, job.told)
+        write_failure(folder / name, record)
+        if plan is not None:
+            plan.logger.log_failure(folder / name, plan.begun(command), record["error"], folder.name)
+        return name, record
+
+
+# --- worker processes ------------------------------------------------------------------------------------------------
+
+_received: list[Trace] = []
+"""The trace of the sweep, in a worker process."""
+
+
+def refuse_without_guard() -> None:
+    """End a worker process that, while it starts, runs the script that started it; the process that waits for it says why."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(1)
+
+
+def _check_main() -> None:
+    """Raise UsageError if worker processes could not import the program, because it does not come from a file."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if program is not None and not Path(program).exists():
+        raise UsageError(
+            "kvsim.sweep: a program on standard input has no worker processes: save it to a file, or leave out workers"
+        )
+
+
+def _in_workers(
+    plan: SweepPlan, folder: Path, workers: int, advance: Callable[[int], None]
+) -> list[tuple[str, dict[str, Any] | None]]:
+    """Run the jobs in new processes; the results are in order of the jobs."""
+    _check_main()
+    sent = [_packed(job) for job in plan.jobs]
+    with tempfile.TemporaryDirectory(prefix="kvsim-") as place:
+        trace = Path(place, "trace")
+        trace.write_bytes(pickle.dumps(plan.trace, pickle.HIGHEST_PROTOCOL))
+        pool = ProcessPoolExecutor(
+            min(workers, len(sent)), multiprocessing.get_context("spawn"), initializer=_receive, initargs=(str(trace),)
+        )
+        try:
+            futures = [pool.submit(_work, folder.absolute(), plan.command, job) for job in sent]
+            for done, _ in enumerate(as_completed(futures), 1):
+                advance(done)
+            return [future.result() for future in futures]
+        except BrokenProcessPool as error:
+            if not list(Path(place).glob("begun-*")):
+                raise UsageError(NO_GUARD) from error
+            raise UsageError("kvsim.sweep: a worker process died, perhaps for lack of memory: use fewer workers") from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _receive(path: str) -> None:
+    """Load the trace, when a worker process begins."""
+    file = Path(path)
+    file.with_name(f"begun-{multiprocessing.current_process().pid}").touch()
+    _received[:] = [pickle.loads(file.read_bytes())]
+    gc.freeze()
+
+
+def _work(folder: Path, command: str, packed: bytes) -> tuple[str, dict[str, Any] | None]:
+    number, overrides, objects, names = pickle.loads(packed)
+    job = Job(number=number, overrides=overrides, objects={})
+    try:
+        for key, (policy, own) in ((key, pickle.loads(policy)) for key, policy in objects.items()):
+            if own:
+                vars(policy).update(own)
+            job.objects[key] = policy
+    except Exception as error:
+        record = failure_record(UsageError(f"{names}: a worker process cannot make it: {error}"), overrides)
+        write_failure(folder / str(number), record)
+        return str(number), record
+    return run_job(folder, command, _received[0], job)
+
+
+def _packed(job: Job) -> bytes:
+    """Pickle a job. A policy travels with its own attributes, of which pickle would lose those that a compiled class lacks."""
+    objects = {}
+    for key, policy in job.objects.items():
+        where = sys.modules.get(type(policy).__module__)
+        try:
+            if type(policy).__module__ == "__main__" and not hasattr(where, "__file__"):
+                raise pickle.PicklingError("its class is defined in a notebook or at a prompt")
+            objects[key] = pickle.dumps((policy, dict(vars(policy)) if hasattr(policy, "__dict__") else None))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"{key}={policy!r} cannot reach a worker process: {error}; define its class in a module, or leave out workers"
+            ) from error
+    return pickle.dumps((job.number, job.overrides, objects, ", ".join(job.told[len(job.overrides) :])))
+
+
+def _text(value: Any) -> str:
+    if is_policy(value):
+        return repr(value)
+    (line,) = arguments_of([{"value": value}], {}).overrides
+    return line.removeprefix("value=")

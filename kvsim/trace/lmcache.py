@@ -1,0 +1,79 @@
+"""Logs of LMCache's look-ups: one request per line, with its prompt given by the hashes of its chunks.
+
+LMCache's server writes them to ``lookup_hashes_*.jsonl`` (``lmcache/v1/mp_observability/subscribers/logging/lookup_hash.py``,
+LookupHashLoggingSubscriber) if it has a folder for them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvsim.core.request import Request
+from kvsim.core.runs import Run
+from kvsim.trace.base import Trace
+from kvsim.trace.blocks import BlockPages
+from kvsim.trace.hashed import HashedTrace
+from kvsim.trace.records import Record, read_records, runs_of
+
+
+@dataclass(kw_only=True)
+class LMCache(HashedTrace):
+    """Reads ``{"timestamp": s, "request_id", "model_name", "chunk_size", "seq_len", "chunk_hashes": ["0x...", ...]}``.
+
+    The log does not contain answers: they have ``output_tokens`` tokens each. Prompts for different models (``model_name``, which
+    becomes the request's kind) share no pages. A request that is looked up again, such as after it was preempted, counts once:
+    lines with the ``request_id`` of an earlier one are left out. The earliest timestamp is time 0; lines need not be sorted by
+    time. ``limit`` counts requests.
+    """
+
+    LENGTH: ClassVar[tuple[str, str]] = ("seq_len", "seq_len")
+    IDS: ClassVar[str] = "chunk_hashes"
+    BLOCK_SIZE: ClassVar[str] = "chunk_size"
+
+    block_tokens: int = 256
+    output_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output_tokens < 0:
+            raise ValueError(f"output_tokens must be 0 or more, not {self.output_tokens}")
+
+    def load(self, page_tokens: int) -> Trace:
+        pages = self.block_pages(page_tokens)
+        models: dict[str | int, int] = {}
+        seen: set[str | int] = set()
+        requests: list[Request] = []
+        for record in read_records(self.path):
+            name = record.name("request_id") if record.has("request_id") else ""
+            if name != "" and name in seen:
+                continue
+            seen.add(name)
+            requests.append(self._request(record, models, pages))
+            if len(requests) == self.limit:
+                break
+        begin_s = min(request.arrival_s for request in requests)
+        for request in requests:
+            request.arrival_s = (request.arrival_s - begin_s) / self.rate
+        return self.trace(requests, page_tokens)
+
+    def _request(self, record: Record, models: dict[str | int, int], pages: BlockPages) -> Request:
+        """Return the request of a line; ``models`` are the numbers of the models seen so far."""
+        model = record.name("model_name") if record.has("model_name") else ""
+        scope = models.setdefault(model, len(models))
+        prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages, scope)
+        request = Request(
+            index=0,
+            arrival_s=record.number("timestamp"),
+            prompt_tokens=prompt_tokens,
+            output_tokens=self.output_tokens,
+            runs=runs,
+            prompt_pages=prompt_pages,
+            kind=str(model),
+        )
+        return self.with_answer(request, pages)
+
+    def blocks(self, record: Record) -> tuple[Run, ...]:
+        hashes = record.items(self.IDS)
+        try:
+            return runs_of([int(value, 16) for value in hashes])
+        except (ValueError, TypeError):
+            raise record.error(f"{self.IDS} must be a list of hexadecimal texts, such as 0x1f") from None

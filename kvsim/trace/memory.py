@@ -1,0 +1,79 @@
+"""A trace of prompts that a program has as tokens, instead of a file."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvsim.errors import UsageError
+from kvsim.trace.base import Trace
+from kvsim.trace.records import Record
+from kvsim.trace.tokens import Tokens
+
+
+@dataclass(kw_only=True)
+class TokensInMemory(Tokens):
+    """The lines of a ``tokens`` trace, already parsed."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def records(self) -> Iterator[Record]:
+        return (Record(self.path, number, line) for number, line in enumerate(self.lines, 1))
+
+
+def trace_from_tokens(
+    prompts: Sequence[npt.ArrayLike],
+    *,
+    output_tokens: int | Sequence[int] | None = None,
+    answers: Sequence[npt.ArrayLike] | None = None,
+    arrivals_s: Sequence[float] | None = None,
+    sessions: Sequence[str | int] | None = None,
+    page_tokens: int = 16,
+    name: str = "tokens",
+) -> Trace:
+    """Make a trace of prompts, each a list or an array of token ids: what ``trace=tokens`` reads from a file of the same content.
+
+    ``output_tokens`` is the length of all answers or of each, 1 by default; ``answers`` are their tokens instead, which can then
+    be cached (``rules.cache_output=true``). ``arrivals_s`` are seconds that do not decrease, counted from the first; without
+    them, all requests arrive at time 0, and those with the same entry in ``sessions`` one after another.
+
+    Raises UsageError for lists of different lengths, and TraceError, which names the number of the prompt from 1, for tokens
+    that are not integers.
+    """
+    if output_tokens is not None and answers is not None:
+        raise UsageError("trace_from_tokens: output_tokens follows from answers: leave it out")
+    if len(prompts) == 0:
+        raise UsageError("trace_from_tokens: there are no prompts: give at least one")
+    tokens = [_listed(answer) for answer in answers] if answers is not None else None
+    lengths = [len(answer) for answer in tokens] if tokens is not None else 1 if output_tokens is None else output_tokens
+    columns: dict[str, Sequence[Any] | None] = {
+        "token_ids": [_listed(prompt) for prompt in prompts],
+        "output_length": [lengths] * len(prompts) if isinstance(lengths, int) else _listed(lengths),
+        "output_token_ids": tokens,
+        "timestamp": None if arrivals_s is None else [1000 * float(arrival_s) for arrival_s in arrivals_s],
+        "session_id": None if sessions is None else _listed(sessions),
+    }
+    given = {"output_length": "answers" if answers is not None else "output_tokens", "timestamp": "arrivals_s"}
+    for key, values in columns.items():
+        if values is not None and len(values) != len(prompts):
+            what = given.get(key, "sessions")
+            raise UsageError(f"trace_from_tokens: {what} has {len(values)} entries, but there are {len(prompts)} prompts")
+    known = {key: values for key, values in columns.items() if values is not None}
+    lines = [dict(zip(known, line, strict=True)) for line in zip(*known.values(), strict=True)]
+    digest = xxhash.xxh3_64_hexdigest(json.dumps(lines, default=str).encode())
+    path = f"<{len(lines)} prompts, {digest}>"
+    trace = TokensInMemory(path=path, lines=lines).load(page_tokens)
+    trace.name, trace.origin = name, ("trace=tokens", f"trace.path='{path}'")
+    return trace
+
+
+def _listed(values: Any) -> list[Any]:
+    """Return a list of Python's own numbers."""
+    if isinstance(values, list):
+        return values
+    listed = np.asarray(values).tolist()
+    return listed if isinstance(listed, list) else [listed]

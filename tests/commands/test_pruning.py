@@ -1,0 +1,106 @@
+"""Sweeps over choices that do not have the same settings."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvsim.cli import main
+
+TRACE = ["trace.sessions=20", "tiers.gpu.capacity=6000pages", "output=sweep"]
+COMMAND = [sys.executable, "-c", "import sys; from kvsim.cli import main; sys.exit(main())"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "sweep"
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """What a dry run prints."""
+    assert main(["replay", "-m", *TRACE, *arguments, "sweep.dry_run=true"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_job_leaves_out_what_its_choice_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert listed(capsys, "eviction=lru,slru", "eviction.protected_hits=2,3") == [
+        "4 combinations, 3 make sense: eviction.protected_hits does not exist for eviction=lru",
+        "job 0  eviction=lru",
+        "job 1  eviction=slru eviction.protected_hits=2",
+        "job 2  eviction=slru eviction.protected_hits=3",
+        "3 jobs in sweep, 0 finished before",
+    ]
+
+
+def test_nothing_is_said_where_all_choices_have_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed(capsys, "eviction=lru,arc", "page_tokens=16,32")
+    assert [line.split()[0] for line in lines] == ["job"] * 4 + ["4"]
+
+
+def test_several_settings_of_several_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed(capsys, "eviction=lru,fifo,slru", "eviction.protected_hits=choice(3)", "placement=write_back,by_length",
+                   "placement.min_tokens=16,32", "tiers.cpu.capacity=1GiB")  # fmt: skip
+    assert lines[0] == (
+        "12 combinations, 9 make sense: eviction.protected_hits does not exist for eviction=lru, eviction=fifo; "
+        "placement.min_tokens does not exist for placement=write_back"
+    )
+    assert len(lines) == 1 + 9 + 1
+
+
+def test_a_tier_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed(
+        capsys, "tiers.cpu.capacity=1GiB", "eviction@tiers.cpu.eviction=lru,slru", "tiers.cpu.eviction.protected_hits=2,3"
+    )
+    assert [line.split("  ")[1] for line in lines[1:4]] == [
+        "eviction@tiers.cpu.eviction=lru",
+        "eviction@tiers.cpu.eviction=slru tiers.cpu.eviction.protected_hits=2",
+        "eviction@tiers.cpu.eviction=slru tiers.cpu.eviction.protected_hits=3",
+    ]
+
+
+def test_a_setting_that_no_choice_has_stays_an_error(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    lines = listed(capsys, "eviction=lru,slru", "eviction.protected_hit=2,3")
+    assert len([line for line in lines if "cannot work: Could not override 'eviction.protected_hit'" in line]) == 4
+    assert main(["replay", "-m", *TRACE, "eviction=lru,slru", "eviction.protected_hit=2,3"]) == 2
+    assert "eviction.protected_hit" in capsys.readouterr().err
+    assert not list(folder.glob("*/result.json"))
+
+
+def test_a_setting_that_the_single_choice_does_not_have_stays_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "-m", *TRACE, "eviction=lru", "eviction.protected_hits=2,3"]) == 2
+    assert "eviction.protected_hits: there is no such setting" in capsys.readouterr().err
+
+
+def test_the_jobs_run_and_are_not_repeated(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    arguments = ["replay", "-m", *TRACE, "eviction=lru,slru", "eviction.protected_hits=2,3"]
+    for word in ("hit rate", "finished before"):
+        assert main(arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("4 combinations, 3 make sense")
+        assert all(word in line for line in lines if line.startswith("job ") and line[4].isdigit())
+    evictions = [json.loads((folder / str(job) / "result.json").read_text())["config"]["eviction"] for job in range(3)]
+    assert [eviction.get("protected_hits") for eviction in evictions] == [None, 2, 3]
+    assert not (folder / "3").exists()
+
+
+@pytest.mark.long
+def test_in_other_processes_too(folder: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install kvsim[joblib]")
+    arguments = ["replay", "-m", "hydra/launcher=joblib", *TRACE, "eviction=lru,slru", "eviction.protected_hits=2,3"]
+    ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(path.parent.name for path in folder.glob("*/result.json")) == ["0", "1", "2"]
+
+
+def test_a_sweeper_that_chooses_its_jobs(folder: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install kvsim[optuna]")
+    arguments = ["replay", "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweeper.sampler.seed=1",
+                 "hydra.sweeper.direction=maximize", "sweep.objective=hit_rate", *TRACE, "eviction=choice(lru,slru)",
+                 "eviction.protected_hits=range(2,4)"]  # fmt: skip
+    ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "eviction.protected_hits does not exist for eviction=lru; left out there" in ended.stdout
+    assert any(line.startswith("job ") and "eviction=lru  " in line for line in ended.stdout.splitlines())

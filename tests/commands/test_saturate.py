@@ -1,0 +1,132 @@
+"""``kvsim saturate`` on a server whose capacity is known.
+
+A request comes every second and takes 0.25 s, one at a time: up to a rate of 4 none waits, and beyond it the queue grows by one
+request after another. A second server takes 0.5 s, so its capacity is a rate of 2.
+"""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.cli import main
+
+REQUESTS = 300
+SERVER = (
+    "hardware=linear", "hardware.fixed_s=0.25", "hardware.prefill_token_s=0", "hardware.decode_request_s=0",
+    "hardware.chunk_context_s=0", "hardware.decode_context_s=0", "engine.max_running_requests=1", "slo.ttft_s=0.3",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_trace(tmp_path / "trace.jsonl", [1000 * number for number in range(REQUESTS)])
+    return tmp_path
+
+
+def write_trace(path: Path, arrivals_ms: list[int], **more: Any) -> None:
+    """Prompts of one block each, unlike all others, with answers of one token."""
+    lines = [
+        json.dumps({"timestamp": at, "input_length": 512, "output_length": 1, "hash_ids": [number], **more})
+        for number, at in enumerate(arrivals_ms)
+    ]
+    path.write_text("\n".join(lines))
+
+
+def saturate(*arguments: str) -> int:
+    return main(["saturate", "trace=mooncake", "trace.path=trace.jsonl", "output=out", *arguments])
+
+
+def record(folder: str = "out") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(folder, "saturate.json").read_text())
+    return found
+
+
+def test_the_rate_is_that_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert saturate(*SERVER, "saturate.tolerance=0.02") == 0
+    found = record()
+    assert 4 / 1.02 <= found["rate"] <= 4 < found["fails_at"] <= found["rate"] * 1.02
+    assert found["highest"]["requests_per_s"] == pytest.approx(found["rate"], rel=1e-9)
+    assert found["highest"]["attainment"] == 1.0 and found["highest"]["ttft_s_p99"] == pytest.approx(0.25)
+    assert found["slo"] == {"ttft_s": 0.3, "tpot_s": None, "attainment": 0.99}
+    assert (found["gpus"], found["price_per_hour"], found["notes"]) == (1, 1.0, [])
+    shown = capsys.readouterr().out
+    assert "rate 1: 1 requests/s, 100.00% meet the objectives" in shown
+    assert "out: saturate.json saturate.csv saturate.html" in shown
+
+
+def test_a_job_leaves_a_page_rows_and_the_results_of_its_runs(folder: Path) -> None:
+    assert saturate(*SERVER) == 0
+    with (folder / "out" / "saturate.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["is_highest"] for row in rows].count("true") == 1
+    assert [float(row["rate"]) for row in rows] == sorted(run["rate"] for run in record()["runs"])
+    for row in rows:
+        result = json.loads((folder / "out" / row["folder"] / "result.json").read_text())
+        assert result["config"]["trace"]["rate"] == float(row["rate"])
+        assert result["slo"]["attainment"] == float(row["attainment"])
+    page = (folder / "out" / "saturate.html").read_text()
+    assert "Attainment by rate" in page and "Time to first token by rate" in page
+
+
+def test_runs_that_have_finished_are_not_run_again(folder: Path) -> None:
+    assert saturate(*SERVER) == 0
+    before, first = record(), {path: path.stat().st_mtime_ns for path in folder.glob("out/*/result.json")}
+    assert saturate(*SERVER) == 0
+    assert record() == before
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("out/*/result.json")} == first
+    assert saturate(*SERVER, "hardware.fixed_s=0.5", "slo.ttft_s=0.6") == 0, "another configuration in the same folder"
+    assert 2 / 1.05 <= record()["rate"] <= 2
+
+
+def test_a_sweep_orders_configurations_by_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert saturate("-m", *SERVER, "slo.ttft_s=0.6", "hardware.fixed_s=0.5,0.25") == 0
+    assert 2 / 1.05 <= record("out/0")["rate"] <= 2 and 4 / 1.05 <= record("out/1")["rate"] <= 4.2
+    with open("out/saturate.csv") as file:
+        assert {(row["job"], row["hardware.fixed_s"]) for row in csv.DictReader(file)} == {("0", "0.5"), ("1", "0.25")}
+    table = capsys.readouterr().out.rpartition("kvsim saturate")[2]
+    rows = [line.split()[:2] for line in table.splitlines()]
+    assert rows.index(["1", "0.25"]) < rows.index(["0", "0.5"])
+
+
+def test_the_cheapest_configuration_that_holds_a_rate_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two engines hold a rate of 6 and one does not; three hold it, too, at a higher price."""
+    swept = "cluster.engines=1,2,3", "saturate.rate=6", "saturate.price_per_hour.gpu=2.5"
+    assert saturate("-m", *SERVER, *swept) == 0
+    assert [record(f"out/{job}")["holds_wanted_rate"] for job in range(3)] == [False, True, True]
+    assert [record(f"out/{job}")["price_per_hour"] for job in range(3)] == [2.5, 5.0, 7.5]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The cheapest configuration that holds a rate of 6 is job 1, at 5.00 per hour" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (SERVER[:-1], "slo: set slo.ttft_s or slo.tpot_s"),
+        ((*SERVER, "saturate.rate=2", "trace.rate=2"), "trace.rate has no effect with saturate.rate"),
+        ((*SERVER, "timeline=true"), "timeline has no effect on kvsim saturate"),
+        ((*SERVER, "saturate.attainment=2"), "saturate.attainment must be above 0 and at most 1"),
+        ((*SERVER, "saturate.price_per_hour.gpu=-1"), "gpu must be 0 or more"),
+    ],
+)
+def test_mistakes_are_found_before_any_run(
+    arguments: tuple[str, ...], expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert saturate(*arguments) == 2
+    assert expected in capsys.readouterr().err
+    assert not (folder / "out").exists()
+
+
+def test_requests_that_all_come_at_once_have_no_rate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_trace(folder / "trace.jsonl", [0] * 10)
+    assert saturate(*SERVER) == 2
+    assert "all requests arrive at once" in capsys.readouterr().err
+
+
+def test_settings_of_the_search_have_no_effect_on_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("simulate", "replay", "curve"):
+        assert main([command, "saturate.tolerance=0.1"]) == 2
+        assert f"saturate.tolerance has no effect on kvsim {command}" in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""A file's format is recognised, and read as if it had been named."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from kvsim.api import load_trace
+from kvsim.build import build_run, build_trace
+from kvsim.cli import main
+from kvsim.configuration import compose, with_trace_file
+from kvsim.errors import TraceError, UsageError
+from kvsim.trace.formats import recognise
+
+FIRST = {
+    "mooncake": {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
+    "weka": {"id": "a", "block_size": 64, "requests": [{"t": 0, "in": 128, "out": 1, "hash_ids": [1, 2]}]},
+    "lmcache": {
+        "timestamp": 1.5, "request_id": "r", "model_name": "m", "chunk_size": 256, "seq_len": 512, "chunk_hashes": ["0xa", "0xb"],
+    },
+    "tokens": {"token_ids": list(range(64)), "output_length": 1},
+    "bailian": {
+        "chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "type": "text", "turn": 1, "input_length": 16, "output_length": 1,
+        "hash_ids": [0],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_record_shows_the_format(name, write):
+    path = write(FIRST[name])
+    assert recognise(path)[0].name == name
+    assert build_trace(compose([f"trace.path={path}"]))[0] == build_trace(compose([f"trace={name}", f"trace.path={path}"]))[0]
+
+
+def test_a_file_that_changes_is_looked_at_again(write):
+    assert [recognise(write(FIRST[name]))[0].name for name in ("tokens", "mooncake", "tokens")] == [
+        "tokens",
+        "mooncake",
+        "tokens",
+    ]
+
+
+def test_settings_are_those_of_the_format(write):
+    path = write({**FIRST["mooncake"], "hash_ids": [1, 2, 3, 4]})
+    overrides = [f"trace.path={path}", "trace.block_tokens=256", "trace.answers=unique"]
+    found, named = (build_trace(compose([*more, *overrides]))[0] for more in ([], ["trace=mooncake"]))
+    assert found == named
+    assert found.block_tokens == 256
+
+
+def test_the_block_size_is_taken_from_the_first_record(write):
+    path = write({"block_size": 64, "hash_ids": [2001, 2002], "input_length": 128})
+    assert build_trace(compose([f"trace.path={path}"]))[0].block_tokens == 64
+    assert build_trace(compose([f"trace.path={path}", "trace.block_tokens=32"]))[0].block_tokens == 32
+
+
+def test_the_record_names_the_recognised_format(write):
+    path = write(FIRST["mooncake"])
+    found, named = (
+        build_run(compose([*more, f"trace.path={path}"]), command="replay").config for more in ([], ["trace=mooncake"])
+    )
+    assert found == named
+
+
+def test_a_setting_that_the_format_lacks_is_an_error(write):
+    path = write(FIRST["tokens"])
+    with pytest.raises(UsageError, match=r"^trace\.block_tokens has no effect on .*, a file of trace=tokens: leave it out$"):
+        build_trace(compose([f"trace.path={path}", "trace.block_tokens=16"]))
+
+
+def test_a_bad_value_of_a_setting_is_named(write):
+    with pytest.raises(UsageError, match=r"^trace\.tail must be one of full, all, not 'half'"):
+        build_trace(compose([f"trace.path={write(FIRST['mooncake'])}", "trace.tail=half"]))
+
+
+def test_an_unknown_format_is_shown_with_the_nearest(write):
+    path = write({"input_length": 3, "words": "hello"})
+    with pytest.raises(TraceError) as caught:
+        recognise(path)
+    assert str(caught.value).startswith(
+        f"{path}:1: unknown format: it has input_length, words. The nearest format is mooncake, which also has hash_ids"
+    )
+
+
+def test_without_a_near_format_all_are_listed(write):
+    with pytest.raises(TraceError, match=r"unknown format: it has x\. Known are bailian \(chat_id, hash_ids\), mooncake"):
+        recognise(write({"x": 1}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "added"),
+    [
+        (["trace.path=a"], True),
+        (["preset=vllm", "trace.path=a"], True),
+        (["trace=mooncake", "trace.path=a"], False),
+        (["preset=mooncake_paper", "trace.path=a"], False),
+        (["preset=vllm,mooncake_paper", "trace.path=a"], False),
+        (["trace.limit=3"], False),
+    ],
+)
+def test_a_path_alone_asks_for_recognition(overrides, added):
+    assert with_trace_file(overrides) == [*(["trace=auto"] if added else []), *overrides]
+
+
+def test_the_commands_need_only_the_path(write, tmp_path):
+    path = write(FIRST["mooncake"])
+    for number, more in enumerate(([], ["trace=auto"], ["trace=mooncake"])):
+        assert main(["replay", *more, f"trace.path={path}", f"output={tmp_path / str(number)}"]) == 0
+    configs = [OmegaConf.load(tmp_path / str(number) / "result.json") for number in range(3)]
+    assert configs[0].config_hash == configs[1].config_hash == configs[2].config_hash
+    assert configs[0].config.trace._target_ == "kvsim.trace.mooncake.Mooncake"
+
+
+def test_python_needs_only_the_path(write):
+    path = write(FIRST["mooncake"])
+    assert load_trace(path=path).block_tokens == 512
+    assert load_trace(path=path, answers="unique").requests[0].output_runs is not None
