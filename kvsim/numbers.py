@@ -9,12 +9,12 @@ A declaration says whether a value holds and, if it does not, what was expected.
 from math import inf
 from numbers import Integral
 from numbers import Real as AnyReal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 LARGEST = 2**63 - 1
 """The largest whole number: what 64 bits hold."""
-MOST = 1e30
-"""The largest real number; ``-MOST`` is the smallest. The product of ten is finite still, so an extreme setting has an extreme
+MOST = 1e50
+"""The largest real number; ``-MOST`` is the smallest. The product of six is finite still, so an extreme setting has an extreme
 result, but no infinite one."""
 MOST_SECONDS = 1e12
 """The longest time and the latest moment: 30,000 years, at which a 64-bit float still tells 0.1 ms."""
@@ -28,7 +28,7 @@ class Whole(NamedTuple):
     least: int = 0
     most: int = LARGEST
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: Any) -> TypeGuard[int]:
         """Whether the value is such a number. True, 1.0 and "1" are not."""
         return (type(value) is int or _is_a(Integral, value)) and self.least <= value <= self.most
 
@@ -51,12 +51,18 @@ class Real(NamedTuple):
     above: float = -inf
     below: float = inf
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: Any) -> TypeGuard[float]:
         """Whether the value is such a number. NaN, infinities, True and "1" are not."""
-        return _is_a(AnyReal, value) and bool(self.least <= value <= self.most and self.above < value < self.below)
+        if not _is_a(AnyReal, value):
+            return False
+        number = value if isinstance(value, int) else float(value)
+        return self.least <= number <= self.most and self.above < number < self.below
 
     def expected(self, value: Any) -> str:
-        """Say what a wrong value must be: ``above 0``, or ``a finite number above 0`` if it is none."""
+        """Say what a wrong value must be: ``above 0``, or ``a finite number above 0`` if it is none.
+
+        An upper limit that is there only to keep results finite is named only to those who exceed it.
+        """
         is_number = _is_a(AnyReal, value)
         is_finite = is_number and -inf < value < inf
         parts = []
@@ -66,9 +72,10 @@ class Real(NamedTuple):
             parts.append(f"at least {self.least:g}")
         if self.below < inf:
             parts.append(f"below {self.below:g}")
-        elif self.most < MOST or is_finite and value > MOST:
+        elif self.most < MOST_SECONDS or is_finite and value > self.most:
             parts.append(f"at most {self.most:g}")
-        bounds = " and ".join(parts)
+        is_closed = len(parts) == 2 and self.above == -inf and self.below == inf
+        bounds = f"from {self.least:g} to {self.most:g}" if is_closed else " and ".join(parts)
         if is_finite:
             return "0 or more" if bounds == "at least 0" else bounds
         kind = "a finite number" if is_number else "a number"

@@ -9,11 +9,12 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, append_run, count_pages, split_runs
-from kvsim.numbers import Whole, check_settings
+from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
 from kvsim.trace.base import OF_MAX_TOKENS, TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 
 ARRIVALS = ("open_loop", "closed_loop")
+MOST_SYSTEMS = 1_000_000
 MOST_REQUESTS = 20_000_000
 """What 20 GB of memory hold."""
 
@@ -38,12 +39,13 @@ class Kind:
 
     def check(self, key: str) -> None:
         """Raise ValueError for a bad setting; ``key`` names the kind in the message."""
-        for name in ("systems", "turns", "system_tokens", "message_tokens", "answer_tokens"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{key}.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("weight", "document_tokens", "pause_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{key}.{name} must be at least 0, not {getattr(self, name)}")
+        check_number(f"{key}.systems", Whole(1, MOST_SYSTEMS), self.systems)
+        for name in ("system_tokens", "message_tokens", "answer_tokens"):
+            check_number(f"{key}.{name}", Whole(1), getattr(self, name))
+        check_number(f"{key}.turns", Real(least=1), self.turns)
+        check_number(f"{key}.weight", Real(least=0), self.weight)
+        check_number(f"{key}.document_tokens", Whole(), self.document_tokens)
+        check_number(f"{key}.pause_s", SECONDS, self.pause_s)
 
 
 def default_mix() -> dict[str, Kind]:
@@ -110,12 +112,11 @@ class Synthetic(TraceSource):
         self.mix = {name: kind if isinstance(kind, Kind) else Kind(**kind) for name, kind in self.mix.items()}
         for name, kind in self.mix.items():
             kind.check(f"mix.{name}")
-        for name in ("seed", "spread", "answer_s_per_token"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        check_settings(self, Whole(), "seed")
         check_settings(self, Whole(1), "sessions")
-        if not self.sessions_per_s > 0:
-            raise ValueError(f"sessions_per_s must be positive, not {self.sessions_per_s}")
+        check_settings(self, Real(above=0), "sessions_per_s")
+        check_settings(self, Real(least=0), "spread")
+        check_settings(self, SECONDS, "answer_s_per_token")
         if not sum(kind.weight for kind in self.mix.values()) > 0:
             raise ValueError("mix must have a kind of session with a positive weight")
         self._check_size()
