@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields
@@ -101,8 +102,8 @@ def check_names(key: str, node: Any, known: Iterable[str]) -> None:
 def with_key(key: str, message: str, settings: Config) -> str:
     """Prefix a class's error message with the full key of the setting that it is about, and suggest one of the choices in it."""
     message = f"{message}{hint(message)}"
-    about = message.split(maxsplit=1)[0] if message else ""
-    return join_key(key, message) if about in settings else f"{key}: {message}"
+    about = re.match(r"\w*", message)
+    return join_key(key, message) if about and about[0] in settings else f"{key}: {message}"
 
 
 def join_key(key: str, name: str | None) -> str:

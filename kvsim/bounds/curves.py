@@ -17,6 +17,7 @@ from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.errors import UsageError
+from kvsim.numbers import Real, check_settings
 from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
@@ -49,8 +50,7 @@ class CurveSettings:
     def __post_init__(self) -> None:
         if self.capacities is not None and not self.capacities:
             raise ValueError("capacities is empty: give some, for example [1000pages,40GiB], or leave it out")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}: it is the share to sample")
+        check_settings(self, Real(above=0, most=1), "fraction", hint="it is the share to sample")
 
 
 def curve_settings(node: Any) -> CurveSettings:

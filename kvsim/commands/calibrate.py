@@ -21,6 +21,7 @@ from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
+from kvsim.numbers import Whole, check_settings
 from kvsim.report.terminal import print_table
 
 if TYPE_CHECKING:
@@ -84,10 +85,8 @@ class CalibrateSettings:
             raise ValueError(
                 f"name must start with a lower-case letter, then lower-case letters, digits and underscores, not {self.name!r}"
             )
-        if self.page_tokens < 1:
-            raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        check_settings(self, Whole(1), "page_tokens")
+        check_settings(self, Whole(), "seed")
 
     @property
     def file(self) -> Path:

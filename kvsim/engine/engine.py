@@ -22,6 +22,7 @@ from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetch, Prefetching
 from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.substrate import Substrate, Work
+from kvsim.numbers import SECONDS, Whole, check_number, check_settings
 
 if TYPE_CHECKING:
     from kvsim.policies.scheduling.base import SchedulingPolicy
@@ -42,16 +43,13 @@ class EngineSettings:
     """Times at which the cache is reset once all running requests have finished, as by a trace's ``{"reset": "drain"}``."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_running_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_settings(self, Whole(1), "max_batch_tokens", "max_running_requests")
         for name, choices in (("overlap", ("layerwise", "none")), ("links", ("fifo", "shared"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
         times: Any = self.reset_at_s  # its items may be anything
         for time_s in times:
-            if isinstance(time_s, bool) or not isinstance(time_s, int | float) or not 0 <= time_s < inf:
-                raise ValueError(f"reset_at_s must be a list of times of at least 0 s, not {time_s}")
+            check_number("reset_at_s", SECONDS, time_s, hint="it is a list of times")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

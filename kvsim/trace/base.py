@@ -11,6 +11,7 @@ import xxhash
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
 from kvsim.errors import TraceError, UsageError
+from kvsim.numbers import Real, Whole, check_settings, refusal
 
 TAILS = ("full", "all")
 
@@ -67,10 +68,8 @@ class TraceSource(ABC):
     of a common prefix that ends with a page, that page is shared only if the next token is the same, too."""
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1, not {self.limit}; null reads all requests")
-        if not 0 < self.rate < float("inf"):
-            raise ValueError(f"rate must be positive, not {self.rate}; 1 keeps the recorded arrivals")
+        check_settings(self, Whole(1), "limit", or_null=True, hint="null reads all requests")
+        check_settings(self, Real(above=0), "rate", hint="1 keeps the recorded arrivals")
 
     @property
     def draws_at_random(self) -> bool:
@@ -153,8 +152,8 @@ def refuse_bigram(bigram: bool) -> None:
 
 def check_page_tokens(page_tokens: int) -> None:
     """Raise UsageError unless a page has at least one token."""
-    if page_tokens < 1:
-        raise UsageError(f"page_tokens must be at least 1, not {page_tokens}")
+    if not Whole(1).holds(page_tokens):
+        raise UsageError(refusal("page_tokens", Whole(1), page_tokens))
 
 
 def in_order_of_arrival(requests: list[Request]) -> list[Request]:

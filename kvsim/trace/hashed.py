@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages
+from kvsim.numbers import Whole, check_settings
 from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
@@ -40,8 +41,7 @@ class HashedTrace(TraceSource):
             raise ValueError(
                 f"answers={self.answers} needs tail=full: no answer can follow a partial page at the end of a prompt"
             )
-        if self.block_tokens < 1:
-            raise ValueError(f"block_tokens must be at least 1, not {self.block_tokens}")
+        check_settings(self, Whole(1), "block_tokens")
 
     def block_pages(self, page_tokens: int) -> BlockPages:
         """Return the index that assigns page ids to prompts. Raises UsageError for a page size that does not fit the blocks."""

@@ -12,6 +12,7 @@ import numpy as np
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, append_run, count_pages, split_runs
 from kvsim.errors import TraceError
+from kvsim.numbers import Real, Whole, check_settings
 from kvsim.trace.base import Trace, TraceSource, check_page_tokens, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.records import Record, read_records
@@ -72,10 +73,10 @@ class Lengths(TraceSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_bigram(self.bigram)
-        if self.prefixes is not None and not 0 <= self.prefixes <= 1:
-            raise ValueError(f"prefixes must be between 0 and 1, not {self.prefixes}: the probability that a prompt is continued")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        check_settings(
+            self, Real(least=0, most=1), "prefixes", or_null=True, hint="it is the probability that a prompt is continued"
+        )
+        check_settings(self, Whole(), "seed")
 
     def load(self, page_tokens: int) -> Trace:
         check_page_tokens(page_tokens)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
+from kvsim.numbers import Whole, check_settings
 from kvsim.trace.base import Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
@@ -34,8 +35,7 @@ class LMCache(HashedTrace):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.output_tokens < 0:
-            raise ValueError(f"output_tokens must be 0 or more, not {self.output_tokens}")
+        check_settings(self, Whole(), "output_tokens")
 
     def load(self, page_tokens: int) -> Trace:
         pages = self.block_pages(page_tokens)

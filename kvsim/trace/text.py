@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from kvsim.errors import UsageError
+from kvsim.numbers import Whole, check_settings
 from kvsim.trace.records import Record, read_records
 from kvsim.trace.tokenizer import TemplateError, Tokenizer, model_files
 from kvsim.trace.tokens import Tokens
@@ -47,8 +48,7 @@ class TextTrace(Tokens):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.output_tokens < 0:
-            raise ValueError(f"output_tokens must be 0 or more, not {self.output_tokens}")
+        check_settings(self, Whole(), "output_tokens")
 
     @abstractmethod
     def turns(self, record: Record, tokenizer: Tokenizer) -> Iterator[Turn]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kvsim.core.request import Request
 from kvsim.core.runs import count_pages
+from kvsim.numbers import Whole, check_settings
 from kvsim.trace.answers import infer_answers
 from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
@@ -64,9 +65,7 @@ class Weka(TraceSource):
         refuse_bigram(self.bigram)
         check_choice("arrivals", self.arrivals, ARRIVALS)
         check_choice("answers", self.answers, ("none", "inferred"))
-        for name in ("block_tokens", "concurrent_sessions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_settings(self, Whole(1), "block_tokens", "concurrent_sessions")
         if self.arrivals == "closed_loop" and self.rate != 1:
             raise ValueError(f"rate={self.rate} has no effect in a closed loop; set concurrent_sessions instead")
 

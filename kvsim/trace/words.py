@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages
+from kvsim.numbers import Whole, check_settings
 from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, name_pages
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.page_index import PageIndex
@@ -23,8 +24,7 @@ class Words(TraceSource):
         check_choice("tail", self.tail, TAILS)
         if not self.prompts or not all(prompt.split() for prompt in self.prompts):
             raise ValueError("prompts must be a list of texts with at least one word each")
-        if self.output_tokens < 0:
-            raise ValueError(f"output_tokens must be 0 or more, not {self.output_tokens}")
+        check_settings(self, Whole(), "output_tokens")
 
     def load(self, page_tokens: int) -> Trace:
         requests = [

@@ -115,5 +115,5 @@ def test_a_bad_row_is_named(write, row, message):
 
 
 def test_a_probability_is_between_0_and_1():
-    with pytest.raises(ValueError, match="prefixes must be between 0 and 1, not 2"):
+    with pytest.raises(ValueError, match="prefixes must be from 0 to 1, not 2"):
         Lengths(path="x", prefixes=2.0)

@@ -10,6 +10,7 @@ from threading import Lock, local
 
 import numpy as np
 
+from kvsim.numbers import Whole, check_number
 from kvsim.substrate.hardware.disk_index import DiskIndex, reserve
 from kvsim.substrate.hardware.disk_job import BLOCK_BYTES, DiskJob, ReadJob, WriteJob
 
@@ -50,8 +51,7 @@ class DiskFile:
         cannot be used, another process uses it, or the disk is full.
         """
         for name, value in (("pages", pages), ("page_bytes", page_bytes), ("threads", threads)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            check_number(name, Whole(1), value)
         self.pages = pages
         self.page_bytes = page_bytes
         self.slot_bytes = -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES
