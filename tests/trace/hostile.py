@@ -127,11 +127,11 @@ def change(draw: Callable[..., Any], records: list[Any]) -> None:
         while not isinstance(container, dict) and known and any(isinstance(owner, dict) for owner, _ in known):
             container, key = draw(st.sampled_from([place for place in known if isinstance(place[0], dict)]))
         if isinstance(container, dict):
-            container[draw(st.sampled_from(FIELDS))] = draw(VALUES)
+            container[draw(st.sampled_from(FIELDS))] = deepcopy(draw(VALUES))
         else:
-            container.append(draw(VALUES))
+            container.append(deepcopy(draw(VALUES)))
     elif kind == "replace":
-        container[key] = draw(VALUES)
+        container[key] = deepcopy(draw(VALUES))
     elif kind == "remove":
         del container[key]
     elif isinstance(container, list):
