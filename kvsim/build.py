@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvsim.capacity import capacity_pages, capacity_states, check_numbered
 from kvsim.choices import chosen
 from kvsim.cluster_settings import ClusterSettings
-from kvsim.construct import check_names, construct, with_key
+from kvsim.construct import check_names, construct, refuse_infinite, with_key
 from kvsim.core.rules import Rules
 from kvsim.effects import WITHOUT_EFFECT
 from kvsim.engine.engine import EngineSettings
@@ -151,6 +151,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         choices=choices,
         model_note=source.note(),
     )
+    refuse_infinite("", config)
     if is_search:
         _check_search(plan, keys)
     check_plan(plan, command, keys)

@@ -32,6 +32,8 @@ EXTRAS = {
 }
 """The extra of kvsim that installs each plugin of Hydra."""
 FROM_INPUT = ("trace.path=-", "trace.path='-'")
+TOO_LONG = re.compile(r"\d{1000,}")
+"""Digits that Python may refuse to read as a number."""
 TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
 
 
@@ -67,6 +69,9 @@ def compose_with_choices(overrides: Sequence[str]) -> Composed:
 
 def check_overrides(overrides: Sequence[str], *, is_multirun: bool = False) -> None:
     """Raise UsageError for overrides that Hydra accepts although they cannot mean anything here."""
+    for line in overrides:
+        if digits := TOO_LONG.search(line):
+            raise UsageError(f"{line.partition('=')[0]}: no setting is a number of {len(digits[0]):,} digits")
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:

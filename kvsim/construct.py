@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.errors import UsageError, first_line
+from kvsim.numbers import check_finite
 from kvsim.plan import Config
 from kvsim.suggest import closest, hint
 
@@ -35,8 +36,19 @@ def construct(kind: type[T], node: Any, key: str) -> T:
         return cls(**values)
     except OmegaConfBaseException as error:
         raise UsageError(f"{join_key(key, error.full_key)}: {first_line(error)}") from error
+    except OverflowError:  # an integer that no float can hold
+        refuse_infinite(key, given)
+        raise
     except ValueError as error:
         raise UsageError(with_key(key, str(error), given)) from error
+
+
+def refuse_infinite(key: str, node: Any) -> None:
+    """Raise UsageError for a number that is not finite, in the node at ``key`` or below it."""
+    try:
+        check_finite(key, node)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _class(kind: type[T], node: Config, key: str) -> type[T]:
