@@ -8,13 +8,14 @@ from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages
 from kvsim.numbers import Whole, check_settings
 from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
-from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
+from kvsim.trace.base import TAILS, Trace, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
-from kvsim.trace.records import Record
+from kvsim.trace.file_trace import FileTrace
+from kvsim.trace.records import AT_LEAST_ONE, Record
 
 
 @dataclass(kw_only=True)
-class HashedTrace(TraceSource):
+class HashedTrace(FileTrace):
     """Reads lines with the length of a prompt and the ids of its blocks, plain or compressed.
 
     The last block id may stand for a partial block; with ``tail=full`` it may also be absent. Ids are re-keyed, so they need
@@ -27,7 +28,6 @@ class HashedTrace(TraceSource):
     IDS: ClassVar[str] = "hash_ids"
     BLOCK_SIZE: ClassVar[str] = "block_size"
 
-    path: str
     tail: str = "full"
     answers: str = "none"
     block_tokens: int
@@ -59,7 +59,7 @@ class HashedTrace(TraceSource):
 
     def length(self, record: Record) -> int:
         """Return the number of tokens of a line's prompt."""
-        return record.integer(record.either(*self.LENGTH), minimum=1)
+        return record.tokens(record.either(*self.LENGTH), self.max_tokens, AT_LEAST_ONE)
 
     def check_length(self, record: Record, ids: int) -> int:
         """Return the number of tokens of a line's prompt. Raises TraceError unless it takes this number of ids."""
