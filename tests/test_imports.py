@@ -23,6 +23,7 @@ ALLOWED = {
         "kernels",
         "substrate",
         "errors",
+        "locking",
         "engine.substrate",
         "engine.outcome",
         "engine.job",
@@ -36,9 +37,11 @@ ALLOWED = {
     "errors": [],
     "choices": [],
     "compiled": ["errors"],
-    "trace": ["core", "bounds.reuse", "bounds.lru_curve", "errors", "trace"],
+    "trace": ["core", "bounds.reuse", "bounds.lru_curve", "errors", "locking", "writing", "trace"],
     "suggest": [],
-    "report": ["choices", "suggest", "engine", "core", "errors", "compiled", "report"],
+    "locking": ["errors"],
+    "writing": ["errors", "locking"],
+    "report": ["choices", "suggest", "engine", "core", "errors", "compiled", "locking", "writing", "report"],
 }
 """What each part imports at run time; imports for type checkers are free. Parts that are not named import anything.
 
