@@ -27,39 +27,33 @@ class InUse(UsageError):
 
 
 class Lock:
-    """The lock of a folder, for a ``with`` block. A thread that holds it may take it again.
+    """The lock of a folder, for a ``with`` block.
 
-    ``subject`` begins the message of ``InUse``: the setting that names the folder. ``remedy`` ends it.
+    ``subject`` begins the messages: the setting that names the folder. With ``again``, a thread that holds the lock may take it
+    once more, as what is written in the course of a run does.
     """
 
     _held: ClassVar[dict[tuple[int, int, str], list[int | None]]] = {}
     """The open file of each lock that a thread of this process holds, as often as the thread has taken it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str = LOCK,
-        *,
-        subject: str = "output",
-        remedy: str = "wait until it has ended, or choose another folder with output=DIR",
-    ) -> None:
+    def __init__(self, folder: Path, name: str = LOCK, *, subject: str = "output", again: bool = True) -> None:
         self.folder, self.path = folder, folder / name
-        self.subject, self.remedy = subject, remedy
+        self.subject, self.again = subject, again
+        self._key = os.getpid(), get_ident(), os.path.realpath(self.path)
         self._made: list[Path] = []
 
     def __enter__(self) -> "Lock":
         """Take the lock; a folder that does not exist is created. Raises InUse, or UsageError if the folder cannot be written."""
-        key = self._key()
-        if key in self._held:
-            self._held[key].append(self._held[key][0])
+        if self.again and self._key in self._held:
+            self._held[self._key].append(self._held[self._key][0])
             return self
         try:
             self._make_folder()
-            self._held[key] = [self._take()]
+            self._held[self._key] = [self._take()]
         except OSError as error:
             self._remove_folder()
-            text = f"{self.subject}: cannot write to {self.folder}: {error.strerror or error}; choose another folder with"
-            raise UsageError(f"{text} {self.subject}=DIR") from error
+            text = f"{self.subject}: cannot write to {self.folder}: {error.strerror or error}"
+            raise UsageError(f"{text}; choose another folder with {self.subject}=DIR") from error
         except InUse:
             self._remove_folder()
             raise
@@ -67,34 +61,30 @@ class Lock:
 
     def __exit__(self, *raised: object) -> None:
         """Give the lock back. A folder that was created for it, and is still empty, goes."""
-        files = self._held[self._key()]
+        files = self._held[self._key]
         file = files.pop()
         if files:
             return
-        del self._held[self._key()]
+        del self._held[self._key]
         if file is not None:
             with suppress(OSError):
                 self.path.unlink()
             os.close(file)
         self._remove_folder()
 
-    def _key(self) -> tuple[int, int, str]:
-        return os.getpid(), get_ident(), os.path.realpath(self.path)
-
     def _take(self) -> int | None:
         """Return the locked file; None where the file system has no locks."""
         while True:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(file, self.path):
-                    os.ftruncate(file, 0)
-                    os.pwrite(file, _myself().encode()[:MOST_HOLDER_BYTES], 0)
-                    return file
             except BlockingIOError:
                 holder = _holder(file)
                 os.close(file)
-                raise InUse(f"{self.subject}: {self.folder} is in use by {holder}: {self.remedy}") from None
+                raise InUse(
+                    f"{self.subject}: {self.folder} is in use by {holder}: wait until that has ended, or choose another folder "
+                    f"with {self.subject}=DIR"
+                ) from None
             except OSError as error:
                 os.close(file)
                 if error.errno not in UNSUPPORTED:
@@ -102,6 +92,9 @@ class Lock:
                 with suppress(OSError):
                     self.path.unlink()
                 return None
+            if _is_at(file, self.path):
+                _sign(file)
+                return file
             os.close(file)  # its holder has removed it in between
 
     def _make_folder(self) -> None:
@@ -126,9 +119,13 @@ def _is_at(file: int, path: Path) -> bool:
     return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
 
 
-def _myself() -> str:
-    program = [os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]]
-    return f"process {os.getpid()} on {socket.gethostname()} ({shlex.join(program)})"
+def _sign(file: int) -> None:
+    """Write into a locked file who holds it; on a full disk, it stays unsigned."""
+    program = shlex.join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
+    text = " ".join(f"process {os.getpid()} on {socket.gethostname()} ({program})".split())
+    with suppress(OSError):
+        os.ftruncate(file, 0)
+        os.pwrite(file, text.encode(errors="replace")[:MOST_HOLDER_BYTES], 0)
 
 
 def _holder(file: int) -> str:
