@@ -49,7 +49,8 @@ class Lock:
             return self
         try:
             self._make_folder()
-            self._held[self._key] = [self._take()]
+            file = self._take()
+            self._held.setdefault(self._key, []).append(file)
         except OSError as error:
             self._remove_folder()
             text = f"{self.subject}: cannot write to {self.folder}: {error.strerror or error}"
@@ -66,11 +67,14 @@ class Lock:
         if files:
             return
         del self._held[self._key]
-        if file is not None:
-            with suppress(OSError):
-                self.path.unlink()
-            os.close(file)
-        self._remove_folder()
+        try:
+            if file is not None:
+                with suppress(OSError):
+                    self.path.unlink()
+        finally:
+            if file is not None:
+                os.close(file)
+            self._remove_folder()
 
     def _take(self) -> int | None:
         """Return the locked file; None where the file system has no locks."""

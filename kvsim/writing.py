@@ -101,8 +101,10 @@ class FileSet:
             if kind is None:
                 self._replace()
         finally:
-            self._clean()
-            self._lock.__exit__()
+            try:
+                self._clean()
+            finally:
+                self._lock.__exit__()
 
     def _replace(self) -> None:
         """Put all files in their places; at an error, put the earlier ones back."""
@@ -137,7 +139,7 @@ class FileSet:
 
     def _clean(self) -> None:
         """Delete files under other names: of this process, and those that killed ones have left."""
-        names = {*self._removed, *self._parts}
+        names = {*self._removed, *self._parts, UNDO}
         with suppress(OSError):
             for path in self.folder.iterdir():
                 is_part = (found := PART.fullmatch(path.name)) is not None and found[1] in names and _is_left(path)

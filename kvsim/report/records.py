@@ -104,9 +104,12 @@ def _check_whole(record: RunRecord) -> None:
         raise ValueError("more hit tokens than prompt tokens")
     times, tiers = record["timeline"], record["tiers"]
     hits, links, free = times["hits"], times["links"], times.get("free_pages", {"edges_s": [], "mean": {}})
-    of_tiers = {} if not hits["edges"] else {tier: hits["hit_rate"].get(tier, []) for tier in tiers}
     known = {"known_rate": hits["known_rate"]} if "known_rate" in hits else {}
-    _check_series(hits["edges"], of_tiers | {"prompt_tokens": hits["prompt_tokens"]} | known)
+    _check_series(hits["edges"], hits["hit_rate"] | {"prompt_tokens": hits["prompt_tokens"]} | known)
+    if hits["edges"] and not hits["hit_rate"].keys() >= tiers.keys():
+        raise ValueError("timeline: no hit rate of a tier")
+    if len(record["ttft_quantiles_s"]) not in (0, 101):
+        raise ValueError(f"{len(record['ttft_quantiles_s'])} percentiles in place of 101")
     _check_series(links["edges_s"], links["utilization"])
     _check_series(free["edges_s"], free["mean"])
     if any(tier not in tiers or not tiers[tier]["capacity_pages"] for tier in free["mean"]):

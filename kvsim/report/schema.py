@@ -167,8 +167,8 @@ class HitSeries(TypedDict):
     edges: list[Number]
     counted_from: Number | None
     prompt_tokens: list[Count]
-    hit_rate: dict[str, list[Number | None]]
-    known_rate: NotRequired[list[Number | None]]
+    hit_rate: dict[str, list[Number]]
+    known_rate: NotRequired[list[Number]]
 
 
 class LinkSeries(TypedDict):
