@@ -2,10 +2,11 @@
 
 import inspect
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,7 @@ from kvsim.errors import UsageError, first_line
 from kvsim.plan import Config
 from kvsim.suggest import closest, hint
 
+logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # it prints the errors that it raises
 T = TypeVar("T")
 
 
@@ -54,8 +56,10 @@ def _class(kind: type[T], node: Config, key: str) -> type[T]:
             raise UsageError(f"{key}._target_: {problem}") from error
         if not issubclass(cls, kind):
             raise UsageError(f"{key}._target_: {target} is not a subclass of {kind.__name__}")
-    if inspect.isabstract(cls):
-        problem = f"{target} is abstract" if target else "is missing"
+    has_settings = is_dataclass(cls)
+    if inspect.isabstract(cls) or not has_settings:
+        what = "abstract" if inspect.isabstract(cls) else "not a dataclass, so it has no settings"
+        problem = f"{target} is {what}" if target else "is missing"
         raise UsageError(f"{key}._target_: {problem}; {remedy}")
     return cls
 

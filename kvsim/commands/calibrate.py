@@ -23,6 +23,7 @@ from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
 from kvsim.numbers import Whole, check_settings
 from kvsim.report.terminal import print_table
+from kvsim.writing import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +134,9 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     print_measured(measured, console)
     text = written(measured, header(device, model))
     check_text(text)
-    settings.file.write_text(text)
+    check_file(settings)  # which may have been written meanwhile
+    with replacing(settings.file) as file:
+        file.write(text.encode())
     console.print(f"\n{settings.file}: for hardware={settings.name} ({time.perf_counter() - began:.0f} s)", highlight=False)
     if device.type != "cuda":
         console.print("There is no GPU: these numbers describe Triton's interpreter, not a machine worth simulating.")

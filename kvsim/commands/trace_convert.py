@@ -7,9 +7,9 @@ from kvsim.build import build_trace
 from kvsim.configuration import compose, quoted
 from kvsim.errors import UsageError
 from kvsim.numbers import Whole, refusal
-from kvsim.report.folder import replacing
 from kvsim.trace.base import TraceSource
 from kvsim.trace.convert import as_lines, compressed
+from kvsim.writing import replacing
 
 USAGE = """\
 usage: kvsim trace convert FILE OUT [--block-tokens N] [--runs] [KEY=VALUE ...]
