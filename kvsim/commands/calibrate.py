@@ -99,7 +99,7 @@ class CalibrateSettings:
 def application(cfg: DictConfig) -> None:
     """Run the calibration."""
     try:
-        calibrate(cfg, chosen=list(HydraConfig.get().overrides.task))
+        calibrate(cfg, chosen=list(map(str, OmegaConf.to_container(HydraConfig.get().overrides.task) or ())))
     except UsageError as error:
         raise Mistake(error) from error
 

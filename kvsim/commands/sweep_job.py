@@ -40,7 +40,7 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
     Returns the objectives; None for a failed job and where none are set.
     """
     job = HydraConfig.get()
-    number, overrides = str(job.job.num), [str(override) for override in job.overrides.task]
+    number, overrides = str(job.job.num), list(map(str, OmegaConf.to_container(job.overrides.task) or ()))
     folder = Path(os.path.relpath(job.sweep.dir))
     cfg.output = os.path.relpath(job.runtime.output_dir)
     said = said_of(folder, overrides)
