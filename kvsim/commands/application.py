@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvsim.catalog import check_choices
-from kvsim.commands.flags import parse
+from kvsim.commands.flags import SINGLE, parse
 from kvsim.commands.mistake import Listed, Mistake
 from kvsim.errors import UsageError
 from kvsim.sources import flags
@@ -32,6 +32,8 @@ def run_application(command: str, task: Callable[..., Any], words: Sequence[str]
 
         show_help(command, config_name, arguments.topics)
         return
+    if command in SINGLE and ("--multirun" in arguments or any("hydra.mode=" in word for word in arguments.overrides)):
+        raise UsageError(f"-m: kvsim {command} takes a single configuration: leave out -m")
     check_choices(arguments.overrides)
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

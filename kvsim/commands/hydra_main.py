@@ -31,6 +31,8 @@ from kvsim.errors import UsageError
 from kvsim.search_path import extend_search_path
 
 CONFIG = "pkg://kvsim.conf"
+HERE = "."
+"""What ``hydra.run.dir`` is in kvsim's own configurations: Hydra has no folder to make."""
 
 
 class OneComposition(Hydra):
@@ -45,6 +47,8 @@ class OneComposition(Hydra):
             self.multirun(config_name, task, [*overrides, "hydra.mode=MULTIRUN"])
             return None
         composed = self.config_loader.load_configuration(config_name, overrides, RunMode.RUN, validate_sweep_overrides=False)
+        if composed.hydra.run.dir != HERE:
+            raise UsageError(f"--config-name {config_name}: it does not begin with kvsim's own: put defaults: [config] into it")
         if composed.hydra.mode == RunMode.MULTIRUN:
             self.multirun(config_name, task, overrides)
             return None

@@ -81,7 +81,7 @@ def _report_failure(folder: Path, number: str, overrides: list[str], said: str, 
 
 def failure_line(number: str, record: dict[str, Any], said: str) -> str:
     """The line that reports a failed job."""
-    more = f", traceback in {number}/error.json" if record["is_crash"] else ""
+    more = f", traceback in {number}/error.json" if "traceback" in record else ""
     return f"kvsim: job {number} failed: {record['error']} ({said}{more})"
 
 
