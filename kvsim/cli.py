@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from kvsim.commands.listing import COMMANDS, usage
@@ -125,5 +125,7 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"kvsim: {' '.join(message.split())}", file=sys.stderr)
+    if sys.stderr is not None:
+        with suppress(OSError):  # a standard error that is full or closed leaves the exit code
+            print(f"kvsim: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return code

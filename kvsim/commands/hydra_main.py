@@ -3,10 +3,11 @@
 With ``hydra_internals.py`` the only user of Hydra's internals.
 """
 
+import io
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import hydra.version
@@ -101,7 +102,10 @@ def run_hydra(task: TaskFunction, command: str, config_name: str, arguments: Arg
             package = arguments.flags.get("--package", "")
             started.show(config_name, overrides, arguments.flags["--cfg"], package, resolve="--resolve" in arguments)
         elif "--info" in arguments:
-            started.show_info(arguments.flags["--info"], config_name, overrides)
+            text = io.StringIO()  # Hydra logs it, and logging reports an output that is full or closed on its own
+            with redirect_stdout(text):
+                started.show_info(arguments.flags["--info"], config_name, overrides)
+            print(text.getvalue(), end="")
         elif "--hydra-help" in arguments:
             started.hydra_help(config_name, get_args_parser(), get_args_parser().parse_args(overrides))
         else:
