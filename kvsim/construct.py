@@ -14,8 +14,10 @@ import hydra.utils
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.errors import UsageError, first_line
+from kvsim.blame import described, is_kvsims, line_of_import
+from kvsim.errors import PolicyFailed, UsageError, first_line
 from kvsim.plan import Config
+from kvsim.sources import shadowed
 from kvsim.suggest import closest, hint
 
 logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # it prints the errors that it raises
@@ -39,6 +41,10 @@ def construct(kind: type[T], node: Any, key: str) -> T:
         raise UsageError(f"{join_key(key, error.full_key)}: {first_line(error)}") from error
     except ValueError as error:
         raise UsageError(with_key(key, str(error), given)) from error
+    except (Exception, SystemExit) as error:
+        if is_kvsims(cls.__module__):
+            raise
+        raise PolicyFailed(f"{key}: {cls.__name__} cannot be built{_where(error)}: {described(error)}") from error
 
 
 def _class(kind: type[T], node: Config, key: str) -> type[T]:
@@ -51,7 +57,7 @@ def _class(kind: type[T], node: Config, key: str) -> type[T]:
             cls = hydra.utils.get_class(str(target))
         except ValueError as error:
             raise UsageError(f"{key}._target_: {target} is not a class; {remedy}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{target} {_problem(error, str(target), remedy)}" if target else f"names no class; {remedy}"
             raise UsageError(f"{key}._target_: {problem}") from error
         if not issubclass(cls, kind):
@@ -70,9 +76,18 @@ def _problem(error: BaseException, target: str, remedy: str) -> str:
         error = error.__cause__
     if isinstance(error, ModuleNotFoundError) and not f"{target}.".startswith(f"{error.name}."):
         return f"needs the module {error.name}, which is not installed"
-    if isinstance(error, (ImportError, AttributeError, ValueError, TypeError)):
+    if other := shadowed(target):
+        return f"does not exist: {target.partition('.')[0]} is {other}; rename your module"
+    where = _where(error)
+    if not where and isinstance(error, (ImportError, AttributeError, ValueError, TypeError)):
         return f"does not exist; {remedy}"
-    return f"cannot be imported: {type(error).__name__}: {error}"
+    return f"cannot be imported{where}: {described(error)}"
+
+
+def _where(error: BaseException) -> str:
+    """Say at which line of the user's an error was raised, if at one."""
+    line = line_of_import(error)
+    return f", at {line}" if line else ""
 
 
 def _convert(cls: type, given: Config, key: str) -> Config:
