@@ -74,7 +74,7 @@ def marks_of(policy: QueueEviction) -> dict[int, Mark]:
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("numbered", [False, True])
 @given(prompts=workloads(), capacity=st.integers(2, 24), in_flight=st.integers(1, 3))
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_queues_do_what_the_slow_model_does(
     name: str, numbered: bool, prompts: list[list[int]], capacity: int, in_flight: int
 ) -> None:
