@@ -185,7 +185,10 @@ def composed(group: str, choice: str) -> DictConfig:
 
 
 def tried(command: str, config: DictConfig, place: Place, value: Any) -> str:
-    """Run with another value at a place; return "ran", or the error, which has one line and names the setting."""
+    """Run with another value at a place; return "ran", or the error, which has one line and names the setting.
+
+    A value that the setting may have can contradict another setting of its class, which the error names then.
+    """
     config = config.copy()
     name = name_of(place)
     within: Any = config
@@ -204,7 +207,8 @@ def tried(command: str, config: DictConfig, place: Place, value: Any) -> str:
         said = str(error)
     else:
         said = "ran"
-    assert said == "ran" or (name in said and "\n" not in said), (place, value, said)
+    names_it = name in said or value not in NO_NUMBERS and said.startswith(f"{place[0]}")
+    assert said == "ran" or names_it and "\n" not in said, (place, value, said)
     return said
 
 

@@ -152,8 +152,10 @@ FIELDS = [
     "tool_calls",
 ]
 BITS = [
-    b"", b"\n", b"\r\n", b"\r", b" ", b"\x00", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\ud800", b"NaN",
-    b"1e400", b"9" * 5_000, b"[" * 3_000, b'{"a":' * 3_000, b"{}", b"a,b\n1,2\n", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd", b"\n" * 70,
+    b"", b"\n", b"\r\n", b"\r", b" ", b"\x00", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\ud800",
+    b"NaN",
+    b"1e400", b"9" * 5_000, b"[" * 3_000, b'{"a":' * 3_000, b"{}", b"a,b\n1,2\n", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd",
+    b"\n" * 70,
 ]  # fmt: skip
 
 
