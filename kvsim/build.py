@@ -16,12 +16,12 @@ from omegaconf.errors import OmegaConfBaseException
 from kvsim.capacity import capacity_pages, capacity_states, check_numbered
 from kvsim.choices import chosen
 from kvsim.cluster_settings import ClusterSettings
-from kvsim.construct import check_names, construct, with_key
+from kvsim.construct import check_names, construct, refuse_infinite, with_key
 from kvsim.core.rules import Rules
 from kvsim.effects import WITHOUT_EFFECT
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.replay_settings import ReplaySettings
-from kvsim.errors import UsageError, first_line
+from kvsim.errors import UsageError, first_line, unusable
 from kvsim.gpu_memory import AUTO, SETTINGS, GpuMemory, auto_memory, check_fits
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
@@ -151,6 +151,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         choices=choices,
         model_note=source.note(),
     )
+    refuse_infinite("", config)
     if is_search:
         _check_search(plan, keys)
     check_plan(plan, command, keys)
@@ -208,6 +209,7 @@ def resolve(cfg: DictConfig) -> Config:
         config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
+    _check_texts(config, "")
     known = [
         *GROUPS,
         "tiers",
@@ -226,6 +228,19 @@ def resolve(cfg: DictConfig) -> Config:
     for tier in TIERS:
         check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *OWN_SETTINGS[tier], *PER_TIER[tier]))
     return config
+
+
+def _check_texts(node: Any, key: str) -> None:
+    """Raise UsageError for a text that can neither name a file nor be written to the result."""
+    if isinstance(node, str):
+        if problem := unusable(node):
+            raise UsageError(f"{key}: {node!r} {problem}")
+    elif isinstance(node, dict):
+        for name, below in node.items():
+            _check_texts(below, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for number, below in enumerate(node):
+            _check_texts(below, f"{key}[{number}]")
 
 
 def check_output(folder: Path) -> None:

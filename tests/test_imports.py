@@ -24,6 +24,7 @@ ALLOWED = {
         "substrate",
         "errors",
         "numbers",
+        "locking",
         "engine.substrate",
         "engine.outcome",
         "engine.job",
@@ -38,9 +39,11 @@ ALLOWED = {
     "numbers": [],
     "choices": [],
     "compiled": ["errors"],
-    "trace": ["core", "bounds.reuse", "bounds.lru_curve", "errors", "numbers", "trace"],
+    "trace": ["core", "bounds.reuse", "bounds.lru_curve", "errors", "locking", "writing", "numbers", "trace"],
     "suggest": [],
-    "report": ["choices", "suggest", "engine", "core", "errors", "compiled", "numbers", "report"],
+    "locking": ["errors"],
+    "writing": ["errors", "locking"],
+    "report": ["choices", "suggest", "engine", "core", "errors", "compiled", "locking", "writing", "numbers", "report"],
 }
 """What each part imports at run time; imports for type checkers are free. Parts that are not named import anything.
 

@@ -9,6 +9,7 @@ import xxhash
 from omegaconf import OmegaConf
 
 from kvsim import run
+from kvsim.bounds.limits import not_bounded
 from kvsim.bounds.lru_curve import LruCurve
 from kvsim.capacity import capacity_pages
 from kvsim.construct import construct
@@ -159,14 +160,10 @@ class Curves:
     def load(self, requests: list[Request]) -> None:
         """Set the trace and compute LRU's curve of it.
 
-        Raises UsageError for a capacity that fits no request, and for resets and images.
+        Raises UsageError for a capacity that fits no request, and for resets, images and persistent prompts.
         """
-        for what, is_there in (
-            ("resets the cache", any(request.resets for request in requests)),
-            ("has images that no hit may end inside", any(request.images for request in requests)),
-        ):
-            if is_there:
-                raise UsageError(f"kvsim curve: the trace {what}, which no curve accounts for: use kvsim replay")
+        if what := not_bounded(requests):
+            raise UsageError(f"kvsim curve: the trace {what}, which no curve accounts for: use kvsim replay")
         self.requests = requests
         self.first = warmup_requests(self.plan.warmup, len(requests))
         self.whole = self._lru(requests)

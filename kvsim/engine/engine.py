@@ -189,10 +189,7 @@ class Engine:
     def accept(self, job: Job) -> None:
         """Take a request that the router has sent: start its prefetch or queue it; reject it if it could not run even alone."""
         request = job.request
-        pages = self.pages_for(request.prompt_tokens + request.output_tokens)
-        if request.samples > 1:
-            pages = request.pages_with_all(pages, self.cache.page_tokens)
-        if pages > self.gpu.pool.capacity:
+        if self.pages_in_all(request) > self.gpu.pool.capacity:
             self.reject(request)
             return
         self.cache.residency.notify_arrival(request, self.env.now, self.gpu)
@@ -335,8 +332,10 @@ class Engine:
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
             pages = max(request.prompt_pages, self.pages_for(job.target_tokens))
-            if not cache.admit(lease, pages, self.env.now, load_pages):
-                if not self.is_idle or cache.in_flight:
+            in_all = pages if job.decoder >= 0 else self.pages_in_all(request)
+            fits = self.fits_alone(lease, in_all)
+            if not (fits and cache.admit(lease, pages, self.env.now, load_pages)):
+                if fits and (not self.is_idle or cache.in_flight):
                     break
                 queue.remove(job)
                 if job.prefetch is not None:
@@ -353,6 +352,15 @@ class Engine:
     def pages_for(self, tokens: int) -> int:
         """Return how many pages hold this many tokens."""
         return -(-tokens // self.cache.page_tokens)
+
+    def pages_in_all(self, request: Request) -> int:
+        """Return how many pages a request takes when it has its whole answer, or all of them."""
+        pages = self.pages_for(request.prompt_tokens + request.output_tokens)
+        return request.pages_with_all(pages, self.cache.page_tokens) if request.samples > 1 else pages
+
+    def fits_alone(self, lease: Lease, pages: int) -> bool:
+        """Whether a request could get ``pages`` pages in all if no other one ran. The lease must be fresh from ``match``."""
+        return pages + self.cache.kept_pages(lease) <= self.gpu.pool.capacity
 
     def _start(self, job: Job, lease: Lease) -> None:
         job.lease, job.is_queued, job.is_claimed, job.is_known = lease, False, False, True
