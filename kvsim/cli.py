@@ -1,5 +1,6 @@
 """The ``kvsim`` command: dispatches to a subcommand and reports a user's mistake in one line."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,9 @@ from kvsim.commands.listing import COMMANDS, usage
 from kvsim.errors import UsageError
 from kvsim.links import check_links
 from kvsim.sources import set_up
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a full disk answers, which does not name the file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:
             return _fail(f"{error.filename}: {error.strerror}")
         if not _is_of_output():
+            if error.errno in FULL:
+                return _fail(f"cannot write a file: {error.strerror}")
             raise
         _drop_output()
         return _fail(f"standard output: {error.strerror}", 1)
