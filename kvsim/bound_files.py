@@ -15,8 +15,9 @@ from kvsim.execute import load_trace
 from kvsim.fingerprint import bound_names
 from kvsim.plan import Plan
 from kvsim.policies.eviction.belady import Belady
-from kvsim.report.folder import replacing
+from kvsim.report.records import read_bound
 from kvsim.report.result import summarize
+from kvsim.writing import replacing
 
 RECORDED = ("hit_rate", "page_hit_rate", "hit_tokens", "prompt_tokens", "rejected")
 Bound = dict[str, Any]
@@ -44,7 +45,7 @@ def compute_once(folder: Path, plan: Plan, names: Mapping[str, str], requests: l
     """
     requests = load_trace(plan)[0].requests if requests is None else requests
     for kind, name in names.items():
-        if not (folder / f"{name}.json").exists() and _claim(folder / f"{name}.begun"):
+        if read_bound(folder, name) is None and _claim(folder / f"{name}.begun"):
             write_bound(folder, name, compute_bound(plan, kind, requests))
 
 
@@ -64,12 +65,6 @@ def complete(folder: Path, plan: Plan) -> dict[str, Bound]:
                 write_bound(folder, name, bound)
         bounds[kind] = bound
     return bounds
-
-
-def read_bound(folder: Path, name: str) -> Bound | None:
-    """Read a stored bound; None if it was not written completely."""
-    path = folder / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def write_bound(folder: Path, name: str, bound: Bound) -> None:

@@ -25,6 +25,7 @@ from kvsim.errors import UsageError, first_line, unusable
 from kvsim.gpu_memory import AUTO, SETTINGS, GpuMemory, auto_memory, check_fits
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
+from kvsim.numbers import Real, Whole, check_settings, shown
 from kvsim.plan import Config, DiskSettings, Plan, SweepSettings, TierPlan
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.checkpoint.none import NoCheckpoint
@@ -78,14 +79,11 @@ class RunSettings:
     output: str
 
     def __post_init__(self) -> None:
-        if self.page_tokens < 1:
-            raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
+        check_settings(self, Whole(1), "page_tokens")
         if self.substrate not in SUBSTRATES:
             raise ValueError(f"substrate must be one of {', '.join(SUBSTRATES)}, not {self.substrate}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be at least 0 and below 1, not {self.warmup}: the fraction of requests to leave out")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        check_settings(self, Real(least=0, below=1), "warmup", hint="it is the fraction of requests to leave out")
+        check_settings(self, Whole(), "seed")
         if self.print_tree not in (False, True, "each"):
             raise ValueError(f"print_tree must be false, true or each, not {self.print_tree}")
 
@@ -342,8 +340,8 @@ def _cpu_unit_pages(config: Config, page_tokens: int, capacities: dict[str, int 
         if _given(keys, key):
             raise UsageError(f"{key} has no effect without that tier: set tiers.cpu.capacity")
         return 1
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1 or tokens % page_tokens:
-        raise UsageError(f"{key} must be a multiple of page_tokens={page_tokens}, not {tokens}")
+    if not Whole(1).holds(tokens) or tokens % page_tokens:
+        raise UsageError(f"{key} must be a multiple of page_tokens={page_tokens}, not {shown(tokens)}")
     pages = capacities["cpu"]
     if pages is not None and pages * page_tokens < tokens:
         raise UsageError(f"tiers.cpu.capacity: {pages * page_tokens} tokens are less than one page of {key}={tokens}")

@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -18,6 +20,7 @@ from kvsim.plan import Config
 from kvsim.sources import shadowed
 from kvsim.suggest import closest, hint
 
+logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # it prints the errors that it raises
 T = TypeVar("T")
 
 
@@ -59,8 +62,10 @@ def _class(kind: type[T], node: Config, key: str) -> type[T]:
             raise UsageError(f"{key}._target_: {problem}") from error
         if not issubclass(cls, kind):
             raise UsageError(f"{key}._target_: {target} is not a subclass of {kind.__name__}")
-    if inspect.isabstract(cls):
-        problem = f"{target} is abstract" if target else "is missing"
+    has_settings = is_dataclass(cls)
+    if inspect.isabstract(cls) or not has_settings:
+        what = "abstract" if inspect.isabstract(cls) else "not a dataclass, so it has no settings"
+        problem = f"{target} is {what}" if target else "is missing"
         raise UsageError(f"{key}._target_: {problem}; {remedy}")
     return cls
 
@@ -116,8 +121,8 @@ def check_names(key: str, node: Any, known: Iterable[str]) -> None:
 def with_key(key: str, message: str, settings: Config) -> str:
     """Prefix a class's error message with the full key of the setting that it is about, and suggest one of the choices in it."""
     message = f"{message}{hint(message)}"
-    about = message.split(maxsplit=1)[0] if message else ""
-    return join_key(key, message) if about in settings else f"{key}: {message}"
+    about = re.match(r"\w*", message)
+    return join_key(key, message) if about and about[0] in settings else f"{key}: {message}"
 
 
 def join_key(key: str, name: str | None) -> str:

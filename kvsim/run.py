@@ -7,6 +7,7 @@ from typing import Any
 from kvsim.assembly import build_cache, build_cluster, build_graphs, build_prefetching, build_served, build_tiers, hybrid_settings
 from kvsim.blame import policies_named
 from kvsim.bounds.bypass import BypassTier
+from kvsim.bounds.limits import not_bounded
 from kvsim.build import check_bypass
 from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool, SlotPool
@@ -171,12 +172,8 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None
-    for what, is_there in (
-        ("resets the cache", any(request.resets for request in requests)),
-        ("has images that no hit may end inside", any(request.images for request in requests)),
-    ):
-        if is_there:
-            raise UsageError(f"eviction: {type(policy).__name__} is not an exact bound for a trace that {what}")
+    if what := not_bounded(requests):
+        raise UsageError(f"eviction: {type(policy).__name__} is not an exact bound for a trace that {what}")
     if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
         raise UsageError(
             f"eviction: {type(policy).__name__} is not an exact bound where several answers to a prompt are cached: set "

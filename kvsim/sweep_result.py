@@ -13,7 +13,7 @@ from kvsim.report.compare import Comparison, comparison_csv
 from kvsim.report.frame import columns_of, frame
 from kvsim.report.notebook import comparison_html
 from kvsim.report.result import RunRecord
-from kvsim.report.runs import Run, read_runs
+from kvsim.report.runs import failed, read_runs
 from kvsim.report.summary import percent
 from kvsim.run_result import RunResult
 
@@ -50,8 +50,8 @@ class Sweep:
         self.folder = folder
         if is_temporary:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        found = {run.name: run for run in read_runs([folder])}
-        self._runs = [_failed(folder, name, failure) if failure else found[name] for name, failure in failures.items()]
+        found = {run.name: run for run in read_runs([folder], damaged_fail=True)}
+        self._runs = [failed(folder / name, failure) if failure else found[name] for name, failure in failures.items()]
         self._told = Comparison(self._runs, by_run=True)
         self.runs = [
             SweepRun(
@@ -120,9 +120,3 @@ class Sweep:
         best = max(known, key=lambda run: run.hit_rate)
         where = " ".join(f"{key}={value}" for key, value in best.settings.items() if value)
         return ", ".join([over, *failed, f"best hit rate {percent(best.hit_rate)} ({where or f'job {best.name}'})"])
-
-
-def _failed(folder: Path, name: str, failure: Mapping[str, Any]) -> Run:
-    return Run(
-        name=name, folder=folder / name, error=failure["error"], is_crash=failure["is_crash"], overrides=failure["overrides"]
-    )

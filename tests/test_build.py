@@ -188,7 +188,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["~eviction"], "eviction is missing: set eviction=NAME"),
         (["eviction._target_=kvsim.policies.placement.write_back.WriteBack"], "eviction._target_: "),
         (["trace=mooncake"], "trace.path is missing"),
-        (["trace.rate=0"], "trace.rate must be positive"),
+        (["trace.rate=0"], "trace.rate must be above 0"),
         (["model.layers=many"], "model.layers: Value 'many'"),
         (["replay.in_flight=0"], "replay.in_flight must be at least 1, not 0"),
         (["replay.prefill_chunk_tokens=-1"], "replay.prefill_chunk_tokens must be 0 or more, not -1"),

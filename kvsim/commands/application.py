@@ -96,6 +96,7 @@ def run_job(command: str, run: "Callable[[Plan, str], RunRecord]", cfg: "DictCon
 
     from kvsim.build import build_run
     from kvsim.commands.sweep_job import run_sweep_job
+    from kvsim.locking import Lock
 
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
@@ -106,7 +107,8 @@ def run_job(command: str, run: "Callable[[Plan, str], RunRecord]", cfg: "DictCon
             raise UsageError(f"{key.partition('=')[0]} has no effect on a single run: add -m or leave it out")
         plan = build_run(cfg, command=command, overrides=overrides, choices=job.runtime.choices)
         try:
-            run(plan, shlex.join(["kvsim", command, *flags(job.runtime.config_sources), *overrides]))
+            with Lock(plan.output):
+                run(plan, shlex.join(["kvsim", command, *flags(job.runtime.config_sources), *overrides]))
         except Exception as error:
             plan.logger.log_failure(plan.output, plan.begun(command), f"{type(error).__name__}: {error}", None)
             raise

@@ -21,7 +21,9 @@ from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
+from kvsim.numbers import Whole, check_settings
 from kvsim.report.terminal import print_table
+from kvsim.writing import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -84,10 +86,8 @@ class CalibrateSettings:
             raise ValueError(
                 f"name must start with a lower-case letter, then lower-case letters, digits and underscores, not {self.name!r}"
             )
-        if self.page_tokens < 1:
-            raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        check_settings(self, Whole(1), "page_tokens")
+        check_settings(self, Whole(), "seed")
 
     @property
     def file(self) -> Path:
@@ -133,7 +133,9 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     print_measured(measured, console)
     text = written(measured, header(device, model))
     check_text(text)
-    settings.file.write_text(text)
+    check_file(settings)  # which may have been written meanwhile
+    with replacing(settings.file) as file:
+        file.write(text.encode())
     console.print(f"\n{settings.file}: for hardware={settings.name} ({time.perf_counter() - began:.0f} s)", highlight=False)
     if device.type != "cuda":
         console.print("There is no GPU: these numbers describe Triton's interpreter, not a machine worth simulating.")

@@ -1,12 +1,11 @@
 """A sweep (multirun) as a whole: its folder, what it lists, and the tables and pages written at its end."""
 
-import json
 import os
 import shlex
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,13 @@ from kvsim.commands.sweep_job import failure_line, of_interest, said_of
 from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.fingerprint import configuration_hash
+from kvsim.locking import Lock
 from kvsim.plan import Plan, SweepSettings
 from kvsim.report.logger import Logger
+from kvsim.report.records import read_failure, read_sweep
 from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run, read_runs
+from kvsim.report.saturation import Named, print_saturation, read_saturations, write_saturation
 from kvsim.sources import flags, use
 from kvsim.sweep_folder import begin_folder, index_of, place_job, write_comparison
 
@@ -49,6 +51,8 @@ class Begun:
     settings: SweepSettings
     logger: Logger
     watch: "FailureWatch | None"
+    lock: ExitStack
+    """Ends the lock of the folder."""
 
 
 class FailureWatch(threading.Thread):
@@ -68,7 +72,7 @@ class FailureWatch(threading.Thread):
         """Report new failures."""
         for path in sorted(set(self.folder.glob("*/error.json")) - self.said):
             self.said.add(path)
-            record = json.loads(path.read_text())
+            record = read_failure(path.parent)
             print(failure_line(path.parent.name, record, said_of(self.folder, record["overrides"])), file=sys.stderr, flush=True)
 
     def stop(self) -> None:
@@ -84,7 +88,8 @@ _begun: list[Begun] = []
 
 def forget_sweep() -> None:
     """Forget a sweep that ended before its first job, so that the next command in this process does not report it."""
-    _begun.clear()
+    while _begun:
+        _begun.pop().lock.close()
     hydra_internals.restore()
 
 
@@ -129,13 +134,16 @@ def begin_sweep(config: DictConfig) -> None:
     words = ["kvsim", command, "-m", *flags(config.hydra.runtime.config_sources), *config.hydra.overrides.hydra, *given]
     words = [word for word in words if not word.startswith("hydra.mode=")]
     swept = _swept(config, arguments)
-    begin_folder(folder, {"command": command, "command_line": shlex.join(words), "swept": swept, "objectives": aims})
+    with ExitStack() as stack:
+        stack.enter_context(Lock(folder))
+        begin_folder(folder, {"command": command, "command_line": shlex.join(words), "swept": swept, "objectives": aims})
+        lock = stack.pop_all()
     hydra_internals.speed_up(config)
     watch = None
     if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):
         watch = FailureWatch(folder)
         watch.start()
-    _begun[:] = [Begun(folder, command, settings, logger, watch)]
+    _begun[:] = [Begun(folder, command, settings, logger, watch, lock)]
 
 
 def end_sweep(*, is_interrupted: bool = False) -> None:
@@ -143,23 +151,27 @@ def end_sweep(*, is_interrupted: bool = False) -> None:
     if not _begun:
         return
     sweep = _begun.pop()
-    if sweep.watch:
-        sweep.watch.stop()
-    if sweep.command == "curve":
-        failures = list(read_failures(sweep.folder))
-        finished = len(list(sweep.folder.glob("*/curve.json")))
-    elif sweep.command == "saturate":
-        failures = list(read_failures(sweep.folder))
-        finished = write_saturations(sweep.folder)
-    else:
-        runs = write_sweep(sweep.folder, with_bounds=not is_interrupted)
-        finished = sum(run.error is None for run in runs)
-        failures = [run for run in runs if run.error is not None]
-        if not is_interrupted:
-            sweep.logger.log_sweep(sweep.folder, runs)
+    with sweep.lock:
+        failures, finished = _ended(sweep, is_interrupted=is_interrupted)
     if failures and not is_interrupted:
         not_begun = ", and no others were started (sweep.fail_fast)" if sweep.settings.fail_fast else ""
         raise SweepError(failures, f"{len(failures)} of {finished + len(failures)} jobs failed{not_begun}")
+
+
+def _ended(sweep: Begun, *, is_interrupted: bool) -> tuple[list[Run], int]:
+    """Write what a sweep leaves at its end. Returns the failed jobs, and the number of the others."""
+    if sweep.watch:
+        sweep.watch.stop()
+    if sweep.command == "curve":
+        return list(read_failures(sweep.folder)), len(list(sweep.folder.glob("*/curve.json")))
+    if sweep.command == "saturate":
+        records, damaged = read_saturations(sweep.folder)
+        write_saturations(sweep.folder, records)
+        return [*read_failures(sweep.folder), *damaged], len(records)
+    runs = write_sweep(sweep.folder, with_bounds=not is_interrupted)
+    if not is_interrupted:
+        sweep.logger.log_sweep(sweep.folder, runs)
+    return [run for run in runs if run.error is not None], sum(run.error is None for run in runs)
 
 
 class SweepError(UsageError):
@@ -173,7 +185,7 @@ class SweepError(UsageError):
 
 def read_failures(folder: Path) -> Iterator[Run]:
     """The failed jobs of a sweep's folder."""
-    return (run for run in read_runs([folder]) if run.error is not None)
+    return (run for run in read_runs([folder], damaged_fail=True) if run.error is not None)
 
 
 # --- the whole sweep -------------------------------------------------------------------------------------------------
@@ -186,7 +198,7 @@ def write_sweep(folder: Path, *, with_bounds: bool) -> list[Run]:
     from kvsim.report.compare import print_comparison
     from kvsim.report.pareto import front_of, print_front
 
-    runs = read_runs([folder])
+    runs = read_runs([folder], damaged_fail=True)
     if with_bounds:
         add_bounds(runs)
     files = write_comparison(folder, runs)
@@ -199,18 +211,15 @@ def write_sweep(folder: Path, *, with_bounds: bool) -> list[Run]:
     return runs
 
 
-def write_saturations(folder: Path) -> int:
-    """Write ``saturate.csv`` and ``saturate.html`` for all jobs in a folder and print their table. Returns their number."""
+def write_saturations(folder: Path, records: list[Named]) -> None:
+    """Write ``saturate.csv`` and ``saturate.html`` for the jobs of a sweep and print their table."""
     from rich.console import Console
 
-    from kvsim.report.saturation import print_saturation, read_saturations, write_saturation
-
-    if records := read_saturations(folder):
+    if records:
         console = Console()
-        write_saturation(folder, records, command_line=json.loads((folder / "sweep.json").read_text())["command_line"])
+        write_saturation(folder, records, command_line=read_sweep(folder)["command_line"])
         print_saturation(records, console)
         console.print(f"\n{folder}: saturate.csv saturate.html", highlight=False)
-    return len(records)
 
 
 def add_bounds(runs: list[Run]) -> None:

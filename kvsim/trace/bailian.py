@@ -9,7 +9,7 @@ from kvsim.core.request import Request
 from kvsim.trace.base import Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import Record, read_records
+from kvsim.trace.records import AT_LEAST_ONE, Record
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,7 @@ class Bailian(HashedTrace):
     def load(self, page_tokens: int) -> Trace:
         pages = self.block_pages(page_tokens)
         sessions: dict[str | int, int] = {}
-        requests = [self._request(record, sessions, pages) for record in read_records(self.path, self.limit)]
+        requests = [self._request(record, sessions, pages) for record in self.read(self.limit)]
         begin_s = min(request.arrival_s for request in requests)
         for request in requests:
             request.arrival_s = (request.arrival_s - begin_s) / self.rate
@@ -45,11 +45,11 @@ class Bailian(HashedTrace):
             index=0,
             arrival_s=record.number("timestamp"),
             prompt_tokens=prompt_tokens,
-            output_tokens=record.integer("output_length"),
+            output_tokens=record.tokens("output_length", self.max_tokens),
             runs=runs,
             prompt_pages=prompt_pages,
             session=session,
-            turn=record.integer("turn", minimum=1) - 1,
+            turn=record.integer("turn", AT_LEAST_ONE) - 1,
             kind=str(record.name("type")),
         )
         return self.with_answer(request, pages)
