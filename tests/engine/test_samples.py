@@ -226,10 +226,10 @@ def test_every_sample_may_have_an_answer_of_its_own_that_is_cached(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ({"n": 0}, "n must be an integer of at least 1, not 0"),
-        ({"n": -2}, "n must be an integer of at least 1, not -2"),
-        ({"n": 1.5}, "n must be an integer of at least 1, not 1.5"),
-        ({"n": "2"}, 'n must be an integer of at least 1, not "2"'),
+        ({"n": 0}, "n must be from 1 to 16384, not 0"),
+        ({"n": -2}, "n must be from 1 to 16384, not -2"),
+        ({"n": 1.5}, "n must be a whole number from 1 to 16384, not 1.5"),
+        ({"n": "2"}, 'n must be a whole number from 1 to 16384, not "2"'),
         ({"n": float("nan")}, "not JSON: JSON is malformed: invalid character (byte 50)"),
         ({"n": 2, "output_token_ids": [1, 2]}, "output_token_ids must be a list of lists of non-negative integers"),
         ({"n": 2, "output_token_ids": [[1, 2], [1, -2]]}, "output_token_ids must be a list of lists of non-negative integers"),
