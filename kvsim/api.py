@@ -15,6 +15,7 @@ from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.execute import Result, draw, execute
 from kvsim.locking import Lock
+from kvsim.numbers import Whole, refusal
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -124,8 +125,8 @@ def sweep(
         raise UsageError(f"kvsim.sweep: command must be one of {', '.join(SWEPT)}, not {command!r}")
     if output is None and any("logger" in (key, line.partition("=")[0]) for key in settings for line in given.overrides):
         raise UsageError(NO_FOLDER)
-    if workers < 1:
-        raise UsageError(f"kvsim.sweep: workers must be at least 1, not {workers}")
+    if not Whole(1).holds(workers):
+        raise UsageError(refusal("kvsim.sweep: workers", Whole(1), workers))
     plan = SweepPlan(command=command, trace=trace, settings=values_of(settings), fixed=given)
     logger = plan.check()
     folder = Path(mkdtemp(prefix="kvsim-sweep-")) if output is None else Path(output)

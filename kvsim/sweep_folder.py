@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import UsageError
+from kvsim.errors import PolicyFailed, UsageError
 from kvsim.report.folder import prepare_folder, write_shared_script
 from kvsim.report.records import Damaged, read_result, read_sweep
 from kvsim.report.result import RunRecord
@@ -87,11 +87,14 @@ def outcome_line(result: RunRecord) -> str:
 
 
 def failure_record(error: Exception, overrides: list[str]) -> dict[str, Any]:
-    """Return the content of ``error.json``; call it while the error is handled. Anything but a UsageError is a crash."""
+    """Return the content of ``error.json``; call it while the error is handled. Anything but a UsageError is a crash.
+
+    The traceback of a crash is in it, and that of an error in a policy of the user's own.
+    """
     is_crash = not isinstance(error, UsageError)
     message = " ".join(f"{type(error).__name__}: {error}".split() if is_crash else str(error).split())
     record: dict[str, Any] = {"error": message, "is_crash": is_crash, "overrides": overrides}
-    if is_crash:
+    if is_crash or isinstance(error, PolicyFailed):
         record["traceback"] = traceback.format_exc().splitlines()
     return record
 

@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "kvsim"
 ALLOWED = {
     "core": ["core", "compiled"],
-    "policies": ["core", "bounds.reuse", "model", "policies"],
-    "engines": ["core", "engines"],
-    "bounds": ["core", "bounds"],
-    "engine": ["core", "engine", "errors"],
+    "policies": ["core", "bounds.reuse", "model", "numbers", "policies"],
+    "engines": ["core", "engines", "numbers"],
+    "bounds": ["core", "bounds", "numbers"],
+    "engine": ["core", "engine", "errors", "numbers"],
     "substrate": [
         "core",
         "model",
@@ -23,6 +23,7 @@ ALLOWED = {
         "kernels",
         "substrate",
         "errors",
+        "numbers",
         "locking",
         "engine.substrate",
         "engine.outcome",
@@ -30,18 +31,19 @@ ALLOWED = {
         "engine.layout",
     ],
     "kernels": ["kernels"],
-    "model": [],
-    "hardware": ["copy_rule", "hardware_curves"],
-    "copy_rule": [],
-    "hardware_curves": [],
+    "model": ["numbers"],
+    "hardware": ["copy_rule", "hardware_curves", "numbers"],
+    "copy_rule": ["numbers"],
+    "hardware_curves": ["numbers"],
     "errors": [],
+    "numbers": [],
     "choices": [],
     "compiled": ["errors"],
-    "trace": ["core", "bounds.reuse", "bounds.lru_curve", "errors", "locking", "writing", "trace"],
+    "trace": ["core", "bounds.reuse", "bounds.lru_curve", "errors", "locking", "writing", "numbers", "trace"],
     "suggest": [],
     "locking": ["errors"],
     "writing": ["errors", "locking"],
-    "report": ["choices", "suggest", "engine", "core", "errors", "compiled", "locking", "writing", "report"],
+    "report": ["choices", "suggest", "engine", "core", "errors", "compiled", "locking", "writing", "numbers", "report"],
 }
 """What each part imports at run time; imports for type checkers are free. Parts that are not named import anything.
 

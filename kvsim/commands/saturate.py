@@ -10,7 +10,7 @@ from rich.console import Console
 from kvsim.commands.application import run_application, run_job
 from kvsim.commands.objective import Objective
 from kvsim.commands.sweep import plan_of
-from kvsim.commands.sweep_job import SweepJob
+from kvsim.commands.sweep_job import SweepJob, tell
 from kvsim.errors import UsageError
 from kvsim.execute import execute
 from kvsim.fingerprint import configuration_hash
@@ -51,7 +51,7 @@ def run_saturate(plan: Plan, command_line: str, job: SweepJob | None = None) -> 
         console.print(f"\n{plan.output}: saturate.json saturate.csv saturate.html", highlight=False)
     else:
         highest = "no rate holds" if found.highest is None else f"highest rate {found.highest.rate:.4g}"
-        print(f"job {plan.output.name}  {highest}, {len(found.probes)} runs", flush=True)
+        tell(f"job {plan.output.name}  {highest}, {len(found.probes)} runs")
     return record
 
 

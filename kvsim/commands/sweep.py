@@ -4,7 +4,6 @@ import os
 import shlex
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -101,11 +100,8 @@ class SweepCallback(Callback):
         use(config.hydra.runtime.config_sources)
         try:
             begin_sweep(config)
-        except UsageError as error:
-            raise Mistake(error) from error
         except Exception as error:  # Hydra would only warn and continue
-            traceback.print_exc()
-            raise SystemExit(1) from error
+            raise Mistake(error) from error
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Let the job find the user's policies, and the next job of this process start faster."""
@@ -119,13 +115,14 @@ class SweepCallback(Callback):
 
 def begin_sweep(config: DictConfig) -> None:
     """Prepare the sweep's folder, or list the jobs and raise Listed. Raises UsageError."""
+    _ = config.output  # a reference in it that leads nowhere is told by this key, not Hydra's
     settings = sweep_settings(OmegaConf.to_container(config.sweep, resolve=True))
     folder, command = Path(os.path.relpath(config.hydra.sweep.dir)), str(config.hydra.job.name)
     logger = construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
     check_objective(settings)
     if _is_optimizing(config) and settings.objective is None:
         raise UsageError("sweep.objective is missing: set what the sweeper optimizes, such as sweep.objective=hit_rate")
-    given = [str(override) for override in config.hydra.overrides.task]
+    given = hydra_internals.task_overrides(config)
     if settings.seeds is not None:
         add_seeds(config, command, settings.seeds, is_optimizing=_is_optimizing(config))
     aims = [asdict(one) for one in check_directions(config, settings)]
@@ -133,7 +130,7 @@ def begin_sweep(config: DictConfig) -> None:
         index_of.cache_clear()
         list_jobs(config, folder, command)
         raise Listed
-    arguments = [str(override) for override in config.hydra.overrides.task]
+    arguments = hydra_internals.task_overrides(config)
     words = ["kvsim", command, "-m", *flags(config.hydra.runtime.config_sources), *config.hydra.overrides.hydra, *given]
     words = [word for word in words if not word.startswith("hydra.mode=")]
     swept = _swept(config, arguments)

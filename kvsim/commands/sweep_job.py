@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvsim.bound_files import compute_once
 from kvsim.build import build_run, sweep_settings
+from kvsim.commands.mistake import Mistake
 from kvsim.commands.objective import Objective, objectives
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.fingerprint import configuration_hash
@@ -41,7 +42,7 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
     Returns the objectives; None for a failed job and where none are set.
     """
     job = HydraConfig.get()
-    number, overrides = str(job.job.num), [str(override) for override in job.overrides.task]
+    number, overrides = str(job.job.num), list(map(str, OmegaConf.to_container(job.overrides.task) or ()))
     folder = Path(os.path.relpath(job.sweep.dir))
     cfg.output = os.path.relpath(job.runtime.output_dir)
     said = said_of(folder, overrides)
@@ -53,7 +54,7 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
         plan = build_run(cfg, command=command, overrides=overrides, choices=job.runtime.choices)
         name, finished = place_job(folder, number, configuration_hash(plan, command))
         if finished is not None:
-            print(f"job {name}  {said}  finished before", flush=True)
+            tell(f"job {name}  {said}  finished before")
             return objectives(finished, settings)
         object.__setattr__(plan, "output", folder / name)
         is_alone = "BasicLauncher" in job.launcher._target_
@@ -63,7 +64,7 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
             result = run(plan, line, SweepJob(group=folder.name, is_alone=is_alone))
         if command not in WITHOUT_HITS:
             index_of(folder.absolute())[result["config_hash"]] = name
-            print(f"job {name}  {said}  {outcome_line(result)}", flush=True)
+            tell(f"job {name}  {said}  {outcome_line(result)}")
             compute_once(folder / "bounds", plan, result["bounds"])
         return objectives(result, settings)
     except Exception as error:
@@ -71,6 +72,14 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
         if plan is not None:
             plan.logger.log_failure(Path(cfg.output), plan.begun(command), str(record["error"]), folder.name)
         return None
+
+
+def tell(line: str) -> None:
+    """Print a line about a job. If that is not possible, the command ends; the job has not failed."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        raise Mistake(error) from error
 
 
 def _report_failure(folder: Path, overrides: list[str], said: str, error: Exception) -> dict[str, Any]:
@@ -83,7 +92,7 @@ def _report_failure(folder: Path, overrides: list[str], said: str, error: Except
 
 def failure_line(name: str, record: dict[str, Any], said: str) -> str:
     """The line that reports a failed job."""
-    more = f", traceback in {name}/error.json" if record["is_crash"] else ""
+    more = f", traceback in {name}/error.json" if "traceback" in record else ""
     return f"kvsim: job {name} failed: {record['error']} ({said}{more})"
 
 

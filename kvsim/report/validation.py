@@ -11,6 +11,7 @@ from rich.text import Text
 
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
+from kvsim.numbers import Real, check_settings
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
 from kvsim.report.result import SCHEMA, RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
@@ -38,11 +39,8 @@ class Tolerances:
     ttft_p99: float = 0.10
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        if self.identical > 1:
-            raise ValueError(f"identical must be at most 1, not {self.identical}: it is a share of the requests")
+        check_settings(self, Real(least=0), "hit_rate", "link_bytes", "ttft_p50", "ttft_p99")
+        check_settings(self, Real(least=0, most=1), "identical", hint="it is a share of the requests")
 
 
 def compare(

@@ -12,6 +12,7 @@ from threading import Lock, local
 import numpy as np
 
 from kvsim.locking import Lock as FolderLock
+from kvsim.numbers import Whole, check_number
 from kvsim.substrate.hardware.disk_index import DiskIndex, reserve
 from kvsim.substrate.hardware.disk_job import BLOCK_BYTES, DiskJob, ReadJob, WriteJob
 
@@ -52,8 +53,7 @@ class DiskFile:
         another process uses it, and OSError with the file's name if a file cannot be used or the disk is full.
         """
         for name, value in (("pages", pages), ("page_bytes", page_bytes), ("threads", threads)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            check_number(name, Whole(1), value)
         self.pages = pages
         self.page_bytes = page_bytes
         self.slot_bytes = -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES
