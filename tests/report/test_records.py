@@ -62,11 +62,11 @@ def changed(record: dict[str, Any], changes: list[tuple[float, str, Any]]) -> di
         if how == "delete":
             del owner[last]
         elif how == "add" and isinstance(owner, list):
-            owner.append(wrong)
+            owner.append(copy.deepcopy(wrong))
         elif how == "add":
-            owner[str(wrong)] = owner[last]
+            owner[str(wrong)] = copy.deepcopy(owner[last])
         else:
-            owner[last] = wrong
+            owner[last] = copy.deepcopy(wrong)
     return record
 
 
