@@ -91,7 +91,7 @@ OVERRIDES = st.builds(
 )
 SILENT_FLAGS = [flag for flag in (*FLAGS, *SHORT) if flag != "--traceback"]
 FLAG_WORDS = st.sampled_from(
-    [*FLAGS, *SHORT, "-x", "--", "-", "--cfg=job", "--cfg=all", "--package=tiers", "--package=[", "--package=a..b"]
+    [*SILENT_FLAGS, "-x", "--", "-", "--cfg=job", "--cfg=all", "--package=tiers", "--package=[", "--package=a..b"]
 )
 WORDS = OVERRIDES | OVERRIDES | OVERRIDES | TEXTS | FLAG_WORDS | st.sampled_from(VALUES)
 
