@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 from kvsim import run
 from kvsim.core.request import Request
 from kvsim.engine.collector import without_garbage_collector
+from kvsim.errors import UsageError
 from kvsim.execute import load_trace
 from kvsim.fingerprint import bound_names
 from kvsim.plan import Plan
 from kvsim.policies.eviction.belady import Belady
+from kvsim.report.folder import prepare_folder
 from kvsim.report.records import read_bound
 from kvsim.report.result import summarize
 from kvsim.writing import replacing
@@ -68,10 +71,11 @@ def complete(folder: Path, plan: Plan) -> dict[str, Bound]:
 
 
 def write_bound(folder: Path, name: str, bound: Bound) -> None:
-    """Write a bound completely or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{name}.json") as file:
-        file.write(json.dumps(bound).encode())
+    """Store a bound if that is possible; one that is not stored is computed again where it is shown."""
+    with suppress(UsageError):
+        prepare_folder(folder)
+        with replacing(folder / f"{name}.json") as file:
+            file.write(json.dumps(bound).encode())
     (folder / f"{name}.begun").unlink(missing_ok=True)
 
 

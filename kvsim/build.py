@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvsim.capacity import capacity_pages, capacity_states, check_numbered
 from kvsim.choices import chosen
 from kvsim.cluster_settings import ClusterSettings
-from kvsim.construct import check_names, construct, with_key
+from kvsim.construct import check_names, construct, refuse_infinite, with_key
 from kvsim.core.rules import Rules
 from kvsim.effects import WITHOUT_EFFECT
 from kvsim.engine.engine import EngineSettings
@@ -151,6 +151,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         choices=choices,
         model_note=source.note(),
     )
+    refuse_infinite("", config)
     if is_search:
         _check_search(plan, keys)
     check_plan(plan, command, keys)
@@ -562,8 +563,9 @@ def _check_cluster(plan: Plan, keys: set[str]) -> None:
     key = _given(keys, "hardware.cluster_disk_read_bytes_per_s") or _given(keys, "hardware.cluster_disk_write_bytes_per_s")
     if key and all(tier.scope != "cluster" for tier in plan.tiers):
         raise UsageError(f"{key} has no effect without a disk that all hosts share: set tiers.disk.scope=cluster")
-    shared = [tier.name for tier in plan.tiers if tier.scope != "engine"] if plan.cluster.per_host > 1 else []
-    if plan.model.is_hybrid and (shared or plan.cluster.failures and len(plan.tiers) > 1):
+    users = {"engine": 1, "host": plan.cluster.per_host, "cluster": plan.cluster.total}
+    is_shared = any(users[tier.scope] > 1 for tier in plan.tiers)
+    if plan.model.is_hybrid and (is_shared or plan.cluster.failures and len(plan.tiers) > 1):
         raise UsageError(
             "cluster: engines that serve a model with recurrent layers share no tier, and do not fail with tiers below the GPU: "
             "set tiers.cpu.scope=engine, without a disk and without failures"

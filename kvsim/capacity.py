@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from kvsim.errors import UsageError
-from kvsim.numbers import shown
+from kvsim.numbers import LARGEST, shown
 from kvsim.suggest import closest
 
 BYTES = {
@@ -41,6 +41,8 @@ def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> in
         raise ValueError(f"{shown(text)} is not a capacity; use for example {EXAMPLES}")
     number, unit = parts.groups()
     pages = _whole_pages(number, unit, page_tokens, page_bytes)
+    if pages > LARGEST:
+        raise ValueError(f"{text} is more than 2**63 - 1 pages; use unlimited")
     if pages == 0 and float(number):
         raise ValueError(
             f"{text} is less than one page ({page_tokens} tokens, {page_bytes:,} bytes); use 0 to leave the tier out"
@@ -67,6 +69,8 @@ def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
     if unit == "states" and "." in number:
         raise ValueError(f"{text} is not a whole number of states")
     states = int(number) if unit == "states" else _whole_pages(number, unit, 1, state_bytes)
+    if states > LARGEST:
+        raise ValueError(f"{text} is more than 2**63 - 1 states; use unlimited")
     if states == 0 and float(number):
         raise ValueError(f"{text} is less than one state, which takes {state_bytes:,} bytes; use 0 to store no states")
     return states

@@ -1,5 +1,6 @@
 """The ``kvsim`` command: dispatches to a subcommand and reports a user's mistake in one line."""
 
+import errno
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from kvsim.sources import set_up
 
 TRACEBACK = "--traceback"
 """Shows where an error was raised, before its line."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a full disk answers, which does not name the file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:
             return _fail(f"{error.filename}: {error.strerror}")
         if not _is_of_output():
+            if error.errno in FULL:
+                return _fail(f"cannot write a file: {error.strerror}")
             raise
         _drop_output()
         return _fail(f"standard output: {error.strerror}", 1)

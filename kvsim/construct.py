@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.blame import described, is_kvsims, line_of_import
 from kvsim.errors import PolicyFailed, UsageError, first_line
+from kvsim.numbers import check_finite
 from kvsim.plan import Config
 from kvsim.sources import shadowed
 from kvsim.suggest import closest, hint
@@ -45,6 +46,14 @@ def construct(kind: type[T], node: Any, key: str) -> T:
         if is_kvsims(cls.__module__):
             raise
         raise PolicyFailed(f"{key}: {cls.__name__} cannot be built{_where(error)}: {described(error)}") from error
+
+
+def refuse_infinite(key: str, node: Any) -> None:
+    """Raise UsageError for a number that is not finite, in the node at ``key`` or below it."""
+    try:
+        check_finite(key, node)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def class_of(kind: type[T], node: Config, key: str) -> type[T]:
@@ -92,7 +101,11 @@ def _where(error: BaseException) -> str:
 
 def _convert(cls: type, given: Config, key: str) -> Config:
     """Convert the settings to the types of the class's fields. Cached, since the jobs of a sweep share most settings."""
-    return deepcopy(_converted(cls, json.dumps(given), key))
+    try:
+        return deepcopy(_converted(cls, json.dumps(given), key))
+    except OverflowError:  # an integer that no float can hold
+        refuse_infinite(key, given)
+        raise
 
 
 @lru_cache(maxsize=256)

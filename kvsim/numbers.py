@@ -6,6 +6,7 @@ A declaration says whether a value holds and, if it does not, what was expected.
     check_settings(self, Real(above=0, most=1), "attainment")
 """
 
+from collections.abc import Mapping
 from math import inf
 from numbers import Integral
 from numbers import Real as AnyReal
@@ -106,6 +107,21 @@ def check_settings(settings: object, number: Number, *names: str, or_null: bool 
     """
     for name in names:
         check_number(name, number, getattr(settings, name), or_null=or_null, hint=hint)
+
+
+def check_finite(key: str, value: object) -> None:
+    """Raise ValueError for the first number in a setting, or in its lists and mappings, that is not finite, with its full key.
+
+    What classes declare is narrower; this is for what no class has looked at.
+    """
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            check_finite(f"{key}.{name}" if key else str(name), item)
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            check_finite(f"{key}[{at}]", item)
+    elif _is_a(AnyReal, value):
+        check_number(key, Real(), value)
 
 
 def shown(value: object) -> str:

@@ -96,7 +96,7 @@ def test_curves_are_part_of_a_hardware_file() -> None:
 @pytest.mark.parametrize(
     ("curves", "problem"),
     [
-        ({"compute_curves": COMPUTE | {"linear": [[0, 1]]}}, "hardware: compute_curves.linear must be rows of"),
+        ({"compute_curves": COMPUTE | {"linear": [[0, 1]]}}, "hardware.compute_curves.linear must be rows of"),
         ({"compute_curves": {"linear": [[1, 1]]}}, "hardware.compute_curves.decode_attention is missing"),
         ({"link_curves": LINKS | {"sideways": []}}, "hardware.link_curves.sideways: Key 'sideways' not in 'LinkCurves'"),
     ],

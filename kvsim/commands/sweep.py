@@ -232,7 +232,7 @@ def add_bounds(runs: list[Run]) -> None:
                 plan = plan_of(run.result)
                 for kind, bound in complete(run.bounds_folder, plan).items():
                     for other in runs:
-                        if ((other.result or {}).get("bounds") or {}).get(kind) == names[kind]:
+                        if ((other.result or {}).get("bounds") or {}).get(kind) == names.get(kind, ""):
                             other.bounds[kind] = bound
 
 

@@ -154,17 +154,24 @@ class HybridCache(ServedCache):
         return lease.states
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        """As for any cache; also reserves room for the states that the request will save or load."""
+        """As for any cache; also reserves room for the states that the request will save or load.
+
+        States that share the room of pages are done without, the one to begin from too, as far as the tier is too small for them.
+        """
         states = self._states_of(lease)
         if load_pages < lease.lower_pages:
             self._end_at_state(lease, lease.gpu_pages + load_pages)
             load_pages = lease.lower_pages
+        room = self.gpu.pool.capacity - self.kept_pages(lease) - pages
+        if self.shares_room and states.state is not None and room < self.states.units:
+            self._end_at_state(lease, 0)
+            load_pages = 0
         states.save_after = self._plan(lease)
         state = states.state
         loads_state = state is not None and state.state[GPU] not in (READY, LEAVING)
         if self.shares_room:
             wanted = len(states.save_after) + (state is not None)
-            spare = max(0, self.gpu.pool.capacity - self.kept_pages(lease) - pages) // self.states.units
+            spare = max(0, room) // self.states.units
             del states.save_after[: max(0, wanted - spare)]
             states.pages = self.states.units * (len(states.save_after) + loads_state)
         if state is not None:

@@ -1,14 +1,19 @@
 """Reads the JSON files of runs and sweeps. Each may be damaged, or written by hand; what is read is what kvsim writes."""
 
+import csv
+import gzip
 import shlex
+import zlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from kvsim.errors import UsageError
+from kvsim.report.frame import columns_of
 from kvsim.report.result import SCHEMA, RunRecord
 from kvsim.report.schema import Bound, Failure, Result, Saturation, SweepFile
 from kvsim.writing import settle
@@ -36,6 +41,19 @@ def read_result(folder: Path) -> RunRecord:
     except ValueError as error:
         raise Damaged(f"{path}: not a valid result: {error}: repeat the run") from None
     return record
+
+
+def read_requests(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
+    """Read the columns of the ``requests.csv.gz`` of a run with this record. Raises Damaged."""
+    path = folder / "requests.csv.gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            columns = columns_of(file)
+        if len(columns["request"]) != record["requests"] + record["warmup_requests"]:
+            raise ValueError(f"it has {len(columns['request'])} rows")
+    except (OSError, EOFError, zlib.error, csv.Error, ValueError, OverflowError, KeyError) as error:
+        raise Damaged(f"{path}: not the requests of the run beside it: {error}: repeat the run") from error
+    return columns
 
 
 def read_bound(folder: Path, name: str) -> dict[str, Any] | None:
@@ -102,6 +120,8 @@ def _check_whole(record: RunRecord) -> None:
     shlex.split(record.get("command_line", ""))
     if sum(record["hit_tokens"].values()) > record["prompt_tokens"]:
         raise ValueError("more hit tokens than prompt tokens")
+    if not all("busy" in measures for measures in record.get("imbalance", {}).values()):
+        raise ValueError("imbalance without busy")
     times, tiers = record["timeline"], record["tiers"]
     hits, links, free = times["hits"], times["links"], times.get("free_pages", {"edges_s": [], "mean": {}})
     known = {"known_rate": hits["known_rate"]} if "known_rate" in hits else {}

@@ -280,7 +280,7 @@ class Result(TypedDict):
     checkpoints: dict[str, Count]
     retractions: Count | None
     lost_to_disagreement: NotRequired[dict[str, Count]]
-    imbalance: NotRequired[dict[str, dict[str, Number | None]]]
+    imbalance: NotRequired[dict[str, dict[Literal["busy", "computed_tokens", "output_tokens"], Number | None]]]
     engines: NotRequired[list[Engine]]
     simulated_s: Number
     hardware: NotRequired[Hardware]

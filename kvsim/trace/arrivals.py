@@ -9,7 +9,7 @@ class Arrivals:
     """Draws when the sessions of a file begin, and how long users pause before their later turns."""
 
     def __init__(self, sessions_per_s: float, pause_s: float, seed: int, rate: float) -> None:
-        self._gap_s = 1 / (sessions_per_s * rate)
+        self._gap_s = 1 / sessions_per_s / rate
         self._pause_s = pause_s
         self._starts, self._pauses = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
         self._now_s = 0.0

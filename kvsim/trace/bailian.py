@@ -9,7 +9,7 @@ from kvsim.core.request import Request
 from kvsim.trace.base import Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import AT_LEAST_ONE, Record
+from kvsim.trace.records import AT_LEAST_ONE, Record, shown
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ class Bailian(HashedTrace):
         """Return the request of a line; ``sessions`` are the sessions of earlier lines, by ``chat_id``."""
         chat, parent = record.name("chat_id"), record.name("parent_chat_id")
         if chat in sessions:
-            raise record.error(f"chat_id {chat} already belongs to an earlier line")
+            raise record.error(f"chat_id {shown(chat)} already belongs to an earlier line")
         session = sessions[chat] = sessions.get(parent, len(sessions))
         prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages)
         request = Request(

@@ -72,8 +72,8 @@ class TraceSource(ABC):
     of a common prefix that ends with a page, that page is shared only if the next token is the same, too."""
 
     def __post_init__(self) -> None:
-        check_settings(self, Whole(1), "max_tokens")
         check_settings(self, Whole(1), "limit", or_null=True, hint="null reads all requests")
+        check_settings(self, Whole(1), "max_tokens")
         check_settings(self, Real(above=0), "rate", hint="1 keeps the recorded arrivals")
 
     @property

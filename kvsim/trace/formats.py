@@ -101,5 +101,5 @@ def _nearest(found: Collection[str]) -> str:
 
 
 def _listed(fields: Collection[str]) -> str:
-    shown = list(fields)[:8]
+    shown = [f"{field:.40}" for field in list(fields)[:8]]
     return ", ".join(shown) + (", ..." if len(fields) > len(shown) else "") if shown else "no fields"

@@ -16,7 +16,7 @@ from kvsim.numbers import Real, Whole, check_settings
 from kvsim.trace.base import Trace, check_page_tokens, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.file_trace import FileTrace
-from kvsim.trace.records import Record
+from kvsim.trace.records import Record, shown
 
 
 class Columns(NamedTuple):
@@ -178,4 +178,4 @@ def _date_s(record: Record, name: str) -> float:
     try:
         return datetime.fromisoformat(FRACTION.sub(r"\1", str(record.name(name)))).timestamp()
     except ValueError:
-        raise record.error(f"{name} must be a date such as 2023-11-16 18:15:46.68, not {record.fields[name]!r}") from None
+        raise record.error(f"{name} must be a date such as 2023-11-16 18:15:46.68, not {shown(record.fields[name])}") from None

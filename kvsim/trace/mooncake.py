@@ -13,7 +13,7 @@ from kvsim.trace.base import Trace, check_choice, check_page_tokens
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.deltas import Deltas
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import AT_LEAST_ONE, SIGNED, Record, runs_of
+from kvsim.trace.records import AT_LEAST_ONE, SIGNED, Record, runs_of, shown
 from kvsim.trace.resets import read_requests
 from kvsim.trace.timetable import Place, TimedTrace, Timetable
 
@@ -109,7 +109,7 @@ class Mooncake(HashedTrace, TimedTrace):
         if record.has("context_mode") and record.fields["context_mode"] != CONTEXT_MODES[self.turns]:
             mode = record.fields["context_mode"]
             raise record.error(
-                f"context_mode is {mode}, but turns={self.turns} is for {CONTEXT_MODES[self.turns]}: set trace.turns"
+                f"context_mode is {shown(mode)}, but turns={self.turns} is for {CONTEXT_MODES[self.turns]}: set trace.turns"
             )
         output_tokens = self._output_tokens(record)
         place = place._replace(turn=record.integer("turn", AT_LEAST_ONE) - 1) if record.has("turn") else place

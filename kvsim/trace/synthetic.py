@@ -14,6 +14,7 @@ from kvsim.trace.base import OF_MAX_TOKENS, TAILS, Trace, TraceSource, check_cho
 from kvsim.trace.blocks import BlockPages
 
 ARRIVALS = ("open_loop", "closed_loop")
+MOST_SYSTEMS = 1_000_000
 MOST_REQUESTS = 20_000_000
 """What 20 GB of memory hold."""
 
@@ -38,7 +39,8 @@ class Kind:
 
     def check(self, key: str) -> None:
         """Raise ValueError for a bad setting; ``key`` names the kind in the message."""
-        for name in ("systems", "system_tokens", "message_tokens", "answer_tokens"):
+        check_number(f"{key}.systems", Whole(1, MOST_SYSTEMS), self.systems)
+        for name in ("system_tokens", "message_tokens", "answer_tokens"):
             check_number(f"{key}.{name}", Whole(1), getattr(self, name))
         check_number(f"{key}.turns", Real(least=1), self.turns)
         check_number(f"{key}.weight", Real(least=0), self.weight)
@@ -111,7 +113,7 @@ class Synthetic(TraceSource):
         for name, kind in self.mix.items():
             kind.check(f"mix.{name}")
         check_settings(self, Whole(), "seed")
-        check_settings(self, Whole(1), "sessions", "max_prompt_tokens")
+        check_settings(self, Whole(1), "sessions")
         check_settings(self, Real(above=0), "sessions_per_s")
         check_settings(self, Real(least=0), "spread")
         check_settings(self, SECONDS, "answer_s_per_token")

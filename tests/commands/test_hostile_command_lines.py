@@ -19,7 +19,7 @@ from kvsim.commands import calibrate
 from kvsim.commands.flags import FLAGS, SHORT
 from kvsim.errors import UsageError
 
-DEFAULT_LINES = 20
+DEFAULT_LINES = 15
 LINES = int(os.environ.get("KVSIM_COMMAND_LINES", DEFAULT_LINES))
 CPU_S = 60
 """Most time that one command line may take: none here has much to do."""

@@ -98,64 +98,17 @@ VALUES = (
     st.sampled_from([*TEXTS, *NUMBERS, *OTHERS, DEEP]) | st.integers(-5, 40) | st.integers() | st.floats() | st.text(max_size=5)
 )
 FIELDS = [
-    "timestamp",
-    "created_time",
-    "session_id",
-    "delay",
-    "delay_ms",
-    "priority",
-    "tenant",
-    "lora",
-    "n",
-    "turn",
-    "type",
-    "persistent",
-    "images",
-    "multimodal",
-    "note",
-    "reset",
-    "block_size",
-    "chunk_size",
-    "hash_ids",
-    "hash_ids_rle",
-    "output_hash_ids",
-    "input_length",
-    "output_length",
-    "input_tokens",
-    "token_ids",
-    "output_token_ids",
-    "context_mode",
-    "chat_id",
-    "parent_chat_id",
-    "requests",
-    "in",
-    "out",
-    "t",
-    "api_time",
-    "seq_len",
-    "chunk_hashes",
-    "request_id",
-    "model_name",
-    "messages",
-    "prompt",
-    "text_input",
-    "input",
-    "output",
-    "tools",
-    "body",
-    "max_tokens",
-    "conversations",
-    "role",
-    "content",
-    "from",
-    "value",
-    "tool_calls",
-]
+    "timestamp", "created_time", "session_id", "delay", "delay_ms", "priority", "tenant", "lora", "n", "turn", "type",
+    "persistent", "images", "multimodal", "note", "reset", "block_size", "chunk_size", "hash_ids", "hash_ids_rle",
+    "output_hash_ids", "input_length", "output_length", "input_tokens", "token_ids", "output_token_ids", "context_mode",
+    "chat_id", "parent_chat_id", "requests", "in", "out", "t", "api_time", "seq_len", "chunk_hashes", "request_id",
+    "model_name", "messages", "prompt", "text_input", "input", "output", "tools", "body", "max_tokens", "conversations",
+    "role", "content", "from", "value", "tool_calls",
+]  # fmt: skip
 BITS = [
     b"", b"\n", b"\r\n", b"\r", b" ", b"\x00", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\ud800",
-    b"NaN",
-    b"1e400", b"9" * 5_000, b"[" * 3_000, b'{"a":' * 3_000, b"{}", b"a,b\n1,2\n", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd",
-    b"\n" * 70,
+    b"NaN", b"1e400", b"9" * 5_000, b"[" * 3_000, b'{"a":' * 3_000, b"{}", b"a,b\n1,2\n", b"\x1f\x8b\x08\x00",
+    b"\x28\xb5\x2f\xfd", b"\n" * 70,
 ]  # fmt: skip
 
 
@@ -174,11 +127,11 @@ def change(draw: Callable[..., Any], records: list[Any]) -> None:
         while not isinstance(container, dict) and known and any(isinstance(owner, dict) for owner, _ in known):
             container, key = draw(st.sampled_from([place for place in known if isinstance(place[0], dict)]))
         if isinstance(container, dict):
-            container[draw(st.sampled_from(FIELDS))] = draw(VALUES)
+            container[draw(st.sampled_from(FIELDS))] = deepcopy(draw(VALUES))
         else:
-            container.append(draw(VALUES))
+            container.append(deepcopy(draw(VALUES)))
     elif kind == "replace":
-        container[key] = draw(VALUES)
+        container[key] = deepcopy(draw(VALUES))
     elif kind == "remove":
         del container[key]
     elif isinstance(container, list):

@@ -103,7 +103,7 @@ def test_results_say_that_prefixes_are_made_up(write, tmp_path, capsys):
     ("row", "message"),
     [
         ("2023-11-16,x,4", ':3: ContextTokens must be a whole number of at least 0, not "x"'),
-        ("yesterday,3,4", ":3: TIMESTAMP must be a date such as 2023-11-16 18:15:46.68, not 'yesterday'"),
+        ("yesterday,3,4", ':3: TIMESTAMP must be a date such as 2023-11-16 18:15:46.68, not "yesterday"'),
         ("2023-11-16,3", ":3: has 2 cells, but there are 3 columns"),
     ],
 )

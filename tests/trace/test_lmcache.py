@@ -54,7 +54,7 @@ def test_the_chunk_size_is_taken_from_the_file(write):
         (line(4, [1], chunk_hashes=[1]), "chunk_hashes must be a list of hexadecimal texts"),
         (line(4, [1], chunk_size=256), "chunk_size is 256, but block_tokens is 4: set trace.block_tokens=256"),
         (line(9, [1]), "chunk_hashes has 1 ids, but seq_len=9 takes 3 blocks of 4 tokens"),
-        (line(4, [1], timestamp="now"), 'timestamp must be a number of at least 0 and at most 1e+12, not "now"'),
+        (line(4, [1], timestamp="now"), 'timestamp must be a number of at least 0, not "now"'),
     ],
 )
 def test_a_bad_line_is_named(write, bad, message):

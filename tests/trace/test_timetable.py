@@ -70,11 +70,11 @@ def test_dynamo_has_other_names():
         ([{"timestamp": 9}, {"timestamp": 8}], {}, "f:2: timestamps must not decrease: 8 ms after 9 ms; sort the file"),
         ([{"timestamp": 0}, {}], {}, "f:2: timestamp is missing"),
         ([{"timestamp": 0}, {"session_id": 1, "delay": 5}], {}, "f:2: timestamp is missing"),
-        ([{"timestamp": -1}], {}, "f:1: timestamp must be at least 0 and at most 1e+15, not -1"),
+        ([{"timestamp": -1}], {}, "f:1: timestamp must be 0 or more, not -1"),
         (
             [{"timestamp": 0, "session_id": 1}, {"session_id": 1, "delay": -1}],
             {},
-            "f:2: delay must be at least 0",
+            "f:2: delay must be 0 or more",
         ),
         ([{"timestamp": 0, "session_id": 1.5}], {}, "f:1: session_id must be a string or an integer"),
         ([{}, {"timestamp": 0}], {}, "f:2: this line has a timestamp but an earlier one has none"),
