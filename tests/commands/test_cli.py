@@ -102,7 +102,7 @@ def test_a_pipe_that_is_closed_early_ends_quietly() -> None:
 
 
 def test_an_error_of_another_file_is_no_error_of_the_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     errors = [OSError(28, "No space left on device"), OSError(5, "Input/output error")]
 
@@ -111,6 +111,6 @@ def test_an_error_of_another_file_is_no_error_of_the_output(
 
     monkeypatch.setattr(cli, "_run", broken)
     assert main(["replay"]) == 2
-    assert capsys.readouterr().err == "kvsim: cannot write a file: No space left on device\n"
+    assert capfd.readouterr().err == "kvsim: cannot write a file: No space left on device\n"
     with pytest.raises(OSError, match="Input/output"):
         main(["replay"])
