@@ -21,11 +21,12 @@ test-long: export KVSIM_MACHINE_STEPS := 20000
 test-long: export KVSIM_MODEL_EXAMPLES := 200
 test-long: export KVSIM_ENGINE_RUNS := 500
 test-long: export KVSIM_TRACE_EXAMPLES := 2000
+test-long: export KVSIM_COMMAND_LINES := 2000
 test-long: .venv/installed-test
 	$(BIN)/pytest -q -n auto --dist worksteal -m long
 	$(BIN)/pytest -q -n auto --dist worksteal tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
 	    tests/engine/test_engine_random.py tests/engine/test_cluster_random.py tests/engine/test_cluster_machine.py \
-	    tests/engine/test_replay.py tests/engines tests/trace/test_hostile.py
+	    tests/engine/test_replay.py tests/engines tests/trace/test_hostile.py tests/commands/test_hostile_command_lines.py
 
 # The random tests with new seeds, again and again until one fails: its output says what was drawn.
 fuzz: export KVSIM_NEW_SEEDS := 1
