@@ -24,6 +24,7 @@ test-long: .venv/installed-test
 	$(BIN)/pytest -q -n auto --dist worksteal -m long
 	$(BIN)/pytest -q -n auto --dist worksteal tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
 	    tests/engine/test_engine_random.py tests/engine/test_cluster_random.py tests/engine/test_cluster_machine.py \
+	    tests/engine/test_configurations_random.py \
 	    tests/engine/test_replay.py tests/engines
 
 # The random tests with new seeds, again and again until one fails: its output says what was drawn.
