@@ -4,12 +4,16 @@ KVSIM_ENGINE_RUNS=5000 makes as many runs.
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import event, given, reject
+import pytest
+from hypothesis import Phase, assume, event, given, reject
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -25,6 +29,7 @@ from kvsim.plan import Plan
 from kvsim.substrates import SUBSTRATES
 from tests.engine.configurations import MISTAKES, PAGE_TOKENS, PLAIN, Case, Kind, cases, engine_cases
 from tests.engine.test_engine_random import RUNS, SETTINGS
+from tests.engine.test_replay_is_simulation import FASTER, RATES
 from tests.workloads import pages_of
 
 FEW = hypothesis_settings(SETTINGS, max_examples=10 if RUNS <= 100 else RUNS)
@@ -74,8 +79,7 @@ def check_rows(outcome: Outcome, plan: Plan) -> None:
             assert not hits.any() and np.isnan([outcome.ttft_s[index], outcome.tpot_s[index], outcome.e2e_s[index]]).all()
             continue
         assert outcome.status[index] == FINISHED and pages <= capacity
-        most = min(request.prompt_pages, (request.prompt_tokens - recomputes) // plan.page_tokens)
-        assert hits.sum() <= most
+        assert hits.sum() <= (request.lookup_pages(plan.page_tokens) if recomputes else request.prompt_pages)
 
 
 def check_times(outcome: Outcome) -> None:
@@ -226,6 +230,22 @@ def test_if_everything_fits_the_hits_are_the_longest_common_prefixes(case: Case,
 
 
 @FEW
+@given(case=cases(st.just(replace(APART, has_samples=False)), is_single=True))
+def test_a_replay_hits_what_a_simulation_hits_whose_requests_never_overlap(case: Case) -> None:
+    """On the machine of test_replay_is_simulation.py: a step takes a moment, and all else no time."""
+    assume(not any(override.endswith("=random") for override in case.common))
+    with refusals():
+        requests, of_replay, of_simulation = case.requests(), case.plan("replay"), case.plan("simulate")
+        rates = {name: FASTER * getattr(of_simulation.hardware, name) for name in RATES}
+        rates |= {"host_latency_s": 0.0, "disk_latency_s": 0.0, "rank_jitter": 0.0}
+        hardware = replace(of_simulation.hardware, **rates)
+        replayed = run.replay(replace(of_replay, hardware=hardware), requests)
+        simulated = run.simulate(replace(of_simulation, hardware=hardware), requests)
+    assert replayed.status.tolist() == simulated.status.tolist()
+    assert replayed.hit_pages.tolist() == simulated.hit_pages.tolist()
+
+
+@FEW
 @given(case=engine_cases())
 def test_every_engine_hits_at_most_the_longest_common_prefixes(case: Case) -> None:
     with refusals():
@@ -279,3 +299,25 @@ def digest(case: Case) -> str:
 @given(case=cases())
 def test_the_same_configuration_twice_has_the_same_record(case: Case) -> None:
     assert digest(case) == digest(case)
+
+
+def print_digests() -> None:
+    """Print what some cases come to, the same ones in every process."""
+
+    @hypothesis_settings(max_examples=30, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+    @given(case=cases())
+    def each(case: Case) -> None:
+        print(digest(case))
+
+    each()
+
+
+@pytest.mark.long
+def test_no_record_depends_on_the_hashes_of_strings() -> None:
+    """Each process takes some seconds to import and compose."""
+    code = "from tests.engine.test_configurations_random import print_digests; print_digests()"
+    printed = [
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    ]
+    assert len(printed[0].stdout) > 10_000 and printed[0].stdout == printed[1].stdout
