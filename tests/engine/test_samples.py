@@ -203,6 +203,15 @@ def test_a_request_that_persistent_prompts_leave_no_room_gives_back_what_it_has(
     assert outcome.status.tolist() == [FINISHED, REJECTED, FINISHED]
 
 
+@pytest.mark.parametrize("hold_output", ["true", "false"])
+def test_bounds_leave_out_a_request_whose_samples_lack_room_to_compute_the_last_token_again(hold_output: str) -> None:
+    """The prompt fills 4 pages of 4; a second sample needs a fifth."""
+    requests = sampled(make_requests([ask(A, tokens=0, output=0), ask(A, tokens=0, output=0)]), {1: 2})
+    for eviction in ("lru", "belady"):
+        settings = ("page_tokens=4", "tiers.gpu.capacity=4pages", f"eviction={eviction}", f"replay.hold_output={hold_output}")
+        assert replayed(requests, *settings).status.tolist() == [FINISHED, REJECTED]
+
+
 # --- answers ---
 
 
