@@ -1,6 +1,5 @@
 """From a plan to its result: load the trace, run it, summarize the outcome. Used by the commands and the Python API."""
 
-import gc
 import json
 import os
 from collections import OrderedDict
@@ -16,7 +15,7 @@ import numpy as np
 
 from kvsim import run
 from kvsim.blame import policies_named
-from kvsim.engine.collector import without_garbage_collector
+from kvsim.engine.collector import freeze, without_garbage_collector
 from kvsim.engine.outcome import Outcome
 from kvsim.fingerprint import bound_names, configuration_hash
 from kvsim.plan import Plan
@@ -153,7 +152,7 @@ def load_trace(plan: Plan) -> tuple[Trace, float]:
     key = json.dumps([plan.config["trace"], plan.page_tokens, _file_state(plan)], sort_keys=True)
     if key not in _loaded:
         _loaded[key] = plan.trace.load(plan.page_tokens)
-        gc.freeze()
+        freeze()
     _loaded.move_to_end(key)
     while len(_loaded) > KEPT:
         _loaded.popitem(last=False)

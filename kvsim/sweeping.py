@@ -1,6 +1,5 @@
 """A sweep from Python: its jobs, in this process or in worker processes, each written into the sweep's folder."""
 
-import gc
 import itertools
 import multiprocessing
 import pickle
@@ -20,6 +19,7 @@ from kvsim.arguments import Arguments, arguments_of, is_policy
 from kvsim.bound_files import compute_once
 from kvsim.configuration import compose
 from kvsim.construct import construct
+from kvsim.engine.collector import freeze
 from kvsim.errors import UsageError
 from kvsim.execute import execute
 from kvsim.fingerprint import configuration_hash
@@ -199,7 +199,7 @@ def _receive(path: str) -> None:
     file = Path(path)
     file.with_name(f"begun-{multiprocessing.current_process().pid}").touch()
     _received[:] = [pickle.loads(file.read_bytes())]
-    gc.freeze()
+    freeze()
 
 
 def _work(folder: Path, command: str, packed: bytes) -> tuple[str, dict[str, Any] | None]:

@@ -1,6 +1,5 @@
 """What all tests share."""
 
-import gc
 import os
 from pathlib import Path
 
@@ -26,13 +25,6 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not HAS_GPU:
         pytest.skip("needs an NVIDIA GPU")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_objects_are_not_scanned() -> None:
-    """Let the garbage collector leave out what earlier modules keep, such as traces: it would scan that again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,44 @@
+"""The garbage collector during and after runs."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from kvsim.engine import collector
+from kvsim.engine.collector import freeze, without_garbage_collector
+
+
+@pytest.fixture
+def is_frozen() -> Iterator[list[bool]]:
+    """Whether kvsim knows of frozen objects: not at first."""
+    before = collector._is_frozen[0]
+    collector._is_frozen[0] = False
+    yield collector._is_frozen
+    collector._is_frozen[0] = before
+    gc.unfreeze()
+
+
+def test_a_run_is_not_searched_and_what_it_made_is_old_afterwards(is_frozen: list[bool]) -> None:
+    gc.collect()
+    with without_garbage_collector():
+        assert not gc.isenabled()
+        kept = [[number] for number in range(5_000)]
+    assert gc.isenabled() and gc.get_freeze_count() == 0 and len(kept) == 5_000
+    assert not any(made is some for made in gc.get_objects(generation=0) for some in kept[:3])
+
+
+def test_what_is_frozen_stays_frozen_through_a_run(is_frozen: list[bool]) -> None:
+    freeze()
+    frozen = gc.get_freeze_count()
+    with without_garbage_collector():
+        pass
+    assert gc.get_freeze_count() == frozen > 0
+
+
+def test_a_run_does_not_count_what_is_frozen(is_frozen: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting takes a second for a hundred million objects, and a sweep has many short runs."""
+    freeze()
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("frozen objects were counted"))
+    with without_garbage_collector():
+        pass
