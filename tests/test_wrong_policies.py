@@ -283,9 +283,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_its_line(
 def test_a_class_that_cannot_be_built_is_named_with_its_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = write_policy(folder, "eviction", "def __init__(self, **settings): raise KeyError('x')")
     assert main(["replay", *settings]) == 2
-    expected = (
-        "kvsim: eviction: Mine cannot be built, at mine.py:5, in Mine.__init__: KeyError: 'x'; --traceback shows the calls\n"
-    )
+    expected = "kvsim: eviction: Mine cannot be built, at mine.py:5, in Mine.__init__: KeyError: 'x'; --traceback shows the calls"
     assert capfd.readouterr().err == f"{expected}\n"
 
 

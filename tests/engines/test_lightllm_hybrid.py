@@ -390,7 +390,7 @@ def test_the_preset_plays_these_rules(tmp_path: Path, monkeypatch: pytest.Monkey
         ("replay.prefill_chunk_tokens=1000", "rules: replay.prefill_chunk_tokens=1000 must be a multiple of page_tokens=256"),
         ("checkpoint.detached_states=9", "checkpoint.detached_states has no effect under the rules of an engine"),
         ("+rules.cache_output=true", r"rules\.cache_output is not supported, since LightLLM saves no state after an answer"),
-        ("+rules.recompute_last_token=false", "rules: recompute_last_token=false is not possible by LightLLM's rules"),
+        ("+rules.recompute_last_token=false", r"rules\.recompute_last_token=false is not possible by LightLLM's rules"),
         (
             "placement=write_through",
             "rules: LightLLM stores whole prompts when they finish, but WriteThrough decides node by node",

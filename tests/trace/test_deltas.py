@@ -82,7 +82,7 @@ def test_aiperfs_context_mode_must_agree(write, mode, turns, is_right):
     if is_right:
         assert source.load(4).requests[0].prompt_pages == 1
     else:
-        with pytest.raises(TraceError, match=f"context_mode is {mode}, but turns={turns}"):
+        with pytest.raises(TraceError, match=f'context_mode is "{mode}", but turns={turns}'):
             source.load(4)
 
 

@@ -291,7 +291,7 @@ def test_a_validation_runs_both_and_ends_with_1_beyond_its_tolerances(trace, cap
     [
         ([], "hardware: set hardware=NAME"),
         (["hardware=h200", "substrate=hardware"], "substrate has no effect on kvsim validate"),
-        (["hardware=h200", "validate.identical=2"], "validate.identical must be at most 1"),
+        (["hardware=h200", "validate.identical=2"], "validate.identical must be from 0 to 1, not 2.0"),
         (["hardware=h200", "-m"], "-m: kvsim validate takes a single configuration"),
     ],
 )

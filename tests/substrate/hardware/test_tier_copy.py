@@ -125,5 +125,5 @@ def test_sizes_and_traffic_decide_the_method():
 
 
 def test_a_setting_that_is_not_above_zero_is_refused():
-    with pytest.raises(ValueError, match="programs must be above 0, not 0"):
+    with pytest.raises(ValueError, match="programs must be at least 1, not 0"):
         CopyRule(programs=0)
