@@ -165,7 +165,7 @@ def check_plan(plan: Plan, command: str, overrides: Iterable[str]) -> None:
     keys = _keys(overrides)
     _check_combination(plan, command, keys)
     _check_hardware(plan, command, keys)
-    _check_substrate(plan, keys)
+    _check_substrate(plan, command, keys)
 
 
 def _model_source(config: Config) -> ModelSource:
@@ -443,11 +443,15 @@ def _check_ranks(plan: Plan, keys: set[str]) -> None:
         )
 
 
-def _check_substrate(plan: Plan, keys: set[str]) -> None:
-    """Raise UsageError for a plan that the substrate cannot run, and for settings without effect on it."""
+def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for a plan that the substrate cannot run, and for settings without effect on it.
+
+    A validation runs on all substrates, and only what has no effect on any of them has none on it.
+    """
     choice = SUBSTRATES[plan.substrate]
+    others = SUBSTRATES.values() if command == "validate" else ()
     for name in choice.without_effect:
-        if key := _given(keys, name):
+        if (key := _given(keys, name)) and all(name in other.without_effect for other in others):
             raise UsageError(f"{key} has no effect on substrate={plan.substrate}: leave it out")
     if (key := _given(keys, "disk")) and plan.tiers[-1].name != "disk":
         raise UsageError(f"{key} has no effect without a disk tier: set tiers.disk.capacity")

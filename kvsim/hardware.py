@@ -6,6 +6,7 @@ from math import inf
 
 from kvsim.copy_rule import CopyRule
 from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
+from kvsim.noise import Noise
 
 RATES_AND_SIZES = (
     "flops_per_s",
@@ -126,6 +127,8 @@ class HardwareSpec:
     compute_curves: ComputeCurves | None = None
     copy_rule: CopyRule | None = None
     """How ``substrate=hardware`` copies pages. None: as on an H200."""
+    noise: Noise | None = None
+    """How far durations are apart. None: equal work takes equal time. Policies never know of it."""
 
     def __post_init__(self) -> None:
         for name in RATES_AND_SIZES:
