@@ -132,7 +132,7 @@ def run_job(folder: Path, command: str, trace: Trace, job: Job) -> tuple[str, di
         script = None if plan.logger.wants_page else f"../{SHARED_SCRIPT}"
         write_run(folder / name, result.record, result.outcome, shared_script=script)
         plan.logger.log(folder / name, result.record, folder.name)
-        check_verified(result.outcome)
+        check_verified(result.outcome.hardware)
         if is_named:
             index_of(folder.absolute())[result.record["config_hash"]] = name
             compute_once(folder / "bounds", plan, result.record["bounds"], trace.requests)
