@@ -4,7 +4,7 @@ Every configuration is served several times by the GPU, and simulated with the n
 validate. Three lists of configurations:
 
 drawn       twelve, drawn from a seed by a rule (validation_draw.py), so that none is chosen because it agrees; all are reported
-ranking     the first drawn one with a disk, with four eviction policies
+ranking     the first drawn one with a disk, with two write policies and two orders of the queue
 chosen      agents with two write policies and two evictions, and a conversation: long runs in which all tiers are hit
 
 Claims, of every configuration of the first and the last list:
@@ -25,7 +25,8 @@ bytes       no word of a reused page is wrong
                                                     writes only the tables
 
 What has been drawn or served is in ``--folder`` and is not repeated. Writes validation_drawn.md, .csv, .html and, where a
-Chromium is installed, .png. Exits with 1 if a claim fails, with 2 if a configuration cannot be run.
+Chromium is installed, .png; the page ends with validation_drawn_findings.md, if there is such a file. Exits with 1 if a claim
+fails, with 2 if a configuration cannot be run.
 """
 
 import argparse
@@ -48,7 +49,8 @@ from validation_tables import Part, claims, page, write_csv, write_picture  # no
 COUNT = 12
 SET_UP_S = 15
 """Seconds that a machine needs to prepare a run, roughly."""
-RANKED_EVICTIONS = ("lru", "lfu", "s3_fifo", "mru")
+PLACEMENTS, ORDERS = ("write_back", "write_through"), ("fcfs", "shortest_prefill")
+"""What is ranked: when pages are written down, and the order of the queue, which change times by much."""
 SHAPES = ["page_tokens=16", "model=llama3_8b", "prefetch=threshold"]
 CONVERSATION = [
     "trace=mooncake", "trace.limit=300", "trace.rate=0.25", "tiers.gpu.capacity=64GiB", "tiers.cpu.capacity=24GiB",
@@ -69,7 +71,7 @@ def chosen(conversation: str) -> dict[str, list[str]]:
     """Overrides of the chosen configurations, by name."""
     runs = {
         f"agents {placement} {eviction}": [*AGENTS, *SHAPES, f"placement={placement}", f"eviction={eviction}"]
-        for placement in ("write_back", "write_through")
+        for placement in PLACEMENTS
         for eviction in ("lru", "arc")
     }
     path = f"trace.path={conversation}"
@@ -77,12 +79,16 @@ def chosen(conversation: str) -> dict[str, list[str]]:
 
 
 def ranking(drawn: list[Drawn]) -> dict[str, list[str]]:
-    """Overrides of the configurations to rank: the first drawn one with a disk, with each eviction policy."""
+    """Overrides of the configurations to rank: the first drawn one with a disk, with each pair of policies."""
     first = next((one for one in drawn if any(word.startswith("tiers.disk") for word in one.overrides)), None)
     if first is None:
         return {}
-    others = [word for word in first.overrides if not word.startswith("eviction=")]
-    return {f"{first.name} {eviction}": [*others, f"eviction={eviction}"] for eviction in RANKED_EVICTIONS}
+    others = [word for word in first.overrides if not word.startswith("placement=")]
+    return {
+        f"{placement} {order}": [*others, f"placement={placement}", f"scheduling={order}"]
+        for placement in PLACEMENTS
+        for order in ORDERS
+    }
 
 
 def read_drawn(options: argparse.Namespace) -> list[Drawn]:
@@ -119,7 +125,7 @@ def texts(options: argparse.Namespace) -> dict[str, str]:
     """What the page says of each part."""
     return {
         "drawn": f"Drawn with seed {options.seed} by the rule in validation_draw.py, for runs of about {options.seconds:g} s.",
-        "ranking": "The first drawn configuration with a disk, with four eviction policies.",
+        "ranking": "The first drawn configuration with a disk, with two write policies and two orders of the queue.",
         "chosen": "Chosen by hand: runs in which all tiers are hit, and a long conversation.",
     }
 
@@ -192,7 +198,9 @@ def main(arguments: list[str] | None = None) -> int:
     made_by = f"python experiments/hardware/validation.py --parts {' '.join(options.parts)} --seed {options.seed}"
     write_csv(options.output / "validation_drawn.csv", parts)
     image = write_picture(options.output / "validation_drawn.html", parts)
-    (options.output / "validation_drawn.md").write_text("\n".join(page(parts, made_by, image)) + "\n")
+    findings = options.output / "validation_drawn_findings.md"
+    lines = [*page(parts, made_by, image), *(["", findings.read_text().rstrip()] if findings.exists() else [])]
+    (options.output / "validation_drawn.md").write_text("\n".join(lines) + "\n")
     return 0 if all(claim.holds for claim in claims(parts)) else 1
 
 

@@ -1,6 +1,7 @@
 """The tables, claims and picture of validation.py, from the records that kvsim validate has written."""
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,7 +13,8 @@ import plotly.graph_objects as go
 from kvsim.report.figure import COLOURS, GREY, SYMBOLS
 from kvsim.report.repeated_page import shown, verdict
 from kvsim.report.screenshot import take_screenshot
-from kvsim.report.spreads import distance_of_means, mean
+from kvsim.report.seeds import student_t
+from kvsim.report.spreads import deviation, mean
 from kvsim.study import Claim, claim_table, markdown
 
 Record = dict[str, Any]
@@ -86,22 +88,26 @@ def claims_of_ranking(part: Part) -> list[Claim]:
 
 
 def ranked_pairs(records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """Return, for each pair of configurations, how far the real runs and the simulations say that they are apart."""
+    """Return, for each pair of configurations, how far the real runs and the simulations say that they are apart.
+
+    Distances are natural logarithms of ratios. All configurations are taken to spread alike, relative to their size: their runs
+    are on one machine, with one workload. A pair is apart if its distance exceeds the 95 % interval of Student's t.
+    """
     values = {name: figures(record)[RANKED] for name, record in records.items()}
+    logs = {name: [math.log(value) for value in figure["hardware"]["values"]] for name, figure in values.items()}
+    freedom = sum(len(some) - 1 for some in logs.values())
+    spread = math.sqrt(sum(deviation(some) ** 2 * (len(some) - 1) for some in logs.values()) / freedom)
     pairs = []
     for one, other in combinations(values, 2):
-        real = distance_of_means(values[one]["hardware"]["values"], values[other]["hardware"]["values"])
-        simulated = mean(values[one]["simulated"]["values"]) - mean(values[other]["simulated"]["values"])
+        real = mean(logs[one]) - mean(logs[other])
+        half_width = student_t(freedom) * spread * math.sqrt(1 / len(logs[one]) + 1 / len(logs[other]))
+        simulated = math.log(mean(values[one]["simulated"]["values"]) / mean(values[other]["simulated"]["values"]))
         pairs.append(
             {
-                "pair": f"{one} : {other}",
-                "real": real.distance / values[other]["hardware"]["mean"],
-                "half_width": real.half_width / values[other]["hardware"]["mean"],
-                "simulated": simulated / values[other]["simulated"]["mean"],
-                "is_apart": real.is_off,
-                "agrees": simulated * real.distance > 0,
+                "pair": f"{one} : {other}", "real": real, "half_width": half_width, "simulated": simulated,
+                "is_apart": abs(real) > half_width, "agrees": simulated * real > 0,
             }
-        )
+        )  # fmt: skip
     return pairs
 
 
@@ -162,12 +168,13 @@ def ranking_table(part: Part) -> list[str]:
     """Return the table of pairs."""
     rows = [
         (
-            pair["pair"], f"{pair['real']:+.1%} ± {pair['half_width']:.1%}", f"{pair['simulated']:+.1%}",
+            pair["pair"], *(f"{math.expm1(pair[key]):+.1%}" for key in ("real", "simulated")),
+            f"{math.expm1(pair['half_width']):.1%}",
             ("the same order" if pair["agrees"] else "**another order**") if pair["is_apart"] else "not told apart",
         )
         for pair in ranked_pairs(part.records)
     ]  # fmt: skip
-    return ["", *markdown((f"{RANKED} of one relative to the other", "measured", "simulated", ""), rows)]
+    return ["", *markdown((f"{RANKED} of one relative to the other", "measured", "simulated", "told apart from", ""), rows)]
 
 
 def settings_rows(part: Part) -> list[tuple[str, str]]:

@@ -47,17 +47,17 @@ def lines(record: RunRecord) -> list[str]:
 
 
 def figure_table(record: RunRecord) -> Table:
-    """Return the figures with their spreads (mean ± standard deviation), distance, 95 % interval and verdict."""
+    """Return the figures with their spreads (mean ± standard deviation), distance with its 95 % interval, and verdict."""
     rows = [_row(figure) for figure in record["figures"]]
-    return Table("Figures", ("", "simulated", "hardware", "distance", "95% interval", "verdict"), rows)
+    return Table("Figures (± standard deviation)", ("", "simulated", "hardware", "distance ± 95%", "verdict"), rows)
 
 
 def _row(figure: Mapping[str, Any]) -> tuple[str, ...]:
     scale, unit = SCALES[figure["unit"]]
     sides = [figure["simulated"], figure["hardware"]]
     spreads = [f"{side['mean'] * scale:.4g} ± {side['deviation'] * scale:.2g}" for side in sides]
-    distances = [shown(figure, figure[key]) for key in ("distance", "low", "high")]
-    return (figure["name"] + unit, *spreads, distances[0], f"{distances[1]} to {distances[2]}", verdict(figure))
+    half_width = shown(figure, (figure["high"] - figure["low"]) / 2).removeprefix("+")
+    return (figure["name"] + unit, *spreads, f"{shown(figure, figure['distance'])} ± {half_width}", verdict(figure))
 
 
 def shown(figure: Mapping[str, Any], distance: float) -> str:

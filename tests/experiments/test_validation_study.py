@@ -15,6 +15,7 @@ import kvsim
 from kvsim.report.recording import Recording
 from kvsim.report.repeated import compare_repeated
 from kvsim.report.result import RunRecord, to_json
+from kvsim.report.seeds import student_t
 from kvsim.report.validation import Tolerances
 from tests.report.test_repeated import SIMULATED, measured, times
 from tests.workloads import conversations, write_trace
@@ -159,7 +160,9 @@ def test_policies_that_real_runs_tell_apart_keep_their_order(study: ModuleType) 
     assert len(failing(study, part(study, "ranking", ranked((5, 6), (5.1, 6), (5.2, 6))))) == 1, "none are"
     assert len(failing(study, part(study, "ranking", ranked((5, 6)), "policy 2"))) == 1
     pairs = sys.modules["validation_tables"].ranked_pairs(ranked((5, 6), (7, 7.5)))
-    assert pairs[0]["simulated"] == pytest.approx(-2 / 7) and pairs[0]["real"] == pytest.approx(-1.5 / 7.5)
+    assert pairs[0]["simulated"] == pytest.approx(np.log(5 / 7)) and pairs[0]["real"] == pytest.approx(np.log(6 / 7.5), abs=1e-3)
+    spread = np.sqrt(np.mean([np.var(np.log(real + np.array([-0.1, 0, 0.1])), ddof=1) for real in (6, 7.5)]))
+    assert pairs[0]["half_width"] == pytest.approx(student_t(4) * spread * np.sqrt(2 / 3))
 
 
 Serve = Callable[[list[str]], int]
@@ -189,7 +192,7 @@ def drawn_before(study: ModuleType, folder: Path) -> list[str]:
         "overrides": ["trace=synthetic", "eviction=arc"],
         "refused": 0,
     }
-    other = one | {"name": "drawn-02", "overrides": ["trace=synthetic", "tiers.disk.capacity=9pages", "eviction=arc"]}
+    other = one | {"name": "drawn-02", "overrides": ["trace=synthetic", "tiers.disk.capacity=9pages", "placement=exclusive"]}
     rule = {"seed": 1, "count": 2, "seconds": 15.0}
     (folder / "drawn.json").write_text(json.dumps({"rule": rule, "drawn": [one, other]}))
     return ["--count", "2", "--folder", str(folder), "--output", str(folder / "tables")]
@@ -206,9 +209,11 @@ def test_what_has_been_served_is_not_served_again(study: ModuleType, tmp_path: P
     )
     assert study.main([*options, "--parts", "drawn"]) == 0 and len(called) == 2
     assert study.main([*options]) == 1 and len(called) == 6, "the ranking: four policies on the draw with a disk"
-    assert [word for words in called[2:] for word in words if word.startswith("eviction")] == [
-        "eviction=lru", "eviction=lfu", "eviction=s3_fifo", "eviction=mru",
-    ]  # fmt: skip
+    assert [words[3:5] for words in called[2:]] == [
+        [f"placement={placement}", f"scheduling={order}"]
+        for placement in ("write_back", "write_through")
+        for order in ("fcfs", "shortest_prefill")
+    ]
     page = (tmp_path / "runs" / "tables" / "validation_drawn.md").read_text()
     assert "| drawn-01 | 4 | 100 ± 0; 100 ± 0 |" in page and "not told apart" in page and "`eviction=arc`" in page
     rows = (tmp_path / "runs" / "tables" / "validation_drawn.csv").read_text().splitlines()
