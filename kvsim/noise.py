@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+from kvsim.numbers import Real, Whole, check_number, check_settings, shown
+
+MOST_FACTOR = 1e6
+"""The largest factor of a duration."""
+
 
 @dataclass(kw_only=True)
 class Variation:
@@ -20,20 +25,17 @@ class Variation:
     """Rows of [probability, factor]: quantiles of the factor of each duration, from probability 0 to 1, linear in between."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.run < 1:
-            raise ValueError(f"run must be at least 0 and below 1, not {self.run}")
-        if not 0 <= self.correlation < 1:
-            raise ValueError(f"correlation must be at least 0 and below 1, not {self.correlation}")
+        check_settings(self, Real(least=0, below=1), "run", "correlation")
         form = "each must be rows of [probability, factor]"
-        if not all(isinstance(row, list) and len(row) == 2 and all(map(_is_number, row)) for row in self.each):
-            raise ValueError(f"{form}, not {self.each}")
+        if not all(isinstance(row, list) and len(row) == 2 and all(map(Real().holds, row)) for row in self.each):
+            raise ValueError(f"{form}, not {shown(self.each)}")
         probabilities, factors = [row[0] for row in self.each], [row[1] for row in self.each]
         if len(self.each) < 2 or probabilities[0] != 0 or probabilities[-1] != 1:
-            raise ValueError(f"{form} whose probabilities begin with 0 and end with 1, not {probabilities}")
+            raise ValueError(f"{form} whose probabilities begin with 0 and end with 1, not {shown(probabilities)}")
         if probabilities != sorted(set(probabilities)) or factors != sorted(factors):
-            raise ValueError(f"{form} in ascending order, no probability twice, not {self.each}")
-        if not 0 < factors[0] <= factors[-1] < float("inf"):
-            raise ValueError(f"{form} with factors above 0, not {factors[0]}")
+            raise ValueError(f"{form} in ascending order, no probability twice, not {shown(self.each)}")
+        for factor in factors:
+            check_number("each", Real(above=0, most=MOST_FACTOR), factor, hint="a factor of a duration")
 
 
 @dataclass(kw_only=True)
@@ -59,9 +61,4 @@ class Noise:
     """Tells runs apart that have all other settings in common, such as those that ``kvsim validate`` simulates."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        check_settings(self, Whole(), "seed")

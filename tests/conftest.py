@@ -5,6 +5,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "the same examples",
+    derandomize="KVSIM_NEW_SEEDS" not in os.environ,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("the same examples")
 
 HAS_GPU = Path("/dev/nvidia0").exists()
 if not HAS_GPU:

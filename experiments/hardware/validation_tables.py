@@ -183,7 +183,7 @@ def settings_rows(part: Part) -> list[tuple[str, str]]:
 
 def write_csv(path: Path, parts: Sequence[Part]) -> None:
     """Write all figures: values of all runs, distance, interval, verdict."""
-    columns = ("distance", "low", "high", "error", "is_off", "tolerance", "holds")
+    columns = ("distance", "low", "high", "is_off", "tolerance", "holds")
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("part", "configuration", "figure", "unit", "measured", "simulated", *columns))

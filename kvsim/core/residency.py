@@ -73,7 +73,7 @@ class Residency:
         self.now = -inf
         """Time of the last use of the cache, in seconds."""
         self.version = 0
-        """Changes whenever a copy comes or goes: what requests can reuse is the same as long as it is."""
+        """Changes when a copy comes or goes and when a load begins or fails: until then, requests can reuse the same pages."""
         self.on_leave: Callable[[Node, Tier], None] | None = None
         """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
         for tier in tiers:

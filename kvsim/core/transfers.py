@@ -409,6 +409,7 @@ class Transfers:
 
     def start(self, transfer: Transfer) -> Transfer:
         """Register an upward transfer of nodes on one path; their incoming copies in the target must exist."""
+        self.residency.version += 1
         for node in transfer.nodes:
             node.transfers += (transfer,)
         last = transfer.nodes[-1]
@@ -511,6 +512,7 @@ class Transfers:
         dropped, and so is a source copy that was leaving.
         """
         residency = self.residency
+        residency.version += 1
         transfer.nodes.remove(node)
         node.transfers = tuple([other for other in node.transfers if other is not transfer])
         target, source = transfer.target, transfer.source

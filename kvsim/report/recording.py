@@ -1,6 +1,5 @@
 """A run as a validation compares it: its record and its requests, just made or read from its folder."""
 
-import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,8 @@ from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.report.folder import request_lines
 from kvsim.report.frame import columns_of
+from kvsim.report.records import Damaged, read_requests, read_result
 from kvsim.report.result import RunRecord
-from kvsim.report.runs import read_runs
 
 HITS = ("hit_pages_gpu", "hit_pages_cpu", "hit_pages_disk")
 PROMPT = ("prompt_pages", "prompt_tokens", "output_tokens")
@@ -71,18 +70,12 @@ def recorded(name: str, record: RunRecord, outcome: Outcome) -> Recording:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read a run from its folder. Raises UsageError for a folder without a complete run."""
-    (run,) = read_runs([folder])
-    assert run.result is not None
-    path = folder / "requests.csv.gz"
-    try:
-        with gzip.open(path, "rt", newline="") as lines:
-            columns = columns_of(lines)
-    except (OSError, EOFError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; leave the run's folder out or repeat the run") from error
+    """Read a run from its folder. Raises Damaged for a folder without a complete run."""
+    record = read_result(folder)
+    columns = read_requests(folder, record)
     if missing := [name for name in (*PROMPT, *HITS, "status", "ttft_s", "tpot_s") if name not in columns]:
-        raise UsageError(f"{path}: the column {missing[0]} is missing: repeat the run with this version of kvsim")
-    return Recording(name=str(folder), record=run.result, columns=columns)
+        raise Damaged(f"{folder / 'requests.csv.gz'}: the column {missing[0]} is missing: repeat the run")
+    return Recording(name=str(folder), record=record, columns=columns)
 
 
 def read_measured(folders: list[str]) -> list[Recording]:

@@ -1,7 +1,8 @@
 """Compares repeated simulations with repeated real runs: how far apart they are, in view of the spread within each."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,17 @@ IDENTICAL, BY_REQUEST = "identical hits", "ttft by request"
 """The two figures of pairs of runs."""
 BY_CHANCE = 0.05
 """Share of the figures that a perfect simulation would have off."""
+
+
+class Interval(NamedTuple):
+    """How far simulations exceed real runs, with the ends of the 95 % interval: absolute for shares, else relative.
+
+    None if the real runs have 0, and the simulations have not.
+    """
+
+    distance: float | None
+    low: float | None
+    high: float | None
 
 
 def compare_repeated(
@@ -76,9 +88,25 @@ def _of_runs(simulated: Sequence[Recording], measured: Sequence[Recording], tole
         values = [[table[name][1] for table in tables_of] for tables_of in tables]
         known = [[value for value in some if value is not None] for some in values]
         if [len(some) for some in known] == [len(some) for some in values]:
-            distance = distance_of_means(*known)
-            figures.append(_figure(name, unit, known, distance, distance.is_off, _tolerance(name, tolerances)))
+            figures.append(_figure(name, unit, known, *_interval(unit, known), _tolerance(name, tolerances)))
     return figures
+
+
+def _interval(unit: str, values: Sequence[Sequence[float]]) -> tuple[Interval, bool]:
+    """Return the distance of two samples with its interval, and whether it is off.
+
+    Shares are subtracted. Anything else is compared by the ratio of geometric means, less 1: durations vary by factors. Where
+    some are 0, it is the difference relative to the mean of the real runs, if that is not 0.
+    """
+    if unit != "share" and min(map(min, values)) > 0:
+        logs = distance_of_means(*([math.log(value) for value in some] for some in values))
+        return Interval(*map(math.expm1, (logs.distance, logs.low, logs.high))), logs.is_off
+    found, real = distance_of_means(*values), mean(values[1])
+    scale = 1.0 if unit == "share" else real
+    ends = (found.distance, found.low, found.high)
+    if not scale:
+        return Interval(*([None] * 3 if found.distance else [0.0] * 3)), found.is_off
+    return Interval(*(end / scale for end in ends)), found.is_off
 
 
 def _of_pairs(simulated: Sequence[Recording], measured: Sequence[Recording], tolerances: Tolerances) -> list[dict[str, Any]]:
@@ -87,12 +115,16 @@ def _of_pairs(simulated: Sequence[Recording], measured: Sequence[Recording], tol
     same = lambda one, other: _identical(runs[one], runs[other])  # noqa: E731
     apart = lambda one, other: _apart(runs[one], runs[other])  # noqa: E731
     distance, values = distance_of_pairs(same, len(simulated), len(measured))
-    found = [_figure(IDENTICAL, "share", values, distance, distance.high < 0, tolerances.identical)]
+    found = [_figure(IDENTICAL, "share", values, _ends(distance), distance.high < 0, tolerances.identical)]
     found[0]["holds"] = not found[0]["is_off"] or mean(values[0]) >= tolerances.identical
     if runs[0].served.any() and not np.isnan(runs[0].ttft_s[runs[0].served]).all():
         distance, values = distance_of_pairs(apart, len(simulated), len(measured))
-        found.append(_figure(BY_REQUEST, "share", values, distance, distance.low > 0, None))
+        found.append(_figure(BY_REQUEST, "share", values, _ends(distance), distance.low > 0, None))
     return found
+
+
+def _ends(distance: Distance) -> Interval:
+    return Interval(distance.distance, distance.low, distance.high)
 
 
 def _identical(one: Recording, other: Recording) -> float:
@@ -102,10 +134,10 @@ def _identical(one: Recording, other: Recording) -> float:
 
 
 def _apart(one: Recording, other: Recording) -> float:
-    """Return the median factor, less 1, by which the times to first token of a request differ."""
+    """Return the median by which the natural logarithms of the times to first token of a request differ."""
     times = [run.ttft_s[run.served] for run in (one, other)]
     is_known = (times[0] > 0) & (times[1] > 0)
-    return float(np.expm1(np.median(np.abs(np.log(times[0][is_known] / times[1][is_known]))))) if is_known.any() else 0.0
+    return float(np.median(np.abs(np.log(times[0][is_known] / times[1][is_known])))) if is_known.any() else 0.0
 
 
 def _links(*runs: Sequence[Recording]) -> list[str]:
@@ -134,29 +166,21 @@ def _tolerance(name: str, tolerances: Tolerances) -> float | None:
 
 
 def _figure(
-    name: str, unit: str, values: Sequence[Sequence[float]], distance: Distance, is_off: bool, tolerance: float | None
+    name: str, unit: str, values: Sequence[Sequence[float]], interval: Interval, is_off: bool, tolerance: float | None
 ) -> dict[str, Any]:
-    """Return a figure: the spread of both samples, their distance, and the verdict. Only what is off can fail.
-
-    Shares are compared absolutely, anything else relative to the mean of the real runs.
-    """
+    """Return a figure: the spread of both samples, their distance, and the verdict. Only what is off can fail."""
     spreads = [
         {"values": list(some), "mean": mean(some), "deviation": deviation(some), "least": min(some), "most": max(some)}
         for some in values
     ]
-    real = mean(values[1])
-    error = distance.distance / real if real else (None if distance.distance else 0.0)
-    compared = distance.distance if unit == "share" else error
+    is_small = tolerance is None or (interval.distance is not None and abs(interval.distance) <= tolerance)
     return {
         "name": name,
         "unit": unit,
         "simulated": spreads[0],
         "hardware": spreads[1],
-        "distance": distance.distance,
-        "low": distance.low,
-        "high": distance.high,
-        "error": error,
+        **interval._asdict(),
         "is_off": is_off,
         "tolerance": tolerance,
-        "holds": not is_off or tolerance is None or (compared is not None and abs(compared) <= tolerance),
+        "holds": not is_off or is_small,
     }

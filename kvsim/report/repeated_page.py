@@ -14,7 +14,7 @@ from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
 from kvsim.report.validation import device_name, scatter
 
-SCALES = {"share": (100.0, " %"), "s": (1.0, " s"), "bytes": (1e-9, " GB")}
+SCALES = {"share": (100.0, " %"), "s": (1000.0, " ms"), "bytes": (1e-9, " GB")}
 """What values are multiplied by, and the unit they then have."""
 
 
@@ -47,25 +47,26 @@ def lines(record: RunRecord) -> list[str]:
 
 
 def figure_table(record: RunRecord) -> Table:
-    """Return the figures with their spreads (mean ± standard deviation), distance with its 95 % interval, and verdict."""
+    """Return the figures with their spreads (mean ± standard deviation), distance, 95 % interval and verdict."""
     rows = [_row(figure) for figure in record["figures"]]
-    return Table("Figures (± standard deviation)", ("", "simulated", "hardware", "distance ± 95%", "verdict"), rows)
+    return Table(
+        "Figures (mean ± standard deviation)", ("", "simulated", "hardware", "distance", "95% interval", "verdict"), rows
+    )
 
 
 def _row(figure: Mapping[str, Any]) -> tuple[str, ...]:
     scale, unit = SCALES[figure["unit"]]
     sides = [figure["simulated"], figure["hardware"]]
     spreads = [f"{side['mean'] * scale:.4g} ± {side['deviation'] * scale:.2g}" for side in sides]
-    half_width = shown(figure, (figure["high"] - figure["low"]) / 2).removeprefix("+")
-    return (figure["name"] + unit, *spreads, f"{shown(figure, figure['distance'])} ± {half_width}", verdict(figure))
+    distance, low, high = (shown(figure, figure[key]) for key in ("distance", "low", "high"))
+    return (figure["name"] + unit, *spreads, distance, f"{low} to {high}", verdict(figure))
 
 
-def shown(figure: Mapping[str, Any], distance: float) -> str:
+def shown(figure: Mapping[str, Any], distance: float | None) -> str:
     """Return a distance in points for shares, relative to the real runs for anything else."""
-    if figure["unit"] == "share":
-        return f"{100 * distance:+.2f}"
-    real = figure["hardware"]["mean"]
-    return f"{distance / real:+.1%}" if real else ("+0.0%" if not distance else "-")
+    if distance is None:
+        return "-"
+    return f"{100 * distance:+.2f}" if figure["unit"] == "share" else f"{distance:+.1%}"
 
 
 def verdict(figure: Mapping[str, Any]) -> str:

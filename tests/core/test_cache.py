@@ -199,6 +199,16 @@ def test_pages_that_a_load_fails_to_bring_are_computed_in_its_slots() -> None:
     assert cache.on("gpu") == "abc" and cache.gpu.pool.free == 0
 
 
+def test_a_load_that_fails_changes_the_version_because_nobody_can_take_part_in_it_any_more() -> None:
+    cache = lower_only("abc")
+    lease = cache.admitted("abc")
+    load = only(cache.load(lease, now(cache)).transfers)
+    found, version = cache.cached_pages(lease.request, cache.gpu), cache.version
+    cache.move(cache.abort(load, 0, now(cache)))
+    assert (found, cache.cached_pages(lease.request, cache.gpu)) == ((3, 0), (0, 0))
+    assert cache.version != version
+
+
 def test_pages_from_disk_pass_through_the_cpu_tier() -> None:
     cache = lower_only("abc", cpu=3, disk=9)
     cache.use("+++")

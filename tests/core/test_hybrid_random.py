@@ -10,7 +10,7 @@ from typing import Any
 import hydra
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.build import build_run
@@ -48,7 +48,7 @@ from tests.test_presets import CONF
 from tests.workloads import pages_of
 
 RUNS = 100
-SETTINGS = settings(max_examples=RUNS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=RUNS)
 CHECKPOINTS = [EveryPage, Last, Branch, Retention, partial(Interval, tokens=2), partial(Last, max_states_per_path=1)]
 PLACEMENTS = [
     WriteThrough,
@@ -274,7 +274,7 @@ def test_no_order_of_events_breaks_an_invariant(cache: SmallHybrid, data: st.Dat
 # --- hits against a slow model -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 @given(
     words=st.lists(st.text("ab", min_size=1, max_size=9), max_size=30),
     make=st.sampled_from(

@@ -2,7 +2,7 @@
 
 Tiers of a few pages, so that there is never enough room. Beside the cache's own ``check`` after every step, the machine
 moves bytes: it writes a page's id into the slots in which it is computed, copies slots as transfers do, and compares what
-lies in the slots of every usable page with the page's id. KVSIM_MACHINE_STEPS=20000 runs as many steps, with new seeds.
+lies in the slots of every usable page with the page's id. KVSIM_MACHINE_STEPS=20000 runs as many steps.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
@@ -68,8 +68,7 @@ PLACEMENTS: list[Callable[[], Any]] = [
     partial(CostAware, margin=0.1),
 ]
 STEPS_AT_ONCE = 100
-DEFAULT_STEPS = 3_000
-STEPS = int(os.environ.get("KVSIM_MACHINE_STEPS", DEFAULT_STEPS))
+STEPS = int(os.environ.get("KVSIM_MACHINE_STEPS", 3_000))
 
 MOST_REQUESTS = 4
 PICK = st.integers(0, 1_000)
@@ -646,9 +645,5 @@ def test_no_order_of_events_breaks_an_invariant(request: pytest.FixtureRequest) 
         settings=settings(
             max_examples=STEPS // STEPS_AT_ONCE,
             stateful_step_count=STEPS_AT_ONCE,
-            derandomize=STEPS == DEFAULT_STEPS,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -355,7 +355,7 @@ SMALL_CPU = ((2, 7), (1, 5), (8, 30))
 
 def examples(times: int) -> settings:
     """Always the same ones. A failure is shown at its smallest, which can take a minute."""
-    return settings(max_examples=times * EXAMPLES, deadline=None, derandomize=True, database=None, report_multiple_bugs=False)
+    return settings(max_examples=times * EXAMPLES, report_multiple_bugs=False)
 
 
 # --- any workload, any setting ---------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_a_disk_behind_a_small_cpu_tier_does_what_the_model_does(replay: tuple[W
 
 
 @given(replay=replays(tiers=3), has_cpu=st.booleans())
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+@settings(max_examples=EXAMPLES)
 def test_a_disk_below_the_gpu_does_what_the_model_does(replay: tuple[list[Request], Setting], has_cpu: bool) -> None:
     requests, setting = replay
     capacities = [capacity if has_cpu or at != 1 else 0 for at, capacity in enumerate(setting.capacities)]

@@ -34,7 +34,7 @@ def paths(draw: st.DrawFn) -> list[Run]:
     return path
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_it_is_an_ordered_dict_of_pages(data: st.DataObject) -> None:
     runs, plain = RunOrder(), OrderedDict[int, int]()

@@ -1,13 +1,12 @@
 """A cluster step by step, in any order: a Hypothesis state machine that hunts for a moment at which an invariant does not hold.
 
 Requests arrive, time passes event by event, engines fail and come back, the cache is reset. Every cache is recounted after
-every step, and nothing is left at the end. KVSIM_MACHINE_STEPS=20000 makes as many steps, with new seeds.
+every step, and nothing is left at the end. KVSIM_MACHINE_STEPS=20000 makes as many steps.
 """
 
 from math import inf
 from typing import Any
 
-from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
@@ -19,7 +18,7 @@ from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.s3_fifo import S3FIFO
 from kvsim.policies.routing.round_robin import RoundRobin
-from tests.core.test_machine import DEFAULT_STEPS, STEPS
+from tests.core.test_machine import STEPS
 from tests.engine.small import PAGE_TOKENS
 from tests.engine.small_cluster import small_cluster
 from tests.engine.test_cluster_random import machines, prefetches
@@ -159,9 +158,5 @@ def test_no_order_of_events_breaks_a_cluster() -> None:
         settings=hypothesis_settings(
             max_examples=max(1, STEPS // STEPS_AT_ONCE),
             stateful_step_count=STEPS_AT_ONCE,
-            derandomize=STEPS == DEFAULT_STEPS,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
         ),
     )

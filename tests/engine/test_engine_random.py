@@ -1,6 +1,6 @@
 """Any requests on tiers of a few pages: all end, nothing leaks, bytes add up, and the cache is right after every transfer.
 
-KVSIM_ENGINE_RUNS=5000 makes as many runs, with new seeds.
+KVSIM_ENGINE_RUNS=5000 makes as many runs.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from kvsim.engine.outcome import FINISHED, Outcome
@@ -25,11 +25,8 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from tests.engine.small import HARDWARE, PAGE_BYTES, Ask, SmallEngine, ask, bytes_moved, same_outcome, small_engine
 
-DEFAULT_RUNS = 100
-RUNS = int(os.environ.get("KVSIM_ENGINE_RUNS", DEFAULT_RUNS))
-SETTINGS = settings(
-    max_examples=RUNS, deadline=None, derandomize=RUNS == DEFAULT_RUNS, database=None, suppress_health_check=list(HealthCheck)
-)
+RUNS = int(os.environ.get("KVSIM_ENGINE_RUNS", 100))
+SETTINGS = settings(max_examples=RUNS)
 
 PLACEMENTS = st.sampled_from(
     [

@@ -112,7 +112,7 @@ def test_hits_are_the_same_at_any_page_size(tmp_path: Path, long_requests: list[
     prefetches=st.booleans(),
     rules=st.builds(Rules, recompute_last_token=st.booleans()),
 )
-@settings(max_examples=2 * EXAMPLES, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 def test_hits_and_counts_stay_right(
     requests: list[Request], capacities: tuple[int, ...], eviction: type, placement: type, in_flight: int, hold_output: bool,
     prefetches: bool, rules: Rules,

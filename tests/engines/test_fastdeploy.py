@@ -475,7 +475,7 @@ def test_random_traces_hit_as_in_the_slow_model(tiers: int, hold_output: bool) -
         assert mine == list(slow.play(requests, in_flight=in_flight, hold_output=hold_output)), seed
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(branching_requests(), st.integers(1, 16), st.integers(0, 12), st.booleans(), st.integers(1, 4))
 def test_branching_prompts_hit_as_in_the_slow_model(
     requests: list[Request], gpu: int, spare: int, has_cpu: bool, in_flight: int

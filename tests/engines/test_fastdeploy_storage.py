@@ -182,7 +182,7 @@ def test_random_traces_hit_as_in_the_slow_model(has_cpu: bool, hold_output: bool
     assert hits[0] > 0 and hits[2] > 0 and bool(hits[1]) == has_cpu
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(branching_requests(), st.integers(1, 16), st.integers(0, 12), st.booleans(), st.integers(1, 4), st.integers(1, 20))
 def test_branching_prompts_hit_as_in_the_slow_model(
     requests: list[Request], gpu: int, spare: int, has_cpu: bool, in_flight: int, storage: int

@@ -122,7 +122,7 @@ LETTERS = st.tuples(st.text("ab", min_size=1, max_size=4), st.text("ab", max_siz
 
 
 @given(words=st.lists(LETTERS, min_size=1, max_size=20), capacity=st.integers(8, 14))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_with_answers_lru_hits_no_more(words: list[tuple[str, str]], capacity: int) -> None:
     requests = with_answers(words)
     bound = play_answers(requests, "belady", capacity).hit_pages.sum()
@@ -161,7 +161,6 @@ def page_by_page(requests: list[Request], capacity: int, recompute: bool) -> lis
 
 
 @given(requests=branching_requests(), capacity=st.integers(1, 12), recompute=st.booleans())
-@settings(deadline=None)
 def test_counting_by_next_use_hits_what_a_set_of_pages_hits(requests: list[Request], capacity: int, recompute: bool) -> None:
     outcome = play(requests, capacity, recompute=recompute)
     assert outcome.hit_pages[:, 0].tolist() == page_by_page(requests, capacity, recompute)
@@ -184,13 +183,13 @@ def best_of_all(words: list[str], capacity: int) -> int:
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=2), min_size=1, max_size=7), st.integers(2, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nothing_that_could_be_kept_hits_more(words: list[str], capacity: int) -> None:
     assert sum(hits(words, capacity)) == best_of_all(words, capacity)
 
 
 @given(requests=branching_requests(), capacity=st.integers(6, 12), recompute=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_several_tiers_are_bounded_by_one_of_their_sum(requests: list[Request], capacity: int, recompute: bool) -> None:
     """Requests that the GPU rejects are rejected; the others hit as in one tier of three times the pages."""
     three = play(requests, capacity, recompute=recompute, tiers=3)

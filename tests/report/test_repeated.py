@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -14,6 +15,7 @@ from kvsim.report.folder import write_run
 from kvsim.report.recording import Recording, read_measured, read_recording, recorded
 from kvsim.report.repeated_page import print_repeated, render_repeated, repeated_failures
 from kvsim.report.result import RunRecord
+from kvsim.report.spreads import distance_of_means
 from kvsim.report.validation import write_validation
 from tests.report.fake_machine import FOUND, figures, play, real, validated
 from tests.report.test_html import Page
@@ -40,10 +42,13 @@ SIMULATED = [run(times(first)) for first in (9.0, 10.0, 11.0)]
 
 
 def test_within_the_spread_tolerances_do_not_count() -> None:
-    """Medians 10, 11, 12 against 11, 13: 9 % apart, and half an interval is student_t(3) * sqrt(4/3 * 5/6) = 3.4."""
+    """Medians 10, 11, 12 against 11, 13: 8 % apart."""
     record = validated(SIMULATED, [measured(times(10.0)), measured(times(12.0))])
     median = figures(record)["ttft_p50"]
-    assert (median["simulated"]["mean"], median["hardware"]["mean"], median["distance"]) == (11, 12, -1)
+    logs = distance_of_means(*(np.log(values).tolist() for values in ([10, 11, 12], [11, 13])))
+    assert (median["simulated"]["mean"], median["hardware"]["mean"]) == (11, 12)
+    assert median["distance"] == pytest.approx((10 * 11 * 12) ** (1 / 3) / (11 * 13) ** 0.5 - 1)
+    assert (median["low"], median["high"]) == pytest.approx((np.expm1(logs.low), np.expm1(logs.high)))
     assert (median["simulated"]["deviation"], median["hardware"]["least"], median["hardware"]["most"]) == (1, 11, 13)
     assert (median["is_off"], median["tolerance"], median["holds"]) == (False, 0.05, True)
     assert record["off"] == 0 and record["holds"] and repeated_failures(record) == ""
@@ -60,6 +65,16 @@ def test_what_is_off_must_be_within_its_tolerance() -> None:
     assert "link_bytes cpu-gpu is off by -9.1% (tolerance 0.01)" in repeated_failures(record) and not record["holds"]
     wide = validated(SIMULATED, [measured(times(110.0), n_bytes=1100)] * 2, ttft_p50=1, ttft_p99=1, link_bytes=0.1)
     assert wide["holds"] and wide["off"] == 5
+
+
+def test_a_link_that_only_the_simulations_use_is_off() -> None:
+    record = validated(SIMULATED, [measured(times(10.0), n_bytes=0)] * 2)
+    found = figures(record)["link_bytes cpu-gpu"]
+    assert (found["distance"], found["is_off"], found["holds"]) == (None, True, False)
+    assert "link_bytes cpu-gpu is off by - (tolerance 0.01)" in repeated_failures(record)
+    used_once = validated(SIMULATED, [measured(times(10.0), n_bytes=n_bytes) for n_bytes in (0, 1000, 2000)])
+    found = figures(used_once)["link_bytes cpu-gpu"]
+    assert (found["distance"], found["is_off"]) == (0, False) and found["low"] == -found["high"] < 0
 
 
 def test_hits_are_compared_with_how_much_real_runs_agree() -> None:
@@ -92,7 +107,7 @@ def test_the_record_and_the_page_say_what_was_compared(tmp_path: Path, capsys: p
     shown = capsys.readouterr().out
     assert "3 simulations and 2 runs on an NVIDIA H200; 18 reused pages verified." in shown
     assert "4 of 13 figures are off; chance alone would put about 1 there." in shown
-    assert "distance ± 95%" in shown and "off, FAILS" in shown
+    assert "95% interval" in shown and "off, FAILS" in shown
     assert max(len(line) for line in shown.splitlines()) <= 100
 
 
@@ -132,12 +147,10 @@ def test_recorded_runs_are_found_in_and_below_folders(tmp_path: Path) -> None:
         read_measured([str(tmp_path / "nowhere")])
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"), [(gzip.compress(b"request\n0\n"), "prompt_pages is missing"), (b"x", "cannot be read")]
-)
-def test_a_broken_recording_is_named(content: bytes, problem: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "problem"), [("request\n0\n1\n2\n3\n", "prompt_pages is missing"), ("", "not the requests")])
+def test_a_broken_recording_is_named(text: str, problem: str, tmp_path: Path) -> None:
     write_run(tmp_path, measured(times(1.0)).record, played(HITS, times(1.0), 1000, substrate="hardware"))
-    (tmp_path / "requests.csv.gz").write_bytes(content)
+    (tmp_path / "requests.csv.gz").write_bytes(gzip.compress(text.encode()))
     with pytest.raises(UsageError, match=problem):
         read_recording(tmp_path)
 
@@ -147,7 +160,7 @@ def test_a_machine_that_is_as_described_is_within_its_spread_and_a_slower_one_is
     same = validated(simulated, [real(100 + seed) for seed in range(3)])
     assert same["off"] <= 2 and not figures(same)["tpot_p50"]["is_off"]
     other = figures(validated(simulated, [real(100 + seed, step_overhead_s=2e-3) for seed in range(3)]))
-    assert other["tpot_p50"]["is_off"] and other["tpot_p50"]["error"] < -0.1
+    assert other["tpot_p50"]["is_off"] and other["tpot_p50"]["distance"] < -0.1
 
 
 def test_equal_noise_gives_equal_runs_and_no_noise_the_run_of_the_medians() -> None:

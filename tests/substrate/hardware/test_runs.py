@@ -23,6 +23,7 @@ from tests.engine.small import ask, make_requests  # noqa: E402
 from tests.substrate.hardware.small import PAGE_BYTES, PAGE_TOKENS, SMALL, in_turn, plan, serve, tiers  # noqa: E402
 
 STORY = ("abcd", "abcx", "klmn", "abcdef", "pq", "klmno", "abcx")
+HITS = ("identical hits", "hit_rate gpu")
 EAGER = ("prefetch=threshold", "prefetch.min_tokens=1", "prefetch.load_min_tokens=0", "prefetch.in_flight_fraction=1.0")
 
 
@@ -294,9 +295,7 @@ def test_repeated_real_runs_are_recorded_and_compared_again_without_hardware(tra
     assert "1 simulation and 2 runs on a CPU" in shown.out and "no measured noise" in shown.out
     assert "the simulation is outside its tolerances: ttft_p50 is off by -" in shown.err
     record = json.loads(Path("run/validate.json").read_text())
-    assert [figure["is_off"] for figure in record["figures"] if figure["name"] in ("identical hits", "hit_rate gpu")] == [
-        False
-    ] * 2
+    assert [figure["is_off"] for figure in record["figures"] if figure["name"] in HITS] == [False, False]
     assert [json.loads(Path(f"run/hardware/{number}/result.json").read_text())["requests"] for number in (1, 2)] == [2, 2]
     assert main(words) == 2
     assert "run/hardware/1 is a real run of another validation" in capsys.readouterr().err
@@ -315,7 +314,7 @@ def test_repeated_real_runs_are_recorded_and_compared_again_without_hardware(tra
     [
         ([], "hardware: set hardware=NAME"),
         (["hardware=h200", "substrate=hardware"], "substrate has no effect on kvsim validate"),
-        (["hardware=h200", "validate.identical=2"], "validate.identical must be at most 1"),
+        (["hardware=h200", "validate.identical=2"], "validate.identical must be from 0 to 1"),
         (["hardware=h200", "validate.runs=0"], "validate.runs must be at least 1"),
         (["hardware=h200", "validate.simulations=1"], "validate.simulations must be at least 2"),
         (["hardware=h200", "validate.simulations=9"], "validate.simulations has no effect with a single real run"),

@@ -109,7 +109,7 @@ def slowly(roof: Roofline, work: Work, steps: int) -> float:
     return sum(roof.leap_s(Work(decode_requests=work.decode_requests, decode_context_tokens=tokens), 1) for tokens in contexts)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(work=WORK, steps=st.integers(1, 200), flops_per_s=RATES, bytes_per_s=RATES, overhead_s=st.sampled_from([0.0, 0.1, 10.0]))
 def test_a_leap_is_the_sum_of_its_steps(
     work: Work, steps: int, flops_per_s: float, bytes_per_s: float, overhead_s: float
@@ -126,7 +126,7 @@ def test_a_leap_may_pass_from_one_side_of_the_roofline_to_the_other(bytes_per_s:
         assert roof.leap_s(work, steps) == pytest.approx(slowly(roof, work, steps), rel=1e-12)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(work=WORK, steps=st.integers(1, 100), flops_per_s=RATES, bytes_per_s=RATES, fraction=st.floats(0.0, 1.2))
 def test_a_leap_that_is_stopped_ends_with_the_step_under_way(
     work: Work, steps: int, flops_per_s: float, bytes_per_s: float, fraction: float

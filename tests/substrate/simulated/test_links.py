@@ -285,7 +285,7 @@ TOTALS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     plans=st.lists(PLANS, min_size=3, max_size=3),
     cancels=st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 5)), st.floats(0.1, 40.0), max_size=3),

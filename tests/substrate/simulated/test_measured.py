@@ -142,7 +142,7 @@ def test_states_are_read_and_written_at_the_memorys_rate() -> None:
 WORK = st.builds(Work, decode_requests=st.integers(1, 60), decode_context_tokens=st.integers(0, 300))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(work=WORK, steps=st.integers(1, 60), fraction=st.floats(0.0, 1.2))
 def test_a_leap_is_the_sum_of_its_steps_and_may_be_stopped_at_each(work: Work, steps: int, fraction: float) -> None:
     parts = measured()

@@ -139,7 +139,7 @@ def test_a_cancelled_transfer_with_noise_has_brought_what_its_factor_allows() ->
         ({"each": [[0.1, 1.0], [1, 1.0]]}, "begin with 0 and end with 1"),
         ({"each": [[0, 2.0], [1, 1.0]]}, "ascending order"),
         ({"each": [[0, 1.0], [0.5, 1.0], [0.5, 2.0], [1, 2.0]]}, "ascending order"),
-        ({"each": [[0, 0.0], [1, 1.0]]}, "factors above 0"),
+        ({"each": [[0, 0.0], [1, 1.0]]}, "each must be above 0"),
         ({"each": [[0, 1.0, 2.0], [1, 1.0]]}, "rows of"),
         ({"each": [[0, True], [1, 1.0]]}, "rows of"),
         ({"each": EVEN.each, "run": 1.0}, "run must be at least 0 and below 1"),

@@ -236,7 +236,7 @@ def transfers(draw: st.DrawFn) -> list[Plan]:
     return plans
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(plans=transfers(), is_shared=st.booleans())
 def test_transfers_by_rank_agree_with_a_slow_model(plans: list[Plan], is_shared: bool) -> None:
     slow = SlowRanks(plans, 3, is_shared)
