@@ -304,6 +304,12 @@ def test_repeated_real_runs_are_recorded_and_compared_again_without_hardware(tra
     assert main(again) == 1
     assert sorted(path.name for path in Path("again").iterdir()) == ["simulated", "validate.html", "validate.json"]
     assert json.loads(Path("again/validate.json").read_text())["measured"] == ["run/hardware/1", "run/hardware/2"]
+    noise = "+hardware.noise={prefill_steps:{run:0.1,each:[[0,0.5],[1,2.0]]},seed:5}"
+    assert main([*words, "validate.measured=run/hardware", "output=noisy", noise, "validate.simulations=3"]) == 1
+    assert json.loads(Path("noisy/validate.json").read_text())["simulations"] == 3
+    runs = [json.loads(Path(f"noisy/simulated/{number}/result.json").read_text()) for number in (1, 2, 3)]
+    assert [run["config"]["hardware"]["noise"]["seed"] for run in runs] == [5, 6, 7]
+    assert len({run["ttft_s"]["p50"] for run in runs}) == 3
     capsys.readouterr()
     assert main([*words, "validate.measured=[run/hardware]", "output=again", "tiers.gpu.capacity=9pages"]) == 2
     assert "the two runs differ in tiers" in capsys.readouterr().err
