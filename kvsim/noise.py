@@ -1,9 +1,9 @@
 """How far durations of one machine are apart: from run to run, and from one step, copy or read to the next."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from kvsim.numbers import Real, Whole, check_number, check_settings, shown
+from kvsim.numbers import Real, Whole, check_number, shown
 
 MOST_FACTOR = 1e6
 """The largest factor of a duration."""
@@ -24,9 +24,11 @@ class Variation:
     each: list[Any]
     """Rows of [probability, factor]: quantiles of the factor of each duration, from probability 0 to 1, linear in between."""
 
-    def __post_init__(self) -> None:
-        check_settings(self, Real(least=0, below=1), "run", "correlation")
-        form = "each must be rows of [probability, factor]"
+    def check(self, name: str) -> None:
+        """Raise ValueError, with one line that begins with ``name``, for a value that cannot be."""
+        for part in ("run", "correlation"):
+            check_number(f"{name}.{part}", Real(least=0, below=1), getattr(self, part))
+        form = f"{name}.each must be rows of [probability, factor]"
         if not all(isinstance(row, list) and len(row) == 2 and all(map(Real().holds, row)) for row in self.each):
             raise ValueError(f"{form}, not {shown(self.each)}")
         probabilities, factors = [row[0] for row in self.each], [row[1] for row in self.each]
@@ -35,7 +37,7 @@ class Variation:
         if probabilities != sorted(set(probabilities)) or factors != sorted(factors):
             raise ValueError(f"{form} in ascending order, no probability twice, not {shown(self.each)}")
         for factor in factors:
-            check_number("each", Real(above=0, most=MOST_FACTOR), factor, hint="a factor of a duration")
+            check_number(f"{name}.each", Real(above=0, most=MOST_FACTOR), factor, hint="a factor of a duration")
 
 
 @dataclass(kw_only=True)
@@ -61,4 +63,7 @@ class Noise:
     """Tells runs apart that have all other settings in common, such as those that ``kvsim validate`` simulates."""
 
     def __post_init__(self) -> None:
-        check_settings(self, Whole(), "seed")
+        check_number("noise.seed", Whole(), self.seed)
+        for field in fields(self):
+            if isinstance(variation := getattr(self, field.name), Variation):
+                variation.check(f"noise.{field.name}")

@@ -147,5 +147,5 @@ def test_a_cancelled_transfer_with_noise_has_brought_what_its_factor_allows() ->
     ],
 )
 def test_wrong_variations_are_refused(settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        Variation(**settings)
+    with pytest.raises(ValueError, match=rf"^noise\.loads\..*{problem}"):
+        Noise(loads=Variation(**settings))
