@@ -41,7 +41,7 @@ def lines(record: RunRecord) -> list[str]:
         "The simulations have the measured noise of the machine."
         if record["has_noise"]
         else "The machine has no measured noise, so all simulations are equal: repeat kvsim calibrate, which measures it.",
-        f"{record['off']} of {len(figures)} figures are off; chance alone would put about {BY_CHANCE * len(figures):.0f} there.",
+        f"{record['off']} of {len(figures)} figures are off; about {BY_CHANCE * len(figures):.0f} would be by chance.",
         hit_definition(record["config"]),
     ]
 

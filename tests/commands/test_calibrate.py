@@ -1,6 +1,7 @@
 """``kvsim calibrate`` writes a hardware file that a simulation takes; without a GPU it measures the interpreter and says so."""
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     assert [row[0] for row in spec.compute_curves.decode_attention] == [4096, 16384]
     model = read(Path(str(files("kvsim.conf"))) / "model" / "tiny.yaml", ModelSpec)
     assert isinstance(model, ModelSpec)
-    simulated = SimulatedSubstrate(model, spec, 16, links="fifo")
+    simulated = SimulatedSubstrate(model, replace(spec, noise=None), 16, links="fifo")
     step_s = simulated.steps.leap_s(Work(decode_requests=1, decode_context_tokens=16), 1)
     products_s = model.linear_flops_per_token + model.sampling_flops_per_token
     decode_s = model.layers * 4096 / spec.compute_curves.decode_attention[0][1]

@@ -106,7 +106,7 @@ def test_the_record_and_the_page_say_what_was_compared(tmp_path: Path, capsys: p
     print_repeated(record, Console(width=100))
     shown = capsys.readouterr().out
     assert "3 simulations and 2 runs on an NVIDIA H200; 18 reused pages verified." in shown
-    assert "4 of 13 figures are off; chance alone would put about 1 there." in shown
+    assert "4 of 13 figures are off; about 1 would be by chance." in shown
     assert "95% interval" in shown and "off, FAILS" in shown
     assert max(len(line) for line in shown.splitlines()) <= 100
 
