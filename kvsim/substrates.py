@@ -133,6 +133,6 @@ SUBSTRATES = {
         pool=SlotPool,
         open=open_hardware,
         check=check_hardware,
-        without_effect=("engine.links", "hardware.rank_jitter", "hardware.rank_faults"),
+        without_effect=("engine.links", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise"),
     ),
 }
