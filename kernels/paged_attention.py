@@ -296,7 +296,7 @@ def attend_latents(
 
 def latent_groups(heads: int) -> int:
     """Return how many programs attend to one part of a context of latents, each with some of the query heads."""
-    return triton.cdiv(heads, min(heads, LATENT_GROUP))
+    return -(-heads // min(heads, LATENT_GROUP))
 
 
 def _attend(

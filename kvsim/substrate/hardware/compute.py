@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from kvsim.substrate.hardware.flight import Flight
+from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
 from kvsim.substrate.hardware.orders import Answers, ChunkPages, DecodePages, StepOrder
 from kvsim.substrate.hardware.page_names import PageNames
 from kvsim.substrate.hardware.patterns import Patterns, upload
 from kvsim.substrate.hardware.rank_share import Lockstep
-from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.transformer import Transformer
 from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.worker import Worker
 

@@ -8,8 +8,9 @@ import torch
 
 from kvsim.hardware_curves import Rows
 from kvsim.substrate.hardware.decode_graph import recorded
+from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
 from kvsim.substrate.hardware.stopwatch import Stopwatch
-from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.transformer import Transformer
 from kvsim.substrate.hardware.warming import warming
 
 DECODE_TOKENS = 256
