@@ -106,7 +106,7 @@ def convolve(
     grid = (sequences.shape[1], triton.cdiv(channels, BLOCK_CHANNELS))
     if not sequences.shape[1]:
         return
-    convolution_kernel[(*grid, 1 if is_decode else SLICES)](
+    convolution_kernel[(*grid, 1 if is_decode or not inputs.is_cuda else SLICES)](
         inputs,
         weights,
         states,

@@ -93,12 +93,15 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
 
 
 def check_verified(outcome: Outcome) -> None:
-    """Raise WrongResult if a page reused on real hardware held anything other than what was computed."""
+    """Raise WrongResult if a page or state reused on real hardware held anything other than what was computed."""
     found = outcome.hardware
     if found.get("wrong_words"):
+        states = ""
+        if found["verified_states"]:
+            states = f" and {found['wrong_states']:,} of {found['verified_states']:,} reused states"
         raise WrongResult(
-            f"{found['wrong_words']:,} words in {found['wrong_pages']:,} of {found['verified_pages']:,} reused pages are wrong: "
-            f"do not trust the run on {found['device']}"
+            f"{found['wrong_words']:,} words in {found['wrong_pages']:,} of {found['verified_pages']:,} reused pages{states} are "
+            f"wrong: do not trust the run on {found['device']}"
         )
 
 

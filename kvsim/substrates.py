@@ -37,9 +37,12 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
+    from kvsim.core.hybrid import HybridCache
     from kvsim.core.restore import restore
     from kvsim.substrate.hardware.machine import Demand, open_machine
+    from kvsim.substrate.hardware.state_slots import StateSlots
 
+    gpu_states, cpu_states = (*(plan.states or ()), 0, 0)[:2]
     capacities = {tier.name: tier.capacity_pages or 0 for tier in plan.tiers}
     key = plan.trace.page_keys(plan.page_tokens)
     demand = Demand(
@@ -62,8 +65,15 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
         engines=plan.layout.engines,
         cpu_tiers=cpu_tiers(plan),
         ranks=plan.hardware.gpus,
+        gpu_states=gpu_states or 0,
+        cpu_states=cpu_states or 0,
+        detached_states=plan.checkpoint.detached_states or 0,
     )
     substrate = open_machine(demand, device)
+    for cache in caches:
+        if isinstance(cache, HybridCache):
+            states = StateSlots(cache, requests=demand.max_running_requests, kept_states=demand.detached_states)
+            substrate.pages[cache.gpu.owner].states = cache.watch = states
     if substrate.disk is not None:
         try:
             substrate.restored_pages = restore(caches[0], requests, key, substrate.disk.recovered(), 0.0)
@@ -93,7 +103,7 @@ def check_simulated(plan: Plan) -> None:
 def check_hardware(plan: Plan) -> None:
     """Raise UsageError for a plan that has no kernels or needs more host memory or disk than this machine has."""
     if plan.model.is_hybrid:
-        raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose one with attention only")
+        check_states(plan)
     if plan.rules.has_own_cache:
         raise UsageError(f"rules: those of {plan.rules.engine} have no real memory: set rules=default or substrate=simulated")
     if len(set(plan.layout.hosts)) > 1:
@@ -120,6 +130,17 @@ def check_hardware(plan: Plan) -> None:
         n_bytes, (there, where) = (tier.capacity_pages or 0) * page_bytes * many.get(tier.name, 1), room[tier.name]
         if n_bytes > there:
             raise UsageError(f"tiers.{tier.name}.capacity: {gib(n_bytes)}, more than the {gib(there)} {where}: set it lower")
+
+
+def check_states(plan: Plan) -> None:
+    """Raise UsageError for recurrent states without limit, and for those that a kept disk file could not give back."""
+    if plan.checkpoint.detached and plan.checkpoint.detached_states is None:
+        raise UsageError("checkpoint.detached_states is null: substrate=hardware needs a number of states to keep")
+    if plan.states is not None and None in plan.states:
+        name = plan.tiers[plan.states.index(None)].name
+        raise UsageError(f"tiers.{name}.states is unlimited: substrate=hardware needs a size, such as 64states")
+    if plan.disk.path is not None:
+        raise UsageError("disk.folder: recurrent states cannot be restored from an earlier run's disk: leave it out")
 
 
 def disk_folder(plan: Plan) -> Path:

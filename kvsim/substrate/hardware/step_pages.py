@@ -15,17 +15,19 @@ from kvsim.substrate.hardware.orders import NOTHING, ChunkPages, DecodePages
 
 if TYPE_CHECKING:
     from kvsim.engine.job import Job
+    from kvsim.substrate.hardware.state_slots import StateSlots
 
 
 class StepPages:
     """Determines the pages that one engine's work reads and writes.
 
-    With ``caches_output``, answer pages have ids and may be reused.
+    With ``caches_output``, answer pages have ids and may be reused. ``states`` has the recurrent states of a hybrid model.
     """
 
     def __init__(self, page_tokens: int, *, caches_output: bool) -> None:
         self.page_tokens = page_tokens
         self.caches_output = caches_output
+        self.states: StateSlots | None = None
         self._begun: dict[Job, Lease] = {}
         """Lease of the last chunk of each running request."""
         self._decoding: dict[Lease, tuple[int, np.ndarray]] = {}
@@ -80,9 +82,13 @@ class StepPages:
             reused_ids=ids[reused],
             filled_slots=all_slots[filled],
             filled_ids=ids[filled],
+            state=0 if self.states is None else self.states.of(lease),
+            begins=self.states.start_of(lease) if self.states is not None and is_first else None,
         )
 
     def _decode(self, job: "Job", number: int, slots: np.ndarray, work: Work, *, has_changed: bool) -> DecodePages:
+        lease = job.lease
+        assert lease is not None
         context, filled, filled_ids = job.cached_tokens(work.decode_step), NOTHING, NOTHING
         first, end = context // self.page_tokens, (context + work.max_steps) // self.page_tokens
         if self.caches_output and end > first:
@@ -95,6 +101,7 @@ class StepPages:
             slots=slots if has_changed else None,
             filled_slots=slots[filled],
             filled_ids=filled_ids,
+            state=0 if self.states is None else self.states.of(lease),
         )
 
     def _with_sent_pages(self, item: DecodePages, request: Request, slots: np.ndarray) -> DecodePages:
