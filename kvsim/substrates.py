@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
@@ -11,6 +13,9 @@ from kvsim.engine.substrate import Substrate
 from kvsim.errors import UsageError
 from kvsim.plan import Plan
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+
+if TYPE_CHECKING:
+    from kvsim.substrate.hardware.substrate import HardwareSubstrate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +42,8 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
-    from kvsim.core.hybrid import HybridCache
     from kvsim.core.restore import restore
     from kvsim.substrate.hardware.machine import Demand, open_machine
-    from kvsim.substrate.hardware.state_slots import StateSlots
 
     gpu_states, cpu_states = (*(plan.states or ()), 0, 0)[:2]
     capacities = {tier.name: tier.capacity_pages or 0 for tier in plan.tiers}
@@ -70,10 +73,7 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
         detached_states=plan.checkpoint.detached_states or 0,
     )
     substrate = open_machine(demand, device)
-    for cache in caches:
-        if isinstance(cache, HybridCache):
-            states = StateSlots(cache, requests=demand.max_running_requests, kept_states=demand.detached_states)
-            substrate.pages[cache.gpu.owner].states = cache.watch = states
+    watch_states(substrate, caches, demand.max_running_requests, kept_states=demand.detached_states)
     if substrate.disk is not None:
         try:
             substrate.restored_pages = restore(caches[0], requests, key, substrate.disk.recovered(), 0.0)
@@ -81,6 +81,16 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
             substrate.close()
             raise
     return substrate
+
+
+def watch_states(substrate: "HardwareSubstrate", caches: Sequence[ServedCache], requests: int, *, kept_states: int) -> None:
+    """Let a substrate with real memory follow what caches of hybrid models save. Up to ``requests`` run at once."""
+    from kvsim.substrate.hardware.state_slots import StateSlots
+
+    for cache in caches:
+        if isinstance(cache, HybridCache):
+            states = StateSlots(cache, requests=requests, kept_states=kept_states)
+            substrate.pages[cache.gpu.owner].states = cache.watch = states
 
 
 def cpu_tiers(plan: Plan) -> int:

@@ -61,9 +61,11 @@ COMMENTS = {
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: total rate of concurrent reads and writes.\n"
     "# depth: concurrent requests, the number of disk threads.",
     "compute_curves": "Rows: linear [flops_per_byte, flops_per_s]; prefill_attention [query_rows, context_tokens, flops_per_s];\n"
-    "# decode_attention [bytes read per layer, bytes_per_s]. A step with prefill takes as long as one with the next multiple\n"
-    "# of prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of\n"
-    "# becoming busy or rested.",
+    "# decode_attention [bytes read per layer, bytes_per_s]. Recurrences of hybrid models: scan [tokens of a chunk, state\n"
+    "# elements times tokens per second]; state_update [bytes of states read and written per layer, bytes_per_s] of decoding\n"
+    "# requests; null if not measured. A step with prefill takes as long as one with the next multiple of\n"
+    "# prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of becoming\n"
+    "# busy or rested.",
     "copy_rule": "Rule by which substrate=hardware copies pages of each size: by kernel, staged, or by memcpy.",
 }
 
@@ -203,7 +205,7 @@ def written(measured: "Measured", first_lines: str) -> str:
 
 def _curve(name: str, value: Any) -> list[str]:
     if not isinstance(value, list):
-        return [f"  {name}: {number(value)}"]
+        return [f"  {name}: {yaml_value(value)}"]
     return [f"  {name}:", *(f"    - [{', '.join(number(x) for x in row)}]" for row in value)]
 
 
@@ -257,6 +259,11 @@ def print_measured(measured: "Measured", console: Console) -> None:
     decodes = [(f"{n_bytes:,}", giga(rate)) for n_bytes, rate in curves.decode_attention]
     apart = f" (equal contexts, times up to {measured.decode_spread:.2f}x apart)" if measured.decode_spread > 1 else ""
     show(console, f"Attention of decoding requests{apart}", ["bytes per layer", "GB/s"], decodes)
+    if curves.scan is not None and curves.state_update is not None:
+        scans = [(f"{tokens:,}", giga(rate)) for tokens, rate in curves.scan]
+        show(console, "Recurrence of a chunk", ["tokens", "billion elements/s"], scans)
+        updates = [(f"{n_bytes:,}", giga(rate)) for n_bytes, rate in curves.state_update]
+        show(console, "Recurrence of decoding requests", ["bytes per layer", "GB/s"], updates)
 
 
 def tera(value: float) -> str:

@@ -68,7 +68,8 @@ class StepPages:
         gpu, all_slots = lease.gpu.index, slots_of(lease)
         ids = self._ids(job.request)
         is_there = np.repeat([not is_gap(node, gpu) for node in path], [node.pages for node in path]).astype(bool)
-        reused = np.flatnonzero(is_there) if is_first else NOTHING
+        pages = -(-end // self.page_tokens)
+        reused = np.flatnonzero(is_there[:pages]) if is_first else NOTHING  # a hit that ends early for its state pins more
         filled = np.arange(start // self.page_tokens, self._whole_pages(job.request, end, len(ids)))
         filled = filled[(filled >= len(is_there)) | ~np.append(is_there, False)[np.minimum(filled, len(is_there))]]
         if is_last:
@@ -77,7 +78,7 @@ class StepPages:
             tokens=tokens,
             start=start,
             is_sampled=is_last,
-            slots=all_slots[: -(-end // self.page_tokens)],
+            slots=all_slots[:pages],
             reused=reused,
             reused_ids=ids[reused],
             filled_slots=all_slots[filled],

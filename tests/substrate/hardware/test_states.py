@@ -134,7 +134,10 @@ def test_a_state_that_has_changed_is_found_out(rooms, pool, tmp_path):
     [
         (["checkpoint.detached=true"], "checkpoint.detached_states is null: substrate=hardware needs a number"),
         (["tiers.gpu.states=unlimited"], "tiers.gpu.states is unlimited: substrate=hardware needs a size"),
-        (["tiers.cpu.capacity=20pages", "tiers.disk.capacity=20pages", "disk.folder=kept"], "disk.folder: recurrent states cannot"),
+        (
+            ["tiers.cpu.capacity=20pages", "tiers.disk.capacity=20pages", "disk.folder=kept"],
+            "disk.folder: recurrent states cannot",
+        ),
         (["hardware.gpus=2"], "model.recurrent_layers: on hardware, one GPU computes such a model"),
         (["model.state_dtype_bytes=1"], "model.state_dtype_bytes must be 2"),
     ],
