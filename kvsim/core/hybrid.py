@@ -178,6 +178,8 @@ class HybridCache(ServedCache):
                 self._release_start(lease)
                 return False
             states.slots = room.pool.take(1)
+        if state is None and states.detached is not None and self.watch is not None:
+            self.watch.begins_detached(lease, states.detached)
         if not self.kv.admit(lease, pages + states.pages, now, load_pages):
             self._release_start(lease)
             return False
@@ -186,10 +188,8 @@ class HybridCache(ServedCache):
                 self.states.join_to(state, lease.path[-1])
                 states.states.append(state)
             self.states.begin_from(state, self.now, is_first=not lease.is_resumed)
-        elif states.detached is not None and self.detached is not None:
+        elif states.detached is not None and self.detached is not None and states.detached in self.detached:
             self.detached.touch(states.detached)
-            if self.watch is not None:
-                self.watch.begun_detached(lease, states.detached)
         if not lease.is_resumed:
             self._count_admission(lease)
         return True

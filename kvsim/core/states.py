@@ -183,8 +183,11 @@ class StateWatch(metaclass=ABCMeta):
         """A state has become detached: it leaves these slots and is kept outside the tiers."""
 
     @abstractmethod
-    def begun_detached(self, lease: "Lease", page: int) -> None:
-        """A request that was just admitted begins from a detached state."""
+    def begins_detached(self, lease: "Lease", page: int) -> None:
+        """A request that is about to be admitted begins from a detached state, which may leave to make room for the request.
+
+        If the request is not admitted after all, it gets a new lease the next time.
+        """
 
 
 @dataclass

@@ -276,6 +276,15 @@ def test_detached_states_are_few_if_their_cache_is_small() -> None:
     assert use(cache, "ab") == [0]
 
 
+def test_a_request_may_push_out_the_detached_state_that_it_begins_from() -> None:
+    """Room for abx is made by cd, whose state takes the only place of detached ones, that of ab."""
+    cache = hybrid(Last(detached=True, detached_states=1), gpu=3, cpu=20)
+    use(cache, "ab", "cd")
+    assert use(cache, "abx") == [2]
+    assert cache.detached is not None and len(cache.detached) == 1
+    assert use(cache, "cd") == [2], "cd's state is the one that is kept"
+
+
 def test_a_detached_state_whose_copy_on_the_cpu_lives_is_not_evicted() -> None:
     """abc's pages leave the GPU for those of wxyz: its state becomes detached and has a copy on the CPU as well."""
     cache = hybrid(Last(detached=True), gpu=4, cpu=20, cpu_states=2)

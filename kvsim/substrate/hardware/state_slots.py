@@ -61,7 +61,7 @@ class StateSlots(StateWatch):
         self._kept[page] = self._free_to_keep.pop()
         self.pending.append(StateCopy(kind="load", slot=self._kept[page], page=page, saved=np.array(slots)))
 
-    def begun_detached(self, lease: Lease, page: int) -> None:
+    def begins_detached(self, lease: Lease, page: int) -> None:
         self.pending.append(StateCopy(kind="share", slot=self.of(lease), page=page, source=self._kept[page]))
 
     def taken(self) -> list[StateCopy]:

@@ -69,6 +69,15 @@ def test_detached_states_are_kept_when_their_pages_leave(rooms, tmp_path):
     assert real.hardware["verified_states"] > real.checkpoints["used"] > 0
 
 
+def test_a_request_may_push_out_the_detached_state_that_it_begins_from(tmp_path):
+    """Room for abx is made by cd, whose state takes the only place of detached ones, that of ab."""
+    settings = [*tiers(4, 40), "tiers.gpu.states=4states", "tiers.cpu.states=1states"]
+    settings += ["checkpoint=last", "checkpoint.detached=true", "checkpoint.detached_states=1"]
+    real = run_both(tmp_path, ("ab", "cd", "abx"), *settings)
+    assert real.hit_pages[2].sum() == 2 and real.checkpoints["detached"] == 2
+    assert real.hardware["verified_states"] == 3
+
+
 @pytest.mark.parametrize("rooms", [OWN, ()], ids=["own", "shared"])
 def test_the_state_after_an_answer_is_what_a_follow_up_begins_from(rooms, tmp_path):
     """The first answer completes the prompt's third page and one more, which the second prompt goes on with."""
