@@ -175,8 +175,9 @@ def _at_most(name: str, error: float | None, tolerance: float) -> dict[str, Any]
 
 def _scope(record: RunRecord) -> str:
     device = "a CPU, whose kernels are interpreted" if record["device"] == "cpu" else f"an {record['device']}"
-    verified = record["hardware"]["verified_pages"]
-    return f"{count(record['requests'])} requests, simulated and on {device}; {count(verified)} reused pages verified."
+    pages, states = record["hardware"]["verified_pages"], record["hardware"].get("verified_states")
+    verified = f"{count(pages)} reused pages{f' and {count(states)} states' if states else ''}"
+    return f"{count(record['requests'])} requests, simulated and on {device}; {verified} verified."
 
 
 def tables(record: RunRecord) -> list[Table]:

@@ -106,6 +106,16 @@ def test_many_at_a_time_begin_from_right_states(rooms, tmp_path):
     assert outcome.hardware["verified_states"] >= outcome.checkpoints["used"] > 0
 
 
+@pytest.mark.long
+def test_two_engines_have_states_of_their_own(tmp_path):
+    """Each in a process of its own, with its own CPU tiers side by side in the same host memory."""
+    words = ("abcd", "klmn", "pqrs", "abcde", "klmno", "pqrst", "abcdx", "klmnx")
+    settings = [*tiers(8, 40), *OWN, "cluster.engines=2", "tiers.cpu.scope=engine", "routing=round_robin", "checkpoint=last"]
+    real = run_both(tmp_path, words, *settings)
+    assert real.hit_pages[:, :2].sum() > 0
+    assert real.hardware["gpus"] == 2 and real.hardware["verified_states"] == real.checkpoints["used"] > 0
+
+
 def test_more_requests_than_run_at_once_take_turns_with_their_states(tmp_path):
     asks = [ask(word, 0.0, output=3) for word in ("ab", "cd", "ef", "ab", "cd", "ef")]
     settings = [*tiers(20), OWN[0], "engine.max_running_requests=2", "checkpoint=last"]
