@@ -14,6 +14,8 @@ from kvsim.configuration import compose, quoted
 from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.execute import Result, draw, execute
+from kvsim.locking import Lock
+from kvsim.numbers import Whole, refusal
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -123,18 +125,19 @@ def sweep(
         raise UsageError(f"kvsim.sweep: command must be one of {', '.join(SWEPT)}, not {command!r}")
     if output is None and any("logger" in (key, line.partition("=")[0]) for key in settings for line in given.overrides):
         raise UsageError(NO_FOLDER)
-    if workers < 1:
-        raise UsageError(f"kvsim.sweep: workers must be at least 1, not {workers}")
+    if not Whole(1).holds(workers):
+        raise UsageError(refusal("kvsim.sweep: workers", Whole(1), workers))
     plan = SweepPlan(command=command, trace=trace, settings=values_of(settings), fixed=given)
     logger = plan.check()
     folder = Path(mkdtemp(prefix="kvsim-sweep-")) if output is None else Path(output)
     watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
-    with watch as report:
-        failures = run_sweep(plan, folder, workers, report)
-    runs = read_runs([folder])
-    write_comparison(folder, runs)
-    logger.log_sweep(folder, runs)
-    swept = Sweep(folder, failures, is_temporary=output is None)
+    with Lock(folder):
+        with watch as report:
+            failures = run_sweep(plan, folder, workers, report)
+        runs = read_runs([folder], damaged_fail=True)
+        write_comparison(folder, runs)
+        logger.log_sweep(folder, runs)
+        swept = Sweep(folder, failures, is_temporary=output is None)
     if not swept.runs:
         name, error = next(iter(swept.errors.items()))
         raise UsageError(f"all {len(swept.errors)} jobs failed; the first is job {name}: {error}")
@@ -169,9 +172,10 @@ def _run(command: str, trace: Trace, arguments: Arguments, advance: Callable[[in
     if not is_kept and any(line.startswith("logger=") for line in arguments.overrides):
         raise UsageError(NO_FOLDER)
     is_named = is_described(arguments.objects)
-    result = execute(command, plan, trace, watch=lambda _: nullcontext(advance), is_named=is_named)
-    if is_kept:
-        result.write(plan.output)
-        plan.logger.log(plan.output, result.record, None)
+    with Lock(plan.output) if is_kept else nullcontext():
+        result = execute(command, plan, trace, watch=lambda _: nullcontext(advance), is_named=is_named)
+        if is_kept:
+            result.write(plan.output)
+            plan.logger.log(plan.output, result.record, None)
     run.check_verified(result.outcome)
     return result

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.errors import UsageError
+from kvsim.numbers import Real, refusal
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -67,6 +68,8 @@ def override(key: str, value: Any) -> str:
     """Return ``KEY=VALUE`` such that Hydra reads this value. Raises UsageError for a value that no setting has."""
     try:
         return f"{key}={_written(value)}"
+    except ValueError:  # an integer of thousands of digits
+        raise UsageError(refusal(key, Real(), value)) from None
     except TypeError:
         text = value.__qualname__ if isinstance(value, type) else repr(value)
         hint = f"; pass an object, {text}(...)" if isinstance(value, type) else ""

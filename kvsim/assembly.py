@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kvsim.core.answers import refused
 from kvsim.core.cache import Cache
 from kvsim.core.edge import Edge, chain
 from kvsim.core.hybrid import HybridCache
@@ -25,6 +26,7 @@ from kvsim.errors import UsageError
 from kvsim.plan import Plan, TierPlan
 from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
@@ -81,7 +83,10 @@ def _build_graph(plan: Plan, requests: Sequence[Request], pool: type[Pool], engi
 
 
 def _build_tier(plan: Plan, requests: Sequence[Request], pool: type[Pool], one: TierPlan, owner: int, index: int) -> Tier:
-    eviction = _own(plan, one.eviction).variant()
+    given = _own(plan, one.eviction)
+    eviction: object = given.variant()
+    if not isinstance(eviction, EvictionPolicy):
+        raise refused(f"the eviction policy {type(given).__name__}", "variant()", eviction, "an eviction policy")
     tier = Tier(one.name, index, pool(one.capacity_pages), eviction, LEVELS.index(one.name))
     tier.owner, tier.unit_pages = owner, one.unit_pages
     bind("eviction", eviction, context(plan, requests, tier))

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 from kvsim import run
 from kvsim.core.request import Request
 from kvsim.engine.collector import without_garbage_collector
+from kvsim.errors import UsageError
 from kvsim.execute import load_trace
 from kvsim.fingerprint import bound_names
 from kvsim.plan import Plan
 from kvsim.policies.eviction.belady import Belady
-from kvsim.report.folder import replacing
+from kvsim.report.folder import prepare_folder
+from kvsim.report.records import read_bound
 from kvsim.report.result import summarize
+from kvsim.writing import replacing
 
 RECORDED = ("hit_rate", "page_hit_rate", "hit_tokens", "prompt_tokens", "rejected")
 Bound = dict[str, Any]
@@ -44,7 +48,7 @@ def compute_once(folder: Path, plan: Plan, names: Mapping[str, str], requests: l
     """
     requests = load_trace(plan)[0].requests if requests is None else requests
     for kind, name in names.items():
-        if not (folder / f"{name}.json").exists() and _claim(folder / f"{name}.begun"):
+        if read_bound(folder, name) is None and _claim(folder / f"{name}.begun"):
             write_bound(folder, name, compute_bound(plan, kind, requests))
 
 
@@ -66,17 +70,12 @@ def complete(folder: Path, plan: Plan) -> dict[str, Bound]:
     return bounds
 
 
-def read_bound(folder: Path, name: str) -> Bound | None:
-    """Read a stored bound; None if it was not written completely."""
-    path = folder / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
 def write_bound(folder: Path, name: str, bound: Bound) -> None:
-    """Write a bound completely or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{name}.json") as file:
-        file.write(json.dumps(bound).encode())
+    """Store a bound if that is possible; one that is not stored is computed again where it is shown."""
+    with suppress(UsageError):
+        prepare_folder(folder)
+        with replacing(folder / f"{name}.json") as file:
+            file.write(json.dumps(bound).encode())
     (folder / f"{name}.begun").unlink(missing_ok=True)
 
 

@@ -16,15 +16,16 @@ from omegaconf.errors import OmegaConfBaseException
 from kvsim.capacity import capacity_pages, capacity_states, check_numbered
 from kvsim.choices import chosen
 from kvsim.cluster_settings import ClusterSettings
-from kvsim.construct import check_names, construct, with_key
+from kvsim.construct import check_names, construct, refuse_infinite, with_key
 from kvsim.core.rules import Rules
 from kvsim.effects import WITHOUT_EFFECT
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.replay_settings import ReplaySettings
-from kvsim.errors import UsageError, first_line
+from kvsim.errors import UsageError, first_line, unusable
 from kvsim.gpu_memory import AUTO, SETTINGS, GpuMemory, auto_memory, check_fits
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
+from kvsim.numbers import Real, Whole, check_settings, shown
 from kvsim.plan import Config, DiskSettings, Plan, SweepSettings, TierPlan
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.checkpoint.none import NoCheckpoint
@@ -78,14 +79,11 @@ class RunSettings:
     output: str
 
     def __post_init__(self) -> None:
-        if self.page_tokens < 1:
-            raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
+        check_settings(self, Whole(1), "page_tokens")
         if self.substrate not in SUBSTRATES:
             raise ValueError(f"substrate must be one of {', '.join(SUBSTRATES)}, not {self.substrate}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be at least 0 and below 1, not {self.warmup}: the fraction of requests to leave out")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        check_settings(self, Real(least=0, below=1), "warmup", hint="it is the fraction of requests to leave out")
+        check_settings(self, Whole(), "seed")
         if self.print_tree not in (False, True, "each"):
             raise ValueError(f"print_tree must be false, true or each, not {self.print_tree}")
 
@@ -153,6 +151,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         choices=choices,
         model_note=source.note(),
     )
+    refuse_infinite("", config)
     if is_search:
         _check_search(plan, keys)
     check_plan(plan, command, keys)
@@ -210,6 +209,7 @@ def resolve(cfg: DictConfig) -> Config:
         config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
+    _check_texts(config, "")
     known = [
         *GROUPS,
         "tiers",
@@ -228,6 +228,19 @@ def resolve(cfg: DictConfig) -> Config:
     for tier in TIERS:
         check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *OWN_SETTINGS[tier], *PER_TIER[tier]))
     return config
+
+
+def _check_texts(node: Any, key: str) -> None:
+    """Raise UsageError for a text that can neither name a file nor be written to the result."""
+    if isinstance(node, str):
+        if problem := unusable(node):
+            raise UsageError(f"{key}: {node!r} {problem}")
+    elif isinstance(node, dict):
+        for name, below in node.items():
+            _check_texts(below, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for number, below in enumerate(node):
+            _check_texts(below, f"{key}[{number}]")
 
 
 def check_output(folder: Path) -> None:
@@ -328,8 +341,8 @@ def _cpu_unit_pages(config: Config, page_tokens: int, capacities: dict[str, int 
         if _given(keys, key):
             raise UsageError(f"{key} has no effect without that tier: set tiers.cpu.capacity")
         return 1
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1 or tokens % page_tokens:
-        raise UsageError(f"{key} must be a multiple of page_tokens={page_tokens}, not {tokens}")
+    if not Whole(1).holds(tokens) or tokens % page_tokens:
+        raise UsageError(f"{key} must be a multiple of page_tokens={page_tokens}, not {shown(tokens)}")
     pages = capacities["cpu"]
     if pages is not None and pages * page_tokens < tokens:
         raise UsageError(f"tiers.cpu.capacity: {pages * page_tokens} tokens are less than one page of {key}={tokens}")
@@ -550,8 +563,9 @@ def _check_cluster(plan: Plan, keys: set[str]) -> None:
     key = _given(keys, "hardware.cluster_disk_read_bytes_per_s") or _given(keys, "hardware.cluster_disk_write_bytes_per_s")
     if key and all(tier.scope != "cluster" for tier in plan.tiers):
         raise UsageError(f"{key} has no effect without a disk that all hosts share: set tiers.disk.scope=cluster")
-    shared = [tier.name for tier in plan.tiers if tier.scope != "engine"] if plan.cluster.per_host > 1 else []
-    if plan.model.is_hybrid and (shared or plan.cluster.failures and len(plan.tiers) > 1):
+    users = {"engine": 1, "host": plan.cluster.per_host, "cluster": plan.cluster.total}
+    is_shared = any(users[tier.scope] > 1 for tier in plan.tiers)
+    if plan.model.is_hybrid and (is_shared or plan.cluster.failures and len(plan.tiers) > 1):
         raise UsageError(
             "cluster: engines that serve a model with recurrent layers share no tier, and do not fail with tiers below the GPU: "
             "set tiers.cpu.scope=engine, without a disk and without failures"

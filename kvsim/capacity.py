@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from kvsim.errors import UsageError
+from kvsim.numbers import LARGEST, shown
 from kvsim.suggest import closest
 
 BYTES = {
@@ -18,6 +19,8 @@ BYTES = {
     "TiB": 2**40,
 }
 EXAMPLES = "6000pages, 3000000tokens, 40GiB or unlimited"
+SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
+"""A number and its unit."""
 MOST_NUMBERED_SLOTS = 10_000_000
 
 
@@ -34,10 +37,12 @@ def capacity_pages(capacity: object, *, page_tokens: int, page_bytes: int) -> in
         return 0
     if text == "auto":
         raise ValueError("auto is the size of a GPU tier, what the weights leave of the memory; give this tier a size")
-    if isinstance(capacity, bool) or not (parts := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)):
-        raise ValueError(f"{text!r} is not a capacity; use for example {EXAMPLES}")
+    if isinstance(capacity, bool) or not (parts := re.fullmatch(SIZE, text)):
+        raise ValueError(f"{shown(text)} is not a capacity; use for example {EXAMPLES}")
     number, unit = parts.groups()
     pages = _whole_pages(number, unit, page_tokens, page_bytes)
+    if pages > LARGEST:
+        raise ValueError(f"{text} is more than 2**63 - 1 pages; use unlimited")
     if pages == 0 and float(number):
         raise ValueError(
             f"{text} is less than one page ({page_tokens} tokens, {page_bytes:,} bytes); use 0 to leave the tier out"
@@ -55,13 +60,17 @@ def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
         return None
     if text == "0":
         return 0
-    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)
+    parts = re.fullmatch(SIZE, text)
     if isinstance(capacity, bool) or parts is None or parts[2] not in (*BYTES, "states"):
-        raise ValueError(f"{text!r} is not a capacity for states; use shared, unlimited, 0, or for example 64states or 10GiB")
+        raise ValueError(
+            f"{shown(text)} is not a capacity for states; use shared, unlimited, 0, or for example 64states or 10GiB"
+        )
     number, unit = parts.groups()
     if unit == "states" and "." in number:
         raise ValueError(f"{text} is not a whole number of states")
     states = int(number) if unit == "states" else _whole_pages(number, unit, 1, state_bytes)
+    if states > LARGEST:
+        raise ValueError(f"{text} is more than 2**63 - 1 states; use unlimited")
     if states == 0 and float(number):
         raise ValueError(f"{text} is less than one state, which takes {state_bytes:,} bytes; use 0 to store no states")
     return states
@@ -69,9 +78,9 @@ def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
 
 def bytes_of(text: object) -> int:
     """Return the bytes of a size such as ``2GiB`` or ``0``. Raises ValueError for anything else, named as the workspace."""
-    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", str(text).strip())
+    parts = re.fullmatch(SIZE, str(text).strip())
     if isinstance(text, bool) or parts is None or parts[2] not in BYTES and str(text).strip() != "0":
-        raise ValueError(f"workspace must be a size such as 2GiB, or 0, not {text!r}")
+        raise ValueError(f"workspace must be a size such as 2GiB, or 0, not {shown(text)}")
     return _whole_pages(parts[1], parts[2] or "B", 1, 1)
 
 

@@ -16,8 +16,8 @@ def chosen(choices: Mapping[Any, Any], config: Mapping[str, Any], keys: Iterable
     names = {group: name for group, name in names.items() if name != "null" and not group.startswith(OF_HYDRA)}
     replaced = {key.removesuffix("._target_") for key in keys if key.endswith("._target_")}
     for group in names:
-        if (place := package(group)) in replaced:
-            names[group] = class_name(_node(config, place))
+        if (place := package(group)) in replaced and "_target_" in (node := _node(config, place)):
+            names[group] = class_name(node)
     return names
 
 
@@ -32,6 +32,7 @@ def class_name(node: Any) -> str:
 
 
 def _node(config: Any, place: str) -> Any:
+    """Return the mapping at a place; an empty one if there is none."""
     for name in place.split("."):
-        config = config[name]
-    return config
+        config = config.get(name) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}

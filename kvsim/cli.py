@@ -1,30 +1,47 @@
 """The ``kvsim`` command: dispatches to a subcommand and reports a user's mistake in one line."""
 
+import errno
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from kvsim.commands.listing import COMMANDS, usage
-from kvsim.errors import UsageError
+from kvsim.errors import PolicyFailed, Terminated, UsageError, unusable
 from kvsim.links import check_links
 from kvsim.sources import set_up
+
+TRACEBACK = "--traceback"
+"""Shows where an error was raised, before its line."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a full disk answers, which does not name the file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0 success, 1 an untrustworthy result or a bug (with a traceback), 2 a user's mistake, 130 interrupted.
+    0 success, 1 an untrustworthy result or a bug (with a traceback), 2 a user's mistake, 130 interrupted, 143 terminated.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if sys.stdout is None:
         return _fail("standard output is closed", 1)
+    shows_traceback = TRACEBACK in arguments
     try:
-        _run(arguments)
+        with _terminable():
+            _run([word for word in arguments if word != TRACEBACK])
     except UsageError as error:
-        return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        if shows_traceback:
+            traceback.print_exc()
+        hint = f"; {TRACEBACK} shows the calls" if isinstance(error, PolicyFailed) and not shows_traceback else ""
+        return _fail(f"{error}{hint}", error.exit_code)
+    except Terminated:
+        return _fail("terminated", 143)
+    except KeyboardInterrupt as interrupt:
+        return _fail(f"interrupted{interrupt}", 130)
     except BrokenPipeError:
         _drop_output()
         return 1
@@ -32,14 +49,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:
             return _fail(f"{error.filename}: {error.strerror}")
         if not _is_of_output():
+            if error.errno in FULL:
+                return _fail(f"cannot write a file: {error.strerror}")
             raise
         _drop_output()
         return _fail(f"standard output: {error.strerror}", 1)
     return 0
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise Terminated when the process is asked to end, so that a sweep keeps what has finished and no file is half-written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
 def _run(arguments: list[str]) -> None:
     check_links()
+    for word in arguments:
+        if problem := unusable(word):
+            raise UsageError(f"the argument {word!r} {problem}")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), flush=True)
         return
@@ -91,5 +130,7 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"kvsim: {' '.join(message.split())}", file=sys.stderr)
+    if sys.stderr is not None:
+        with suppress(OSError):  # a standard error that is full or closed leaves the exit code
+            print(f"kvsim: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return code

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvsim.engine.cluster import Failure
 from kvsim.engine.layout import Layout
+from kvsim.numbers import Whole, check_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +20,9 @@ class ClusterSettings:
     decode_routing: Any = None
 
     def __post_init__(self) -> None:
-        for name, least in (("engines", 1), ("engines_per_host", 1), ("prefill", 0), ("decode", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+        check_settings(self, Whole(1), "engines")
+        check_settings(self, Whole(1), "engines_per_host", or_null=True, hint="null puts all on one host")
+        check_settings(self, Whole(), "prefill", "decode")
         if bool(self.prefill) != bool(self.decode):
             raise ValueError(
                 f"prefill={self.prefill} needs decode engines, and the other way round: set both above 0, or neither"
@@ -57,9 +57,6 @@ class ClusterSettings:
             unknown = set(given) - {"engine", "at_s", "back_after_s"}
             if unknown or not {"engine", "at_s"} <= set(given):
                 raise ValueError(f"failures[{at}] must have engine and at_s, and may have back_after_s, not {given}")
-            numbers = [value for name, value in given.items() if value is not None]
-            if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
-                raise ValueError(f"failures[{at}] must have numbers only, not {given}")
             try:
                 failure = Failure(**{name: value for name, value in given.items() if value is not None})
             except ValueError as error:

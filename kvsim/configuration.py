@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -32,6 +33,10 @@ EXTRAS = {
 }
 """The extra of kvsim that installs each plugin of Hydra."""
 FROM_INPUT = ("trace.path=-", "trace.path='-'")
+LONGEST = 400
+"""Characters of an override that an error message repeats."""
+OF_SWEEPS = ("hydra.launcher", "hydra.sweeper")
+ADVICE = re.compile(r", set env var HYDRA_FULL_ERROR=1 to see chained exception\.?")
 TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
 
 
@@ -67,23 +72,46 @@ def compose_with_choices(overrides: Sequence[str]) -> Composed:
 
 def check_overrides(overrides: Sequence[str], *, is_multirun: bool = False) -> None:
     """Raise UsageError for overrides that Hydra accepts although they cannot mean anything here."""
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise UsageError(explain(error, overrides)) from error
     groups = {folder.name for folder in files(CONFIG).iterdir() if folder.is_dir()}
-    for override in parsed:
+    for override in map(parse, overrides):
         name, value = override.get_key_element().lstrip("+~"), override.value()
         is_group = override.key_or_group in groups
         if is_group and override.is_delete() and override.package is None and name != "preset":
             raise UsageError(f"~{name}: every run needs one; choose another with {name}=NAME")
-        if is_group and value is None and not override.is_delete():
-            raise UsageError(f"{name}=null: choose one by name, {name}=NAME, or leave it out")
+        values = value.list if isinstance(value, ChoiceSweep) else [value]
+        if is_group and not override.is_delete() and any(choice in (None, [], {}) for choice in values):
+            raise UsageError(f"{brief(override.input_line)}: choose one by name, {name}=NAME, or leave it out")
         if is_group and isinstance(value, list):
             several = ",".join(map(str, value))
             raise UsageError(f"{override.input_line}: choose one; to compare several, run kvsim with -m and {name}={several}")
+        if name in ("hydra.run", "hydra.run.dir"):
+            raise UsageError(f"{brief(override.input_line)}: choose the run's folder with output=DIR")
+        if name in OF_SWEEPS and value is None:
+            group = name.replace(".", "/")
+            raise UsageError(f"{override.input_line}: choose one by name, {group}=NAME, or leave it out")
         if is_multirun and override.is_sweep_override() and (name == "output" or name.startswith("sweep.")):
             raise UsageError(f"{override.input_line}: {name} is one for all jobs of a sweep; set a single value")
+
+
+def parse(line: str) -> Override:
+    """Parse one override. Raises UsageError for one that cannot be parsed."""
+    try:
+        override: Override = OverridesParser.create().parse_override(line)
+    except (HydraException, ValueError, RecursionError) as error:
+        raise UsageError(_not_parsed(line)) from error
+    if not override.get_key_element().lstrip("+~"):
+        raise UsageError(_not_parsed(line))
+    return override
+
+
+def _not_parsed(line: str) -> str:
+    return f"cannot parse the override {brief(repr(line))}: use KEY=VALUE, and quote a value that contains spaces or brackets"
+
+
+def brief(text: str | None) -> str:
+    """Return a text without its middle if it is very long."""
+    text = text or ""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}...{text[-LONGEST // 4 :]}"
 
 
 def without_hydra(config: DictConfig) -> Composed:
@@ -140,12 +168,14 @@ def explain(error: Exception, overrides: Sequence[str], config_name: str = "conf
     """Return one line that names the wrong override and suggests a correct one."""
     message = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
-        return f"cannot parse the override {error.override!r}: use KEY=VALUE, and quote a value that contains spaces or brackets"
+        return _not_parsed(error.override)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
         return _unknown_choice(error)
     if isinstance(error, ConfigCompositionException):
         if ambiguous := re.match(r"Ambiguous value for argument '(.*?)' 1\.", message):
             return f"{ambiguous[1]} lists several values: add -m to run them one after another"
+        if sweep := re.match(r"Sweep parameters '(.*)' requires", message):
+            return f"{sweep[1]} lists several values: add -m to run them one after another"
         if known := re.match(r"Could not append to config\. An item is already at '(.*?)'", message):
             return f"+{known[1]}: there is such a setting already; leave out the +"
         if unknown := re.match(r"Could not (?:override|delete from config\.) '(.*?)'", message):
@@ -156,7 +186,7 @@ def explain(error: Exception, overrides: Sequence[str], config_name: str = "conf
             return explain(error.__cause__, overrides, config_name)
     if isinstance(error, OmegaConfBaseException):
         return ": ".join(part for part in (error.full_key, first_line(error)) if part)
-    return message
+    return ADVICE.sub("", message)
 
 
 def _unknown_choice(error: MissingConfigException) -> str:

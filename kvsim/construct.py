@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -12,10 +14,14 @@ import hydra.utils
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.errors import UsageError, first_line
+from kvsim.blame import described, is_kvsims, line_of_import
+from kvsim.errors import PolicyFailed, UsageError, first_line
+from kvsim.numbers import check_finite
 from kvsim.plan import Config
+from kvsim.sources import shadowed
 from kvsim.suggest import closest, hint
 
+logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # it prints the errors that it raises
 T = TypeVar("T")
 
 
@@ -36,6 +42,18 @@ def construct(kind: type[T], node: Any, key: str) -> T:
         raise UsageError(f"{join_key(key, error.full_key)}: {first_line(error)}") from error
     except ValueError as error:
         raise UsageError(with_key(key, str(error), given)) from error
+    except (Exception, SystemExit) as error:
+        if is_kvsims(cls.__module__):
+            raise
+        raise PolicyFailed(f"{key}: {cls.__name__} cannot be built{_where(error)}: {described(error)}") from error
+
+
+def refuse_infinite(key: str, node: Any) -> None:
+    """Raise UsageError for a number that is not finite, in the node at ``key`` or below it."""
+    try:
+        check_finite(key, node)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _class(kind: type[T], node: Config, key: str) -> type[T]:
@@ -48,13 +66,15 @@ def _class(kind: type[T], node: Config, key: str) -> type[T]:
             cls = hydra.utils.get_class(str(target))
         except ValueError as error:
             raise UsageError(f"{key}._target_: {target} is not a class; {remedy}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{target} {_problem(error, str(target), remedy)}" if target else f"names no class; {remedy}"
             raise UsageError(f"{key}._target_: {problem}") from error
         if not issubclass(cls, kind):
             raise UsageError(f"{key}._target_: {target} is not a subclass of {kind.__name__}")
-    if inspect.isabstract(cls):
-        problem = f"{target} is abstract" if target else "is missing"
+    has_settings = is_dataclass(cls)
+    if inspect.isabstract(cls) or not has_settings:
+        what = "abstract" if inspect.isabstract(cls) else "not a dataclass, so it has no settings"
+        problem = f"{target} is {what}" if target else "is missing"
         raise UsageError(f"{key}._target_: {problem}; {remedy}")
     return cls
 
@@ -65,14 +85,27 @@ def _problem(error: BaseException, target: str, remedy: str) -> str:
         error = error.__cause__
     if isinstance(error, ModuleNotFoundError) and not f"{target}.".startswith(f"{error.name}."):
         return f"needs the module {error.name}, which is not installed"
-    if isinstance(error, (ImportError, AttributeError, ValueError, TypeError)):
+    if other := shadowed(target):
+        return f"does not exist: {target.partition('.')[0]} is {other}; rename your module"
+    where = _where(error)
+    if not where and isinstance(error, (ImportError, AttributeError, ValueError, TypeError)):
         return f"does not exist; {remedy}"
-    return f"cannot be imported: {type(error).__name__}: {error}"
+    return f"cannot be imported{where}: {described(error)}"
+
+
+def _where(error: BaseException) -> str:
+    """Say at which line of the user's an error was raised, if at one."""
+    line = line_of_import(error)
+    return f", at {line}" if line else ""
 
 
 def _convert(cls: type, given: Config, key: str) -> Config:
     """Convert the settings to the types of the class's fields. Cached, since the jobs of a sweep share most settings."""
-    return deepcopy(_converted(cls, json.dumps(given), key))
+    try:
+        return deepcopy(_converted(cls, json.dumps(given), key))
+    except OverflowError:  # an integer that no float can hold
+        refuse_infinite(key, given)
+        raise
 
 
 @lru_cache(maxsize=256)
@@ -101,8 +134,8 @@ def check_names(key: str, node: Any, known: Iterable[str]) -> None:
 def with_key(key: str, message: str, settings: Config) -> str:
     """Prefix a class's error message with the full key of the setting that it is about, and suggest one of the choices in it."""
     message = f"{message}{hint(message)}"
-    about = message.split(maxsplit=1)[0] if message else ""
-    return join_key(key, message) if about in settings else f"{key}: {message}"
+    about = re.match(r"\w*", message)
+    return join_key(key, message) if about and about[0] in settings else f"{key}: {message}"
 
 
 def join_key(key: str, name: str | None) -> str:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
+from kvsim.numbers import Real, Whole, check_number
+
 Method = Literal["kernel", "staged", "memcpy"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
@@ -34,9 +36,8 @@ class CopyRule:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not value > 0:
-                raise ValueError(f"copy_rule.{field.name} must be above 0, not {value}")
+            number = Real(above=0) if field.name.endswith("_per_s") else Whole(1)
+            check_number(f"copy_rule.{field.name}", number, getattr(self, field.name))
 
     def load_method(self, fragment_bytes: int, page_bytes: int, *, is_shared: bool) -> Method:
         """Return the method that copies pages of ``page_bytes`` (all layers) to the GPU; ``is_shared``: pages are also stored."""

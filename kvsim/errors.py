@@ -2,6 +2,9 @@
 
 import re
 
+APPENDIX = re.compile(r"\n    (full_key|reference_type|object_type)[:=].*", re.DOTALL)
+"""Lines in which OmegaConf repeats where an error was."""
+
 
 class UsageError(Exception):
     """A mistake in the user's input: the command prints the message in one line and exits with code 2.
@@ -20,14 +23,33 @@ class TraceError(UsageError):
         super().__init__(f"{where}: {problem}")
 
 
+class PolicyFailed(UsageError):
+    """A policy of the user's own raised an error. The message names the class and the line; ``__cause__`` has the traceback."""
+
+
 class WrongResult(UsageError):
     """A run finished and wrote its result, but the result must not be trusted. This is not the user's mistake: exit code 1."""
 
     exit_code = 1
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end (SIGTERM). What is done on Ctrl+C is done then, too."""
+
+
+def unusable(text: str) -> str:
+    """Return why a text can neither name a file nor be written to one; empty if it can."""
+    if "\0" in text:
+        return "contains a NUL character: leave it out"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8: rename the file, or leave the character out"
+    return ""
+
+
 def first_line(error: Exception) -> str:
-    """Return the first line of an error message of OmegaConf; a reference to a setting that does not exist in kvsim's words."""
-    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    """Return an error message of OmegaConf without its appendix; one about a missing setting in kvsim's words."""
+    line = " ".join(APPENDIX.sub("", str(error)).split()) or type(error).__name__
     reference = re.fullmatch(r"Interpolation key '(.*)' not found", line)
     return f"${{{reference[1]}}} refers to a setting that does not exist" if reference else line

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim import run
+from kvsim.blame import policies_named
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import Outcome
 from kvsim.fingerprint import bound_names, configuration_hash
@@ -141,6 +142,7 @@ def draw(plan: Plan, settings: "CurveSettings", trace: Trace | None = None, *, w
     return Drawn(curve=curve, load_s=load_s, wall_s=perf_counter() - began, trace_note=trace.note)
 
 
+@policies_named
 def load_trace(plan: Plan) -> tuple[Trace, float]:
     """Return a plan's trace and the seconds it took to load. Raises TraceError and UsageError, as the trace's ``load`` does.
 

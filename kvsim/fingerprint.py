@@ -11,6 +11,7 @@ from typing import Any
 
 import xxhash
 
+from kvsim.bounds.limits import not_bounded
 from kvsim.core.request import Request
 from kvsim.plan import Plan
 from kvsim.trace.base import update_with_file
@@ -30,10 +31,10 @@ def configuration_hash(plan: Plan, command: str) -> str:
 def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     """Return a name for each bound of a plan; runs that share a bound share its name.
 
-    Like the runs, both bounds leave out requests that the GPU tier can never hold. There are none for recurrent states, resets,
-    images and several cached answers to a prompt, which Belady's MIN does not model.
+    Like the runs, both bounds leave out requests that the GPU tier can never hold. There are none for recurrent states, several
+    cached answers to a prompt, and what ``not_bounded`` names, which Belady's MIN does not model.
     """
-    if plan.model.is_hybrid or any(request.resets or request.images for request in requests):
+    if plan.model.is_hybrid or not_bounded(requests):
         return {}
     if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
         return {}

@@ -8,6 +8,7 @@ from kvsim.capacity import bytes_of
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
+from kvsim.numbers import Real, check_settings
 
 AUTO = "auto"
 SETTINGS = ("gpu_memory_utilization", "workspace")
@@ -32,8 +33,7 @@ class GpuMemory:
     """Recurrent states with a capacity of their own."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
+        check_settings(self, Real(above=0, most=1), "gpu_memory_utilization")
 
     @property
     def kv_bytes(self) -> int:
@@ -44,14 +44,11 @@ class GpuMemory:
 
 def auto_memory(node: Mapping[str, Any], model: ModelSpec, hardware: HardwareSpec, states_bytes: int) -> GpuMemory:
     """Return the memory of an engine's GPUs by the settings of ``tiers.gpu``. Raises UsageError if nothing is left for KV."""
-    share = node["gpu_memory_utilization"]
-    if isinstance(share, bool) or not isinstance(share, (int, float)):
-        raise UsageError(f"tiers.gpu.gpu_memory_utilization must be a number above 0 and at most 1, not {share}")
     try:
         memory = GpuMemory(
             gpus=hardware.gpus,
             memory_bytes=hardware.total_memory_bytes,
-            gpu_memory_utilization=share,
+            gpu_memory_utilization=node["gpu_memory_utilization"],
             weights_bytes=weights_bytes(model),
             workspace_bytes=bytes_of(node["workspace"]) * hardware.gpus,
             states_bytes=states_bytes,

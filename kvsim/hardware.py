@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 
 from kvsim.copy_rule import CopyRule
 from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
+from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
 
-RATES_AND_SIZES = (
+RATES = (
     "flops_per_s",
-    "memory_bytes",
     "memory_bytes_per_s",
-    "gpus",
     "host_to_device_bytes_per_s",
     "device_to_host_bytes_per_s",
     "both_directions_bytes_per_s",
@@ -19,7 +17,7 @@ RATES_AND_SIZES = (
     "disk_write_bytes_per_s",
     "interconnect_bytes_per_s",
 )
-
+OPTIONAL_RATES = ("host_memory_bytes_per_s", "cluster_disk_read_bytes_per_s", "cluster_disk_write_bytes_per_s")
 
 LATENCIES = (
     "host_latency_s",
@@ -48,10 +46,8 @@ class RankFault:
     def __post_init__(self) -> None:
         if self.link not in LINKS:
             raise ValueError(f"rank_faults must name one of {', '.join(LINKS)} as link, not {self.link}")
-        if not 0 < self.speed <= 1:
-            raise ValueError(f"rank_faults must have a speed above 0 and at most 1, not {self.speed}")
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"rank_faults must have a share from 0 to 1, not {self.share}")
+        check_number("rank_faults.speed", Real(above=0, most=1), self.speed)
+        check_number("rank_faults.share", Real(least=0, most=1), self.share)
         if self.share and "disk" not in self.link:
             raise ValueError(f"rank_faults can have a share only on links of the disk, not on {self.link}")
         if self.speed == 1 and not self.share:
@@ -128,31 +124,19 @@ class HardwareSpec:
     """How ``substrate=hardware`` copies pages. None: as on an H200."""
 
     def __post_init__(self) -> None:
-        for name in RATES_AND_SIZES:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("host_memory_bytes_per_s", "cluster_disk_read_bytes_per_s", "cluster_disk_write_bytes_per_s"):
-            rate = getattr(self, name)
-            if rate is not None and not rate > 0:
-                raise ValueError(f"{name} must be above 0, not {rate}")
-        for name in LATENCIES:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("flops_efficiency", "memory_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        fastest = max(self.host_to_device_bytes_per_s, self.device_to_host_bytes_per_s)
-        if self.both_directions_bytes_per_s < fastest:
-            raise ValueError(
-                f"both_directions_bytes_per_s must be at least {fastest:g}, the rate of one direction alone, "
-                f"not {self.both_directions_bytes_per_s:g}"
-            )
+        check_settings(self, Whole(1), "memory_bytes", "gpus")
+        check_settings(self, Real(above=0), *RATES)
+        check_settings(self, Real(above=0), *OPTIONAL_RATES, or_null=True)
+        check_settings(self, SECONDS, *LATENCIES)
+        check_settings(self, Real(above=0, most=1), "flops_efficiency", "memory_efficiency")
+        check_settings(self, Real(least=0, below=1), "rank_jitter")
+        for name in ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s"):
+            number = Real(least=getattr(self, name))
+            check_settings(self, number, "both_directions_bytes_per_s", hint=f"{name} is the rate of one direction alone")
         self._check_ranks()
 
     def _check_ranks(self) -> None:
         """Raise ValueError for wrong ranks, and for settings of ranks on a single GPU."""
-        if not 0 <= self.rank_jitter < 1:
-            raise ValueError(f"rank_jitter must be at least 0 and below 1, not {self.rank_jitter}")
         if self.gpus == 1 and (self.rank_jitter or self.rank_faults):
             name = "rank_jitter" if self.rank_jitter else "rank_faults"
             raise ValueError(f"{name} has no effect with gpus=1, which has one rank: leave it out, or set gpus")
@@ -230,9 +214,7 @@ class LinearHardware(HardwareSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("fixed_s", "prefill_token_s", "decode_request_s", "chunk_context_s", "decode_context_s"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        check_settings(self, SECONDS, "fixed_s", "prefill_token_s", "decode_request_s", "chunk_context_s", "decode_context_s")
         if not self.fixed_s + self.decode_request_s > 0:
             raise ValueError("fixed_s and decode_request_s are both 0: a decode step must take time")
         if self.compute_curves is not None:

@@ -6,6 +6,8 @@ from math import exp, log
 from operator import itemgetter
 from typing import Any
 
+from kvsim.numbers import MOST_SECONDS, Real, Whole, check_number, shown
+
 Rows = list[Any]
 """Lists of numbers above 0. ``check_rows`` checks them, because OmegaConf rejects an integer where a list holds floats."""
 
@@ -62,8 +64,7 @@ class DiskCurves:
             self._check(name)
         if self.both is not None:
             self._check("both")
-        if self.depth < 1:
-            raise ValueError(f"disk_curves.depth must be at least 1, not {self.depth}")
+        check_number("disk_curves.depth", Whole(1), self.depth)
 
     def read_bytes_per_s(self, page_bytes: float) -> float:
         return interpolated_twice(self.read, self.depth, page_bytes)
@@ -111,14 +112,9 @@ class ComputeCurves:
     """Time constant with which prefill turns a rested GPU into a busy one, and with which a busy GPU rests otherwise."""
 
     def __post_init__(self) -> None:
-        if self.prefill_tile_tokens < 1:
-            raise ValueError(f"compute_curves.prefill_tile_tokens must be at least 1, not {self.prefill_tile_tokens}")
-        if not 0 < self.rested_prefill_share <= 1:
-            raise ValueError(
-                f"compute_curves.rested_prefill_share must be above 0 and at most 1, not {self.rested_prefill_share}"
-            )
-        if not 0 < self.warming_s < float("inf"):
-            raise ValueError(f"compute_curves.warming_s must be above 0 and finite, not {self.warming_s}")
+        check_number("compute_curves.prefill_tile_tokens", Whole(1), self.prefill_tile_tokens)
+        check_number("compute_curves.rested_prefill_share", Real(above=0, most=1), self.rested_prefill_share)
+        check_number("compute_curves.warming_s", Real(above=0, most=MOST_SECONDS), self.warming_s)
         check_rows("compute_curves.linear", self.linear, "flops_per_byte", "flops_per_s")
         check_rows(
             "compute_curves.prefill_attention", self.prefill_attention, "query_rows", "context_tokens", "flops_per_s", keys=2
@@ -184,15 +180,11 @@ def check_rows(name: str, rows: Rows, *columns: str, keys: int = 1) -> None:
     if not rows:
         raise ValueError(f"{form}, at least one")
     for row in rows:
-        if not isinstance(row, list) or len(row) != len(columns) or not all(_is_positive(value) for value in row):
-            raise ValueError(f"{form} with all values above 0, not {row}")
+        if not isinstance(row, list) or len(row) != len(columns) or not all(Real(above=0).holds(value) for value in row):
+            raise ValueError(f"{form} with all values above 0, not {shown(row)}")
     order = [tuple(row[:keys]) for row in rows]
     if order != sorted(set(order)):
         raise ValueError(f"{form} in ascending order of {' and '.join(columns[:keys])}, without duplicates")
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 def _rate_and_latency(rows: Rows, fragment_bytes: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.errors import UsageError
 from kvsim.huggingface_families import FAMILIES, Fields, dtype_bytes
 from kvsim.model import ModelSource, ModelSpec
+from kvsim.numbers import Real, Whole, check_settings
 
 BITS = {"fp8": 8.0, "mxfp4": 4.25, "awq": None, "gptq": None, "bitsandbytes": None, "compressed-tensors": None}
 """Bits per weight of a ``quant_method``, scales included where each group of weights has one; None: the file says."""
@@ -26,6 +27,10 @@ class HuggingFaceModel(ModelSource):
     """None: as ``torch_dtype`` says."""
     weight_dtype_bytes: float | None = None
     """None: as ``quantization_config`` and ``torch_dtype`` say."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, Whole(1), "kv_dtype_bytes", or_null=True, hint="null takes it from the file")
+        check_settings(self, Real(above=0), "weight_dtype_bytes", or_null=True, hint="null takes it from the file")
 
     @property
     def file(self) -> Path:

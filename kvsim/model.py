@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 
+from kvsim.numbers import Real, Whole, check_settings
+
 GROUPED = ("kv_heads", "head_dim")
 LATENT = ("kv_latent_dim", "nope_dim", "rope_dim", "value_dim")
 EXPERTS = ("routed_experts", "experts_per_token", "expert_width")
@@ -307,17 +309,12 @@ class ModelSpec(ModelSource):
     # Checks
 
     def _check_sizes(self) -> None:
-        for name in ("layers", "hidden_size", "vocabulary", "heads", "kv_dtype_bytes", "weight_dtype_bytes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        check_settings(self, Whole(1), "layers", "hidden_size", "vocabulary", "heads", "state_dtype_bytes", "kernel_chunk_tokens")
+        check_settings(self, Whole(1), "kv_dtype_bytes")
+        check_settings(self, Real(above=0), "weight_dtype_bytes")
+        check_settings(self, Real(least=0), "state_flops_per_element")
         optional = ("query_latent_dim", "mlp_layers", "mlp_width", "dense_layers", "shared_experts", "recurrent_layers")
-        for name in GROUPED + LATENT + EXPERTS + RECURRENT + RECURRENT_OPTIONS + optional:
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-
-        for name in ("state_dtype_bytes", "kernel_chunk_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_settings(self, Whole(), *GROUPED, *LATENT, *EXPERTS, *RECURRENT, *RECURRENT_OPTIONS, *optional)
         if self.mlp_matrices not in (2, 3):
             raise ValueError(f"mlp_matrices must be 3 (gate, up, down) or 2 (up, down), not {self.mlp_matrices}")
 

@@ -12,6 +12,7 @@ from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.gpu_memory import GpuMemory
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -37,8 +38,7 @@ class SweepSettings:
     seeds: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seeds is not None and self.seeds < 2:
-            raise ValueError(f"seeds must be at least 2, not {self.seeds}: the number of seeds that each configuration runs with")
+        check_settings(self, Whole(2), "seeds", or_null=True, hint="each configuration runs with so many")
         if self.objective is not None and not self.objective:
             raise ValueError("objective is empty: name fields of result.json, as [hit_rate, ttft_s.p99], or leave it out")
 
@@ -51,8 +51,7 @@ class DiskSettings:
     threads: int = 4
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, not {self.threads}")
+        check_settings(self, Whole(1), "threads")
 
     @property
     def path(self) -> Path | None:

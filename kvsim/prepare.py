@@ -13,6 +13,7 @@ from kvsim.errors import UsageError
 from kvsim.plan import Plan, TierPlan
 from kvsim.policies.copies import copied
 from kvsim.trace.base import Trace
+from kvsim.trace.check import check_requests
 
 OF_THE_TRACE = ("trace", "page_tokens")
 PER_TIER = ("eviction", "placement")
@@ -27,6 +28,8 @@ def plan_for(command: str, trace: Trace, arguments: Arguments) -> Plan:
     for line in (*arguments.overrides, *arguments.objects):
         if line.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
             raise UsageError(f"{line}: the trace is already loaded; pass this to load_trace instead")
+    if not trace.origin:
+        check_requests(trace.requests)
     given = [*arguments.overrides, *(f"{key}=object" for key in arguments.objects)]
     config, choices = compose_with_choices(composed(trace, arguments))
     plan = build_run(config, command=command, overrides=given, choices=choices)

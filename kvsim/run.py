@@ -1,18 +1,19 @@
 """From a plan to its outcome: assembles cache, policies and engine, and runs requests through them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kvsim.assembly import build_cache, build_cluster, build_graphs, build_prefetching, build_served, build_tiers, hybrid_settings
+from kvsim.blame import policies_named
 from kvsim.bounds.bypass import BypassTier
+from kvsim.bounds.limits import not_bounded
 from kvsim.build import check_bypass
 from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.serving import RulesError, ServedCache, ServingCache
-from kvsim.core.tier import PolicyError, Tier
+from kvsim.core.serving import ServedCache, ServingCache
+from kvsim.core.tier import Tier
 from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
 from kvsim.engine.layout import ONE_ENGINE
 from kvsim.engine.outcome import Outcome
@@ -29,16 +30,7 @@ Advance = Callable[[int], None]
 """Called now and then with the number of finished requests."""
 
 
-@contextmanager
-def _policies_named() -> Iterator[None]:
-    """Turn a policy's breach of contract, or a run that an engine's rules cannot play, into a UsageError of one line."""
-    try:
-        yield
-    except (PolicyError, RulesError) as error:
-        raise UsageError(str(error)) from error
-
-
-@_policies_named()
+@policies_named
 def replay(
     plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any, str], None] | None = None
 ) -> Outcome:
@@ -67,7 +59,7 @@ def replay(
     return outcome
 
 
-@_policies_named()
+@policies_named
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
@@ -183,12 +175,8 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
     policy = tiers[0].eviction
     if not isinstance(policy, BypassEviction):
         return None
-    for what, is_there in (
-        ("resets the cache", any(request.resets for request in requests)),
-        ("has images that no hit may end inside", any(request.images for request in requests)),
-    ):
-        if is_there:
-            raise UsageError(f"eviction: {type(policy).__name__} is not an exact bound for a trace that {what}")
+    if what := not_bounded(requests):
+        raise UsageError(f"eviction: {type(policy).__name__} is not an exact bound for a trace that {what}")
     if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
         raise UsageError(
             f"eviction: {type(policy).__name__} is not an exact bound where several answers to a prompt are cached: set "

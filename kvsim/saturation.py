@@ -6,6 +6,8 @@ from itertools import pairwise
 from math import sqrt
 from typing import Any
 
+from kvsim.numbers import Real, Whole, check_number, check_settings
+
 MOST_DOUBLINGS = 10
 """The search stops at 1,024 times, or a 1,024th of, the rate that it began with."""
 SAME = 1.02
@@ -29,8 +31,7 @@ class Prices:
 
     def __post_init__(self) -> None:
         for name in ("gpu", "cpu_gib", "disk_gib"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+            check_number(f"price_per_hour.{name}", Real(least=0), getattr(self, name))
 
     def per_hour(self, gpus: int, tier_bytes: dict[str, int | None]) -> float | None:
         """Return the price of an hour; None if it depends on an unlimited tier."""
@@ -57,14 +58,10 @@ class SaturateSettings:
     price_per_hour: Prices = field(default_factory=Prices)
 
     def __post_init__(self) -> None:
-        if not 0 < self.attainment <= 1:
-            raise ValueError(f"attainment must be above 0 and at most 1, not {self.attainment}: a share of the requests")
-        if not 0.001 <= self.tolerance <= 1:
-            raise ValueError(f"tolerance must be from 0.001 to 1, not {self.tolerance}: a share of the rate")
-        if self.most_runs < 2:
-            raise ValueError(f"most_runs must be at least 2, not {self.most_runs}")
-        if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise ValueError(f"rate must be above 0, not {self.rate}: a value of trace.rate")
+        check_settings(self, Real(above=0, most=1), "attainment", hint="it is a share of the requests")
+        check_settings(self, Real(least=0.001, most=1), "tolerance", hint="it is a share of the rate")
+        check_settings(self, Whole(2), "most_runs")
+        check_settings(self, Real(above=0), "rate", or_null=True, hint="it is a value of trace.rate")
 
 
 @dataclass(frozen=True, kw_only=True)

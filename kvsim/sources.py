@@ -107,6 +107,14 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+def shadowed(target: str) -> str:
+    """Return the file of the module that is imported instead of the user's own of the same name; empty if none is."""
+    name = target.partition(".")[0]
+    own = PathFinder.find_spec(name, _finder.roots) if name.isidentifier() else None
+    found = getattr(sys.modules.get(name), "__spec__", None)
+    return "" if own is None or own.origin is None or found is None or found.origin == own.origin else str(found.origin)
+
+
 class OwnModules(MetaPathFinder):
     """Finds top-level modules in the user's folders that are nowhere else."""
 

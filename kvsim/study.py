@@ -9,6 +9,7 @@ results.html    the figure, with results.png as its screenshot where a Chromium 
 """
 
 import csv
+import io
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +22,7 @@ from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kvsim.report.screenshot import take_screenshot
+from kvsim.writing import replacing
 
 Cell = TypeVar("Cell")
 Row = TypeVar("Row")
@@ -122,23 +124,27 @@ def existing_trace(path: str) -> str:
 
 def write_csv(folder: Path, lines: Iterable[Sequence[object]]) -> None:
     """Write results.csv; like the page, into a folder that is created if missing."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "results.csv").open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines)
+    with replacing(folder / "results.csv") as file:
+        file.write(text.getvalue().encode())
 
 
 def write_page(folder: Path, lines: Iterable[str]) -> str:
     """Write results.md and return its text."""
     text = "\n".join(lines) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.md").write_text(text)
+    with replacing(folder / "results.md") as file:
+        file.write(text.encode())
     return text
 
 
 def write_figure(folder: Path, figure: Any) -> None:
     """Write results.html and, where a Chromium is installed, results.png."""
     page, margin = folder / "results.html", 16
-    figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
+    with replacing(page) as file:
+        file.write(figure.to_html(include_plotlyjs=True, config={"displayModeBar": False}).encode())
     width, height = figure.layout.width + margin, figure.layout.height + margin
     take_screenshot(page, folder / "results.png", width=width, height=height)
 

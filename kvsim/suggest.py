@@ -23,10 +23,11 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
     names = list(dict.fromkeys(names))
     letters = _letters(name)
     allowed = max(min(len(letters) - 1, 1 if len(letters) <= 4 else 2), len(letters) // 3 if len(letters) > 8 else 0)
-    edits = {other: distance(letters, _letters(other)) for other in names}
+    similar = [other for other in names if abs(len(_letters(other)) - len(letters)) <= allowed]
+    edits = {other: distance(letters, _letters(other)) for other in similar}
     fewest = min(edits.values(), default=allowed + 1)
     if fewest <= allowed:
-        return [other for other in names if edits[other] == fewest][:MOST_SUGGESTED]
+        return [other for other in similar if edits[other] == fewest][:MOST_SUGGESTED]
     begun = [other for other in names if len(letters) >= 2 and _letters(other).startswith(letters)]
     inside = [other for other in names if len(letters) >= 3 and letters in _letters(other)]
     return (begun or inside)[:MOST_SUGGESTED]

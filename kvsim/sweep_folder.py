@@ -1,19 +1,22 @@
 """The folder of a sweep, by jobs: which have finished, where a new one goes, and what is written of one that fails."""
 
 import json
+import os
 import re
+import sys
 import traceback
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvsim.build import check_output
-from kvsim.errors import UsageError
-from kvsim.report.folder import prepare_folder, replacing, write_shared_script
+from kvsim.errors import PolicyFailed, UsageError
+from kvsim.report.folder import prepare_folder, write_shared_script
+from kvsim.report.records import Damaged, read_result, read_sweep
 from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run
 from kvsim.report.template import SHARED_SCRIPT
+from kvsim.writing import FileSet, replacing
 
 HASH = re.compile(rb'"config_hash": "([0-9a-f]{32})"')
 HEAD_BYTES = 400
@@ -27,26 +30,39 @@ def place_job(folder: Path, number: str, config_hash: str) -> tuple[str, RunReco
     result of another configuration, left by an earlier sweep, part of the hash is added to the name.
     """
     index = index_of(folder.absolute())
-    if (name := index.get(config_hash)) and (folder / name / "result.json").exists():
-        if name != number:
+    if name := index.get(config_hash):
+        if (result := finished(folder / name, config_hash)) is not None and name != number:
             with suppress(OSError):
                 (folder / number).rmdir()
-        return name, json.loads((folder / name / "result.json").read_text())
+        return name, result
     is_taken = number in index.values() and (folder / number / "result.json").exists()
     return f"{number}-{config_hash[:8]}" if is_taken else number, None
 
 
-def begin_folder(folder: Path, record: dict[str, Any]) -> None:
-    """Make a sweep's folder ready for its jobs: ``record`` becomes ``sweep.json``, errors of an earlier run of the sweep go.
+def finished(folder: Path, config_hash: str) -> RunRecord | None:
+    """Return the result in a run's folder if it is that of a configuration; a damaged one is reported and counts as none."""
+    if not os.path.lexists(folder / "result.json"):
+        return None
+    try:
+        result = read_result(folder)
+    except Damaged as error:
+        print(f"kvsim: {error}: running it again", file=sys.stderr, flush=True)
+        return None
+    return result if result.get("config_hash") == config_hash else None
 
-    Raises UsageError if the folder cannot be written.
+
+def begin_folder(folder: Path, record: dict[str, Any]) -> None:
+    """Make a sweep's folder, which the caller has locked, ready for its jobs.
+
+    ``record`` becomes ``sweep.json``; errors of an earlier run of the sweep go. Raises UsageError if it cannot be written.
     """
-    check_output(folder)
-    prepare_folder(folder)
-    write_shared_script(folder)
-    index_of.cache_clear()
-    for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
-        left.unlink()
+    try:
+        write_shared_script(folder)
+        index_of.cache_clear()
+        for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
+            left.unlink()
+    except OSError as error:
+        raise UsageError(f"output: cannot remove {error.filename} of an earlier sweep: {error.strerror}") from error
     with replacing(folder / "sweep.json") as file:
         file.write(json.dumps(record, indent=2).encode())
 
@@ -56,7 +72,7 @@ def index_of(folder: Path) -> dict[str, str]:
     """Names of the finished jobs in a sweep's folder by the hash of their configuration. Read once per process."""
     index = {}
     for path in sorted(folder.glob("*/result.json")):
-        with path.open("rb") as file:
+        with suppress(OSError), path.open("rb") as file:
             if found := HASH.search(file.read(HEAD_BYTES)):
                 index[found[1].decode()] = path.parent.name
     return index
@@ -71,21 +87,30 @@ def outcome_line(result: RunRecord) -> str:
 
 
 def failure_record(error: Exception, overrides: list[str]) -> dict[str, Any]:
-    """Return the content of ``error.json``; call it while the error is handled. Anything but a UsageError is a crash."""
+    """Return the content of ``error.json``; call it while the error is handled. Anything but a UsageError is a crash.
+
+    The traceback of a crash is in it, and that of an error in a policy of the user's own.
+    """
     is_crash = not isinstance(error, UsageError)
     message = " ".join(f"{type(error).__name__}: {error}".split() if is_crash else str(error).split())
     record: dict[str, Any] = {"error": message, "is_crash": is_crash, "overrides": overrides}
-    if is_crash:
+    if is_crash or isinstance(error, PolicyFailed):
         record["traceback"] = traceback.format_exc().splitlines()
     return record
 
 
-def write_failure(folder: Path, record: dict[str, Any]) -> None:
-    """Write the ``error.json`` of a job into its folder, if that can be written."""
+def write_failure(folder: Path, record: dict[str, Any]) -> str:
+    """Write the ``error.json`` of a job into its folder, if that can be written. Returns the folder's name.
+
+    If the folder has the result of another configuration, left by an earlier sweep, a folder beside it gets the file.
+    """
+    if os.path.lexists(folder / "result.json"):
+        folder = folder.with_name(f"{folder.name}-failed")
     with suppress(UsageError):
         prepare_folder(folder)
         with replacing(folder / "error.json") as file:
             file.write(json.dumps(record, indent=2).encode())
+    return folder.name
 
 
 def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
@@ -99,15 +124,15 @@ def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
 
     texts = {"sweep.csv": comparison_csv(runs)}
     if any(run.result is not None for run in runs):
-        command_line = json.loads((folder / "sweep.json").read_text())["command_line"]
         front = front_of(runs)
         texts["means.csv"] = means_csv(runs) or ""
         texts["pareto.csv"] = front.csv() if front else ""
+        command_line = read_sweep(folder)["command_line"]
         texts["report.html"] = render_comparison(runs, command_line, folder=folder, shared_script=SHARED_SCRIPT)
-    for name in ("means.csv", "pareto.csv"):  # of another sweep before this one
-        (folder / name).unlink(missing_ok=True)
-    written = {name: text for name, text in texts.items() if text}
-    for name, text in written.items():
-        with replacing(folder / name) as file:
-            file.write(text.encode())
-    return list(written)
+    with FileSet(folder) as files:
+        for name, text in texts.items():
+            if text:
+                files.write(name, text)
+            else:
+                files.remove(name)  # of another sweep before this one
+    return [name for name, text in texts.items() if text]

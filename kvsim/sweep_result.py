@@ -1,6 +1,6 @@
 """What Python sees of a sweep: its runs, their table, and a picture of them."""
 
-import gzip
+import os
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from kvsim.errors import UsageError
 from kvsim.report.compare import Comparison, comparison_csv
 from kvsim.report.frame import columns_of, frame
 from kvsim.report.notebook import comparison_html
+from kvsim.report.records import read_requests
 from kvsim.report.result import RunRecord
-from kvsim.report.runs import Run, read_runs
+from kvsim.report.runs import failed, read_runs
 from kvsim.report.summary import percent
 from kvsim.run_result import RunResult
 
@@ -35,8 +37,7 @@ class SweepRun(RunResult):
 
     @cached_property
     def requests(self) -> Any:
-        with gzip.open(self.folder / "requests.csv.gz", "rt") as file:
-            return frame(columns_of(file))
+        return frame(read_requests(self.folder, self.record))
 
 
 class Sweep:
@@ -50,8 +51,8 @@ class Sweep:
         self.folder = folder
         if is_temporary:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        found = {run.name: run for run in read_runs([folder])}
-        self._runs = [_failed(folder, name, failure) if failure else found[name] for name, failure in failures.items()]
+        found = {run.name: run for run in read_runs([folder], damaged_fail=True)}
+        self._runs = [failed(folder / name, failure) if failure else found[name] for name, failure in failures.items()]
         self._told = Comparison(self._runs, by_run=True)
         self.runs = [
             SweepRun(
@@ -88,8 +89,21 @@ class Sweep:
         return sweep_figure(self._told if "seed" in (x, color) else Comparison(self._runs), x, y, color)
 
     def save(self, folder: str | Path) -> None:
-        """Copy all runs, ``sweep.csv`` and ``report.html`` to a new folder, as ``output=`` and the command write them."""
-        shutil.copytree(self.folder, folder)
+        """Copy all runs, ``sweep.csv`` and ``report.html`` to a new folder, as ``output=`` and the command write them.
+
+        Raises UsageError if it exists or cannot be written, and then leaves nothing behind.
+        """
+        target = Path(folder)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            shutil.copytree(self.folder, part, ignore=shutil.ignore_patterns(".*"))
+            if target.exists():
+                raise UsageError(f"{target} already exists: choose another folder")
+            part.rename(target)
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -120,9 +134,3 @@ class Sweep:
         best = max(known, key=lambda run: run.hit_rate)
         where = " ".join(f"{key}={value}" for key, value in best.settings.items() if value)
         return ", ".join([over, *failed, f"best hit rate {percent(best.hit_rate)} ({where or f'job {best.name}'})"])
-
-
-def _failed(folder: Path, name: str, failure: Mapping[str, Any]) -> Run:
-    return Run(
-        name=name, folder=folder / name, error=failure["error"], is_crash=failure["is_crash"], overrides=failure["overrides"]
-    )

@@ -23,6 +23,7 @@ from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.execute import execute
 from kvsim.fingerprint import configuration_hash
+from kvsim.locking import Lock
 from kvsim.prepare import composed, is_described, plan_for
 from kvsim.report.folder import write_run
 from kvsim.report.logger import Logger
@@ -102,10 +103,11 @@ def values_of(settings: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[int], None]) -> dict[str, dict[str, Any] | None]:
-    """Run all jobs into ``folder``. Returns, by the name of each job's folder, the ``error.json`` of a job that failed, or None.
+    """Run all jobs into ``folder``, which the caller has locked.
 
-    A job whose result is in the folder already does not run again. ``advance`` is told how many jobs are done. Raises UsageError
-    if the sweep cannot begin or its workers died.
+    Returns, by the name of each job's folder, the ``error.json`` of a job that failed, or None. A job whose result is in the
+    folder already does not run again. ``advance`` is told how many jobs are done. Raises UsageError if the sweep cannot begin or
+    its workers died.
     """
     begin_folder(folder, plan.record())
     if workers > 1 and len(plan.jobs) > 1:
@@ -128,9 +130,10 @@ def run_job(folder: Path, command: str, trace: Trace, job: Job) -> tuple[str, di
         if finished is not None:
             return name, None
         line = None if job.objects else shlex.join(["kvsim", command, *composed(trace, job.arguments)])
-        result = execute(command, plan, trace, command_line=line, is_named=is_named)
         script = None if plan.logger.wants_page else f"../{SHARED_SCRIPT}"
-        write_run(folder / name, result.record, result.outcome, shared_script=script)
+        with Lock(folder / name):
+            result = execute(command, plan, trace, command_line=line, is_named=is_named)
+            write_run(folder / name, result.record, result.outcome, shared_script=script)
         plan.logger.log(folder / name, result.record, folder.name)
         check_verified(result.outcome)
         if is_named:

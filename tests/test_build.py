@@ -188,7 +188,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["~eviction"], "eviction is missing: set eviction=NAME"),
         (["eviction._target_=kvsim.policies.placement.write_back.WriteBack"], "eviction._target_: "),
         (["trace=mooncake"], "trace.path is missing"),
-        (["trace.rate=0"], "trace.rate must be positive"),
+        (["trace.rate=0"], "trace.rate must be above 0"),
         (["model.layers=many"], "model.layers: Value 'many'"),
         (["replay.in_flight=0"], "replay.in_flight must be at least 1, not 0"),
         (["replay.prefill_chunk_tokens=-1"], "replay.prefill_chunk_tokens must be 0 or more, not -1"),
@@ -312,3 +312,20 @@ def target_of(group: str, choice: str) -> object:
     """The class that a choice configures, if it names one."""
     target = OmegaConf.load(CONF / group / f"{choice}.yaml").get("_target_")
     return hydra.utils.get_class(target) if target else None
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        ["tiers.cpu.capacity=1GiB"],
+        ["cluster.engines_per_host=1", "tiers.disk.capacity=1GiB", "tiers.disk.below=gpu", "tiers.disk.scope=cluster"],
+        ["tiers.cpu.capacity=1GiB", "tiers.cpu.scope=engine", "tiers.disk.capacity=1GiB"],
+    ],
+)
+def test_engines_of_a_hybrid_model_share_no_tier(shared: list[str]) -> None:
+    apart = ["model=qwen3_next_80b", "model.weight_dtype_bytes=1", "cluster.engines=2", "tiers.gpu.capacity=20GiB"]
+    assert plan(*apart, command="simulate") and plan(
+        *apart, "cluster.engines_per_host=1", "tiers.disk.capacity=1GiB", "tiers.disk.below=gpu", command="simulate"
+    )
+    with pytest.raises(UsageError, match="cluster: engines that serve a model with recurrent layers share no tier"):
+        plan(*apart, *shared, command="simulate")

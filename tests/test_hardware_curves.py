@@ -66,7 +66,7 @@ def test_a_scan_of_few_tokens_takes_as_long_as_the_fewest_measured() -> None:
         ({"prefill_tile_tokens": 0}, "compute_curves.prefill_tile_tokens must be at least 1, not 0"),
         ({"rested_prefill_share": 0.0}, "compute_curves.rested_prefill_share must be above 0 and at most 1, not 0.0"),
         ({"rested_prefill_share": 1.1}, "compute_curves.rested_prefill_share must be above 0 and at most 1, not 1.1"),
-        ({"warming_s": 0.0}, "compute_curves.warming_s must be above 0 and finite, not 0.0"),
+        ({"warming_s": 0.0}, "compute_curves.warming_s must be above 0, not 0.0"),
         ({"linear": []}, r"compute_curves.linear must be rows of \[flops_per_byte, flops_per_s\], at least one"),
         ({"linear": [[1, 2], [1, 3]]}, "in ascending order of flops_per_byte"),
         ({"linear": [[2, 2], [1, 3]]}, "in ascending order of flops_per_byte"),
@@ -107,7 +107,7 @@ def test_curves_are_part_of_a_hardware_file() -> None:
 @pytest.mark.parametrize(
     ("curves", "problem"),
     [
-        ({"compute_curves": COMPUTE | {"linear": [[0, 1]]}}, "hardware: compute_curves.linear must be rows of"),
+        ({"compute_curves": COMPUTE | {"linear": [[0, 1]]}}, "hardware.compute_curves.linear must be rows of"),
         ({"compute_curves": {"linear": [[1, 1]]}}, "hardware.compute_curves.decode_attention is missing"),
         ({"link_curves": LINKS | {"sideways": []}}, "hardware.link_curves.sideways: Key 'sideways' not in 'LinkCurves'"),
     ],

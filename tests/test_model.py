@@ -210,8 +210,8 @@ def test_deepseek_v3_reads_one_byte_per_active_weight_for_one_token() -> None:
 @pytest.mark.parametrize(
     ("base", "change", "message"),
     [
-        (TINY, {"layers": 0}, "layers must be above 0, not 0"),
-        (TINY, {"weight_dtype_bytes": float("nan")}, "weight_dtype_bytes must be above 0, not nan"),
+        (TINY, {"layers": 0}, "layers must be at least 1, not 0"),
+        (TINY, {"weight_dtype_bytes": float("nan")}, "weight_dtype_bytes must be a finite number above 0, not nan"),
         (TINY, {"mlp_width": -1}, "mlp_width must be 0 or more, not -1"),
         (TINY, {"mlp_width": 0}, "mlp_width must be above 0 in a model with dense layers, not 0"),
         (TINY, {"kv_heads": 0}, "kv_heads must be above 0, not 0: grouped-query attention requires"),

@@ -1,7 +1,6 @@
 """A user's policy that is wrong ends a run with one line that names it and what it did, exit code 2, and no file."""
 
 import sys
-import traceback
 from pathlib import Path
 
 import pytest
@@ -42,6 +41,11 @@ WRONG = [
     ("eviction", "def victims(self, now): return 'ab'", f"{OF_GPU}offered 'a', which is not a node"),
     ("eviction", "def rank(self, node): pass", "the eviction policy Mine ranked Node("),
     ("eviction", "def rank(self, node): return node.hits % 2 or 'a'", "the eviction policy Mine ranked one node as "),
+    (
+        "eviction",
+        "def variant(self): pass",
+        "the eviction policy Mine returned None from variant(), not an eviction policy: is a",
+    ),
     (
         "placement",
         "def after_use(self, node, now): pass",
@@ -96,6 +100,7 @@ WITH_A_CLOCK = [
     ("scheduling", "def rank(self, waiting): pass", f"{SCHEDULING}None from rank(), not a number: is a return missing?"),
     ("scheduling", "def rank(self, waiting): return float('nan')", f"{SCHEDULING}nan from rank(), not a number"),
     ("scheduling", "def rank(self, waiting): return (1, 2)", f"{SCHEDULING}(1, 2) from rank(), not a number"),
+    ("scheduling", "def rank(self, waiting): return 10**400", f"{SCHEDULING}1{'0' * 199}... from rank(), not a number"),
     ("scheduling", "def rank(self, waiting): return True", f"{SCHEDULING}True from rank(), not a number"),
     (
         "scheduling",
@@ -177,23 +182,120 @@ def test_an_answer_may_be_a_list_or_of_numpy(command: str, family: str, body: st
     assert (folder / "out" / "result.json").exists()
 
 
+FAILING = [
+    ("eviction", "def victims(self, now):\n        yield from [] if now < 0 else [1 / 0]", "ZeroDivisionError: division by zero"),
+    ("eviction", "def rank(self, node): return node.last_used + None", "TypeError: unsupported operand type(s)"),
+    ("eviction", "def rank(self, node): raise SystemExit(3)", "SystemExit: 3"),
+    ("eviction", "def rank(self, node): raise ValueError('two\\nlines')", "ValueError: two lines"),
+    ("eviction", "def rank(self, node): return self.rank(node)", "RecursionError: maximum recursion depth exceeded"),
+    ("eviction", "def rank(self, node): raise OSError(2, 'gone', 'f')", "FileNotFoundError: [Errno 2] gone: 'f'"),
+    ("eviction", "def bind(self, context): raise MemoryError", "MemoryError"),
+    ("placement", "def after_use(self, node, now): return {}[node]", "KeyError: Node("),
+    ("prefetch", "def fetch(self, offer): return offer.nothing", "AttributeError: 'Offer' object has no attribute 'nothing'"),
+    ("checkpoint", "def after_prefill(self, prefill): raise GeneratorExit", "GeneratorExit"),
+]
+
+
 @pytest.mark.parametrize("command", ["replay", "simulate"])
-@pytest.mark.parametrize(
-    ("family", "body"),
-    [
-        ("eviction", "def victims(self, now):\n        yield from [] if now < 0 else [1 / 0]"),
-        ("eviction", "def rank(self, node): return node.last_used + None"),
-        ("placement", "def after_use(self, node, now): return {}[node]"),
-        ("prefetch", "def fetch(self, offer): return offer.nothing"),
-    ],
-)
-def test_an_error_inside_a_policy_keeps_its_traceback(command: str, family: str, body: str, folder: Path) -> None:
-    settings = write_policy(folder, family, body)
-    with pytest.raises((ZeroDivisionError, TypeError, KeyError, AttributeError)) as error:
-        main([command, *settings])
-    raised = error.value.__cause__ or error.value  # what a simulation's process raises comes with its cause
-    assert traceback.extract_tb(raised.__traceback__)[-1].filename == str(folder / "mine.py")
-    assert not (folder / "out").exists()
+@pytest.mark.parametrize(("family", "body", "problem"), FAILING, ids=[case[1] for case in FAILING])
+def test_an_error_inside_a_policy_names_its_class_and_its_line(
+    command: str, family: str, body: str, problem: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *write_policy(folder, family, body)]) == 2
+    shown = capfd.readouterr().err
+    line = 5 + body.count("\n")
+    method = body.partition("(")[0].removeprefix("def ")
+    assert shown.startswith(f"kvsim: the {family} policy") and f"Mine.{method}: {problem}" in shown
+    assert f" failed at mine.py:{line}, in Mine." in shown
+    assert shown.endswith("; --traceback shows the calls\n") and shown.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["conf", "mine.py"]
+
+
+def test_the_calls_that_led_to_an_error_are_shown_on_demand(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = write_policy(folder, "eviction", "def rank(self, node): return 1 / 0")
+    assert main(["simulate", *settings, "--traceback"]) == 2
+    *calls, line = capfd.readouterr().err.splitlines()
+    assert f'  File "{folder}/mine.py", line 5, in rank' in calls
+    assert line.startswith("kvsim: the eviction policy of the gpu tier, Mine, failed at mine.py:5")
+
+
+BREACHES = [
+    ("eviction", "def bind(self, context): pass", "AttributeError: 'Mine' object has no attribute"),
+    ("eviction", "def victims(self): return []", "TypeError: Mine.victims() takes 1 positional argument but 2 were given"),
+    ("placement", "def after_use(self, node): return True", "TypeError: Mine.after_use() takes 2 positional arguments"),
+    ("prefetch", "def fetch(self): return 0", "TypeError: Mine.fetch() takes 1 positional argument"),
+]
+
+
+@pytest.mark.parametrize("command", ["replay", "simulate"])
+@pytest.mark.parametrize(("family", "body", "problem"), BREACHES, ids=[case[1] for case in BREACHES])
+def test_a_method_that_is_not_what_the_contract_says_names_its_class(
+    command: str, family: str, body: str, problem: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *write_policy(folder, family, body)]) == 2
+    shown = capfd.readouterr().err
+    assert shown.startswith(f"kvsim: the {family} policy") and f"Mine, breaks its contract (mine.py): {problem}" in shown.replace(
+        "policy Mine b", "policy, Mine, b"
+    )
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", ["node.hits = None", "node.parent = None", "node.children = None"])
+def test_a_policy_that_changes_a_node_is_named_although_kvsim_failed(
+    change: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = write_policy(folder, "eviction", f"def rank(self, node):\n        {change}\n        return 1")
+    assert main(["simulate", *settings]) == 1
+    shown = capfd.readouterr().err
+    assert shown.startswith("kvsim: kvsim failed in a run with Mine of mine.py, which may change nothing but its own: ")
+    assert shown.count("\n") == 1 and not (folder / "out").exists()
+
+
+def test_an_interrupt_names_the_line_that_never_ended(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "def victims(self, now):\n        import signal\n        while True:\n            signal.raise_signal(signal.SIGINT)"
+    assert main(["simulate", *write_policy(folder, "eviction", body)]) == 130
+    assert capfd.readouterr().err == "kvsim: interrupted at mine.py:8, in Mine.victims\n"
+
+
+MODULES = [
+    ("def f(:\n", "mine.Mine cannot be imported: SyntaxError: invalid syntax (mine.py, line 1)"),
+    ("x = 1\n1 / 0\n", "mine.Mine cannot be imported, at mine.py:2, in <module>: ZeroDivisionError: division by zero"),
+    ("import sys\nsys.exit(3)\n", "mine.Mine cannot be imported, at mine.py:2, in <module>: SystemExit: 3"),
+    ("from os import nothing\n", "mine.Mine cannot be imported, at mine.py:1, in <module>: ImportError: cannot import name"),
+    ("import not_there\n", "mine.Mine needs the module not_there, which is not installed"),
+    ("class Mine: pass\n", "mine.Mine is not a subclass of EvictionPolicy"),
+    ("Mine = 5\n", "mine.Mine is not a class; choose by name"),
+    ("", "mine.Mine does not exist; choose by name"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), MODULES, ids=[text for text, _ in MODULES])
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(
+    text: str, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = write_policy(folder, "eviction", "")
+    (folder / "mine.py").write_text(text)
+    assert main(["replay", *settings]) == 2
+    shown = capfd.readouterr().err
+    assert shown.startswith(f"kvsim: eviction._target_: {expected}") and shown.count("\n") == 1
+
+
+def test_a_class_that_cannot_be_built_is_named_with_its_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = write_policy(folder, "eviction", "def __init__(self, **settings): raise KeyError('x')")
+    assert main(["replay", *settings]) == 2
+    expected = (
+        "kvsim: eviction: Mine cannot be built, at mine.py:5, in Mine.__init__: KeyError: 'x'; --traceback shows the calls\n"
+    )
+    assert capfd.readouterr().err == f"{expected}\n"
+
+
+def test_a_module_with_the_name_of_another_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = write_policy(folder, "eviction", "")
+    (folder / "random.py").write_text("class Mine: pass\n")
+    assert main(["replay", *settings, "eviction._target_=random.Mine"]) == 2
+    shown = capfd.readouterr().err
+    assert shown.startswith("kvsim: eviction._target_: random.Mine does not exist: random is /")
+    assert shown.endswith("/random.py; rename your module\n")
 
 
 @pytest.mark.parametrize("rules", [["rules=sglang"], ["rules=vllm"], ["rules=sglang", "tiers.cpu.capacity=9000pages"]])

@@ -135,11 +135,14 @@ def conversations(seed: int = 0, *, requests: int = 40, page_tokens: int = 16, g
     Some answers are longer than any prompt. With an even seed, only full pages of a prompt have ids; with an odd one, so does
     the partial page at its end.
     """
-    scale = page_tokens / 16
-    chat = {"systems": 3, "system_tokens": 60 * scale, "turns": 4, "message_tokens": 40 * scale, "answer_tokens": 60 * scale}
-    agent = {"systems": 1, "system_tokens": 80 * scale, "turns": 8, "message_tokens": 10 * scale, "answer_tokens": 15 * scale}
-    document = {"systems": 2, "system_tokens": 30 * scale, "document_tokens": 100 * scale, "turns": 3, "remembers": False,
-                "message_tokens": 20 * scale, "answer_tokens": 30 * scale}  # fmt: skip
+
+    def scaled(tokens: int) -> int:
+        return max(1, round(tokens * page_tokens / 16))
+
+    chat = {"systems": 3, "system_tokens": scaled(60), "turns": 4, "message_tokens": scaled(40), "answer_tokens": scaled(60)}
+    agent = {"systems": 1, "system_tokens": scaled(80), "turns": 8, "message_tokens": scaled(10), "answer_tokens": scaled(15)}
+    document = {"systems": 2, "system_tokens": scaled(30), "document_tokens": scaled(100), "turns": 3, "remembers": False,
+                "message_tokens": scaled(20), "answer_tokens": scaled(30)}  # fmt: skip
     source = Synthetic(
         seed=seed, limit=requests, sessions=requests, sessions_per_s=0.3 / gap_s, arrivals="open_loop",
         max_prompt_tokens=20 * page_tokens, tail=("full", "all")[seed % 2],

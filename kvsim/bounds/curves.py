@@ -9,6 +9,7 @@ import xxhash
 from omegaconf import OmegaConf
 
 from kvsim import run
+from kvsim.bounds.limits import not_bounded
 from kvsim.bounds.lru_curve import LruCurve
 from kvsim.capacity import capacity_pages
 from kvsim.construct import construct
@@ -17,6 +18,7 @@ from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.errors import UsageError
+from kvsim.numbers import Real, check_settings
 from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
@@ -49,8 +51,7 @@ class CurveSettings:
     def __post_init__(self) -> None:
         if self.capacities is not None and not self.capacities:
             raise ValueError("capacities is empty: give some, for example [1000pages,40GiB], or leave it out")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}: it is the share to sample")
+        check_settings(self, Real(above=0, most=1), "fraction", hint="it is the share to sample")
 
 
 def curve_settings(node: Any) -> CurveSettings:
@@ -159,14 +160,10 @@ class Curves:
     def load(self, requests: list[Request]) -> None:
         """Set the trace and compute LRU's curve of it.
 
-        Raises UsageError for a capacity that fits no request, and for resets and images.
+        Raises UsageError for a capacity that fits no request, and for resets, images and persistent prompts.
         """
-        for what, is_there in (
-            ("resets the cache", any(request.resets for request in requests)),
-            ("has images that no hit may end inside", any(request.images for request in requests)),
-        ):
-            if is_there:
-                raise UsageError(f"kvsim curve: the trace {what}, which no curve accounts for: use kvsim replay")
+        if what := not_bounded(requests):
+            raise UsageError(f"kvsim curve: the trace {what}, which no curve accounts for: use kvsim replay")
         self.requests = requests
         self.first = warmup_requests(self.plan.warmup, len(requests))
         self.whole = self._lru(requests)

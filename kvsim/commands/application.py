@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvsim.catalog import check_choices
-from kvsim.commands.flags import parse
+from kvsim.commands.flags import SINGLE, parse
 from kvsim.commands.mistake import Listed, Mistake
 from kvsim.errors import UsageError
 from kvsim.sources import flags
@@ -32,6 +32,8 @@ def run_application(command: str, task: Callable[..., Any], words: Sequence[str]
 
         show_help(command, config_name, arguments.topics)
         return
+    if command in SINGLE and ("--multirun" in arguments or any("hydra.mode=" in word for word in arguments.overrides)):
+        raise UsageError(f"-m: kvsim {command} takes a single configuration: leave out -m")
     check_choices(arguments.overrides)
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -44,7 +46,10 @@ def run_application(command: str, task: Callable[..., Any], words: Sequence[str]
     if config_name == "config":
         arguments.overrides[:] = with_trace_file(arguments.overrides)
     try:
-        run_hydra(task, command, config_name, arguments)
+        try:
+            run_hydra(task, command, config_name, arguments)
+        except Mistake as mistake:
+            raise mistake.error from mistake.error.__cause__
         _end_sweep()
     except Listed:
         return
@@ -58,8 +63,6 @@ def run_application(command: str, task: Callable[..., Any], words: Sequence[str]
         raise UsageError(explain(error, arguments.overrides, config_name)) from error
     except (YAMLError, UnicodeDecodeError) as error:
         raise UsageError(explain_file(error)) from error
-    except Mistake as mistake:
-        raise mistake.error from None
     finally:
         _forget_sweep()
 
@@ -74,11 +77,12 @@ def _first_cause(error: BaseException) -> BaseException:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ignore further interrupts, so that the finished part of a sweep is written however often the user presses Ctrl+C."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_job(command: str, run: "Callable[[Plan, str], RunRecord]", cfg: "DictConfig") -> "Objective":
@@ -92,6 +96,7 @@ def run_job(command: str, run: "Callable[[Plan, str], RunRecord]", cfg: "DictCon
 
     from kvsim.build import build_run
     from kvsim.commands.sweep_job import run_sweep_job
+    from kvsim.locking import Lock
 
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
@@ -102,7 +107,8 @@ def run_job(command: str, run: "Callable[[Plan, str], RunRecord]", cfg: "DictCon
             raise UsageError(f"{key.partition('=')[0]} has no effect on a single run: add -m or leave it out")
         plan = build_run(cfg, command=command, overrides=overrides, choices=job.runtime.choices)
         try:
-            run(plan, shlex.join(["kvsim", command, *flags(job.runtime.config_sources), *overrides]))
+            with Lock(plan.output):
+                run(plan, shlex.join(["kvsim", command, *flags(job.runtime.config_sources), *overrides]))
         except Exception as error:
             plan.logger.log_failure(plan.output, plan.begun(command), f"{type(error).__name__}: {error}", None)
             raise

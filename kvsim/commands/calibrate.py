@@ -21,7 +21,9 @@ from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
+from kvsim.numbers import Whole, check_settings
 from kvsim.report.terminal import print_table
+from kvsim.writing import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -86,10 +88,8 @@ class CalibrateSettings:
             raise ValueError(
                 f"name must start with a lower-case letter, then lower-case letters, digits and underscores, not {self.name!r}"
             )
-        if self.page_tokens < 1:
-            raise ValueError(f"page_tokens must be at least 1, not {self.page_tokens}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        check_settings(self, Whole(1), "page_tokens")
+        check_settings(self, Whole(), "seed")
 
     @property
     def file(self) -> Path:
@@ -101,15 +101,13 @@ class CalibrateSettings:
 def application(cfg: DictConfig) -> None:
     """Run the calibration."""
     try:
-        calibrate(cfg, chosen=list(HydraConfig.get().overrides.task))
+        calibrate(cfg, chosen=list(map(str, OmegaConf.to_container(HydraConfig.get().overrides.task) or ())))
     except UsageError as error:
         raise Mistake(error) from error
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    if {"-m", "--multirun"} & set(arguments):
-        raise UsageError("-m: kvsim calibrate measures the machine once: leave out -m")
     run_application("calibrate", application, arguments, config_name="calibrate")
 
 
@@ -118,14 +116,15 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     settings = construct(CalibrateSettings, {name: value for name, value in config.items() if name != "model"}, "")
     check_file(settings)
+    model = construct(ModelSource, config.get("model"), "model").spec()  # a mistake is told before torch is loaded
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
     from kvsim.commands.engine_overhead import with_overheads
 
     if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
-        config["model"] = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
-    model = construct(ModelSource, config["model"], "model").spec()
+        tiny = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
+        model = construct(ModelSource, tiny, "model").spec()
     if device.type != "cuda" and model.parameters > MOST_INTERPRETED_PARAMETERS:
         raise UsageError(f"model: {model.parameters / 1e9:.1f} billion weights are too many without a GPU: set model=tiny")
     console = Console()
@@ -136,7 +135,9 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     print_measured(measured, console)
     text = written(measured, header(device, model))
     check_text(text)
-    settings.file.write_text(text)
+    check_file(settings)  # which may have been written meanwhile
+    with replacing(settings.file) as file:
+        file.write(text.encode())
     console.print(f"\n{settings.file}: for hardware={settings.name} ({time.perf_counter() - began:.0f} s)", highlight=False)
     if device.type != "cuda":
         console.print("There is no GPU: these numbers describe Triton's interpreter, not a machine worth simulating.")

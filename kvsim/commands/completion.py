@@ -65,8 +65,11 @@ def install(shell: str) -> str:
     if path.is_file() and path.read_text() == text:
         done = f"{path} is up to date"
     else:
+        from kvsim.writing import replacing
+
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        with replacing(path) as file:
+            file.write(text.encode())
         done = f"wrote {path}"
     return f"{done}\n{advice(shell, path)}"
 

@@ -18,6 +18,7 @@ FLAGS = {
     "--config-name": "The file to start from instead of config.yaml, from --config-dir",
     "--info": f"Show how the configuration is put together: {', '.join(INFO)}",
     "--hydra-help": "Show the settings of Hydra, which composes configurations and runs sweeps",
+    "--traceback": "Show the calls that led to an error before its line, for example those of a policy of your own",
 }
 """What each flag does."""
 SHORT = {
@@ -29,6 +30,8 @@ SHORT = {
     "-cn": "--config-name",
     "-i": "--info",
 }
+SINGLE = ("validate", "calibrate")
+"""Commands that take a single configuration: no multirun."""
 TAKES_VALUE = {"--cfg": CONFIGS, "--package": None, "--config-name": None, "--info": INFO}
 """Flags with a value, and what the value may be; None: anything."""
 

@@ -5,7 +5,7 @@ from importlib import import_module
 
 from kvsim import catalog
 from kvsim.catalog import Setting, first_sentence
-from kvsim.commands.flags import FLAGS, SHORT
+from kvsim.commands.flags import FLAGS, SHORT, SINGLE
 from kvsim.commands.layout import columns, wrapped
 from kvsim.commands.listing import COMMANDS, usage
 from kvsim.effects import WITHOUT_EFFECT
@@ -35,7 +35,7 @@ def show_help(command: str, config_name: str, topics: Sequence[str]) -> None:
 
 def overview(command: str, config_name: str) -> Iterator[str]:
     """Yield the lines of a command's help: what it does, groups, settings with one line each, and flags."""
-    multirun = " [-m]" if command not in ("validate", "calibrate") else ""
+    multirun = " [-m]" if command not in SINGLE else ""
     yield f"usage: kvsim {command} [KEY=VALUE ...]{multirun} [--cfg job]"
     yield ""
     yield from wrapped(f"{COMMANDS[command][:1].upper()}{COMMANDS[command][1:]}.")
@@ -70,7 +70,7 @@ def flag_rows(command: str) -> Iterator[tuple[str, str]]:
     """Yield the flags of a command with what they do."""
     letters = {flag: letter for letter, flag in SHORT.items()}
     for flag, purpose in FLAGS.items():
-        if flag != "--multirun" or command not in ("validate", "calibrate"):
+        if flag != "--multirun" or command not in SINGLE:
             yield ", ".join(name for name in (letters.get(flag), flag) if name), purpose
 
 

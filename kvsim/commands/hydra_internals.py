@@ -26,7 +26,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
-from omegaconf import DictConfig, Node
+from omegaconf import DictConfig, Node, OmegaConf
 
 from kvsim.commands.pruning import Pruned, Pruner, forget, pruner_of
 
@@ -260,8 +260,15 @@ def swept_overrides(config: DictConfig) -> list[Override]:
     """Return the overrides of a sweep, those of its sweeper's parameters first."""
     parameters = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    parsed: list[Override] = parser.parse_overrides([*parameters, *config.hydra.overrides.task])
+    parsed: list[Override] = parser.parse_overrides([*parameters, *task_overrides(config)])
     return parsed
+
+
+def task_overrides(config: DictConfig) -> list[str]:
+    """Return the user's overrides as they were written, references in them included."""
+    written = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(written, list)
+    return [str(override) for override in written]
 
 
 def is_grid(config: DictConfig) -> bool:

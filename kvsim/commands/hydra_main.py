@@ -3,9 +3,11 @@
 With ``hydra_internals.py`` the only user of Hydra's internals.
 """
 
+import io
 import os
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import hydra.version
@@ -16,36 +18,47 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import configure_log, run_job
+from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.commands.flags import Arguments
 from kvsim.commands.hydra_internals import JobConfig
+from kvsim.errors import UsageError
 from kvsim.search_path import extend_search_path
 
 CONFIG = "pkg://kvsim.conf"
+HERE = "."
+"""What ``hydra.run.dir`` is in kvsim's own configurations: Hydra has no folder to make."""
 
 
 class OneComposition(Hydra):
     """Hydra, but the configuration from which it reads ``hydra.mode`` is also that of the run."""
 
-    def launch(self, task: TaskFunction, config_name: str, overrides: list[str], *, is_multirun: bool) -> None:
-        """Run the task once, or as the jobs of a multirun if the flag or the configuration says so."""
+    def launch(self, task: TaskFunction, config_name: str, overrides: list[str], *, is_multirun: bool) -> Exception | None:
+        """Run the task once, or as the jobs of a multirun if the flag or the configuration says so.
+
+        Returns the error of a single run that failed.
+        """
         if is_multirun:
             self.multirun(config_name, task, [*overrides, "hydra.mode=MULTIRUN"])
-            return
+            return None
         composed = self.config_loader.load_configuration(config_name, overrides, RunMode.RUN, validate_sweep_overrides=False)
+        if composed.hydra.run.dir != HERE:
+            raise UsageError(f"--config-name {config_name}: it does not begin with kvsim's own: put defaults: [config] into it")
         if composed.hydra.mode == RunMode.MULTIRUN:
             self.multirun(config_name, task, overrides)
-            return
+            return None
         parsed = OverridesParser.create().parse_overrides(overrides)
         ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=True)
-        self.run_once(task, config_name, JobConfig.of(composed))
+        return self.run_once(task, config_name, JobConfig.of(composed))
 
-    def run_once(self, task: TaskFunction, config_name: str, config: DictConfig) -> None:
-        """Run the task as Hydra does, but leave it to the caller to report an error."""
+    def run_once(self, task: TaskFunction, config_name: str, config: DictConfig) -> Exception | None:
+        """Run the task as Hydra does, but return its error, if any."""
         configure_log(config.hydra.hydra_logging, config.hydra.verbose)
         config.hydra.mode = RunMode.RUN
         callbacks = Callbacks(config)
@@ -53,24 +66,88 @@ class OneComposition(Hydra):
         context = HydraContext(config_loader=self.config_loader, callbacks=callbacks)
         done = run_job(task, config, "hydra.run.dir", None, context)
         callbacks.on_run_end(config=config, config_name=config_name, job_return=done)
-        if isinstance(done._return_value, Exception):
-            raise done._return_value
+        return done._return_value if isinstance(done._return_value, Exception) else None
+
+    def show(self, config_name: str, overrides: list[str], kind: str, package: str, *, resolve: bool) -> None:
+        """Print the configuration, or the part of it that ``package`` names. Raises UsageError if there is no such part."""
+        config = self.config_loader.load_configuration(config_name, overrides, RunMode.RUN)
+        HydraConfig.instance().set_config(config)
+        OmegaConf.set_readonly(config.hydra, None)
+        shown = part = self.get_sanitized_cfg(config, kind)
+        if package not in ("", "_global_"):
+            try:
+                part = OmegaConf.select(shown, package, throw_on_missing=True, default=NOTHING)
+            except Exception as error:  # no key of OmegaConf's
+                raise UsageError(f"--package {package}: {error}") from error
+            if part is NOTHING:
+                raise UsageError(f"--package {package}: the configuration has no such part")
+            print(f"# @package {package}")
+        if resolve and isinstance(part, Container):
+            OmegaConf.resolve(part)
+        print(OmegaConf.to_yaml(part) if isinstance(part, Container) else part, end="" if isinstance(part, Container) else "\n")
+
+
+NOTHING = object()
 
 
 def run_hydra(task: TaskFunction, command: str, config_name: str, arguments: Arguments) -> None:
-    """Do what the command line asks for: run the task, or show its configuration. Errors are Hydra's own."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would otherwise print errors and end the process itself
+    """Do what the command line asks for: run the task, or show its configuration. Errors of a task are raised as they are.
+
+    Those of Hydra, too, or as UsageError where Hydra has none of its own.
+    """
     config_name, overrides = arguments.flags.get("--config-name", config_name), list(arguments.overrides)
-    with started_hydra(command) as started, read_yaml_fast():
+    failed = None
+    with _all_errors_raised(), started_hydra(command) as started, read_yaml_fast(), _without_surprises(overrides):
         if "--cfg" in arguments:
-            package = arguments.flags.get("--package")
-            started.show_cfg(config_name, overrides, arguments.flags["--cfg"], package, resolve="--resolve" in arguments)
+            package = arguments.flags.get("--package", "")
+            started.show(config_name, overrides, arguments.flags["--cfg"], package, resolve="--resolve" in arguments)
         elif "--info" in arguments:
-            started.show_info(arguments.flags["--info"], config_name, overrides)
+            text = io.StringIO()  # Hydra logs it, and logging reports an output that is full or closed on its own
+            with redirect_stdout(text):
+                started.show_info(arguments.flags["--info"], config_name, overrides)
+            print(text.getvalue(), end="")
         elif "--hydra-help" in arguments:
             started.hydra_help(config_name, get_args_parser(), get_args_parser().parse_args(overrides))
         else:
-            started.launch(task, config_name, overrides, is_multirun="--multirun" in arguments)
+            failed = started.launch(task, config_name, overrides, is_multirun="--multirun" in arguments)
+    if failed:
+        raise failed
+
+
+@contextmanager
+def _all_errors_raised() -> Iterator[None]:
+    """Keep Hydra from printing errors and ending the process itself."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+@contextmanager
+def _without_surprises(overrides: list[str]) -> Iterator[None]:
+    """Turn what Hydra raises although it is no error of Hydra's, and what it only warns of, into UsageError.
+
+    Settings of Hydra itself are checked by nobody before they are used. A task's errors do not come this way.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
+            yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, UsageError):
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
+    except Exception as error:
+        given = [override for override in overrides if override.lstrip("+~").startswith("hydra")] or overrides
+        problem = str(error) if isinstance(error, UserWarning | RuntimeError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"Hydra cannot use {' '.join(given) or 'the configuration'}: {problem}") from error
 
 
 @contextmanager

@@ -1,12 +1,10 @@
 """Carries what ends a command past Hydra's error handling."""
 
-from kvsim.errors import UsageError
-
 
 class Mistake(BaseException):
-    """Wraps a UsageError. Not an Exception, because Hydra prints a line of its own about any Exception of a job."""
+    """Wraps an error. Not an Exception, because Hydra prints a line of its own about any Exception of a job or callback."""
 
-    def __init__(self, error: UsageError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error
 

@@ -9,6 +9,7 @@ from kvsim.commands import own_tests, templates
 from kvsim.errors import UsageError
 from kvsim.sources import PROJECT, files_of, shown
 from kvsim.suggest import closest
+from kvsim.writing import replacing
 
 FAMILIES = {
     "eviction": templates.EVICTION,
@@ -63,11 +64,22 @@ def main(arguments: Sequence[str]) -> None:
     else:
         check_own_free(family, name, files)
         add_packages(root, family)
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-        print(path)
+    write_new(root, files)
+    print(*files, sep="\n")
     print(f"next: pytest {list(files)[-1]}; {FIRST_RUN.get(family, 'kvsim replay')} {family}={name}")
+
+
+def write_new(root: Path, files: dict[str, str]) -> None:
+    """Write files, none of which exists, all or none. Raises UsageError."""
+    try:
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(root / path) as file:
+                file.write(text.encode())
+    except BaseException:
+        for path in files:
+            (root / path).unlink(missing_ok=True)
+        raise
 
 
 def check_name(name: str) -> None:

@@ -1,9 +1,7 @@
 """``kvsim saturate``: the highest rate of requests at which a configuration meets its objectives."""
 
-import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -12,18 +10,19 @@ from rich.console import Console
 from kvsim.commands.application import run_application, run_job
 from kvsim.commands.objective import Objective
 from kvsim.commands.sweep import plan_of
-from kvsim.commands.sweep_job import SweepJob
+from kvsim.commands.sweep_job import SweepJob, tell
 from kvsim.errors import UsageError
 from kvsim.execute import execute
 from kvsim.fingerprint import configuration_hash
 from kvsim.plan import Plan
-from kvsim.report.folder import prepare_folder, write_run, write_shared_script
+from kvsim.report.folder import write_run, write_shared_script
 from kvsim.report.progress import progress
 from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain
 from kvsim.report.saturation import print_saturation, write_saturation
 from kvsim.report.template import SHARED_SCRIPT
 from kvsim.run import check_verified
 from kvsim.saturation import Found, Probe, highest_rate
+from kvsim.sweep_folder import finished
 
 PROBED = ("requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected", "folder")
 """What is recorded of each run beside its rate."""
@@ -42,7 +41,6 @@ def main(arguments: Sequence[str]) -> None:
 def run_saturate(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
     """Search for the highest rate, write the folder, print the table."""
     shown = job is None
-    prepare_folder(plan.output)
     write_shared_script(plan.output)
     found = highest_rate(partial(run_at, plan, shown=shown), plan.saturate, plan.saturate.rate or plan.trace.rate)
     record = describe(plan, found, command_line)
@@ -53,7 +51,7 @@ def run_saturate(plan: Plan, command_line: str, job: SweepJob | None = None) -> 
         console.print(f"\n{plan.output}: saturate.json saturate.csv saturate.html", highlight=False)
     else:
         highest = "no rate holds" if found.highest is None else f"highest rate {found.highest.rate:.4g}"
-        print(f"job {plan.output.name}  {highest}, {len(found.probes)} runs", flush=True)
+        tell(f"job {plan.output.name}  {highest}, {len(found.probes)} runs")
     return record
 
 
@@ -74,15 +72,6 @@ def run_at(plan: Plan, rate: float, *, shown: bool = True) -> Probe:
     if shown:
         print(f"rate {rate:g}: {offered:.3g} requests/s, {result['slo']['attainment']:.2%} meet the objectives", flush=True)
     return Probe(rate=rate, requests_per_s=offered, attainment=result["slo"]["attainment"], record=(folder.name, result))
-
-
-def finished(folder: Path, config_hash: str) -> RunRecord | None:
-    """Return the result in a folder if it is that of a configuration."""
-    path = folder / "result.json"
-    if not path.exists():
-        return None
-    result: RunRecord = json.loads(path.read_text())
-    return result if result.get("config_hash") == config_hash else None
 
 
 def describe(plan: Plan, found: Found, command_line: str) -> RunRecord:

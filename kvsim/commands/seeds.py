@@ -26,7 +26,7 @@ def add_seeds(config: DictConfig, command: str, seeds: int, *, is_optimizing: bo
         raise UsageError(f"{KEY} has no effect on kvsim {command}: leave it out")
     if is_optimizing:
         raise UsageError(f"{KEY}: an optimizing sweeper is told one result per configuration: leave it out")
-    task = [str(override) for override in config.hydra.overrides.task]
+    task = hydra_internals.task_overrides(config)
     parsed = [override for override in OverridesParser.create().parse_overrides(task) if override.key_or_group != KEY]
     if any(override.key_or_group == "seed" and override.is_sweep_override() for override in parsed) or _is_parameter(config):
         raise UsageError(f"{KEY} and seed both choose the seeds: leave one of them out")

@@ -1,13 +1,11 @@
 """A sweep (multirun) as a whole: its folder, what it lists, and the tables and pages written at its end."""
 
-import json
 import os
 import shlex
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +27,13 @@ from kvsim.commands.sweep_job import failure_line, of_interest, said_of
 from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.fingerprint import configuration_hash
+from kvsim.locking import Lock
 from kvsim.plan import Plan, SweepSettings
 from kvsim.report.logger import Logger
+from kvsim.report.records import read_failure, read_sweep
 from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run, read_runs
+from kvsim.report.saturation import Named, print_saturation, read_saturations, write_saturation
 from kvsim.sources import flags, use
 from kvsim.sweep_folder import begin_folder, index_of, place_job, write_comparison
 
@@ -50,6 +51,8 @@ class Begun:
     settings: SweepSettings
     logger: Logger
     watch: "FailureWatch | None"
+    lock: ExitStack
+    """Ends the lock of the folder."""
 
 
 class FailureWatch(threading.Thread):
@@ -69,7 +72,7 @@ class FailureWatch(threading.Thread):
         """Report new failures."""
         for path in sorted(set(self.folder.glob("*/error.json")) - self.said):
             self.said.add(path)
-            record = json.loads(path.read_text())
+            record = read_failure(path.parent)
             print(failure_line(path.parent.name, record, said_of(self.folder, record["overrides"])), file=sys.stderr, flush=True)
 
     def stop(self) -> None:
@@ -85,7 +88,8 @@ _begun: list[Begun] = []
 
 def forget_sweep() -> None:
     """Forget a sweep that ended before its first job, so that the next command in this process does not report it."""
-    _begun.clear()
+    while _begun:
+        _begun.pop().lock.close()
     hydra_internals.restore()
 
 
@@ -96,11 +100,8 @@ class SweepCallback(Callback):
         use(config.hydra.runtime.config_sources)
         try:
             begin_sweep(config)
-        except UsageError as error:
-            raise Mistake(error) from error
         except Exception as error:  # Hydra would only warn and continue
-            traceback.print_exc()
-            raise SystemExit(1) from error
+            raise Mistake(error) from error
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Let the job find the user's policies, and the next job of this process start faster."""
@@ -114,13 +115,14 @@ class SweepCallback(Callback):
 
 def begin_sweep(config: DictConfig) -> None:
     """Prepare the sweep's folder, or list the jobs and raise Listed. Raises UsageError."""
+    _ = config.output  # a reference in it that leads nowhere is told by this key, not Hydra's
     settings = sweep_settings(OmegaConf.to_container(config.sweep, resolve=True))
     folder, command = Path(os.path.relpath(config.hydra.sweep.dir)), str(config.hydra.job.name)
     logger = construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
     check_objective(settings)
     if _is_optimizing(config) and settings.objective is None:
         raise UsageError("sweep.objective is missing: set what the sweeper optimizes, such as sweep.objective=hit_rate")
-    given = [str(override) for override in config.hydra.overrides.task]
+    given = hydra_internals.task_overrides(config)
     if settings.seeds is not None:
         add_seeds(config, command, settings.seeds, is_optimizing=_is_optimizing(config))
     aims = [asdict(one) for one in check_directions(config, settings)]
@@ -128,17 +130,20 @@ def begin_sweep(config: DictConfig) -> None:
         index_of.cache_clear()
         list_jobs(config, folder, command)
         raise Listed
-    arguments = [str(override) for override in config.hydra.overrides.task]
+    arguments = hydra_internals.task_overrides(config)
     words = ["kvsim", command, "-m", *flags(config.hydra.runtime.config_sources), *config.hydra.overrides.hydra, *given]
     words = [word for word in words if not word.startswith("hydra.mode=")]
     swept = _swept(config, arguments)
-    begin_folder(folder, {"command": command, "command_line": shlex.join(words), "swept": swept, "objectives": aims})
+    with ExitStack() as stack:
+        stack.enter_context(Lock(folder))
+        begin_folder(folder, {"command": command, "command_line": shlex.join(words), "swept": swept, "objectives": aims})
+        lock = stack.pop_all()
     hydra_internals.speed_up(config)
     watch = None
     if not str(config.hydra.launcher._target_).endswith(SAME_TERMINAL):
         watch = FailureWatch(folder)
         watch.start()
-    _begun[:] = [Begun(folder, command, settings, logger, watch)]
+    _begun[:] = [Begun(folder, command, settings, logger, watch, lock)]
 
 
 def end_sweep(*, is_interrupted: bool = False) -> None:
@@ -146,23 +151,27 @@ def end_sweep(*, is_interrupted: bool = False) -> None:
     if not _begun:
         return
     sweep = _begun.pop()
-    if sweep.watch:
-        sweep.watch.stop()
-    if sweep.command == "curve":
-        failures = list(read_failures(sweep.folder))
-        finished = len(list(sweep.folder.glob("*/curve.json")))
-    elif sweep.command == "saturate":
-        failures = list(read_failures(sweep.folder))
-        finished = write_saturations(sweep.folder)
-    else:
-        runs = write_sweep(sweep.folder, with_bounds=not is_interrupted)
-        finished = sum(run.error is None for run in runs)
-        failures = [run for run in runs if run.error is not None]
-        if not is_interrupted:
-            sweep.logger.log_sweep(sweep.folder, runs)
+    with sweep.lock:
+        failures, finished = _ended(sweep, is_interrupted=is_interrupted)
     if failures and not is_interrupted:
         not_begun = ", and no others were started (sweep.fail_fast)" if sweep.settings.fail_fast else ""
         raise SweepError(failures, f"{len(failures)} of {finished + len(failures)} jobs failed{not_begun}")
+
+
+def _ended(sweep: Begun, *, is_interrupted: bool) -> tuple[list[Run], int]:
+    """Write what a sweep leaves at its end. Returns the failed jobs, and the number of the others."""
+    if sweep.watch:
+        sweep.watch.stop()
+    if sweep.command == "curve":
+        return list(read_failures(sweep.folder)), len(list(sweep.folder.glob("*/curve.json")))
+    if sweep.command == "saturate":
+        records, damaged = read_saturations(sweep.folder)
+        write_saturations(sweep.folder, records)
+        return [*read_failures(sweep.folder), *damaged], len(records)
+    runs = write_sweep(sweep.folder, with_bounds=not is_interrupted)
+    if not is_interrupted:
+        sweep.logger.log_sweep(sweep.folder, runs)
+    return [run for run in runs if run.error is not None], sum(run.error is None for run in runs)
 
 
 class SweepError(UsageError):
@@ -176,7 +185,7 @@ class SweepError(UsageError):
 
 def read_failures(folder: Path) -> Iterator[Run]:
     """The failed jobs of a sweep's folder."""
-    return (run for run in read_runs([folder]) if run.error is not None)
+    return (run for run in read_runs([folder], damaged_fail=True) if run.error is not None)
 
 
 # --- the whole sweep -------------------------------------------------------------------------------------------------
@@ -189,7 +198,7 @@ def write_sweep(folder: Path, *, with_bounds: bool) -> list[Run]:
     from kvsim.report.compare import print_comparison
     from kvsim.report.pareto import front_of, print_front
 
-    runs = read_runs([folder])
+    runs = read_runs([folder], damaged_fail=True)
     if with_bounds:
         add_bounds(runs)
     files = write_comparison(folder, runs)
@@ -202,18 +211,15 @@ def write_sweep(folder: Path, *, with_bounds: bool) -> list[Run]:
     return runs
 
 
-def write_saturations(folder: Path) -> int:
-    """Write ``saturate.csv`` and ``saturate.html`` for all jobs in a folder and print their table. Returns their number."""
+def write_saturations(folder: Path, records: list[Named]) -> None:
+    """Write ``saturate.csv`` and ``saturate.html`` for the jobs of a sweep and print their table."""
     from rich.console import Console
 
-    from kvsim.report.saturation import print_saturation, read_saturations, write_saturation
-
-    if records := read_saturations(folder):
+    if records:
         console = Console()
-        write_saturation(folder, records, command_line=json.loads((folder / "sweep.json").read_text())["command_line"])
+        write_saturation(folder, records, command_line=read_sweep(folder)["command_line"])
         print_saturation(records, console)
         console.print(f"\n{folder}: saturate.csv saturate.html", highlight=False)
-    return len(records)
 
 
 def add_bounds(runs: list[Run]) -> None:
@@ -226,7 +232,7 @@ def add_bounds(runs: list[Run]) -> None:
                 plan = plan_of(run.result)
                 for kind, bound in complete(run.bounds_folder, plan).items():
                     for other in runs:
-                        if ((other.result or {}).get("bounds") or {}).get(kind) == names[kind]:
+                        if ((other.result or {}).get("bounds") or {}).get(kind) == names.get(kind, ""):
                             other.bounds[kind] = bound
 
 

@@ -1,6 +1,5 @@
 """One job of a sweep, in whatever process the launcher runs it."""
 
-import json
 import os
 import shlex
 import sys
@@ -13,9 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvsim.bound_files import compute_once
 from kvsim.build import build_run, sweep_settings
+from kvsim.commands.mistake import Mistake
 from kvsim.commands.objective import Objective, objectives
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.fingerprint import configuration_hash
+from kvsim.locking import Lock
+from kvsim.report.records import Damaged, read_sweep
 from kvsim.report.result import RunRecord
 from kvsim.sources import flags
 from kvsim.sweep_folder import failure_record, index_of, outcome_line, place_job, write_failure
@@ -40,7 +42,7 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
     Returns the objectives; None for a failed job and where none are set.
     """
     job = HydraConfig.get()
-    number, overrides = str(job.job.num), [str(override) for override in job.overrides.task]
+    number, overrides = str(job.job.num), list(map(str, OmegaConf.to_container(job.overrides.task) or ()))
     folder = Path(os.path.relpath(job.sweep.dir))
     cfg.output = os.path.relpath(job.runtime.output_dir)
     said = said_of(folder, overrides)
@@ -52,44 +54,53 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
         plan = build_run(cfg, command=command, overrides=overrides, choices=job.runtime.choices)
         name, finished = place_job(folder, number, configuration_hash(plan, command))
         if finished is not None:
-            print(f"job {name}  {said}  finished before", flush=True)
+            tell(f"job {name}  {said}  finished before")
             return objectives(finished, settings)
         object.__setattr__(plan, "output", folder / name)
         is_alone = "BasicLauncher" in job.launcher._target_
         alone = [override for override in overrides if not override.startswith("sweep.")]
         line = shlex.join(["kvsim", command, *flags(job.runtime.config_sources), *alone])
-        result = run(plan, line, SweepJob(group=folder.name, is_alone=is_alone))
+        with Lock(plan.output):
+            result = run(plan, line, SweepJob(group=folder.name, is_alone=is_alone))
         if command not in WITHOUT_HITS:
             index_of(folder.absolute())[result["config_hash"]] = name
-            print(f"job {name}  {said}  {outcome_line(result)}", flush=True)
+            tell(f"job {name}  {said}  {outcome_line(result)}")
             compute_once(folder / "bounds", plan, result["bounds"])
         return objectives(result, settings)
     except Exception as error:
-        record = _report_failure(Path(cfg.output), number, overrides, said, error)
+        record = _report_failure(Path(cfg.output), overrides, said, error)
         if plan is not None:
             plan.logger.log_failure(Path(cfg.output), plan.begun(command), str(record["error"]), folder.name)
         return None
 
 
-def _report_failure(folder: Path, number: str, overrides: list[str], said: str, error: Exception) -> dict[str, Any]:
-    """Report a failed job at once and record it for the end of the sweep."""
+def tell(line: str) -> None:
+    """Print a line about a job. If that is not possible, the command ends; the job has not failed."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        raise Mistake(error) from error
+
+
+def _report_failure(folder: Path, overrides: list[str], said: str, error: Exception) -> dict[str, Any]:
+    """Record a failed job for the end of the sweep and report it at once."""
     record = failure_record(error, overrides)
-    print(failure_line(number, record, said), file=sys.stderr, flush=True)
-    write_failure(folder, record)
+    name = write_failure(folder, record)
+    print(failure_line(name, record, said), file=sys.stderr, flush=True)
     return record
 
 
-def failure_line(number: str, record: dict[str, Any], said: str) -> str:
+def failure_line(name: str, record: dict[str, Any], said: str) -> str:
     """The line that reports a failed job."""
-    more = f", traceback in {number}/error.json" if record["is_crash"] else ""
-    return f"kvsim: job {number} failed: {record['error']} ({said}{more})"
+    more = f", traceback in {name}/error.json" if "traceback" in record else ""
+    return f"kvsim: job {name} failed: {record['error']} ({said}{more})"
 
 
 def said_of(folder: Path, overrides: list[str]) -> str:
     """The overrides that distinguish a job from the others."""
     try:
-        swept = json.loads((folder / "sweep.json").read_text())["swept"]
-    except OSError:
+        swept = read_sweep(folder)["swept"]
+    except Damaged:
         swept = []
     return of_interest(overrides, swept)
 

@@ -7,6 +7,7 @@ EVICTION = (
 from dataclasses import dataclass
 
 from kvsim.core.tree import Node
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.eviction.base import RankedEviction
 
 
@@ -20,8 +21,7 @@ class @Class@(RankedEviction):
     seconds_per_hit: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.seconds_per_hit < 0:
-            raise ValueError(f"seconds_per_hit must be 0 or more, not {self.seconds_per_hit}")
+        check_settings(self, Real(least=0), "seconds_per_hit")
 
     def rank(self, node: Node) -> float:
         """Called again after each use of the node; the rank must not change in between."""
@@ -64,6 +64,7 @@ PREFETCH = (
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy, Refusal
 
 
@@ -80,8 +81,7 @@ class @Class@(PrefetchPolicy):
     min_tokens: int = 256
 
     def __post_init__(self) -> None:
-        if self.min_tokens < 1:
-            raise ValueError(f"min_tokens must be at least 1, not {self.min_tokens}")
+        check_settings(self, Whole(1), "min_tokens")
 
     def fetch(self, offer: Offer) -> int | Refusal:
         if offer.stored_pages * self.page_tokens < self.min_tokens:
@@ -137,6 +137,7 @@ PLACEMENT = (
 from dataclasses import dataclass
 
 from kvsim.core.tree import Node
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.placement.base import PlacementPolicy
 
 
@@ -151,8 +152,7 @@ class @Class@(PlacementPolicy):
     hits: int = 3
 
     def __post_init__(self) -> None:
-        if self.hits < 1:
-            raise ValueError(f"hits must be at least 1, not {self.hits}")
+        check_settings(self, Whole(1), "hits")
 
     def after_use(self, node: Node, now: float) -> bool:
         return node.hits >= self.hits
@@ -222,6 +222,7 @@ CHECKPOINT = (
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 
@@ -237,8 +238,7 @@ class @Class@(CheckpointPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_pages < 1:
-            raise ValueError(f"min_pages must be at least 1, not {self.min_pages}")
+        check_settings(self, Whole(1), "min_pages")
 
     def after_prefill(self, prefill: Prefill) -> Sequence[int]:
         return (prefill.known, prefill.full) if prefill.full - prefill.start >= self.min_pages else ()
@@ -278,6 +278,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 
@@ -293,8 +294,7 @@ class @Class@(RoutingPolicy):
     max_extra_requests: int = 8
 
     def __post_init__(self) -> None:
-        if self.max_extra_requests < 0:
-            raise ValueError(f"max_extra_requests must be 0 or more, not {self.max_extra_requests}")
+        check_settings(self, Whole(), "max_extra_requests")
 
     def bind(self, context: RoutingContext) -> None:
         self._last: dict[int, int] = {}
@@ -350,6 +350,7 @@ SCHEDULING = (
 from dataclasses import dataclass
 
 from kvsim.core.waiting import Waiting
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.scheduling.base import SchedulingPolicy
 
 
@@ -363,8 +364,7 @@ class @Class@(SchedulingPolicy):
     seconds_per_1024_tokens: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.seconds_per_1024_tokens < 0:
-            raise ValueError(f"seconds_per_1024_tokens must be 0 or more, not {self.seconds_per_1024_tokens}")
+        check_settings(self, Real(least=0), "seconds_per_1024_tokens")
 
     def rank(self, waiting: Waiting) -> float:
         """Called when the request begins to wait; define order() instead for an order that changes while requests wait."""

@@ -6,9 +6,10 @@ from pathlib import Path
 from kvsim.build import build_trace
 from kvsim.configuration import compose, quoted
 from kvsim.errors import UsageError
-from kvsim.report.folder import replacing
+from kvsim.numbers import LONGEST_TEXT, Whole, refusal
 from kvsim.trace.base import TraceSource
 from kvsim.trace.convert import as_lines, compressed
+from kvsim.writing import replacing
 
 USAGE = """\
 usage: kvsim trace convert FILE OUT [--block-tokens N] [--runs] [KEY=VALUE ...]
@@ -55,9 +56,10 @@ def _options(words: Sequence[str]) -> tuple[bool, int | None, list[str]]:
     for word in rest:
         if word.partition("=")[0] == BLOCK_TOKENS:
             value = word.partition("=")[2] or next(rest, "")
-            if not value.isdecimal() or not int(value):
-                raise UsageError(f"{BLOCK_TOKENS} must be a number of tokens, at least 1, not {value or 'missing'}")
-            block_tokens = int(value)
+            number = int(value) if value.isdecimal() and len(value) <= LONGEST_TEXT else value
+            if not Whole(1).holds(number):
+                raise UsageError(refusal(BLOCK_TOKENS, Whole(1), number, hint="it is a number of tokens"))
+            block_tokens = number
         elif word == "--runs":
             packed = True
         elif word.startswith("-") and word != "-":

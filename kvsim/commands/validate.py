@@ -30,8 +30,6 @@ def application(cfg: DictConfig) -> Objective:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    if {"-m", "--multirun"} & set(arguments):
-        raise UsageError("-m: kvsim validate takes a single configuration: leave out -m")
     run_application("validate", application, arguments)
 
 

@@ -14,11 +14,16 @@ import numpy as np
 from kvsim.core.tier import PolicyError, Tier
 from kvsim.core.tree import NO_LIMIT, READY, Node, RadixTree
 
+LONGEST = 200
+"""Characters of an answer that an error message repeats."""
+
 
 def refused(policy: str, call: str, answer: object, expected: str) -> PolicyError:
     """Return the error for an answer that is not what was expected."""
     hint = ": is a return missing?" if answer is None else ""
-    return PolicyError(f"{policy} returned {answer!r} from {call}, not {expected}{hint}")
+    text = repr(answer)
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return PolicyError(f"{policy} returned {shown} from {call}, not {expected}{hint}")
 
 
 def is_typed(policy: object, *calls: str) -> bool:
@@ -63,7 +68,7 @@ def number(policy: str, call: str, answer: object, most: float = inf) -> float:
     """Return an answer that must be a number from 0 to ``most``."""
     found = nan
     if isinstance(answer, (int, float, np.integer, np.floating)) and not isinstance(answer, bool):
-        found = float(answer)
+        found = _as_float(answer)
     if 0 <= found <= most:
         return found
     raise refused(policy, call, answer, "a number of at least 0" + (f" and at most {most:g}" if most < inf else ""))
@@ -83,10 +88,18 @@ def rank_number(policy: str, call: str, answer: object) -> float:
     """Return an answer that must be a number, of any size but not NaN."""
     found = nan
     if isinstance(answer, (int, float, np.integer, np.floating)) and not isinstance(answer, bool):
-        found = float(answer)
+        found = _as_float(answer)
     if found == found:
         return found
     raise refused(policy, call, answer, "a number")
+
+
+def _as_float(answer: Any) -> float:
+    """Return a number as a float; NaN for a whole number too large for one."""
+    try:
+        return float(answer)
+    except OverflowError:
+        return nan
 
 
 def every_one(policy: str, call: str, answer: object, expected: Sequence[object]) -> list[Any]:

@@ -489,8 +489,6 @@ class Cache(ServedCache):
                 mine, lease.slots = gpu.pool.split(lease.slots, pages)
                 lease.node = residency.add_leaf(lease.node, rest, pages, gpu, mine, now)
             lease.rest = ()
-        if request.persistent:
-            self.persist(lease.node, lease.gpu)
         return NO_TRANSFERS if self._is_single else self._offer(lease, now)
 
     def _offer(self, lease: Lease, now: float) -> list[Transfer]:
@@ -548,6 +546,7 @@ class Cache(ServedCache):
     # --- the end of a request --------------------------------------------------------------------------------------------------
 
     def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+        self.keep_prompt(lease)
         transfers = NO_TRANSFERS
         if self.begin_answer(lease):
             transfers = self.insert(lease, max(now, self.residency.now))
@@ -569,6 +568,7 @@ class Cache(ServedCache):
         self.release(lease)
 
     def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
+        self.keep_prompt(lease)
         self.end_request(lease, now)
         return self.write_early() if self.transfers.writes_early else NO_TRANSFERS
 
@@ -587,11 +587,27 @@ class Cache(ServedCache):
                 residency.unpin(lease.loading, tier)
         residency.unpin(lease.node, gpu)
 
-    def persist(self, node: Node, gpu: Tier) -> None:
-        """Keep a node and its path, which a GPU tier has, in that tier until ``reset``."""
-        if (node, gpu) not in self.persistent:
-            self.persistent[node, gpu] = None
-            self.residency.pin(node, gpu)
+    def keep_prompt(self, lease: Lease) -> None:
+        """Keep the prompt of a request that ends on its GPU until ``reset`` if it is persistent.
+
+        A request that is retracted or fails keeps nothing: its pages may be what the others need.
+        """
+        key = lease.node, lease.gpu
+        if lease.request.persistent and lease.epoch == self.epoch and key not in self.persistent:
+            self.persistent[key] = None
+            self.residency.pin(lease.node, lease.gpu)
+
+    def kept_pages(self, lease: Lease) -> int:
+        if not self.persistent:
+            return 0
+        kept: set[Node] = set()
+        for last, gpu in self.persistent:
+            node: Node | None = last if gpu is lease.gpu else None
+            while node is not None and node not in kept:
+                kept.add(node)
+                node = node.parent
+        kept.difference_update(lease.path[: lease.gpu_nodes])
+        return sum([node.pages for node in kept])
 
     # --- transfers -------------------------------------------------------------------------------------------------------------
 

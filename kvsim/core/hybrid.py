@@ -156,17 +156,24 @@ class HybridCache(ServedCache):
         return lease.states
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        """As for any cache; also reserves room for the states that the request will save or load."""
+        """As for any cache; also reserves room for the states that the request will save or load.
+
+        States that share the room of pages are done without, the one to begin from too, as far as the tier is too small for them.
+        """
         states = self._states_of(lease)
         if load_pages < lease.lower_pages:
             self._end_at_state(lease, lease.gpu_pages + load_pages)
             load_pages = lease.lower_pages
+        room = self.gpu.pool.capacity - self.kept_pages(lease) - pages
+        if self.shares_room and states.state is not None and room < self.states.units:
+            self._end_at_state(lease, 0)
+            load_pages = 0
         states.save_after = self._plan(lease)
         state = states.state
         loads_state = state is not None and state.state[GPU] not in (READY, LEAVING)
         if self.shares_room:
             wanted = len(states.save_after) + (state is not None)
-            spare = max(0, self.gpu.pool.capacity - pages) // self.states.units
+            spare = max(0, room) // self.states.units
             del states.save_after[: max(0, wanted - spare)]
             states.pages = self.states.units * (len(states.save_after) + loads_state)
         if state is not None:
@@ -196,6 +203,9 @@ class HybridCache(ServedCache):
 
     def can_admit(self, lease: Lease, pages: int) -> bool:
         return self.kv.can_admit(lease, pages)
+
+    def kept_pages(self, lease: Lease) -> int:
+        return self.kv.kept_pages(lease)
 
     def _count_admission(self, lease: Lease) -> None:
         """Count the state that a request begins from and the tokens lost for lack of one; once per request."""
@@ -371,6 +381,7 @@ class HybridCache(ServedCache):
 
     def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
         """As for any cache; policies can note the same about the request's states as about its path."""
+        self.kv.keep_prompt(lease)
         for tier in self.tiers:
             tier.eviction.request_states = self._states_of(lease).states
         transfers = self._end_within_prompt(lease)

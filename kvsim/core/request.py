@@ -56,7 +56,7 @@ class Request:
     """Page ids of prompt + answer[:-1], full pages only, where everything after the trace's last full block has ids that no other
     request has; None unless the trace is read with ``answers=unique``."""
     persistent: bool = False
-    """Whether the prompt's pages stay on the GPU for good once they are computed."""
+    """Whether the prompt's pages stay on the GPU for good once the request has ended."""
     bigram: bool = False
     """Whether keys are made of pairs of tokens, as in SGLang with EAGLE: a page's key depends on the token after it, too."""
     samples: int = 1

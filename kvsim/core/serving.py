@@ -129,6 +129,13 @@ class ServedCache(metaclass=ABCMeta):
     def can_admit(self, lease: Lease, pages: int) -> bool:
         """Whether a request could get ``pages`` GPU pages in all now. The lease must be fresh from ``match``."""
 
+    def kept_pages(self, lease: Lease) -> int:
+        """Return how many pages of the GPU a request can never have: persistent prompts keep them, and it does not reuse them.
+
+        The lease must be fresh from ``match``.
+        """
+        return 0
+
     @abstractmethod
     def claim(self, lease: Lease, now: float) -> Claim:
         """Take the promised slots.

@@ -21,6 +21,7 @@ from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.router import Router
 from kvsim.engine.totals import outcome_of
+from kvsim.numbers import MOST_SECONDS, SECONDS, Real, Whole, check_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,10 @@ class Failure:
     """Seconds until it serves again, with an empty GPU tier; infinite: never."""
 
     def __post_init__(self) -> None:
-        if self.engine < 0:
-            raise ValueError(f"engine must be 0 or more, not {self.engine}")
-        if not 0 <= self.at_s < inf:
-            raise ValueError(f"at_s must be 0 or more, not {self.at_s}")
-        if not self.back_after_s > 0:
-            raise ValueError(f"back_after_s must be above 0, not {self.back_after_s}")
+        check_settings(self, Whole(), "engine")
+        check_settings(self, SECONDS, "at_s")
+        if self.back_after_s != inf:
+            check_settings(self, Real(above=0, most=MOST_SECONDS), "back_after_s", hint="without it, the engine never comes back")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -22,6 +22,7 @@ from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetch, Prefetching
 from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.substrate import Substrate, Work
+from kvsim.numbers import SECONDS, Whole, check_number, check_settings
 
 if TYPE_CHECKING:
     from kvsim.policies.scheduling.base import SchedulingPolicy
@@ -42,16 +43,13 @@ class EngineSettings:
     """Times at which the cache is reset once all running requests have finished, as by a trace's ``{"reset": "drain"}``."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_running_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_settings(self, Whole(1), "max_batch_tokens", "max_running_requests")
         for name, choices in (("overlap", ("layerwise", "none")), ("links", ("fifo", "shared"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
         times: Any = self.reset_at_s  # its items may be anything
         for time_s in times:
-            if isinstance(time_s, bool) or not isinstance(time_s, int | float) or not 0 <= time_s < inf:
-                raise ValueError(f"reset_at_s must be a list of times of at least 0 s, not {time_s}")
+            check_number("reset_at_s", SECONDS, time_s, hint="it is a list of times")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -191,10 +189,7 @@ class Engine:
     def accept(self, job: Job) -> None:
         """Take a request that the router has sent: start its prefetch or queue it; reject it if it could not run even alone."""
         request = job.request
-        pages = self.pages_for(request.prompt_tokens + request.output_tokens)
-        if request.samples > 1:
-            pages = request.pages_with_all(pages, self.cache.page_tokens)
-        if pages > self.gpu.pool.capacity:
+        if self.pages_in_all(request) > self.gpu.pool.capacity:
             self.reject(request)
             return
         self.cache.residency.notify_arrival(request, self.env.now, self.gpu)
@@ -337,8 +332,10 @@ class Engine:
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
             pages = max(request.prompt_pages, self.pages_for(job.target_tokens))
-            if not cache.admit(lease, pages, self.env.now, load_pages):
-                if not self.is_idle or cache.in_flight:
+            in_all = pages if job.decoder >= 0 else self.pages_in_all(request)
+            fits = self.fits_alone(lease, in_all)
+            if not (fits and cache.admit(lease, pages, self.env.now, load_pages)):
+                if fits and (not self.is_idle or cache.in_flight):
                     break
                 queue.remove(job)
                 if job.prefetch is not None:
@@ -355,6 +352,15 @@ class Engine:
     def pages_for(self, tokens: int) -> int:
         """Return how many pages hold this many tokens."""
         return -(-tokens // self.cache.page_tokens)
+
+    def pages_in_all(self, request: Request) -> int:
+        """Return how many pages a request takes when it has its whole answer, or all of them."""
+        pages = self.pages_for(request.prompt_tokens + request.output_tokens)
+        return request.pages_with_all(pages, self.cache.page_tokens) if request.samples > 1 else pages
+
+    def fits_alone(self, lease: Lease, pages: int) -> bool:
+        """Whether a request could get ``pages`` pages in all if no other one ran. The lease must be fresh from ``match``."""
+        return pages + self.cache.kept_pages(lease) <= self.gpu.pool.capacity
 
     def _start(self, job: Job, lease: Lease) -> None:
         job.lease, job.is_queued, job.is_claimed, job.is_known = lease, False, False, True

@@ -79,7 +79,7 @@ class HandOver:
         receiver = self.receivers[number]
         job.decoder = number
         self._sent[request.index] = job
-        if receiver.engine.pages_for(request.prompt_tokens + request.output_tokens) > receiver.engine.gpu.pool.capacity:
+        if receiver.engine.pages_in_all(request) > receiver.engine.gpu.pool.capacity:
             sender.reject(request)
             return False
         self.senders[job] = sender
@@ -107,8 +107,9 @@ class HandOver:
             lease = engine.cache.match(job.request, engine.gpu)
             lease.is_resumed = lease.is_known_prompt = lease.is_reserved = True
             pages = max(job.request.prompt_pages, engine.pages_for(job.target_tokens))
-            if not engine.cache.admit(lease, pages, engine.env.now):
-                if not engine.is_idle or engine.cache.in_flight:
+            fits = engine.fits_alone(lease, engine.pages_in_all(job.request))
+            if not (fits and engine.cache.admit(lease, pages, engine.env.now)):
+                if fits and (not engine.is_idle or engine.cache.in_flight):
                     break
                 self.senders[waiting.popleft()].reject(job.request)
                 continue

@@ -45,6 +45,9 @@ class PassingCache(ServedCache):
     def can_admit(self, lease: Lease, pages: int) -> bool:
         return self.cache.can_admit(lease, pages)
 
+    def kept_pages(self, lease: Lease) -> int:
+        return self.cache.kept_pages(lease)
+
     def claim(self, lease: Lease, now: float) -> Claim:
         return self.cache.claim(lease, now)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
+from kvsim.numbers import Whole, check_settings
 
 PREFILL_CHUNK_TOKENS = 8192
 """What SGLang and vLLM compute of a prompt in one step on large GPUs."""
@@ -21,10 +22,8 @@ class ReplaySettings:
     """Prompt tokens that one step computes, under rules that prefill in chunks; 0: whole prompts, None: 8,192."""
 
     def __post_init__(self) -> None:
-        if self.in_flight < 1:
-            raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
-        if self.prefill_chunk_tokens is not None and self.prefill_chunk_tokens < 0:
-            raise ValueError(f"prefill_chunk_tokens must be 0 or more, not {self.prefill_chunk_tokens}; 0 computes whole prompts")
+        check_settings(self, Whole(1), "in_flight")
+        check_settings(self, Whole(), "prefill_chunk_tokens", or_null=True, hint="0 computes whole prompts")
 
     @property
     def chunk_tokens(self) -> int:

@@ -6,7 +6,7 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.engine.book import Book
 from kvsim.engine.engine import Engine
 from kvsim.engine.layout import Layout
-from kvsim.engine.outcome import Disagreement, EngineUse, Outcome, describe_caches, joined, summed
+from kvsim.engine.outcome import REJECTED, Disagreement, EngineUse, Outcome, describe_caches, joined, summed
 
 
 def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float, wall_s: float) -> Outcome:
@@ -15,7 +15,7 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
     substrate, requests = engines[0].substrate, book.requests
     lanes = substrate.link_use()
     hit_pages = np.array(book.hits, dtype=np.int64).reshape(-1, 3)
-    return Outcome(
+    outcome = Outcome(
         requests=requests,
         page_tokens=engines[0].cache.page_tokens,
         status=np.array(book.status, dtype=np.int8),
@@ -41,6 +41,19 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
         hardware=substrate.findings(),
         **describe_caches(caches, requests, hit_pages),
     )
+    forget_rejected(outcome)
+    return outcome
+
+
+def forget_rejected(outcome: Outcome) -> None:
+    """Remove what is known of requests that had begun before they were rejected, since persistent prompts left them no room."""
+    rejected = outcome.status == REJECTED
+    for times in (outcome.ttft_s, outcome.tpot_s, outcome.e2e_s, outcome.phases_s):
+        if times is not None:
+            times[rejected] = np.nan
+    for numbers, nothing in ((outcome.engine, -1), (outcome.decoder, -1), (outcome.load_s, 0), (outcome.known_pages, 0)):
+        if numbers is not None:
+            numbers[rejected] = nothing
 
 
 def phases_s(book: Book) -> np.ndarray:

@@ -72,9 +72,8 @@ def _limits(config: Mapping[str, Any]) -> str:
     if not isinstance(trace, Mapping):
         return ""
     limit, rate = trace.get("limit"), trace.get("rate")
-    return _joined(
-        f"first {count(limit)} requests" if limit else "", f"at {rate:g} times its rate" if rate not in (None, 1) else ""
-    )
+    first = f"first {count(limit)} requests" if limit and isinstance(limit, int) else ""
+    return _joined(first, f"at {rate:g} times its rate" if rate != 1 and isinstance(rate, (int, float)) else "")
 
 
 def _tier(name: str, tier: Mapping[str, Any], result: RunRecord) -> str:

@@ -10,12 +10,12 @@ from rich.text import Text
 
 from kvsim.report.about import about_run
 from kvsim.report.figure import GREY, Figure, Picture, Styles, Trace, laid_out, level, rounded
-from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.numbers import size
 from kvsim.report.result import RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
+from kvsim.writing import FileSet
 
 COLUMNS_A_TABLE = 8
 CSV_COLUMNS = (
@@ -25,16 +25,14 @@ CSV_COLUMNS = (
 
 
 def write_curve(folder: Path, record: RunRecord, shared_script: str | None = None) -> None:
-    """Write ``curve.csv``, ``curve.html`` and, last, ``curve.json``. Raises UsageError if the folder cannot be written.
+    """Write ``curve.csv``, ``curve.html`` and ``curve.json``, all or none. Raises UsageError if the folder cannot be written.
 
     ``shared_script`` is the address of plotly.js, relative to the folder; without it, the page is self-contained.
     """
-    prepare_folder(folder)
-    (folder / "curve.json").unlink(missing_ok=True)
-    page = render_curve(record, shared_script)
-    for name, text in (("curve.csv", _csv(record)), ("curve.html", page), ("curve.json", to_json(record))):
-        with replacing(folder / name) as file:
-            file.write(text.encode())
+    with FileSet(folder) as files:
+        files.write("curve.csv", _csv(record))
+        files.write("curve.html", render_curve(record, shared_script))
+        files.write("curve.json", to_json(record))
 
 
 def print_curve(record: RunRecord, console: Console) -> None:

@@ -3,10 +3,10 @@
 
 import gzip
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -18,7 +18,9 @@ from kvsim.report.html import render
 from kvsim.report.result import RunRecord, hit_tokens, prompt_tokens, to_json
 from kvsim.report.template import SHARED_SCRIPT, plotly_script
 from kvsim.report.trace_events import write_timeline
+from kvsim.writing import FileSet, replacing
 
+FILES = ("result.json", "requests.csv.gz", "report.html", "timeline.json.gz", "events.jsonl.gz")
 HEADER = (
     "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
     "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,"
@@ -31,46 +33,38 @@ ROWS_AT_ONCE = 4096
 
 def prepare_folder(folder: Path) -> None:
     """Create ``folder`` and check that files can be written there, without leaving or replacing any. Raises UsageError."""
-    trial = folder / ".kvsim.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        trial.touch()
-        trial.unlink()
+        TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
 
 
 def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, shared_script: str | None = None) -> list[str]:
-    """Write the files of a run, each completely or not at all, and return their names. The same run gives the same bytes.
+    """Write the files of a run, all or none, and return their names. The same run gives the same bytes.
 
     ``shared_script`` is the address of the script that the pages of a sweep share, relative to the folder; without it,
-    ``report.html`` is self-contained. ``result.json`` is deleted first and written last, so if it exists, the other files belong
-    to it. Raises UsageError if the folder cannot be written.
+    ``report.html`` is self-contained. Raises UsageError if the folder cannot be written, or another process writes it; an earlier
+    run's files are then all still there.
     """
-    prepare_folder(folder)
-    files = {
-        "result.json": True,
-        "requests.csv.gz": True,
-        "report.html": True,
-        "timeline.json.gz": outcome.timeline is not None,
-        "events.jsonl.gz": outcome.events is not None,
+    texts = {
+        "requests.csv.gz": request_lines(outcome),
+        "events.jsonl.gz": None if outcome.events is None else outcome.events.lines,
     }
-    for name, is_written in files.items():
-        if name == "result.json" or not is_written:
-            (folder / name).unlink(missing_ok=True)
-    with replacing(folder / "requests.csv.gz") as file:
-        _write_lines(file, request_lines(outcome))
-    with replacing(folder / "report.html") as file:
-        file.write(render(result, shared_script).encode())
-    if outcome.timeline is not None:
-        with replacing(folder / "timeline.json.gz") as file:
-            write_timeline(file, outcome)
-    if outcome.events is not None:
-        with replacing(folder / "events.jsonl.gz") as file:
-            _write_lines(file, outcome.events.lines)
-    with replacing(folder / "result.json") as file:
-        file.write(to_json(result).encode())
-    return [name for name, is_written in files.items() if is_written]
+    with FileSet(folder) as files:
+        for name, lines in texts.items():
+            if lines is not None:
+                with files.open(name) as file:
+                    _write_lines(file, lines)
+        files.write("report.html", render(result, shared_script))
+        if outcome.timeline is not None:
+            with files.open("timeline.json.gz") as file:
+                write_timeline(file, outcome)
+        files.write("result.json", to_json(result))
+        for name in FILES:
+            if name not in files.names:
+                files.remove(name)
+    return [name for name in FILES if name in files.names]
 
 
 def request_lines(outcome: Outcome) -> Iterator[str]:
@@ -172,20 +166,6 @@ def _cells(times: np.ndarray) -> str | list[Any]:
 
 def _load_cells(times: np.ndarray | None, rejected: np.ndarray) -> str | list[Any]:
     return "" if times is None else _cells(np.where(rejected, np.nan, times))
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that replaces ``path`` if the block succeeds, and is deleted if it fails."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        part.replace(path)
-    except OSError as error:
-        raise UsageError(f"output: cannot write {path}: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_shared_script(folder: Path) -> None:

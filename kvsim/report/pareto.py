@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from kvsim.report.differing import heading, said
 from kvsim.report.figure import Figure, Trace, laid_out
 from kvsim.report.numbers import size
 from kvsim.report.objective import Objective, objective
+from kvsim.report.records import Damaged, read_sweep
 from kvsim.report.runs import Run
 from kvsim.report.summary import digits, percent
 from kvsim.report.terminal import print_table, width_of
@@ -140,8 +140,8 @@ def front_of(runs: Sequence[Run]) -> Front | None:
     if len(folders) != 1:
         return None
     try:
-        record = json.loads((folders.pop() / "sweep.json").read_text())
-    except OSError:
+        record = read_sweep(folders.pop())
+    except Damaged:  # or there is none
         return None
     objectives = [Objective(**one) for one in record.get("objectives", ())]
     if not objectives or not any(run.result for run in runs):

@@ -1,14 +1,14 @@
 """Reads runs from any number of folders, for reports about them."""
 
-import json
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import UsageError
-from kvsim.report.result import SCHEMA, RunRecord
+from kvsim.report.records import Damaged, read_bound, read_failure, read_result
+from kvsim.report.result import RunRecord
 
 
 @dataclass(kw_only=True)
@@ -33,12 +33,15 @@ class Run:
         return self.folder.parent / "bounds"
 
 
-def read_runs(folders: Iterable[Path]) -> list[Run]:
-    """Read the runs in folders, those of a sweep in order of job number. Raises UsageError for a file that is not a result."""
+def read_runs(folders: Iterable[Path], *, damaged_fail: bool = False) -> list[Run]:
+    """Read the runs in folders, those of a sweep in order of job number.
+
+    Raises Damaged for a file that is not a result; with ``damaged_fail``, it counts as a failed job instead.
+    """
     folders = list(folders)
     runs: list[Run] = []
     for folder in folders:
-        found = list(_runs_in(folder))
+        found = list(_runs_in(folder, damaged_fail))
         if len(folders) > 1:
             for run in found:
                 run.name = str(folder if run.folder == folder else run.folder)
@@ -46,18 +49,20 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     return runs
 
 
-def _runs_in(folder: Path) -> Iterator[Run]:
-    if (folder / "result.json").exists():
-        yield _read(folder)
+def _runs_in(folder: Path, damaged_fail: bool) -> Iterator[Run]:
+    if os.path.lexists(folder / "result.json"):
+        yield _read(folder, damaged_fail)
         return
     for job in sorted((path for path in folder.iterdir() if path.is_dir()), key=_place):
-        if (job / "result.json").exists():
-            yield _read(job)
-        elif (job / "error.json").exists():
-            record = json.loads((job / "error.json").read_text())
-            yield Run(
-                name=job.name, folder=job, error=record["error"], is_crash=record["is_crash"], overrides=record["overrides"]
-            )
+        if os.path.lexists(job / "result.json"):
+            yield _read(job, damaged_fail)
+        elif os.path.lexists(job / "error.json"):
+            yield failed(job, read_failure(job))
+
+
+def failed(job: Path, record: Mapping[str, Any]) -> Run:
+    """Return a failed job of a sweep from its folder and its ``error.json``."""
+    return Run(name=job.name, folder=job, error=record["error"], is_crash=record["is_crash"], overrides=record["overrides"])
 
 
 def _place(job: Path) -> tuple[bool, int, str]:
@@ -66,19 +71,15 @@ def _place(job: Path) -> tuple[bool, int, str]:
     return not number, int(number[0]) if number else 0, job.name
 
 
-def _read(folder: Path) -> Run:
-    path = folder / "result.json"
+def _read(folder: Path, damaged_fail: bool) -> Run:
     try:
-        result = json.loads(path.read_text())
-        if not isinstance(result, dict) or result["schema"] != SCHEMA:
-            raise UsageError(f"{path}: not a result of schema {SCHEMA}: repeat the run with this version of kvsim")
-        if "choices" not in result:
-            raise UsageError(f"{path}: of an earlier version of kvsim, without the names of its policies: repeat the run")
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{path}: not a valid result: {error}") from error
+        result = read_result(folder)
+    except Damaged as error:
+        if not damaged_fail:
+            raise
+        return Run(name=folder.name, folder=folder, error=str(error))
     run = Run(name=folder.name, folder=folder, result=result)
     for kind, name in (result.get("bounds") or {}).items():
-        bound = run.bounds_folder / f"{name}.json"
-        if bound.exists():
-            run.bounds[kind] = json.loads(bound.read_text())
+        if (bound := read_bound(run.bounds_folder, name)) is not None:
+            run.bounds[kind] = bound
     return run

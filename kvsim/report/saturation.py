@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,14 @@ from rich.text import Text
 
 from kvsim.report.differing import differing, heading, settings_of
 from kvsim.report.figure import GREY, Figure, Picture, Styles, laid_out
-from kvsim.report.folder import prepare_folder, replacing
+from kvsim.report.records import Damaged, read_saturation
 from kvsim.report.result import RunRecord, to_json
+from kvsim.report.runs import Run
 from kvsim.report.summary import UNKNOWN, Table, count, digits, objective_text, percent
 from kvsim.report.table import print_summary
 from kvsim.report.template import SHARED_SCRIPT, foot, render_page
 from kvsim.report.terminal import width_of
+from kvsim.writing import FileSet
 
 RUN_COLUMNS = (
     "rate", "requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected",
@@ -28,23 +29,28 @@ Named = tuple[str, RunRecord]
 
 
 def write_saturation(folder: Path, records: Sequence[Named], *, command_line: str | None = None) -> None:
-    """Write ``saturate.csv``, ``saturate.html`` and, last, ``saturate.json``.
+    """Write ``saturate.csv``, ``saturate.html`` and ``saturate.json``, all or none.
 
     With the ``command_line`` of a sweep, ``saturate.json`` is left to the folder of each configuration.
     """
-    prepare_folder(folder)
-    if command_line is None:
-        (folder / "saturate.json").unlink(missing_ok=True)
-    files = {"saturate.csv": _csv(records), "saturate.html": render_saturation(records, command_line)}
-    for name, text in (files | ({"saturate.json": to_json(records[0][1])} if command_line is None else {})).items():
-        with replacing(folder / name) as file:
-            file.write(text.encode())
+    with FileSet(folder) as files:
+        files.write("saturate.csv", _csv(records))
+        files.write("saturate.html", render_saturation(records, command_line))
+        if command_line is None:
+            files.write("saturate.json", to_json(records[0][1]))
 
 
-def read_saturations(folder: Path) -> list[Named]:
-    """Read the jobs of a sweep that have finished, in order of their numbers."""
-    paths = sorted(folder.glob("*/saturate.json"), key=lambda path: (len(path.parent.name), path.parent.name))
-    return [(path.parent.name, json.loads(path.read_text())) for path in paths]
+def read_saturations(folder: Path) -> tuple[list[Named], list[Run]]:
+    """Read the jobs of a sweep that have finished, in order of their numbers, and name those whose files are damaged."""
+    records: list[Named] = []
+    damaged = []
+    for path in sorted(folder.glob("*/saturate.json"), key=lambda path: (len(path.parent.name), path.parent.name)):
+        job = path.parent
+        try:
+            records.append((job.name, read_saturation(job)))
+        except Damaged as error:
+            damaged.append(Run(name=job.name, folder=job, error=str(error)))
+    return records, damaged
 
 
 def print_saturation(records: Sequence[Named], console: Console) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.numbers import Real, check_settings
 from kvsim.report.numbers import ratio, span_s, spread
 
 CLASSES: dict[str, Callable[[Request], str]] = {
@@ -33,10 +34,7 @@ class Slo:
     """Longest accepted mean time per output token after the first, in seconds. Answers of one token meet it."""
 
     def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be above 0, not {value}: the longest time that a request may take, in seconds")
+        check_settings(self, Real(above=0), "ttft_s", "tpot_s", or_null=True, hint="it is the longest time of a request")
 
     @property
     def is_set(self) -> bool:

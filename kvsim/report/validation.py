@@ -11,12 +11,13 @@ from rich.text import Text
 
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
+from kvsim.numbers import Real, check_settings
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
-from kvsim.report.folder import prepare_folder, replacing
 from kvsim.report.result import SCHEMA, RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
+from kvsim.writing import FileSet
 
 QUANTILES = ("p50", "p90", "p99")
 MAY_DIFFER = ("substrate", "disk")
@@ -38,11 +39,8 @@ class Tolerances:
     ttft_p99: float = 0.10
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        if self.identical > 1:
-            raise ValueError(f"identical must be at most 1, not {self.identical}: it is a share of the requests")
+        check_settings(self, Real(least=0), "hit_rate", "link_bytes", "ttft_p50", "ttft_p99")
+        check_settings(self, Real(least=0, most=1), "identical", hint="it is a share of the requests")
 
 
 def compare(
@@ -88,12 +86,10 @@ def compare(
 
 
 def write_validation(folder: Path, record: RunRecord) -> None:
-    """Write ``validate.html`` and, last, ``validate.json``. Raises UsageError if the folder cannot be written."""
-    prepare_folder(folder)
-    (folder / "validate.json").unlink(missing_ok=True)
-    for name, text in (("validate.html", render_validation(record)), ("validate.json", to_json(record))):
-        with replacing(folder / name) as file:
-            file.write(text.encode())
+    """Write ``validate.html`` and ``validate.json``, both or none. Raises UsageError if the folder cannot be written."""
+    with FileSet(folder) as files:
+        files.write("validate.html", render_validation(record))
+        files.write("validate.json", to_json(record))
 
 
 def print_validation(record: RunRecord, console: Console) -> None:

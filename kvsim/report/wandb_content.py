@@ -1,7 +1,5 @@
 """What Weights & Biases gets of a run: a name, a configuration to group by, series over time, and a table of requests."""
 
-import gzip
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 
 from kvsim.choices import package
 from kvsim.report.differing import labels
-from kvsim.report.frame import columns_of
+from kvsim.report.records import Damaged, read_sweep
 from kvsim.report.result import RunRecord
 from kvsim.report.timeline import middles
 
@@ -35,9 +33,11 @@ def run_name(record: RunRecord, swept: Sequence[str]) -> str:
 
 
 def swept_keys(folder: Path) -> list[str]:
-    """Return the settings that the sweep in a folder varies; none if there is no sweep."""
-    path = folder / "sweep.json"
-    return list(json.loads(path.read_text())["swept"]) if path.exists() else []
+    """Return the settings that the sweep in a folder varies; none if that cannot be known."""
+    try:
+        return list(read_sweep(folder)["swept"])
+    except Damaged:
+        return []
 
 
 def configuration(record: RunRecord) -> dict[str, Any]:
@@ -52,12 +52,6 @@ def configuration(record: RunRecord) -> dict[str, Any]:
 def summary(record: RunRecord) -> dict[str, Any]:
     """Return the totals of a run."""
     return {name: value for name, value in record.items() if name not in NOT_NUMBERS}
-
-
-def read_requests(folder: Path) -> dict[str, np.ndarray]:
-    """Read the columns of a run's ``requests.csv.gz``."""
-    with gzip.open(folder / "requests.csv.gz", "rt") as file:
-        return columns_of(file)
 
 
 def axis(record: RunRecord) -> str:

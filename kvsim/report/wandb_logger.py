@@ -13,13 +13,13 @@ from kvsim.errors import UsageError
 from kvsim.report.compare import Comparison, comparison_csv
 from kvsim.report.frame import columns_of
 from kvsim.report.logger import Logger
+from kvsim.report.records import read_requests
 from kvsim.report.result import RunRecord
 from kvsim.report.runs import Run
 from kvsim.report.template import SHARED_SCRIPT
 from kvsim.report.wandb_content import (
     axis,
     configuration,
-    read_requests,
     request_rows,
     run_name,
     series,
@@ -130,7 +130,7 @@ class WandbLogger(Logger):
         }
 
     def _log_result(self, wandb: Any, run: Any, folder: Path, result: RunRecord) -> None:
-        requests = read_requests(folder)
+        requests = read_requests(folder, result)
         run.define_metric(axis(result), summary="none", hidden=True)
         run.define_metric("timeline/*", step_metric=axis(result), summary="none")
         run.summary.update(summary(result))

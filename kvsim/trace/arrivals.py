@@ -2,12 +2,14 @@
 
 import numpy as np
 
+from kvsim.numbers import SECONDS, Real, Whole, check_number
+
 
 class Arrivals:
     """Draws when the sessions of a file begin, and how long users pause before their later turns."""
 
     def __init__(self, sessions_per_s: float, pause_s: float, seed: int, rate: float) -> None:
-        self._gap_s = 1 / (sessions_per_s * rate)
+        self._gap_s = 1 / sessions_per_s / rate
         self._pause_s = pause_s
         self._starts, self._pauses = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
         self._now_s = 0.0
@@ -24,11 +26,8 @@ class Arrivals:
 
 def check_arrivals(sessions_per_s: float | None, pause_s: float, seed: int) -> None:
     """Raise ValueError for settings that cannot be."""
-    if sessions_per_s is not None and not 0 < sessions_per_s < float("inf"):
-        raise ValueError(f"sessions_per_s must be positive, not {sessions_per_s}; null lets all sessions begin at once")
-    if not 0 <= pause_s < float("inf"):
-        raise ValueError(f"pause_s must be 0 or more, not {pause_s}")
+    check_number("sessions_per_s", Real(above=0), sessions_per_s, or_null=True, hint="null lets all sessions begin at once")
+    check_number("pause_s", SECONDS, pause_s)
+    check_number("seed", Whole(), seed)
     if pause_s and sessions_per_s is None:
         raise ValueError("pause_s has no effect without sessions_per_s: set both, or neither")
-    if seed < 0:
-        raise ValueError(f"seed must be 0 or more, not {seed}")

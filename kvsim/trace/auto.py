@@ -3,18 +3,18 @@
 from dataclasses import dataclass, fields
 
 from kvsim.trace.base import Trace, TraceSource
+from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.formats import recognise
 
 
 @dataclass(kw_only=True)
-class Auto(TraceSource):
+class Auto(FileTrace):
     """Recognises the format of a file and reads it as ``trace=NAME`` of that format does, with the same settings.
 
     A setting that is null has the value that the first record shows (the size of blocks), or the format's own default. One that
     the format does not have must be null.
     """
 
-    path: str
     tail: str | None = None
     block_tokens: int | None = None
     turns: str | None = None
@@ -31,7 +31,7 @@ class Auto(TraceSource):
 
     def resolved(self) -> TraceSource:
         """Return the recognised format with these settings. Raises TraceError, and ValueError for a setting without effect."""
-        known, shown = recognise(self.path)
+        known, shown = recognise(self.path, self.max_line_bytes)
         own = {field.name for field in fields(known.reader)}
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in given.items() if value is not None}

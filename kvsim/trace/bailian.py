@@ -9,7 +9,7 @@ from kvsim.core.request import Request
 from kvsim.trace.base import Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import Record, read_records
+from kvsim.trace.records import AT_LEAST_ONE, Record, shown
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,7 @@ class Bailian(HashedTrace):
     def load(self, page_tokens: int) -> Trace:
         pages = self.block_pages(page_tokens)
         sessions: dict[str | int, int] = {}
-        requests = [self._request(record, sessions, pages) for record in read_records(self.path, self.limit)]
+        requests = [self._request(record, sessions, pages) for record in self.read(self.limit)]
         begin_s = min(request.arrival_s for request in requests)
         for request in requests:
             request.arrival_s = (request.arrival_s - begin_s) / self.rate
@@ -38,18 +38,18 @@ class Bailian(HashedTrace):
         """Return the request of a line; ``sessions`` are the sessions of earlier lines, by ``chat_id``."""
         chat, parent = record.name("chat_id"), record.name("parent_chat_id")
         if chat in sessions:
-            raise record.error(f"chat_id {chat} already belongs to an earlier line")
+            raise record.error(f"chat_id {shown(chat)} already belongs to an earlier line")
         session = sessions[chat] = sessions.get(parent, len(sessions))
         prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages)
         request = Request(
             index=0,
             arrival_s=record.number("timestamp"),
             prompt_tokens=prompt_tokens,
-            output_tokens=record.integer("output_length"),
+            output_tokens=record.tokens("output_length", self.max_tokens),
             runs=runs,
             prompt_pages=prompt_pages,
             session=session,
-            turn=record.integer("turn", minimum=1) - 1,
+            turn=record.integer("turn", AT_LEAST_ONE) - 1,
             kind=str(record.name("type")),
         )
         return self.with_answer(request, pages)

@@ -11,8 +11,11 @@ import xxhash
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
 from kvsim.errors import TraceError, UsageError
+from kvsim.numbers import MOST_SECONDS, Real, Whole, check_settings, refusal
 
 TAILS = ("full", "all")
+MAX_TOKENS = 1 << 24
+"""Beyond the longest contexts of models, of 10 million tokens."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -55,11 +58,13 @@ class TraceSource(ABC):
     Page ids are the same in every process and do not depend on the settings in ``OF_ARRIVALS``.
     """
 
-    OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("limit", "rate")
-    """Settings on which page ids do not depend."""
+    OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("limit", "rate", "max_tokens")
+    """Settings on which page ids do not depend. A class names its own; those of the classes above it are added."""
 
     limit: int | None = None
     """Number of requests to keep, from the first; None keeps all."""
+    max_tokens: int = MAX_TOKENS
+    """The most tokens of a prompt, and of a request's answers. More are an error: a wrong file would take for ever."""
     rate: float = 1.0
     """Divisor of arrival times; nothing else depends on it."""
     bigram: bool = False
@@ -67,10 +72,9 @@ class TraceSource(ABC):
     of a common prefix that ends with a page, that page is shared only if the next token is the same, too."""
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1, not {self.limit}; null reads all requests")
-        if not 0 < self.rate < float("inf"):
-            raise ValueError(f"rate must be positive, not {self.rate}; 1 keeps the recorded arrivals")
+        check_settings(self, Whole(1), "limit", or_null=True, hint="null reads all requests")
+        check_settings(self, Whole(1), "max_tokens")
+        check_settings(self, Real(above=0), "rate", hint="1 keeps the recorded arrivals")
 
     @property
     def draws_at_random(self) -> bool:
@@ -93,8 +97,7 @@ class TraceSource(ABC):
 
     def files(self) -> list[str]:
         """Return the paths of the files that determine the requests; the first is the trace itself."""
-        path = getattr(self, "path", None)
-        return [] if path is None else [path]
+        return []
 
     def page_names(self, page_tokens: int) -> dict[int, str]:
         """Return the tokens of each page id that ``load`` assigns, as text; empty if the trace does not contain tokens."""
@@ -107,8 +110,8 @@ class TraceSource(ABC):
         key hashes the id together with everything that determines ids: the page size, the settings except those of
         arrivals, and the content (not the path) of the file. Raises TraceError if the file cannot be read.
         """
-        settings = {name: value for name, value in asdict(self).items() if name not in self.OF_ARRIVALS}
-        settings.pop("path", None)
+        others = {name for cls in type(self).__mro__ for name in vars(cls).get("OF_ARRIVALS", ())}
+        settings = {name: value for name, value in asdict(self).items() if name not in others}
         source = xxhash.xxh3_128(repr((type(self).__name__, page_tokens, sorted(settings.items()))).encode())
         for path in self.files():
             update_with_file(source, path)
@@ -142,6 +145,9 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
+OF_MAX_TOKENS = "max_tokens sets the most"
+
+
 def refuse_bigram(bigram: bool) -> None:
     """Raise ValueError if ``bigram`` is set for a trace of block ids."""
     if bigram:
@@ -153,15 +159,30 @@ def refuse_bigram(bigram: bool) -> None:
 
 def check_page_tokens(page_tokens: int) -> None:
     """Raise UsageError unless a page has at least one token."""
-    if page_tokens < 1:
-        raise UsageError(f"page_tokens must be at least 1, not {page_tokens}")
+    if not Whole(1).holds(page_tokens):
+        raise UsageError(refusal("page_tokens", Whole(1), page_tokens))
 
 
 def in_order_of_arrival(requests: list[Request]) -> list[Request]:
-    """Return the requests sorted by arrival and numbered; ``after``, a position in ``requests``, becomes an index."""
+    """Return the requests sorted by arrival and numbered; ``after``, a position in ``requests``, becomes an index.
+
+    Raises UsageError for arrivals and delays that are no times.
+    """
+    check_times(requests)
     order = sorted(range(len(requests)), key=lambda position: requests[position].arrival_s)
     index_of = {position: index for index, position in enumerate(order)}
     for position, request in enumerate(requests):
         request.index = index_of[position]
         request.after = index_of.get(request.after, -1)
     return [requests[position] for position in order]
+
+
+def check_times(requests: list[Request]) -> None:
+    """Raise UsageError unless all arrivals and delays are times of at most ``MOST_SECONDS``."""
+    for request in requests:
+        if 0 <= request.arrival_s <= MOST_SECONDS and 0 <= request.delay_s <= MOST_SECONDS:
+            continue
+        wrong = request.arrival_s if 0 <= request.delay_s <= MOST_SECONDS else request.delay_s
+        raise UsageError(
+            f"a request arrives after {wrong:g} s, but a trace may be {MOST_SECONDS:g} s long: check its times and the rate"
+        )

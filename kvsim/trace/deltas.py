@@ -5,9 +5,6 @@ from typing import NamedTuple
 from kvsim.core.runs import Run, count_pages, split_runs
 from kvsim.trace.blocks import BlockPages
 
-OWN = 1 << 80
-"""Numbers of tokens that no block has begin here."""
-
 
 class Prompt(NamedTuple):
     """A prompt, and the pages that its answer completes."""
@@ -22,7 +19,7 @@ class Deltas:
     """Puts prompts together: that of a session's turn is the prompt and the answer before it, and then what the line adds.
 
     A prompt is a sequence of numbered tokens: token t of block b is b * block_tokens + t, and answers, which no other prompt has,
-    get numbers of their own. Equal sequences are equal prefixes, so pages of any size follow from them, run by run.
+    get negative numbers, as no block has. Equal sequences are equal prefixes, so pages of any size follow from them, run by run.
     """
 
     def __init__(self, block_tokens: int, page_tokens: int, *, partial_tail: bool) -> None:
@@ -30,7 +27,7 @@ class Deltas:
         self._page_tokens = page_tokens
         self._pages = BlockPages(1, page_tokens, partial_tail=partial_tail)
         self._texts: dict[int, tuple[Run, ...]] = {}
-        self._used = OWN
+        self._used = 0
 
     def prompt(self, session: int, blocks: tuple[Run, ...], added_tokens: int, output_tokens: int) -> Prompt:
         """Return the prompt of a session's next turn, which adds ``added_tokens``; without blocks, they are its own.
@@ -51,5 +48,5 @@ class Deltas:
 
     def _own(self, tokens: int) -> tuple[Run, ...]:
         """Return tokens that nothing else has."""
-        self._used += tokens + 1  # a gap: two answers are never one run
-        return ((self._used - tokens, tokens),) if tokens else ()
+        self._used -= tokens + 1  # a gap: two answers are never one run, nor an answer and a block
+        return ((self._used, tokens),) if tokens else ()

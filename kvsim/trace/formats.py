@@ -12,7 +12,7 @@ from kvsim.trace.lengths import Lengths
 from kvsim.trace.lmcache import LMCache
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.openai import OpenAI
-from kvsim.trace.records import read_records
+from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, read_records
 from kvsim.trace.sharegpt import ShareGPT
 from kvsim.trace.tokens import Tokens
 from kvsim.trace.weka import Weka
@@ -57,30 +57,30 @@ FORMATS = (
 """The first one whose fields are all there is the format of a file."""
 
 
-def recognise(path: str) -> tuple[Format, dict[str, int]]:
+def recognise(path: str, max_line_bytes: int = MAX_LINE_BYTES) -> tuple[Format, dict[str, int]]:
     """Return the format of a file, and the settings that its first record shows.
 
     Raises TraceError for an unknown format, naming the fields found and the nearest format. A file is looked at once while it
     does not change, however many jobs of a sweep read it.
     """
     if not os.path.isfile(path):
-        return _recognise(path)
+        return _recognise(path, max_line_bytes)
     state = os.stat(path)
-    return _recognised(os.path.abspath(path), path, state.st_mtime_ns, state.st_size)
+    return _recognised(os.path.abspath(path), path, max_line_bytes, state.st_mtime_ns, state.st_size)
 
 
 @cache
-def _recognised(_absolute: str, path: str, _mtime_ns: int, _size: int) -> tuple[Format, dict[str, int]]:
-    return _recognise(path)
+def _recognised(_absolute: str, path: str, max_line_bytes: int, _mtime_ns: int, _size: int) -> tuple[Format, dict[str, int]]:
+    return _recognise(path, max_line_bytes)
 
 
-def _recognise(path: str) -> tuple[Format, dict[str, int]]:
-    record = next(read_records(path, 1))
+def _recognise(path: str, max_line_bytes: int) -> tuple[Format, dict[str, int]]:
+    record = next(read_records(path, 1, max_line_bytes))
     found = record.fields.keys()
     for known in FORMATS:
         if not known.missing(found):
             name = known.block_size
-            return known, {"block_tokens": record.integer(name, minimum=1)} if name and record.has(name) else {}
+            return known, {"block_tokens": record.integer(name, AT_LEAST_ONE)} if name and record.has(name) else {}
     raise TraceError(path, record.line, f"unknown format: it has {_listed(found)}. {_nearest(found)}; or set trace=NAME")
 
 
@@ -101,5 +101,5 @@ def _nearest(found: Collection[str]) -> str:
 
 
 def _listed(fields: Collection[str]) -> str:
-    shown = list(fields)[:8]
+    shown = [f"{field:.40}" for field in list(fields)[:8]]
     return ", ".join(shown) + (", ..." if len(fields) > len(shown) else "") if shown else "no fields"

@@ -6,14 +6,16 @@ from typing import ClassVar
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages
+from kvsim.numbers import Whole, check_settings
 from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
-from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
+from kvsim.trace.base import TAILS, Trace, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
-from kvsim.trace.records import Record
+from kvsim.trace.file_trace import FileTrace
+from kvsim.trace.records import AT_LEAST_ONE, Record
 
 
 @dataclass(kw_only=True)
-class HashedTrace(TraceSource):
+class HashedTrace(FileTrace):
     """Reads lines with the length of a prompt and the ids of its blocks, plain or compressed.
 
     The last block id may stand for a partial block; with ``tail=full`` it may also be absent. Ids are re-keyed, so they need
@@ -26,7 +28,6 @@ class HashedTrace(TraceSource):
     IDS: ClassVar[str] = "hash_ids"
     BLOCK_SIZE: ClassVar[str] = "block_size"
 
-    path: str
     tail: str = "full"
     answers: str = "none"
     block_tokens: int
@@ -40,8 +41,7 @@ class HashedTrace(TraceSource):
             raise ValueError(
                 f"answers={self.answers} needs tail=full: no answer can follow a partial page at the end of a prompt"
             )
-        if self.block_tokens < 1:
-            raise ValueError(f"block_tokens must be at least 1, not {self.block_tokens}")
+        check_settings(self, Whole(1), "block_tokens")
 
     def block_pages(self, page_tokens: int) -> BlockPages:
         """Return the index that assigns page ids to prompts. Raises UsageError for a page size that does not fit the blocks."""
@@ -59,7 +59,7 @@ class HashedTrace(TraceSource):
 
     def length(self, record: Record) -> int:
         """Return the number of tokens of a line's prompt."""
-        return record.integer(record.either(*self.LENGTH), minimum=1)
+        return record.tokens(record.either(*self.LENGTH), self.max_tokens, AT_LEAST_ONE)
 
     def check_length(self, record: Record, ids: int) -> int:
         """Return the number of tokens of a line's prompt. Raises TraceError unless it takes this number of ids."""

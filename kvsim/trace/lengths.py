@@ -12,9 +12,11 @@ import numpy as np
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, append_run, count_pages, split_runs
 from kvsim.errors import TraceError
-from kvsim.trace.base import Trace, TraceSource, check_page_tokens, in_order_of_arrival, refuse_bigram
+from kvsim.numbers import Real, Whole, check_settings
+from kvsim.trace.base import Trace, check_page_tokens, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
-from kvsim.trace.records import Record, read_records
+from kvsim.trace.file_trace import FileTrace
+from kvsim.trace.records import Record, shown
 
 
 class Columns(NamedTuple):
@@ -51,7 +53,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Lengths(TraceSource):
+class Lengths(FileTrace):
     """Reads logs of lengths: the CSV files of Azure's LLM inference trace and of BurstGPT, and lines without ids of blocks.
 
     Such a log does not tell which prompts begin alike, so it is refused unless ``prefixes`` is set. Then they are made up:
@@ -65,21 +67,20 @@ class Lengths(TraceSource):
     rows without prompt tokens are left out. ``limit`` keeps the requests that arrive first.
     """
 
-    path: str
     prefixes: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_bigram(self.bigram)
-        if self.prefixes is not None and not 0 <= self.prefixes <= 1:
-            raise ValueError(f"prefixes must be between 0 and 1, not {self.prefixes}: the probability that a prompt is continued")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        check_settings(
+            self, Real(least=0, most=1), "prefixes", or_null=True, hint="it is the probability that a prompt is continued"
+        )
+        check_settings(self, Whole(), "seed")
 
     def load(self, page_tokens: int) -> Trace:
         check_page_tokens(page_tokens)
-        records = read_records(self.path)
+        records = self.read()
         first = next(records)
         columns = _columns(first)
         if self.prefixes is None:
@@ -90,7 +91,7 @@ class Lengths(TraceSource):
                 "token ids or hashes, or make prefixes up with trace.prefixes=0.5 (the probability that a prompt continues an "
                 "earlier one); results are then marked",
             )
-        asked = list(_rows(first, records, columns))
+        asked = list(_rows(first, records, columns, self.max_tokens))
         if not asked:
             raise TraceError(self.path, None, "no row has prompt tokens")
         asked = sorted(asked, key=lambda row: row.arrival_s)[: self.limit]
@@ -159,14 +160,14 @@ def _columns(record: Record) -> Columns:
     raise record.error(f"needs the columns {' or '.join(f'{log.time}, {log.prompt}, {log.output}' for log in LOGS)}")
 
 
-def _rows(first: Record, records: Iterator[Record], columns: Columns) -> Iterator[Asked]:
+def _rows(first: Record, records: Iterator[Record], columns: Columns, max_tokens: int) -> Iterator[Asked]:
     for record in (first, *records):
-        if not record.integer(columns.prompt):
+        if not (prompt_tokens := record.tokens(columns.prompt, max_tokens)):
             continue
         yield Asked(
             arrival_s=record.number(columns.time) * columns.seconds if columns.seconds else _date_s(record, columns.time),
-            prompt_tokens=record.integer(columns.prompt),
-            output_tokens=record.integer(columns.output) if record.has(columns.output) else 1,
+            prompt_tokens=prompt_tokens,
+            output_tokens=record.tokens(columns.output, max_tokens) if record.has(columns.output) else 1,
             session=record.name(columns.session) if columns.session and record.has(columns.session) else None,
             kind=str(record.name(columns.kind)) if columns.kind and record.has(columns.kind) else "",
         )
@@ -177,4 +178,4 @@ def _date_s(record: Record, name: str) -> float:
     try:
         return datetime.fromisoformat(FRACTION.sub(r"\1", str(record.name(name)))).timestamp()
     except ValueError:
-        raise record.error(f"{name} must be a date such as 2023-11-16 18:15:46.68, not {record.fields[name]!r}") from None
+        raise record.error(f"{name} must be a date such as 2023-11-16 18:15:46.68, not {shown(record.fields[name])}") from None

@@ -9,10 +9,11 @@ from typing import ClassVar
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
-from kvsim.trace.base import Trace
+from kvsim.numbers import Whole, check_settings
+from kvsim.trace.base import OF_MAX_TOKENS, Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import Record, read_records, runs_of
+from kvsim.trace.records import Record, runs_of
 
 
 @dataclass(kw_only=True)
@@ -34,15 +35,14 @@ class LMCache(HashedTrace):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.output_tokens < 0:
-            raise ValueError(f"output_tokens must be 0 or more, not {self.output_tokens}")
+        check_settings(self, Whole(0, self.max_tokens), "output_tokens", hint=OF_MAX_TOKENS)
 
     def load(self, page_tokens: int) -> Trace:
         pages = self.block_pages(page_tokens)
         models: dict[str | int, int] = {}
         seen: set[str | int] = set()
         requests: list[Request] = []
-        for record in read_records(self.path):
+        for record in self.read():
             name = record.name("request_id") if record.has("request_id") else ""
             if name != "" and name in seen:
                 continue

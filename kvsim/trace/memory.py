@@ -54,7 +54,7 @@ def trace_from_tokens(
         "token_ids": [_listed(prompt) for prompt in prompts],
         "output_length": [lengths] * len(prompts) if isinstance(lengths, int) else _listed(lengths),
         "output_token_ids": tokens,
-        "timestamp": None if arrivals_s is None else [1000 * float(arrival_s) for arrival_s in arrivals_s],
+        "timestamp": None if arrivals_s is None else [_milliseconds(arrival_s) for arrival_s in arrivals_s],
         "session_id": None if sessions is None else _listed(sessions),
     }
     given = {"output_length": "answers" if answers is not None else "output_tokens", "timestamp": "arrivals_s"}
@@ -64,11 +64,22 @@ def trace_from_tokens(
             raise UsageError(f"trace_from_tokens: {what} has {len(values)} entries, but there are {len(prompts)} prompts")
     known = {key: values for key, values in columns.items() if values is not None}
     lines = [dict(zip(known, line, strict=True)) for line in zip(*known.values(), strict=True)]
-    digest = xxhash.xxh3_64_hexdigest(json.dumps(lines, default=str).encode())
+    try:
+        digest = xxhash.xxh3_64_hexdigest(json.dumps(lines, default=str).encode())
+    except ValueError as error:  # numbers of thousands of digits
+        raise UsageError(f"trace_from_tokens: {error}") from None
     path = f"<{len(lines)} prompts, {digest}>"
     trace = TokensInMemory(path=path, lines=lines).load(page_tokens)
     trace.name, trace.origin = name, ("trace=tokens", f"trace.path='{path}'")
     return trace
+
+
+def _milliseconds(seconds: Any) -> Any:
+    """Return seconds as milliseconds, and what is no number as it is, for the reader to refuse."""
+    try:
+        return 1000 * float(seconds)
+    except (TypeError, ValueError, OverflowError):
+        return seconds
 
 
 def _listed(values: Any) -> list[Any]:

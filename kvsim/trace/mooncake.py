@@ -13,7 +13,7 @@ from kvsim.trace.base import Trace, check_choice, check_page_tokens
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.deltas import Deltas
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import Record, read_records, runs_of
+from kvsim.trace.records import AT_LEAST_ONE, SIGNED, Record, runs_of, shown
 from kvsim.trace.resets import read_requests
 from kvsim.trace.timetable import Place, TimedTrace, Timetable
 
@@ -63,7 +63,7 @@ class Mooncake(HashedTrace, TimedTrace):
 
     def load(self, page_tokens: int) -> Trace:
         times = self.timetable()
-        records = read_records(self.path, self.limit)
+        records = self.read(self.limit)
         if self.turns == "deltas":
             check_page_tokens(page_tokens)
             deltas = Deltas(self.block_tokens, page_tokens, partial_tail=self.tail == "all")
@@ -83,7 +83,9 @@ class Mooncake(HashedTrace, TimedTrace):
         blocks = self.blocks(record) if record.has(self.IDS) or record.has(f"{self.IDS}_rle") else ()
         added_tokens = self.check_length(record, count_pages(blocks)) if blocks else self.length(record)
         place = times.place(record)
-        prompt = deltas.prompt(place.session, blocks, added_tokens, _output_tokens(record))
+        prompt = deltas.prompt(place.session, blocks, added_tokens, self._output_tokens(record))
+        if prompt.tokens > self.max_tokens:
+            raise record.too_long("the prompt, with the turns before it,", prompt.tokens, self.max_tokens)
         request = self._described(record, place, prompt.tokens, prompt.runs, prompt.pages)
         request.output_runs = prompt.output_runs
         return request
@@ -107,17 +109,18 @@ class Mooncake(HashedTrace, TimedTrace):
         if record.has("context_mode") and record.fields["context_mode"] != CONTEXT_MODES[self.turns]:
             mode = record.fields["context_mode"]
             raise record.error(
-                f"context_mode is {mode}, but turns={self.turns} is for {CONTEXT_MODES[self.turns]}: set trace.turns"
+                f"context_mode is {shown(mode)}, but turns={self.turns} is for {CONTEXT_MODES[self.turns]}: set trace.turns"
             )
-        place = place._replace(turn=record.integer("turn", minimum=1) - 1) if record.has("turn") else place
+        output_tokens = self._output_tokens(record)
+        place = place._replace(turn=record.integer("turn", AT_LEAST_ONE) - 1) if record.has("turn") else place
         return Request(
             index=0,
             prompt_tokens=prompt_tokens,
-            output_tokens=_output_tokens(record),
+            output_tokens=output_tokens,
             runs=runs,
             prompt_pages=prompt_pages,
-            priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
-            samples=record.integer("n", minimum=1) if record.has("n") else 1,
+            priority=record.integer("priority", SIGNED) if record.has("priority") else 0,
+            samples=record.samples(self.max_tokens, output_tokens),
             images=record.stretches("images", prompt_tokens),
             kind=str(record.name("type")) if record.has("type") else "",
             tenant=str(record.name("tenant")) if record.has("tenant") else "",
@@ -144,7 +147,6 @@ class Mooncake(HashedTrace, TimedTrace):
             paths.append(split_runs(whole, request.prompt_tokens // pages.page_tokens)[1])
         request.output_runs, request.sample_output_runs = paths[0], tuple(paths[1:])
 
-
-def _output_tokens(record: Record) -> int:
-    name = record.either("output_length", "output_tokens")
-    return record.integer(name) if record.has(name) else 1
+    def _output_tokens(self, record: Record) -> int:
+        name = record.either("output_length", "output_tokens")
+        return record.tokens(name, self.max_tokens) if record.has(name) else 1

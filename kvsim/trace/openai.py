@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvsim.trace.base import check_choice
-from kvsim.trace.records import Record
+from kvsim.trace.records import Record, shown
 from kvsim.trace.text import TextTrace, Turn, conversation, kept_fields
 from kvsim.trace.tokenizer import Tokenizer
 
@@ -86,7 +86,7 @@ def _content(message: Record) -> str | None:
     for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else None
-            raise message.error(f"content of type {kind} is not text; only text can be tokenized")
+            raise message.error(f"content of type {shown(kind)} is not text; only text can be tokenized")
     return "\n".join(part["text"] for part in parts)
 
 
@@ -94,5 +94,5 @@ def text_of(record: Record, name: str) -> str:
     """Return a field that must be text. Raises TraceError."""
     value = record.fields[name]
     if not isinstance(value, str):
-        raise record.error(f"{name} must be text, not {value!r:.40}")
+        raise record.error(f"{name} must be text, not {shown(value)}")
     return value

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvsim.numbers import Whole, check_number
+
 ExtraKey = int | str | bytes
 """Anything other than tokens that distinguishes two prompts: the hash of an image, a LoRA adapter, a tenant."""
 
@@ -34,8 +36,7 @@ class PageHasher:
     """
 
     def __init__(self, page_tokens: int, *, bigram: bool = False) -> None:
-        if page_tokens < 1:
-            raise ValueError(f"page_tokens must be at least 1, not {page_tokens}")
+        check_number("page_tokens", Whole(1), page_tokens)
         self.page_tokens = page_tokens
         self.bigram = bigram
 

@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+import re
 import tarfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +10,10 @@ from typing import Any, NamedTuple
 from msgspec.json import decode, encode
 
 from kvsim.errors import UsageError
+from kvsim.locking import Lock
 from kvsim.trace.convert import compressed
 from kvsim.trace.records import runs_of
+from kvsim.writing import replacing
 
 MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/9fbd622256e7a26aeea9f038e316eeb58203c102/FAST25-release"
 BAILIAN = (
@@ -156,19 +159,40 @@ def fetch(name: str, trace: Published) -> tuple[Path, str]:
     import pooch
 
     pooch.get_logger().setLevel("CRITICAL")  # errors are raised, and what was done is returned
-    folder = cache_folder()
+    with Lock(cache_folder(), f".{trace.file}.lock", subject="KVSIM_CACHE"):
+        return _fetched(name, trace, cache_folder())
+
+
+def _fetched(name: str, trace: Published, folder: Path) -> tuple[Path, str]:
+    """Fetch a trace into the folder; nobody else fetches it meanwhile."""
+    import pooch
+
     stored = folder / f"{trace.file}.sha256"
     if trace.members and (folder / trace.file).is_file():
         return folder / trace.file, f"downloaded before, as {stored.name} says"
-    expected = trace.sha256 or (stored.read_text().strip() if stored.is_file() else None)
+    expected = trace.sha256 or _stored_hash(stored)
     path = _download(name, trace, folder, expected)
     found = pooch.file_hash(str(path), alg="sha256")
     if trace.members:
         path = _joined(path, folder / trace.file, trace.members)
     if expected:
         return path, "its sha256 is the expected one"
-    stored.write_text(f"{found}\n")
+    with replacing(stored) as file:
+        file.write(f"{found}\n".encode())
     return path, f"nobody vouched for its content: sha256 {found} is stored in {stored.name} and checked from now on"
+
+
+def _stored_hash(path: Path) -> str | None:
+    """Return the hash that an earlier download has stored; None if there is none. Raises UsageError."""
+    try:
+        text = path.read_bytes().strip().decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise UsageError(f"{path} is damaged: remove it, and the trace beside it is trusted anew")
+    return text
 
 
 def _download(name: str, trace: Published, folder: Path, expected: str | None) -> Path:
@@ -200,21 +224,19 @@ def _joined(archive: Path, out: Path, pattern: str) -> Path:
 
     Raises UsageError if it has no such files.
     """
-    part = out.with_name(f".{out.name}.part")
     try:
-        with tarfile.open(archive) as tar, part.open("wb") as file, compressed(out.name, file) as stream:
+        with tarfile.open(archive) as tar, replacing(out) as file, compressed(out.name, file) as stream:
             members = sorted(fnmatch.filter(tar.getnames(), pattern))
             if not members:
                 raise UsageError(f"{archive} has no files {pattern}")
             for member in members:
                 content = tar.extractfile(member)
-                assert content is not None
+                if content is None:
+                    raise UsageError(f"{archive}: {member} is not a file")
                 stream.write(encode(_packed(decode(content.read()))) + b"\n")
-        part.replace(out)
-    except (tarfile.TarError, ValueError) as error:
+    except (tarfile.TarError, ValueError, EOFError) as error:
         raise UsageError(f"{archive} cannot be read: {_first_line(error)}") from None
     finally:
-        part.unlink(missing_ok=True)
         archive.unlink(missing_ok=True)
     return out
 

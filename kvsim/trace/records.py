@@ -2,16 +2,28 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 from msgspec.json import Decoder
 
 from kvsim.core.runs import Run, append_run
 from kvsim.errors import TraceError
-from kvsim.trace.files import lines
+from kvsim.numbers import LONGEST_TEXT, MOST_SECONDS, SECONDS, Real, Whole
+from kvsim.numbers import shown as shown_number
+from kvsim.trace.arrays import Elements
+from kvsim.trace.files import TraceFile, open_trace
+
+MAX_LINE_BYTES = 1 << 27
+"""Room for a prompt of 16 million token ids."""
+COUNT = Whole()
+AT_LEAST_ONE = Whole(1)
+SAMPLES = Whole(1, 1 << 14)
+"""Answers to one prompt; engines stop at far fewer."""
+SIGNED = Whole(-(2**63))
+MILLISECONDS = Real(least=0, most=1000 * MOST_SECONDS)
+LARGEST_NAME = 2**128
 
 
 class Record:
@@ -23,7 +35,7 @@ class Record:
         self.path = path
         self.line = line
         if not isinstance(fields, dict):
-            raise self.error(f"expected a JSON object, not {_shown(fields)}")
+            raise self.error(f"expected a JSON object, not {shown(fields)}")
         self.fields: dict[str, Any] = fields
 
     def error(self, problem: str) -> TraceError:
@@ -38,26 +50,44 @@ class Record:
         """Return the name under which a field with two names is there; ``key`` if under neither."""
         return other if key not in self.fields and other in self.fields else key
 
-    def integer(self, key: str, minimum: int | None = 0) -> int:
-        """Return a field that must be an integer of at least ``minimum``; None allows any integer."""
+    def integer(self, key: str, number: Whole = COUNT) -> int:
+        """Return a field that must be a whole number, not negative by default."""
         value = self.fields.get(key)
-        if type(value) is int and (minimum is None or value >= minimum):
+        if type(value) is int and number.least <= value <= number.most:
             return value
-        raise self._wrong(key, "an integer" if minimum is None else f"an integer of at least {minimum}")
+        raise self._wrong(key, number.expected(value))
 
-    def number(self, key: str) -> float:
-        """Return a field that must be a finite, non-negative number."""
+    def tokens(self, key: str, most: int, number: Whole = COUNT) -> int:
+        """Return a field that must be a number of tokens. Raises TraceError for more than ``most``, which is ``max_tokens``."""
+        tokens = self.integer(key, number)
+        if tokens > most:
+            raise self.too_long(key, tokens, most)
+        return tokens
+
+    def too_long(self, what: str, tokens: int, most: int) -> TraceError:
+        """Return the error for more tokens than ``max_tokens``."""
+        return self.error(f"{what} is {tokens} tokens, more than trace.max_tokens={most}: raise that if the trace is right")
+
+    def samples(self, max_tokens: int, output_tokens: int) -> int:
+        """Return the field ``n``, the number of answers of ``output_tokens`` each; 1 if it is absent or null."""
+        samples = self.integer("n", SAMPLES) if self.has("n") else 1
+        if samples * output_tokens > max_tokens:
+            raise self.too_long(f"the answer, n={samples} times,", samples * output_tokens, max_tokens)
+        return samples
+
+    def number(self, key: str, number: Real = SECONDS) -> float:
+        """Return a field that must be a finite number, by default a time in seconds."""
         value = self.fields.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
+        if (type(value) is float or type(value) is int) and number.least <= value <= number.most:
             return float(value)
-        raise self._wrong(key, "a number of at least 0")
+        raise self._wrong(key, number.expected(value))
 
     def name(self, key: str) -> str | int:
         """Return a field that must be a string or an integer."""
         value = self.fields.get(key)
-        if isinstance(value, (int, str)) and not isinstance(value, bool):
+        if isinstance(value, str) or type(value) is int and abs(value) <= LARGEST_NAME:
             return value
-        raise self._wrong(key, "a string or an integer")
+        raise self._wrong(key, "a string or an integer" + " of at most 128 bits" * (type(value) is int))
 
     def flag(self, key: str) -> bool:
         """Return a field that must be true or false; false if it is absent or null."""
@@ -109,7 +139,7 @@ class Record:
             return ()
         for pair in self.items(key):
             if not isinstance(pair, list) or [type(part) for part in pair] != [int, int] or not 0 <= pair[0] < pair[1] <= tokens:
-                raise self.error(f"{key} must be a list of [begin, end] within the prompt of {tokens} tokens, not {_shown(pair)}")
+                raise self.error(f"{key} must be a list of [begin, end] within the prompt of {tokens} tokens, not {shown(pair)}")
         found = sorted((begin, end) for begin, end in self.items(key))
         for (begin, end), (following, _) in pairwise(found):
             if following < end:
@@ -119,66 +149,79 @@ class Record:
     def _wrong(self, key: str, expected: str) -> TraceError:
         if key not in self.fields:
             return self.error(f"{key} is missing; it must be {expected}")
-        return self.error(f"{key} must be {expected}, not {_shown(self.fields[key])}")
+        return self.error(f"{key} must be {expected}, not {shown(self.fields[key])}")
 
 
-def read_records(path: str, limit: int | None = None) -> Iterator[Record]:
+def read_records(path: str, limit: int | None = None, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Record]:
     """Yield the objects of a file of JSON Lines, of one JSON array, or of CSV, only the first ``limit`` if given.
 
-    Blank lines are skipped.
-
-    A file whose name ends in ``.gz`` or ``.zst`` is decompressed. Raises TraceError if the file cannot be read to the end or is
-    empty.
+    Blank lines are skipped. A file whose name ends in ``.gz`` or ``.zst`` is decompressed. Raises TraceError if the file cannot
+    be read to the end or is empty, and for a line, or an element of an array, of more than ``max_line_bytes`` bytes.
     """
-    records = _parse(path)
-    first = next(records, None)
+    with open_trace(path, max_line_bytes) as file:
+        records = _parse(file)
+        first = next(records, None)
+        if first is None:
+            raise TraceError(path, None, "the file is empty: it contains no requests")
+        yield first
+        yield from islice(records, None if limit is None else limit - 1)
+
+
+def _parse(file: TraceFile) -> Iterator[Record]:
+    if file.begin() == b"[":
+        return _parse_array(Elements(file))
+    lines = file.lines()
+    first = next(lines, None)
     if first is None:
-        raise TraceError(path, None, "the file is empty: it contains no requests")
-    yield first
-    yield from islice(records, None if limit is None else limit - 1)
+        return iter(())
+    if len(first[1]) <= MAX_EXPLAINED_BYTES and COLUMNS.fullmatch(first[1]):
+        return _parse_rows(file.path, first[1].decode().strip().split(","), lines)
+    return _parse_lines(file, first, lines)
 
 
-def _parse(path: str) -> Iterator[Record]:
+def _parse_lines(file: TraceFile, first: tuple[int, bytes], others: Iterator[tuple[int, bytes]]) -> Iterator[Record]:
+    """Yield the objects of lines; the first line may also begin an object that is the whole file."""
     decode = Decoder().decode
-    every_line = lines(path)
-    for line, text in every_line:
-        if text.isspace():
-            continue
-        if line == 1:
-            text = text.removeprefix(BOM)
-            if text.lstrip().startswith(b"["):
-                yield from _parse_array(path, b"".join([text, *(more for _, more in every_line)]))
-                return
-            if COLUMNS.fullmatch(text):
-                yield from _parse_rows(path, text.decode().strip().split(","), every_line)
-                return
+    for line, text in chain([first], others):
         try:
             fields = decode(text)
         except (ValueError, RecursionError) as error:
-            if line > 1 or (fields := _whole(text, every_line)) is None:
-                raise TraceError(path, line, _problem(text, error, "not JSON")) from None
-        yield Record(path, line, fields)
+            if line > first[0] or (fields := _whole(text, file)) is None:
+                raise TraceError(file.path, line, _problem(text, error)) from None
+        yield Record(file.path, line, fields)
 
 
-def _whole(text: bytes, rest: Iterator[tuple[int, bytes]]) -> dict[str, Any] | None:
+def _whole(text: bytes, file: TraceFile) -> dict[str, Any] | None:
     """Return a file that is one JSON object over several lines; None if it is not."""
+    if not text.lstrip().startswith(b"{"):
+        return None
+    more = file.part(file.max_line_bytes - len(text) + 1)
     try:
-        fields = Decoder().decode(b"".join([text, *(more for _, more in rest)])) if text.lstrip().startswith(b"{") else None
+        fields = Decoder().decode(text + more)
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
 
 
-COLUMNS = re.compile(rb"[\w .()-]+(,[\w .()-]+)+\s*")
+MAX_EXPLAINED_BYTES = 1 << 20
+"""The longest line that is looked at more than once."""
+COLUMNS = re.compile(rb"[\w .()-]++(?:,[\w .()-]++)++\s*+")
 """The first line of a CSV file: names of columns."""
-BOM = b"\xef\xbb\xbf"
+
+
+def _parse_array(elements: Elements) -> Iterator[Record]:
+    decode = Decoder().decode
+    for text in elements:
+        try:
+            fields = decode(text)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(elements.path, None, _problem(text, error)) from None
+        yield Record(elements.path, None, fields)
 
 
 def _parse_rows(path: str, columns: list[str], rows: Iterator[tuple[int, bytes]]) -> Iterator[Record]:
     """Yield the rows of a CSV file. Numbers become numbers, empty cells null; cells are not quoted."""
     for line, text in rows:
-        if text.isspace():
-            continue
         try:
             cells = text.decode().strip().split(",")
         except UnicodeDecodeError:
@@ -197,31 +240,32 @@ def _cell(text: str) -> int | float | str | None:
     return text or None
 
 
-def _parse_array(path: str, text: bytes) -> Iterator[Record]:
+def _problem(text: bytes, error: Exception) -> str:
+    """Say what is wrong with JSON that the fast parser refuses; Python's own parser explains short lines better."""
+    if isinstance(error, RecursionError):
+        return "not JSON that can be read: nested too deeply"
     try:
-        items = Decoder().decode(text)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(path, 1, _problem(text, error, "begins as a JSON array, but is not one")) from None
-    for number, fields in enumerate(items, 1):
-        yield Record(f"{path}, element {number}", None, fields)
-
-
-def _problem(text: bytes, error: Exception, what: str) -> str:
-    """Say what is wrong with JSON that the fast parser refuses; Python's own parser explains it better."""
-    try:
-        json.loads(text.decode())
+        if len(text) <= MAX_EXPLAINED_BYTES:
+            json.loads(text.decode())
     except UnicodeDecodeError:
         return "not UTF-8 text; if the file is compressed, its name must end in .gz or .zst"
     except json.JSONDecodeError as explained:
-        return f"{what}: {explained.msg}"
+        return f"not JSON: {explained.msg}"
     except (ValueError, RecursionError):
         pass
-    return f"{what}: {error}"
+    return f"not JSON: {error}"
 
 
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+def shown(value: object) -> str:
+    """Return a value as JSON has it, shortened."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return shown_number(value)
+    text = ""
+    for part in json.JSONEncoder().iterencode(value):
+        text += part
+        if len(text) > LONGEST_TEXT:
+            return f"{text[:LONGEST_TEXT]}..."
+    return text
 
 
 def runs_of(ids: list[int]) -> tuple[Run, ...]:

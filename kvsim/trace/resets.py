@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from math import nan
 
 from kvsim.core.request import RESETS, Request, Reset
-from kvsim.trace.records import Record
+from kvsim.trace.records import Record, shown
 from kvsim.trace.timetable import Timetable
 
 
@@ -36,8 +36,8 @@ def read_reset(record: Record, times: Timetable) -> Reset:
     """Return the reset of a line with ``reset`` and, optionally, ``timestamp``."""
     mode = record.fields["reset"]
     if mode not in RESETS:
-        raise record.error(f"reset must be {' or '.join(RESETS)}, not {mode!r}")
+        raise record.error(f"reset must be {' or '.join(RESETS)}, not {shown(mode)}")
     if others := sorted(record.fields.keys() - {"reset", "timestamp"}):
-        raise record.error(f"a line with reset may also have a timestamp, but not {others[0]}: put that on a line of its own")
+        raise record.error(f"a line with reset may also have a timestamp, but not {others[0]:.40}: put that on a line of its own")
     at_s = times.timestamp_s(record)
     return Reset(str(mode), nan if at_s is None else at_s)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvsim.trace.openai import text_of
-from kvsim.trace.records import Record
+from kvsim.trace.records import Record, shown
 from kvsim.trace.text import TextTrace, Turn, conversation
 from kvsim.trace.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ class ShareGPT(TextTrace):
             part = Record(record.path, record.line, fields)
             who = part.name("from")
             if who not in ROLES:
-                raise record.error(f"from must be one of {', '.join(ROLES)}, not {who!r}")
+                raise record.error(f"from must be one of {', '.join(ROLES)}, not {shown(who)}")
             if "value" not in fields:
                 raise record.error("value is missing; it must be text")
             messages.append({"role": ROLES[str(who)], "content": text_of(part, "value")})

@@ -9,10 +9,14 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, append_run, count_pages, split_runs
-from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
+from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
+from kvsim.trace.base import OF_MAX_TOKENS, TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 
 ARRIVALS = ("open_loop", "closed_loop")
+MOST_SYSTEMS = 1_000_000
+MOST_REQUESTS = 20_000_000
+"""What 20 GB of memory hold."""
 
 
 @dataclass(kw_only=True)
@@ -35,12 +39,13 @@ class Kind:
 
     def check(self, key: str) -> None:
         """Raise ValueError for a bad setting; ``key`` names the kind in the message."""
-        for name in ("systems", "turns", "system_tokens", "message_tokens", "answer_tokens"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{key}.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("weight", "document_tokens", "pause_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{key}.{name} must be at least 0, not {getattr(self, name)}")
+        check_number(f"{key}.systems", Whole(1, MOST_SYSTEMS), self.systems)
+        for name in ("system_tokens", "message_tokens", "answer_tokens"):
+            check_number(f"{key}.{name}", Whole(1), getattr(self, name))
+        check_number(f"{key}.turns", Real(least=1), self.turns)
+        check_number(f"{key}.weight", Real(least=0), self.weight)
+        check_number(f"{key}.document_tokens", Whole(), self.document_tokens)
+        check_number(f"{key}.pause_s", SECONDS, self.pause_s)
 
 
 def default_mix() -> dict[str, Kind]:
@@ -107,18 +112,32 @@ class Synthetic(TraceSource):
         self.mix = {name: kind if isinstance(kind, Kind) else Kind(**kind) for name, kind in self.mix.items()}
         for name, kind in self.mix.items():
             kind.check(f"mix.{name}")
-        for name in ("seed", "spread", "answer_s_per_token"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if self.sessions < 1:
-            raise ValueError(f"sessions must be at least 1, not {self.sessions}")
-        if not self.sessions_per_s > 0:
-            raise ValueError(f"sessions_per_s must be positive, not {self.sessions_per_s}")
+        check_settings(self, Whole(), "seed")
+        check_settings(self, Whole(1), "sessions")
+        check_settings(self, Real(above=0), "sessions_per_s")
+        check_settings(self, Real(least=0), "spread")
+        check_settings(self, SECONDS, "answer_s_per_token")
         if not sum(kind.weight for kind in self.mix.values()) > 0:
             raise ValueError("mix must have a kind of session with a positive weight")
+        self._check_size()
         longest = max(kind.system_tokens for kind in self.mix.values())
         if self.max_prompt_tokens < 2 * longest + 2:
             raise ValueError(f"max_prompt_tokens must be at least {2 * longest + 2} with system prompts of {longest} tokens")
+
+    def _check_size(self) -> None:
+        """Raise ValueError for prompts of more than ``max_tokens``, and for more requests than memory holds."""
+        check_settings(self, Whole(1, self.max_tokens), "max_prompt_tokens", hint=OF_MAX_TOKENS)
+        weights = sum(kind.weight for kind in self.mix.values())
+        requests = self.sessions * sum(kind.weight / weights * self._mean_turns(kind) for kind in self.mix.values())
+        if requests > MOST_REQUESTS:
+            raise ValueError(
+                f"sessions must be fewer: with the turns of mix, they make {requests:.2g} requests, above {MOST_REQUESTS:g}"
+            )
+
+    def _mean_turns(self, kind: Kind) -> float:
+        """Return about how many turns a session has: fewer than ``turns`` if its prompt grows to its end first."""
+        room = self.max_prompt_tokens / (kind.message_tokens + kind.answer_tokens)
+        return min(kind.turns, room + 1) if kind.remembers else kind.turns
 
     def load(self, page_tokens: int) -> Trace:
         check_page_tokens(page_tokens)

@@ -7,7 +7,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from kvsim.errors import UsageError
-from kvsim.trace.records import Record, read_records
+from kvsim.numbers import Whole, check_settings
+from kvsim.trace.base import OF_MAX_TOKENS
+from kvsim.trace.records import Record
 from kvsim.trace.tokenizer import TemplateError, Tokenizer, model_files
 from kvsim.trace.tokens import Tokens
 
@@ -47,8 +49,7 @@ class TextTrace(Tokens):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.output_tokens < 0:
-            raise ValueError(f"output_tokens must be 0 or more, not {self.output_tokens}")
+        check_settings(self, Whole(0, self.max_tokens), "output_tokens", hint=OF_MAX_TOKENS)
 
     @abstractmethod
     def turns(self, record: Record, tokenizer: Tokenizer) -> Iterator[Turn]:
@@ -61,7 +62,7 @@ class TextTrace(Tokens):
     def records(self) -> Iterator[Record]:
         """Yield a line of a trace of tokens for each request."""
         if self.tokenizer is None:
-            next(read_records(self.path, 1))
+            next(self.read(1))
             raise UsageError(
                 "trace.tokenizer is missing: this file contains text; set trace.tokenizer=DIR, a folder with a model's "
                 "tokenizer.json and chat template"
@@ -74,7 +75,7 @@ class TextTrace(Tokens):
                 yield _tokenized(turn, tokenizer)
 
     def _all_turns(self, tokenizer: Tokenizer) -> Iterator[Turn]:
-        for record in read_records(self.path, self.limit):
+        for record in self.read(self.limit):
             try:
                 yield from self.turns(record, tokenizer)
             except TemplateError as error:

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 from kvsim.trace.arrivals import Arrivals, check_arrivals
 from kvsim.trace.base import TraceSource
-from kvsim.trace.records import Record
+from kvsim.trace.records import MILLISECONDS, Record
 
 
 class Place(NamedTuple):
@@ -48,7 +48,7 @@ class Timetable:
         timestamp_s = self.timestamp_s(record)
         delay = record.either("delay", "delay_ms")
         if turn and (record.has(delay) or timestamp_s is None):
-            delay_s = record.number(delay) / 1000 if record.has(delay) else self._arrivals.pause_s() if self._arrivals else 0.0
+            delay_s = self._delay_s(record, delay)
             arrival_s = previous_s + delay_s if timestamp_s is None else timestamp_s
             place = Place(arrival_s, previous, delay_s, session, turn)
         else:
@@ -60,6 +60,12 @@ class Timetable:
             self._turns[session] = turn + 1, self._lines, place.arrival_s
         self._lines += 1
         return place
+
+    def _delay_s(self, record: Record, name: str) -> float:
+        """Return the pause before a later turn."""
+        if record.has(name):
+            return record.number(name, MILLISECONDS) / 1000
+        return self._arrivals.pause_s() if self._arrivals else 0.0
 
     def _check_untimed(self, record: Record, session: int) -> None:
         """Raise TraceError if a line that waits for no other may not go without a timestamp."""
@@ -90,7 +96,7 @@ class Timetable:
             raise record.error("sessions_per_s has no effect on a file with timestamps: leave it out, and set rate")
         if self._untimed:
             raise record.error("this line has a timestamp but an earlier one has none: give all lines a timestamp, or no line")
-        timestamp = record.number(name)
+        timestamp = record.number(name, MILLISECONDS)
         if not self._timed:
             self._timed = True
             self._first_ms = timestamp
@@ -107,7 +113,7 @@ class TimedTrace(TraceSource):
     ``sessions_per_s``, ``pause_s`` and ``seed`` draw the arrivals of a file without timestamps (see ``Arrivals``).
     """
 
-    OF_ARRIVALS: ClassVar[tuple[str, ...]] = (*TraceSource.OF_ARRIVALS, "sessions_per_s", "pause_s", "seed")
+    OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("sessions_per_s", "pause_s", "seed")
 
     sessions_per_s: float | None = None
     pause_s: float = 0.0

@@ -7,15 +7,16 @@ from pathlib import Path
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, split_runs
 from kvsim.trace.base import TAILS, Trace, check_choice, check_page_tokens, in_order_of_arrival, name_pages
+from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.page_hasher import PageHasher, Span
 from kvsim.trace.page_index import PageIndex
-from kvsim.trace.records import Record, read_records
+from kvsim.trace.records import SIGNED, Record
 from kvsim.trace.resets import read_requests
 from kvsim.trace.timetable import TimedTrace, Timetable
 
 
 @dataclass(kw_only=True)
-class Tokens(TimedTrace):
+class Tokens(FileTrace, TimedTrace):
     """Reads lines ``{"token_ids": [...], "output_length": n}``, plain or compressed, with these optional fields:
 
         timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0 or at ``sessions_per_s``
@@ -34,7 +35,6 @@ class Tokens(TimedTrace):
     (``convert_to_bigram_key``). Hashing each page of each prompt is the only cost that grows with the number of pages.
     """
 
-    path: str
     tail: str = "full"
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Tokens(TimedTrace):
 
     def records(self) -> Iterator[Record]:
         """Yield the lines of the file."""
-        return read_records(self.path, self.limit)
+        return self.read(self.limit)
 
     def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
         """Return the keys of ``PageHasher`` instead: they depend on tokens only, so equal prompts of any file share them."""
@@ -78,9 +78,11 @@ class Tokens(TimedTrace):
         tokens = record.integers("token_ids")
         if not tokens:
             raise record.error("token_ids is empty; a request must have a prompt")
-        output_tokens = record.integer("output_length")
+        if len(tokens) > self.max_tokens:
+            raise record.too_long("token_ids", len(tokens), self.max_tokens)
+        output_tokens = record.tokens("output_length", self.max_tokens)
         keys = self._keys(record, tokens, hasher)
-        samples = record.integer("n", minimum=1) if record.has("n") else 1
+        samples = record.samples(self.max_tokens, output_tokens)
         output_runs = self._output_runs(record, samples, tokens, output_tokens, hasher, index)
         return Request(
             index=0,
@@ -88,7 +90,7 @@ class Tokens(TimedTrace):
             output_tokens=output_tokens,
             runs=index.lookup(keys),
             prompt_pages=len(keys),
-            priority=record.integer("priority", minimum=None) if record.has("priority") else 0,
+            priority=record.integer("priority", SIGNED) if record.has("priority") else 0,
             output_runs=output_runs[0] if output_runs else None,
             sample_output_runs=output_runs[1:],
             samples=samples,

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from kvsim.core.request import Request
 from kvsim.core.runs import count_pages
+from kvsim.numbers import Whole, check_settings
 from kvsim.trace.answers import infer_answers
-from kvsim.trace.base import Trace, TraceSource, check_choice, in_order_of_arrival, refuse_bigram
+from kvsim.trace.base import Trace, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
-from kvsim.trace.records import Record, read_records
+from kvsim.trace.file_trace import FileTrace
+from kvsim.trace.records import AT_LEAST_ONE, Record
 
 ARRIVALS = ("recorded", "closed_loop")
 
@@ -37,7 +39,7 @@ class Lane:
 
 
 @dataclass(kw_only=True)
-class Weka(TraceSource):
+class Weka(FileTrace):
     """Reads sessions of requests ``{"t": s, "in", "out", "api_time": s, "hash_ids_rle" or "hash_ids"}``, plain or compressed.
 
     The recorded sessions have no common clock, so they are played on ``concurrent_sessions`` lanes: all lanes start at time 0,
@@ -53,7 +55,6 @@ class Weka(TraceSource):
     keeps the requests that arrive first. ``answers=inferred``: see answers.py.
     """
 
-    path: str
     block_tokens: int = 64
     arrivals: str = "recorded"
     answers: str = "none"
@@ -64,19 +65,17 @@ class Weka(TraceSource):
         refuse_bigram(self.bigram)
         check_choice("arrivals", self.arrivals, ARRIVALS)
         check_choice("answers", self.answers, ("none", "inferred"))
-        for name in ("block_tokens", "concurrent_sessions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_settings(self, Whole(1), "block_tokens", "concurrent_sessions")
         if self.arrivals == "closed_loop" and self.rate != 1:
             raise ValueError(f"rate={self.rate} has no effect in a closed loop; set concurrent_sessions instead")
 
     def load(self, page_tokens: int) -> Trace:
         pages = BlockPages(self.block_tokens, page_tokens, partial_tail=False)
-        lanes = [Lane(0.0, number) for number in range(self.concurrent_sessions)]
+        lanes: list[Lane] = []
         requests: list[Request] = []
-        for session, record in enumerate(read_records(self.path)):
+        for session, record in enumerate(self.read()):
             self._check_block_size(record)
-            lane = heappop(lanes)
+            lane = self._next_lane(lanes)
             self._play(session, sorted(_calls(record), key=lambda call: call.start_s), lane, pages, requests)
             heappush(lanes, lane)
         requests = in_order_of_arrival(requests)[: self.limit]
@@ -88,6 +87,11 @@ class Weka(TraceSource):
             page_tokens=page_tokens,
             block_tokens=self.block_tokens,
         )
+
+    def _next_lane(self, lanes: list[Lane]) -> Lane:
+        """Take the lane that is free first out of a heap of those that were used. All lanes are free at time 0."""
+        unused = Lane(0.0, len(lanes))
+        return unused if len(lanes) < self.concurrent_sessions and (not lanes or unused < lanes[0]) else heappop(lanes)
 
     def _check_block_size(self, record: Record) -> None:
         if record.has("block_size") and record.integer("block_size") != self.block_tokens:
@@ -111,7 +115,7 @@ class Weka(TraceSource):
         lane.last = last[1]
 
     def _request(self, call: Call, pages: BlockPages, session: int, turn: int) -> Request:
-        prompt_tokens = call.record.integer("in", minimum=1)
+        prompt_tokens = call.record.tokens("in", self.max_tokens, AT_LEAST_ONE)
         blocks = call.record.id_runs("hash_ids")
         full = prompt_tokens // self.block_tokens
         if count_pages(blocks) != full:
@@ -124,7 +128,7 @@ class Weka(TraceSource):
             index=0,
             arrival_s=0.0,
             prompt_tokens=prompt_tokens,
-            output_tokens=call.record.integer("out"),
+            output_tokens=call.record.tokens("out", self.max_tokens),
             runs=runs,
             prompt_pages=prompt_pages,
             session=session,

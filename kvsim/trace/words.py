@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.runs import Run, count_pages
-from kvsim.trace.base import TAILS, Trace, TraceSource, check_choice, check_page_tokens, name_pages
+from kvsim.numbers import Whole, check_settings
+from kvsim.trace.base import OF_MAX_TOKENS, TAILS, Trace, TraceSource, check_choice, check_page_tokens, name_pages
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.page_index import PageIndex
 
@@ -21,10 +22,12 @@ class Words(TraceSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("tail", self.tail, TAILS)
-        if not self.prompts or not all(prompt.split() for prompt in self.prompts):
+        if not self.prompts or not all(isinstance(prompt, str) and prompt.split() for prompt in self.prompts):
             raise ValueError("prompts must be a list of texts with at least one word each")
-        if self.output_tokens < 0:
-            raise ValueError(f"output_tokens must be 0 or more, not {self.output_tokens}")
+        longest = max(len(prompt.split()) for prompt in self.prompts)
+        if longest > self.max_tokens:
+            raise ValueError(f"prompts must be of at most {self.max_tokens} words (max_tokens), not {longest}")
+        check_settings(self, Whole(0, self.max_tokens), "output_tokens", hint=OF_MAX_TOKENS)
 
     def load(self, page_tokens: int) -> Trace:
         requests = [

@@ -4,6 +4,7 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 
 
@@ -38,12 +39,9 @@ class CheckpointPolicy(metaclass=ABCMeta):
     """Capacity of that cache, in states. None: no limit."""
 
     def __post_init__(self) -> None:
-        if self.max_states_per_path is not None and self.max_states_per_path < 1:
-            raise ValueError(f"max_states_per_path must be at least 1, not {self.max_states_per_path}; null sets no limit")
+        check_settings(self, Whole(1), "max_states_per_path", "detached_states", or_null=True, hint="null sets no limit")
         if self.detached_states is not None and not self.detached:
             raise ValueError("detached_states has no effect without detached=true: set both")
-        if self.detached_states is not None and self.detached_states < 1:
-            raise ValueError(f"detached_states must be at least 1, not {self.detached_states}; null sets no limit")
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""

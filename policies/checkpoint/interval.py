@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 
@@ -18,8 +19,7 @@ class Interval(CheckpointPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokens < 1:
-            raise ValueError(f"tokens must be at least 1, not {self.tokens}")
+        check_settings(self, Whole(1), "tokens")
 
     def after_prefill(self, prefill: Prefill) -> Sequence[int]:
         return [*self.multiples(self.tokens, prefill.start, prefill.full), prefill.full]

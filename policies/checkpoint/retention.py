@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 
 
@@ -18,8 +19,7 @@ class Retention(CheckpointPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.interval_tokens < 0:
-            raise ValueError(f"interval_tokens must be 0 (junctions only) or more, not {self.interval_tokens}")
+        check_settings(self, Whole(), "interval_tokens", hint="0 keeps states at junctions only")
 
     def after_prefill(self, prefill: Prefill) -> Sequence[int]:
         if not self.interval_tokens:

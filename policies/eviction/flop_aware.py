@@ -10,12 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
-from math import inf
 from typing import TYPE_CHECKING, Final
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.flop_tuning import Tuning
@@ -62,8 +62,8 @@ class FlopAware(EvictionPolicy):
     alpha: int | float | str = TUNED
 
     def __post_init__(self) -> None:
-        if self.alpha != TUNED and (isinstance(self.alpha, str) or not 0 <= self.alpha < inf):
-            raise ValueError(f"alpha must be 0 or more, or {TUNED}, not {self.alpha}")
+        if self.alpha != TUNED:
+            check_settings(self, Real(least=0), "alpha", hint=f"or set it to {TUNED}")
         self._alpha = 0.0 if isinstance(self.alpha, str) else float(self.alpha)
         self._tuning: Tuning | None = None
         self._width = 1

@@ -5,6 +5,7 @@ from math import inf
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.eviction.base import RankedEviction
 
 
@@ -23,8 +24,7 @@ class LRUK(RankedEviction):
     k: int = 2
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, not {self.k}")
+        check_settings(self, Whole(1), "k")
 
     def on_insert(self, node: Node, now: float) -> None:
         node.note(self.tier, (node.last_used_in(self.tier),))

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.queues import Mark, QueueEviction
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_multiples
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -24,11 +25,8 @@ class MultiQueue(QueueEviction):
     ghost: float = 4.0
 
     def __post_init__(self) -> None:
-        for name in ("queues", "life_time"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.ghost <= 0:
-            raise ValueError(f"ghost must be above 0, not {self.ghost}: it is a multiple of the tier's pages")
+        check_settings(self, Whole(1), "queues", "life_time")
+        check_multiples(self, "ghost")
 
     def count_queues(self) -> int:
         return self.queues

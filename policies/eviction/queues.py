@@ -11,6 +11,7 @@ from kvsim.core.run_order import RunOrder
 from kvsim.core.runs import Run, last_pages
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import NO_LIMIT, READY, Node
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
@@ -31,10 +32,13 @@ def forget_beyond(ghosts: RunOrder, pages: float) -> None:
 
 
 def check_fractions(settings: object, *names: str) -> None:
-    """Raise ValueError unless each of these settings is a fraction, above 0 and below 1."""
-    for name in names:
-        if not 0 < (value := getattr(settings, name)) < 1:
-            raise ValueError(f"{name} must be above 0 and below 1, not {value}: it is a share of the tier's pages")
+    """Raise ValueError unless each of these settings is a share of the tier's pages, above 0 and below 1."""
+    check_settings(settings, Real(above=0, below=1), *names, hint="it is a share of the tier's pages")
+
+
+def check_multiples(settings: object, *names: str) -> None:
+    """Raise ValueError unless each of these settings is a multiple of the tier's pages, above 0."""
+    check_settings(settings, Real(above=0), *names, hint="it is a multiple of the tier's pages")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

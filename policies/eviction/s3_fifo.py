@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from kvsim.core.runs import Run, count_pages
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, check_multiples
 
 SMALL: Final = 0
 MAIN: Final = 1
@@ -34,11 +35,8 @@ class S3FIFO(QueueEviction):
 
     def __post_init__(self) -> None:
         check_fractions(self, "small")
-        if self.ghost <= 0:
-            raise ValueError(f"ghost must be above 0, not {self.ghost}: it is a multiple of the tier's pages")
-        if not 1 <= self.move_threshold <= MOST_USES:
-            raise ValueError(f"move_threshold must be 1 to {MOST_USES}, not {self.move_threshold}")
-
+        check_multiples(self, "ghost")
+        check_settings(self, Whole(1, MOST_USES), "move_threshold")
         self._is_filling = self.fill_main
 
     def bind(self, context: PolicyContext) -> None:

@@ -5,6 +5,7 @@ from typing import Final
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 from kvsim.policies.fields import keep_types
@@ -32,8 +33,7 @@ class SegmentedLRU(RankedEviction):
     protected_fraction: float | None = None
 
     def __post_init__(self) -> None:
-        if self.protected_hits < 1:
-            raise ValueError(f"protected_hits must be at least 1, not {self.protected_hits}")
+        check_settings(self, Whole(1), "protected_hits")
         if self.segments not in SEGMENTS:
             raise ValueError(f"segments must be {' or '.join(SEGMENTS)}, not {self.segments}")
         if self.protected_fraction is not None:

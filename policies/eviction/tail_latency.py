@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 
@@ -29,9 +30,7 @@ class TailLatency(RankedEviction):
     next_prompt_estimate: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "next_prompt_estimate"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more tokens, not {getattr(self, name)}")
+        check_settings(self, Whole(), "threshold", "next_prompt_estimate", hint="it is a number of tokens")
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)

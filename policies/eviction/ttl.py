@@ -9,6 +9,7 @@ from math import inf
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.eviction.continuum import Continuum
@@ -40,8 +41,8 @@ class TimeToLive(RankedEviction):
     ttl_s: int | float | str = 300
 
     def __post_init__(self) -> None:
-        if self.ttl_s != LEARNED and (isinstance(self.ttl_s, str) or not self.ttl_s > 0):
-            raise ValueError(f"ttl_s must be positive, or {LEARNED}, not {self.ttl_s}")
+        if self.ttl_s != LEARNED:
+            check_settings(self, Real(above=0), "ttl_s", hint=f"or set it to {LEARNED}")
         self._now = -inf
         self._expiring: list[tuple[float, int, Node]] = []
         self._continuum = Continuum() if self.ttl_s == LEARNED else None

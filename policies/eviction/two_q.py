@@ -7,7 +7,7 @@ from typing import Final
 from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
+from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, check_multiples
 
 A1IN: Final = 0
 AM: Final = 1
@@ -29,8 +29,7 @@ class TwoQ(QueueEviction):
 
     def __post_init__(self) -> None:
         check_fractions(self, "kin")
-        if self.kout <= 0:
-            raise ValueError(f"kout must be above 0, not {self.kout}: it is a multiple of the tier's pages")
+        check_multiples(self, "kout")
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)

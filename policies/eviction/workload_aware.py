@@ -8,6 +8,7 @@ from math import exp, inf
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
@@ -106,8 +107,7 @@ class WorkloadAware(EvictionPolicy):
     window_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.window_s > 0:
-            raise ValueError(f"window_s must be positive, not {self.window_s}")
+        check_settings(self, Real(above=0), "window_s")
         self._classes: dict[tuple[str, int], RequestClass] = {}
         self._latest: dict[int, tuple[int, RequestClass | None, float]] = {}
         """By session: index and class of its latest request, and when that was admitted."""

@@ -11,6 +11,7 @@ from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import CPU
 from kvsim.core.tree import Node
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 
@@ -37,9 +38,7 @@ class ByLength(PlacementPolicy):
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("min_tokens", "disk_min_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_settings(self, Whole(1), "min_tokens", "disk_min_tokens")
         self._prompts: deque[int] = deque()
         self._sorted: list[int] = []
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import CPU, DISK
 from kvsim.core.tree import Node
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 
@@ -35,8 +36,7 @@ class CostAware(PlacementPolicy):
         return True
 
     def __post_init__(self) -> None:
-        if not self.margin > 0:
-            raise ValueError(f"margin must be positive, not {self.margin}")
+        check_settings(self, Real(above=0), "margin")
 
     def bind(self, context: PolicyContext) -> None:
         self._tier = context.tier

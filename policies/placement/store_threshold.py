@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.placement.offer_table import OfferTable
@@ -30,10 +31,8 @@ class StoreThreshold(PlacementPolicy):
     tracker_pages: int = 64_000
 
     def __post_init__(self) -> None:
-        if self.k < 0:
-            raise ValueError(f"k must be 0 or more, not {self.k}")
-        if self.tracker_pages < 1:
-            raise ValueError(f"tracker_pages must be at least 1, not {self.tracker_pages}")
+        check_settings(self, Whole(), "k")
+        check_settings(self, Whole(1), "tracker_pages")
 
     def bind(self, context: PolicyContext) -> None:
         self._tier = context.tier

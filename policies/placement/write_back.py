@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.placement.base import PlacementPolicy
 
 
@@ -21,8 +22,7 @@ class WriteBack(PlacementPolicy):
     watermark: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark must be at least 0 and below 1, not {self.watermark}")
+        check_settings(self, Real(least=0, below=1), "watermark")
 
     def after_eviction(self, node: Node, now: float) -> bool:
         return True

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
 
@@ -21,8 +22,7 @@ class WriteThroughSelective(PlacementPolicy):
     hits: int = 2
 
     def __post_init__(self) -> None:
-        if self.hits < 1:
-            raise ValueError(f"hits must be at least 1, not {self.hits}")
+        check_settings(self, Whole(1), "hits")
         self._upper = -1
 
     def bind(self, context: PolicyContext) -> None:

@@ -7,6 +7,7 @@ from math import inf
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.numbers import SECONDS, check_settings
 from kvsim.policies.context import PolicyContext
 
 STOP_RULES = ("best_effort", "wait_complete", "timeout")
@@ -92,9 +93,7 @@ class StoppedPrefetch(PrefetchPolicy):
     def __post_init__(self) -> None:
         if self.stop not in STOP_RULES:
             raise ValueError(f"stop must be one of {', '.join(STOP_RULES)}, not {self.stop}")
-        for name in ("base_s", "per_1024_tokens_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        check_settings(self, SECONDS, "base_s", "per_1024_tokens_s")
 
     def wait_s(self, fetch_tokens: int) -> float:
         if self.stop == "timeout":

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
 
@@ -31,8 +32,7 @@ class BreakEvenPrefetch(StoppedPrefetch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.margin > 0:
-            raise ValueError(f"margin must be positive, not {self.margin}")
+        check_settings(self, Real(above=0), "margin")
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.numbers import Real, Whole, check_settings
 from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
 
 
@@ -31,13 +32,9 @@ class ThresholdPrefetch(StoppedPrefetch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_tokens < 1:
-            raise ValueError(f"min_tokens must be at least 1, not {self.min_tokens}")
-        if not 0 < self.in_flight_fraction <= 1:
-            raise ValueError(f"in_flight_fraction must be above 0 and at most 1, not {self.in_flight_fraction}")
-        for name in ("min_prompt_tokens", "load_min_tokens", "load_min_prompt_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        check_settings(self, Whole(1), "min_tokens")
+        check_settings(self, Real(above=0, most=1), "in_flight_fraction")
+        check_settings(self, Whole(), "min_prompt_tokens", "load_min_tokens", "load_min_prompt_tokens")
 
     def fetch(self, offer: Offer) -> int | Refusal:
         if offer.stored_pages * self.page_tokens < self.min_tokens or offer.request.prompt_tokens < self.min_prompt_tokens:

@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.core.page_counts import PageCounts
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.numbers import SECONDS, Real, check_settings
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 
@@ -52,9 +53,8 @@ class KVAware(RoutingPolicy):
     staleness_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("overlap_score_weight", "router_temperature", "staleness_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        check_settings(self, Real(least=0), "overlap_score_weight", "router_temperature")
+        check_settings(self, SECONDS, "staleness_s")
 
     @property
     def needs_cached_pages(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.numbers import Real, Whole, check_settings
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 from kvsim.policies.routing.prefix_tree import PrefixTree
@@ -40,14 +41,10 @@ class PrefixAware(RoutingPolicy):
     fallback: str = "least_loaded"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.cache_threshold <= 1:
-            raise ValueError(f"cache_threshold must be at least 0 and at most 1, not {self.cache_threshold}")
-        if self.balance_abs_threshold < 0:
-            raise ValueError(f"balance_abs_threshold must be 0 or more, not {self.balance_abs_threshold}")
-        if not 1 <= self.balance_rel_threshold < float("inf"):
-            raise ValueError(f"balance_rel_threshold must be at least 1, not {self.balance_rel_threshold}")
-        if self.max_tree_tokens < 1:
-            raise ValueError(f"max_tree_tokens must be at least 1, not {self.max_tree_tokens}")
+        check_settings(self, Real(least=0, most=1), "cache_threshold")
+        check_settings(self, Whole(), "balance_abs_threshold")
+        check_settings(self, Real(least=1), "balance_rel_threshold")
+        check_settings(self, Whole(1), "max_tree_tokens")
         if self.fallback not in FALLBACKS:
             raise ValueError(f"fallback must be one of {', '.join(FALLBACKS)}, not {self.fallback}")
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.waiting import Round, Waiting
+from kvsim.numbers import SECONDS, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.fields import keep_types
 
@@ -64,8 +65,7 @@ class BoundedScheduling(SchedulingPolicy):
     max_wait_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_wait_s is not None and not self.max_wait_s >= 0:
-            raise ValueError(f"max_wait_s must be at least 0, not {self.max_wait_s}; null sets no bound")
+        check_settings(self, SECONDS, "max_wait_s", or_null=True, hint="null sets no bound")
 
 
 keep_types(BoundedScheduling, max_wait_s=float | None)

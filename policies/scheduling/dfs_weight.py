@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvsim.core.runs import split_runs
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.waiting import Round, Waiting
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.fields import keep_types
 from kvsim.policies.scheduling.base import BoundedScheduling
 from kvsim.policies.scheduling.branches import Branch
@@ -30,8 +31,7 @@ class DfsWeight(BoundedScheduling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fcfs_above is not None and self.fcfs_above < 0:
-            raise ValueError(f"fcfs_above must be at least 0, not {self.fcfs_above}; null sets no limit")
+        check_settings(self, Whole(), "fcfs_above", or_null=True, hint="null sets no limit")
 
     def order(self, round: Round) -> Sequence[Waiting]:
         root = Branch(0, 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.waiting import Round, Waiting
+from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.fields import keep_types
 from kvsim.policies.scheduling.base import BoundedScheduling
@@ -35,12 +36,9 @@ class PrefixScheduling(BoundedScheduling):
         super().__post_init__()
         if self.in_batch_duplicates not in CHOICES:
             raise ValueError(f"in_batch_duplicates must be one of {', '.join(CHOICES)}, not {self.in_batch_duplicates}")
-        if self.check_up_to_tokens < 0:
-            raise ValueError(f"check_up_to_tokens must be at least 0, not {self.check_up_to_tokens}")
-        if self.shared_tokens < 1:
-            raise ValueError(f"shared_tokens must be at least 1, not {self.shared_tokens}")
-        if self.fcfs_above is not None and self.fcfs_above < 0:
-            raise ValueError(f"fcfs_above must be at least 0, not {self.fcfs_above}; null sets no limit")
+        check_settings(self, Whole(), "check_up_to_tokens")
+        check_settings(self, Whole(1), "shared_tokens")
+        check_settings(self, Whole(), "fcfs_above", or_null=True, hint="null sets no limit")
         self._page_tokens = 1
 
     def bind(self, context: PolicyContext) -> None:

@@ -104,7 +104,7 @@ def test_a_hybrid_model_measures_its_recurrences(folder: Path) -> None:
         (["page_tokens=0"], "page_tokens must be at least 1, not 0"),
         (["model=tinny"], "model=tinny: there is no such choice; did you mean tiny?"),
         (["model=tiny", "model.kv_dtype_bytes=1", "output=."], r"model: kv_dtype_bytes must be 2 \(bf16\) or 4 \(float32\)"),
-        (["-m", "seed=1,2"], "-m: kvsim calibrate measures the machine once: leave out -m"),
+        (["-m", "seed=1,2"], "-m: kvsim calibrate takes a single configuration: leave out -m"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

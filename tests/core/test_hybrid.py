@@ -414,3 +414,18 @@ def test_without_room_on_its_way_a_state_stays_below_and_the_prompt_is_computed(
     cache.move(cache.finish_request(lease))
     cache.check()
     assert use(cache, "abcd") == [3]
+
+
+def test_a_request_begins_from_no_state_if_the_gpu_has_no_room_for_it_beside_the_prompt() -> None:
+    """A prompt of 7 pages and a state of 2 exceed 8; what the request does not reuse makes room."""
+    cache = hybrid(EveryPage(), gpu=8, shared_pages=2)
+    assert use(cache, "abc", "abcd", "abcdefg") == [0, 3, 0]
+    cache.check()
+
+
+@pytest.mark.parametrize("cpu", [4, 20])
+def test_nor_does_it_load_one(cpu: int) -> None:
+    cache = hybrid(EveryPage(), gpu=8, cpu=cpu, shared_pages=2)
+    use(cache, "abc", "pqrstu")
+    assert use(cache, "abcdefg") == [0]
+    cache.check()

@@ -115,7 +115,10 @@ def test_retention_of_all_is_an_interval_of_at_most_a_page() -> None:
     ("override", "expected"),
     [
         (["checkpoint=interval", "checkpoint.tokens=0"], "checkpoint.tokens must be at least 1, not 0"),
-        (["checkpoint=retention", "checkpoint.interval_tokens=-1"], "checkpoint.interval_tokens must be 0 (junctions only)"),
+        (
+            ["checkpoint=retention", "checkpoint.interval_tokens=-1"],
+            "checkpoint.interval_tokens must be 0 or more, not -1; 0 keeps states at junctions",
+        ),
         (["checkpoint=last", "checkpoint.max_states_per_path=0"], "checkpoint.max_states_per_path must be at least 1, not 0"),
         (["checkpoint=last", "checkpoint.detached_states=5"], "checkpoint.detached_states has no effect without detached=true"),
         (

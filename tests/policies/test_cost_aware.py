@@ -43,5 +43,5 @@ def test_cost_aware_keeps_what_precedes_a_copy() -> None:
 
 
 def test_a_margin_of_0_is_refused() -> None:
-    with pytest.raises(ValueError, match="margin must be positive, not 0"):
+    with pytest.raises(ValueError, match="margin must be above 0, not 0"):
         CostAware(margin=0.0)

@@ -1,5 +1,6 @@
 """FLOP-aware eviction. Pages are of one token and 16 bytes; tokens p ... S - 1 cost 1,152 + 16 (p + S + 1) FLOPs each."""
 
+from math import inf
 from random import Random
 
 import pytest
@@ -218,7 +219,10 @@ def test_the_alpha_is_the_least_of_those_that_save_most() -> None:
     assert max(saved.values()) == 2 * CONTEXT.saved_flops(0, 9), "twice all but the last token of the long prompt"
 
 
-@pytest.mark.parametrize("alpha", [-1, -0.5, "high", float("inf")])
-def test_alpha_is_a_number_or_tuned(alpha: float | str) -> None:
-    with pytest.raises(ValueError, match=f"alpha must be 0 or more, or tuned, not {alpha}"):
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [(-1, "0 or more"), (-0.5, "0 or more"), ("high", "a number of at least 0"), (inf, "a finite number of at least 0")],
+)
+def test_alpha_is_a_number_or_tuned(alpha: float | str, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"alpha must be {expected}, not {alpha!r}; or set it to tuned"):
         FlopAware(alpha=alpha)

@@ -159,5 +159,5 @@ def test_break_even_loads_what_saves_most_time() -> None:
 
 
 def test_break_even_refuses_a_margin_out_of_range() -> None:
-    with pytest.raises(ValueError, match="margin must be positive, not 0"):
+    with pytest.raises(ValueError, match="margin must be above 0, not 0"):
         BreakEvenPrefetch(margin=0.0)

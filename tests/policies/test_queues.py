@@ -106,11 +106,11 @@ def test_an_unlimited_tier_keeps_everything(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TwoQ(kin=0.0), "kin must be above 0 and below 1, not 0.0: it is a share of the tier's pages"),
+        (lambda: TwoQ(kin=0.0), "kin must be above 0 and below 1, not 0.0; it is a share of the tier's pages"),
         (lambda: TwoQ(kout=0.0), "kout must be above 0, not 0.0"),
         (lambda: S3FIFO(small=1.0), "small must be above 0 and below 1, not 1.0"),
         (lambda: S3FIFO(ghost=-1.0), "ghost must be above 0, not -1.0"),
-        (lambda: S3FIFO(move_threshold=4), "move_threshold must be 1 to 3, not 4"),
+        (lambda: S3FIFO(move_threshold=4), "move_threshold must be from 1 to 3, not 4"),
         (lambda: MultiQueue(queues=0), "queues must be at least 1, not 0"),
         (lambda: MultiQueue(life_time=0), "life_time must be at least 1, not 0"),
         (lambda: MultiQueue(ghost=0.0), "ghost must be above 0, not 0.0"),

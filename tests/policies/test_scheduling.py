@@ -69,7 +69,7 @@ def test_who_has_waited_for_longer_than_the_bound_goes_first(name: str) -> None:
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("bound", [-1.0, -0.5])
 def test_a_bound_below_zero_is_refused(name: str, bound: float) -> None:
-    with pytest.raises(ValueError, match=f"max_wait_s must be at least 0, not {bound}; null sets no bound"):
+    with pytest.raises(ValueError, match=f"max_wait_s must be 0 or more, not {bound}; null sets no bound"):
         type(policy_of(name))(max_wait_s=bound)
 
 
@@ -250,9 +250,9 @@ def test_dfs_weight_takes_equal_branches_in_the_order_of_the_queue() -> None:
     ("settings", "message"),
     [
         ({"in_batch_duplicates": "skip"}, "in_batch_duplicates must be one of last, equal, not skip"),
-        ({"check_up_to_tokens": -1}, "check_up_to_tokens must be at least 0, not -1"),
+        ({"check_up_to_tokens": -1}, "check_up_to_tokens must be 0 or more, not -1"),
         ({"shared_tokens": 0}, "shared_tokens must be at least 1, not 0"),
-        ({"fcfs_above": -1}, "fcfs_above must be at least 0, not -1; null sets no limit"),
+        ({"fcfs_above": -1}, "fcfs_above must be 0 or more, not -1; null sets no limit"),
     ],
 )
 @pytest.mark.parametrize("kind", [LongestPrefix, ShortestPrefill])

@@ -42,7 +42,7 @@ def test_what_may_be_lost_is_said_by_the_last_request_that_used_a_page() -> None
 
 @pytest.mark.parametrize("setting", ["threshold", "next_prompt_estimate"])
 def test_settings_are_tokens(setting: str) -> None:
-    with pytest.raises(ValueError, match=f"{setting} must be 0 or more tokens, not -1"):
+    with pytest.raises(ValueError, match=f"{setting} must be 0 or more, not -1; it is a number of tokens"):
         TailLatency(**{setting: -1})
 
 

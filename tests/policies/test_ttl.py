@@ -89,9 +89,9 @@ def test_a_learned_time_covers_the_pauses_that_are_worth_it() -> None:
     assert notes == {1000: 1004.0, 1: 1001.0}
 
 
-@pytest.mark.parametrize("ttl_s", [0, -1.0, "never"])
-def test_a_time_to_live_is_positive_or_learned(ttl_s: float | str) -> None:
-    with pytest.raises(ValueError, match=f"ttl_s must be positive, or learned, not {ttl_s}"):
+@pytest.mark.parametrize(("ttl_s", "expected"), [(0, "above 0"), (-1.0, "above 0"), ("never", "a number above 0")])
+def test_a_time_to_live_is_positive_or_learned(ttl_s: float | str, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"ttl_s must be {expected}, not {ttl_s!r}; or set it to learned"):
         TimeToLive(ttl_s=ttl_s)
 
 

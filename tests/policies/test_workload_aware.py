@@ -101,7 +101,7 @@ def test_old_entries_are_forgotten() -> None:
 
 
 def test_a_window_is_positive() -> None:
-    with pytest.raises(ValueError, match="window_s must be positive, not 0"):
+    with pytest.raises(ValueError, match="window_s must be above 0, not 0"):
         WorkloadAware(window_s=0)
 
 

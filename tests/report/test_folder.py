@@ -108,13 +108,22 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path, simulated: Outcome):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_the_record_of_an_earlier_run_does_not_survive_a_later_one_that_fails(tmp_path: Path, replayed: Outcome):
+def test_a_run_that_cannot_be_written_leaves_the_earlier_one_as_it_was(tmp_path: Path, replayed: Outcome, simulated: Outcome):
     write(tmp_path, replayed)
     (tmp_path / "report.html").unlink()
     (tmp_path / "report.html").mkdir()
+    kept = ["requests.csv.gz", "result.json"]
+    before = [(tmp_path / name).read_bytes() for name in kept]
     with pytest.raises(UsageError, match=r"output: cannot write .*report\.html: "):
-        write(tmp_path, replayed)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "requests.csv.gz"]
+        write(tmp_path, simulated)
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert [(tmp_path / name).read_bytes() for name in kept] == before
+
+
+def test_a_run_without_a_timeline_removes_that_of_an_earlier_one(tmp_path: Path, replayed: Outcome):
+    (tmp_path / "timeline.json.gz").write_bytes(b"earlier")
+    write(tmp_path, replayed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_the_run(tmp_path: Path):

@@ -87,9 +87,11 @@ def test_a_long_set_is_shortened_on_a_terminal(simulated: Outcome) -> None:
 def test_the_objectives_of_a_sweep_come_from_its_folder(simulated: Outcome, tmp_path: Path) -> None:
     runs = runs_of(simulated, [(0.2, 1.0), (0.5, 4.0)], tmp_path)
     assert front_of(runs) is None
-    (tmp_path / "sweep.json").write_text(json.dumps({"objectives": []}))
+    record = {"command": "replay", "command_line": "kvsim replay -m", "swept": [], "objectives": []}
+    (tmp_path / "sweep.json").write_text(json.dumps(record))
     assert front_of(runs) is None
-    (tmp_path / "sweep.json").write_text(json.dumps({"objectives": [{"name": "hit_rate", "direction": "maximize"}]}))
+    record["objectives"] = [{"name": "hit_rate", "direction": "maximize"}]
+    (tmp_path / "sweep.json").write_text(json.dumps(record))
     front = front_of(runs)
     assert front is not None and [point.name for point in front.best] == ["1"]
     assert front_of([*runs, *runs_of(simulated, [(0.1, 1.0)], tmp_path / "other")]) is None

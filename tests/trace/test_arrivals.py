@@ -65,10 +65,10 @@ def test_times_of_a_file_are_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sessions_per_s": 0.0}, "sessions_per_s must be positive"),
-        ({"sessions_per_s": float("nan")}, "sessions_per_s must be positive"),
+        ({"sessions_per_s": 0.0}, "sessions_per_s must be above 0, not 0.0; null lets"),
+        ({"sessions_per_s": float("nan")}, "sessions_per_s must be a finite number above 0, not nan"),
         ({"pause_s": 1.0}, "pause_s has no effect without sessions_per_s"),
-        ({"sessions_per_s": 1.0, "pause_s": float("nan")}, "pause_s must be 0 or more"),
+        ({"sessions_per_s": 1.0, "pause_s": float("nan")}, "pause_s must be a finite number of at least 0, not nan"),
         ({"seed": -1}, "seed must be 0 or more"),
     ],
 )

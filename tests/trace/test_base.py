@@ -15,10 +15,10 @@ from kvsim.trace.weka import Weka
     ("settings", "message"),
     [
         ({"limit": 0}, "limit must be at least 1, not 0"),
-        ({"rate": 0.0}, "rate must be positive, not 0.0"),
-        ({"rate": -2.0}, "rate must be positive, not -2.0"),
-        ({"rate": float("nan")}, "rate must be positive, not nan"),
-        ({"rate": float("inf")}, "rate must be positive, not inf"),
+        ({"rate": 0.0}, "rate must be above 0, not 0.0"),
+        ({"rate": -2.0}, "rate must be above 0, not -2.0"),
+        ({"rate": float("nan")}, "rate must be a finite number above 0, not nan"),
+        ({"rate": float("inf")}, "rate must be a finite number above 0, not inf"),
     ],
 )
 def test_a_limit_below_one_and_a_rate_that_is_not_positive_are_refused(source, settings, message):

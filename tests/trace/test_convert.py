@@ -216,7 +216,7 @@ def test_the_name_says_how_it_is_compressed(write, tmp_path, ending, read):
     [
         (["{path}"], "kvsim trace convert needs FILE and OUT"),
         (["{path}", "{path}"], "is the trace itself"),
-        (["{path}", "{out}", "--block-tokens=0"], "--block-tokens must be a number of tokens, at least 1, not 0"),
+        (["{path}", "{out}", "--block-tokens=0"], "--block-tokens must be at least 1, not 0"),
         (["{path}", "{out}", "--fast"], "kvsim trace convert has no option --fast"),
         (["{path}", "{out}", "trace.answers=inferred"], "trace.answers=inferred would not be kept"),
         (["{path}", "{out}", "--block-tokens=3"], "page_tokens=3 does not fit the trace's blocks of 4 tokens"),

@@ -102,8 +102,8 @@ def test_results_say_that_prefixes_are_made_up(write, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("2023-11-16,x,4", ':3: ContextTokens must be an integer of at least 0, not "x"'),
-        ("yesterday,3,4", ":3: TIMESTAMP must be a date such as 2023-11-16 18:15:46.68, not 'yesterday'"),
+        ("2023-11-16,x,4", ':3: ContextTokens must be a whole number of at least 0, not "x"'),
+        ("yesterday,3,4", ':3: TIMESTAMP must be a date such as 2023-11-16 18:15:46.68, not "yesterday"'),
         ("2023-11-16,3", ":3: has 2 cells, but there are 3 columns"),
     ],
 )
@@ -115,5 +115,5 @@ def test_a_bad_row_is_named(write, row, message):
 
 
 def test_a_probability_is_between_0_and_1():
-    with pytest.raises(ValueError, match="prefixes must be between 0 and 1, not 2"):
+    with pytest.raises(ValueError, match="prefixes must be from 0 to 1, not 2"):
         Lengths(path="x", prefixes=2.0)

@@ -68,7 +68,13 @@ def test_a_byte_order_mark_is_no_content(tmp_path):
 
 def test_a_bad_element_of_an_array_is_named(write):
     assert problem(write('[{"a": 1}, 2]')) == ", element 2: expected a JSON object, not 2"
-    assert problem(write('[{"a": 1},')).startswith(":1: begins as a JSON array, but is not one: Expecting value")
+    assert problem(write('[{"a": 1},')) == ", element 2: expected a JSON object, not the end of the file"
+    assert problem(write('[{"a": 1}, [')) == ", element 2: expected a JSON object, not ["
+    assert problem(write('[{"a": 1}, {"b": "]}')) == ", element 2: the file ends inside it; an array must end with ]"
+    assert problem(write('[{"a": 1} {"b": 2}]')) == ', element 1: expected , or ] behind it, not {"b":'
+    assert problem(write('[{"a": 1}', "")) == ", element 1: expected , or ] behind it, not the end of the file"
+    assert problem(write('[{"a": 1}, {"b" 2}]')).startswith(", element 2: not JSON: Expecting ':' delimiter")
+    assert problem(write('[{"a": 1}]', '{"b": 2}')) == ', element 1: expected nothing behind the end of the array, not {"b":'
 
 
 def test_nesting_without_end_is_no_json(write):
@@ -146,12 +152,12 @@ def test_a_gzipped_file_with_a_plain_name_is_explained(tmp_path):
 @pytest.mark.parametrize(
     ("method", "value", "expected"),
     [
-        ("integer", -1, "x must be an integer of at least 0, not -1"),
-        ("integer", 1.0, "x must be an integer of at least 0, not 1.0"),
-        ("integer", True, "x must be an integer of at least 0, not true"),
-        ("integer", None, "x must be an integer of at least 0, not null"),
-        ("number", float("nan"), "x must be a number of at least 0, not NaN"),
-        ("number", 10**400, "x must be a number of at least 0, not 1000000000000000000000000000000000000000..."),
+        ("integer", -1, "x must be 0 or more, not -1"),
+        ("integer", 1.0, "x must be a whole number of at least 0, not 1.0"),
+        ("integer", True, "x must be a whole number of at least 0, not true"),
+        ("integer", None, "x must be a whole number of at least 0, not null"),
+        ("number", float("nan"), "x must be a finite number of at least 0, not NaN"),
+        ("number", 10**400, "x must be from 0 to 1e+12, not 10**400 or more"),
         ("number", "1", 'x must be a number of at least 0, not "1"'),
         ("number", False, "x must be a number of at least 0, not false"),
         ("name", [], "x must be a string or an integer, not []"),

@@ -54,10 +54,10 @@ def test_times_of_resets_are_scaled_like_arrivals(source_of: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ({"reset": "later"}, "reset must be drain or now, not 'later'"),
-        ({"reset": None}, "reset must be drain or now, not None"),
-        ({"reset": ["drain"]}, r"reset must be drain or now, not \['drain'\]"),
-        ({"reset": "drain", "timestamp": -1}, "timestamp must be a number of at least 0, not -1"),
+        ({"reset": "later"}, 'reset must be drain or now, not "later"'),
+        ({"reset": None}, "reset must be drain or now, not null"),
+        ({"reset": ["drain"]}, r'reset must be drain or now, not \["drain"\]'),
+        ({"reset": "drain", "timestamp": -1}, "timestamp must be 0 or more, not -1"),
         ({"reset": "drain", "timestamp": "x"}, 'timestamp must be a number of at least 0, not "x"'),
         ({"reset": "drain", "timestamp": 500}, "timestamps must not decrease: 500 ms after 1000 ms; sort the file"),
         ({"reset": "drain", "hash_ids": []}, "a line with reset may also have a timestamp, but not hash_ids: put that on a line"),

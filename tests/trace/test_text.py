@@ -169,7 +169,7 @@ def test_aiperf_and_agent_traces_have_plain_prompts(write, model, ids):
     [
         ({"messages": []}, "messages is empty; a request must have a prompt"),
         ({"messages": [{"content": "x"}]}, "every message must have a role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content of type image_url is not text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'content of type "image_url" is not text'),
         ({"messages": [{"role": "nobody", "content": ""}]}, "the chat template of "),
         ({"prompt": 5}, "prompt must be text, not 5"),
         ({"body": {}, "custom_id": 1}, "messages is missing; a request must have messages or a prompt"),
@@ -184,7 +184,7 @@ def test_a_bad_line_is_named(write, model, line, message):
 
 def test_a_bad_speaker_is_named(write, model):
     path = write({"conversations": [{"from": "cat", "value": "meow"}]})
-    with pytest.raises(TraceError, match=r"from must be one of human, user, .*, not 'cat'"):
+    with pytest.raises(TraceError, match=r'from must be one of human, user, .*, not "cat"'):
         ShareGPT(path=path, tokenizer=model).load(4)
 
 

@@ -54,5 +54,5 @@ def test_every_prompt_has_a_word(prompts: list[str]) -> None:
 
 
 def test_answers_have_no_negative_length() -> None:
-    with pytest.raises(ValueError, match="output_tokens must be 0 or more, not -1"):
+    with pytest.raises(ValueError, match="output_tokens must be from 0 to 16777216, not -1; max_tokens sets the most"):
         Words(prompts=PROMPTS, output_tokens=-1)

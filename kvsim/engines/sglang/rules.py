@@ -11,6 +11,7 @@ from kvsim.core.tier import Tier
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
+from kvsim.numbers import Whole, check_settings
 
 OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
 OWN = "or set rules=default for kvsim's own rules with the same policies"
@@ -34,8 +35,7 @@ class SGLangRules(Rules):
     """Shortest hit in the CPU tier that is loaded to the GPU; a shorter one is recomputed."""
 
     def __post_init__(self) -> None:
-        if self.load_min_tokens < 0:
-            raise ValueError(f"load_min_tokens must be 0 or more, not {self.load_min_tokens}")
+        check_settings(self, Whole(), "load_min_tokens")
 
     def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
         if command not in ("simulate", "validate"):

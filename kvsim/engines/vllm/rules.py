@@ -10,6 +10,7 @@ from kvsim.core.tier import Tier
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.hybrid_cache import VLLMHybridCache
 from kvsim.engines.vllm.stepped import SteppedCache
+from kvsim.numbers import Whole, check_settings
 
 OWN = "or set rules=default for kvsim's own rules with the same policies"
 
@@ -64,8 +65,7 @@ class VLLMHybridRules(Rules):
     """Blocks of a state: one for each Mamba group. None: as many as the bytes of the model's state take."""
 
     def __post_init__(self) -> None:
-        if self.state_pages is not None and self.state_pages < 1:
-            raise ValueError(f"state_pages must be at least 1, not {self.state_pages}; null derives it from the model")
+        check_settings(self, Whole(1), "state_pages", or_null=True, hint="null derives it from the model")
 
     def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
         if command not in ("simulate", "validate") and len(tiers) == 1:

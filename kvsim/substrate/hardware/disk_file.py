@@ -5,11 +5,14 @@ import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock, local
 
 import numpy as np
 
+from kvsim.locking import Lock as FolderLock
+from kvsim.numbers import Whole, check_number
 from kvsim.substrate.hardware.disk_index import DiskIndex, reserve
 from kvsim.substrate.hardware.disk_job import BLOCK_BYTES, DiskJob, ReadJob, WriteJob
 
@@ -46,12 +49,11 @@ class DiskFile:
     def __init__(self, folder: Path, *, pages: int, page_bytes: int, threads: int = 4, is_direct: bool = True) -> None:
         """Open the pages in a folder, or create it. The number of slots may differ from before.
 
-        Raises ValueError for a number below 1 or a folder with another page size, and OSError with the file's name if the folder
-        cannot be used, another process uses it, or the disk is full.
+        Raises ValueError for a number below 1 or a folder with another page size, UsageError if the folder cannot be written or
+        another process uses it, and OSError with the file's name if a file cannot be used or the disk is full.
         """
         for name, value in (("pages", pages), ("page_bytes", page_bytes), ("threads", threads)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            check_number(name, Whole(1), value)
         self.pages = pages
         self.page_bytes = page_bytes
         self.slot_bytes = -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES
@@ -61,13 +63,13 @@ class DiskFile:
         self._buffers = local()
         self._lock = Lock()
         self.is_closed = False
-        folder.mkdir(parents=True, exist_ok=True)
-        self.index = DiskIndex(folder / "pages.index", pages=pages, page_bytes=page_bytes)
-        try:
+        with ExitStack() as opened:
+            opened.enter_context(FolderLock(folder, ".pages.lock", subject="disk.folder", again=False))
+            self.index = DiskIndex(folder / "pages.index", pages=pages, page_bytes=page_bytes)
+            opened.callback(self.index.close)
             self.file, self.is_direct, old_bytes = open_data(folder / "pages.data", pages * self.slot_bytes, is_direct)
-        except BaseException:
-            self.index.close()
-            raise
+            opened.callback(os.close, self.file)
+            self._opened = opened.pop_all()
         self.index.clear(np.arange(old_bytes // self.slot_bytes, pages))
         self._readers = ThreadPoolExecutor(threads, "disk-read")
         self._writers = ThreadPoolExecutor(threads, "disk-write")
@@ -105,8 +107,7 @@ class DiskFile:
             self.is_closed = True
         self._readers.shutdown()
         self._writers.shutdown()
-        self.index.close()
-        os.close(self.file)
+        self._opened.close()
 
     def _start(self, workers: ThreadPoolExecutor, job: DiskJob) -> "Future[int]":
         with self._lock:

@@ -1,6 +1,5 @@
 """A persistent index of which page is in which slot of a disk file, so that the next process finds the pages."""
 
-import fcntl
 import os
 from pathlib import Path
 from struct import Struct
@@ -12,6 +11,8 @@ KEY_BYTES = 16
 ENTRY = np.dtype([("key", "<u8", 2), ("checksum", "<u8"), ("order", "<u8"), ("seal", "<u8")])
 """The entry of a slot: key and checksum of its page, number of the write, and an odd hash of these. A seal of 0 means that the
 slot has no complete page."""
+LAST_ORDER = 1 << 62
+"""No disk is written to that often."""
 HEADER = Struct("<16sQ")
 """File type and bytes per page."""
 HEADER_BYTES = 4096
@@ -42,15 +43,14 @@ class DiskIndex:
     """
 
     def __init__(self, path: Path, *, pages: int, page_bytes: int) -> None:
-        """Open the index, or create it. Entries of slots from ``pages`` on are dropped.
+        """Open the index, or create it. Entries of slots from ``pages`` on are dropped, and damaged ones.
 
-        Raises ValueError if the file is not an index or has another page size, and OSError if another process uses it or the
-        disk is full.
+        Raises ValueError if the file is not an index or has another page size, and OSError if it cannot be used or the disk is
+        full.
         """
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            self._lock_file()
             is_new = self._check_header(page_bytes)
             if is_new:
                 os.ftruncate(self._file, 0)
@@ -61,21 +61,17 @@ class DiskIndex:
         except BaseException:
             os.close(self._file)
             raise
-        self._entries["seal"][self._seals(np.arange(pages)) != self._entries["seal"]] = 0
+        orders, seals = self._entries["order"], self._entries["seal"]
+        seals[(self._seals(np.arange(pages)) != seals) | (orders > LAST_ORDER)] = 0
         self._orders = Lock()
-        self._next_order = int(self._entries["order"].max()) + 1
-
-    def _lock_file(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OSError(error.errno, "another process uses these pages", str(self.path)) from None
+        self._next_order = int(orders[seals != 0].max(initial=0)) + 1
 
     def _check_header(self, page_bytes: int) -> bool:
         """Check the header, and return whether the index has yet to be created."""
-        header = os.pread(self._file, HEADER.size, 0).ljust(HEADER.size, b"\0")
-        if not any(header):
+        header = os.pread(self._file, HEADER.size, 0)
+        if not any(header) or len(header) < HEADER.size and HEADER.pack(MAGIC, page_bytes).startswith(header):
             return True
+        header = header.ljust(HEADER.size, b"\0")
         magic, there = HEADER.unpack(header)
         if magic != MAGIC:
             raise ValueError(f"{self.path} is not an index of pages: choose another folder")

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.errors import UsageError
+from kvsim.locking import InUse
 from kvsim.substrate.hardware.disk_file import DiskFile
 from kvsim.substrate.hardware.disk_job import BLOCK_BYTES
 
@@ -232,6 +234,73 @@ def test_a_file_that_ends_early_brings_what_is_there(disk: Open, tmp_path: Path)
     assert set(disk().recovered()) == {key(slot) for slot in range(5)}, "what lay behind the end is known to be gone"
 
 
+@pytest.mark.parametrize("sector", range(10))
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"\x5a"])
+def test_a_damaged_sector_of_the_index_costs_the_pages_in_it(disk: Open, tmp_path: Path, sector: int, byte: bytes) -> None:
+    """Sectors of 512 bytes: eight of the header, and two of the entries of 25 slots; what is lost is a miss."""
+    pages = {slot: slot + 100 for slot in range(25)}
+    assert write(disk(25), pages) == 25
+    disk(25).close()
+    with (tmp_path / "disk" / "pages.index").open("r+b") as file:
+        file.seek(512 * sector)
+        file.write(byte * 512)
+    if not sector and byte != b"\x00":
+        with pytest.raises(ValueError, match=r"pages.index is not an index of pages: choose another folder"):
+            disk(25)
+        return
+    file = disk(25)
+    found = {slot: int.from_bytes(name, "little") for name, slot in file.recovered().items()}
+    assert len(found) == (0 if not sector else 25 if sector < 8 else 12)
+    assert found.items() <= pages.items()
+    assert read(file, found) == len(found)
+    assert write(file, {slot: number + 1000 for slot, number in pages.items()}) == 25
+    assert read(file, {slot: number + 1000 for slot, number in pages.items()}) == 25
+
+
+@pytest.mark.parametrize("name", ["pages.index", "pages.data"])
+@pytest.mark.parametrize("n_bytes", [0, 1, 15, 24, 4095, 4096, 4100, 4136, 9000])
+def test_a_file_cut_anywhere_costs_pages_only(disk: Open, tmp_path: Path, name: str, n_bytes: int) -> None:
+    pages = {slot: slot + 100 for slot in range(3)}
+    write(disk(3), pages)
+    disk(3).close()
+    os.truncate(tmp_path / "disk" / name, n_bytes)
+    file = disk(3)
+    found = {slot: int.from_bytes(key, "little") for key, slot in file.recovered().items()}
+    assert found.items() <= pages.items()
+    assert read(file, found) == len(found)
+    assert write(file, pages) == read(file, pages) == 3
+
+
+@pytest.mark.parametrize("name", ["pages.index", "pages.data"])
+def test_a_folder_or_a_loop_in_place_of_a_file_is_named(disk: Open, tmp_path: Path, name: str) -> None:
+    write(disk(), {0: 1})
+    disk().close()
+    path = tmp_path / "disk" / name
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(OSError, match=f"{name}'"):
+        disk()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError, match=f"{name}'"):
+        disk()
+    path.rmdir()
+    assert write(disk(), {0: 2}) == 1, "the lock is free again"
+
+
+def test_an_entry_with_an_impossible_order_is_dropped(disk: Open) -> None:
+    """Its seal is right, so it was made with a purpose; without the check, no entry could follow it."""
+    file = disk(2)
+    write(file, {0: 1, 1: 2})
+    entries = file.index._entries
+    entries["order"][1] = 2**64 - 1
+    entries["seal"][1] = file.index._seals(np.array([1]))[0]
+    del entries
+    file = disk(2)
+    assert list(file.recovered()) == [key(1)]
+    assert write(file, {1: 3}) == read(file, {1: 3}) == 1
+
+
 def test_a_page_that_was_never_written_is_missing(disk: Open) -> None:
     file = disk()
     write(file, {1: 1})
@@ -360,7 +429,7 @@ def test_closing_ends_what_is_under_way_and_may_be_done_twice(disk: Open) -> Non
 
 def test_one_process_at_a_time(disk: Open, tmp_path: Path) -> None:
     file = disk()
-    with pytest.raises(OSError, match=r"another process uses these pages: '.*/disk/pages.index'"):
+    with pytest.raises(InUse, match=rf"disk.folder: .*/disk is in use by process {os.getpid()} on .*: wait until that has ended"):
         DiskFile(tmp_path / "disk", pages=8, page_bytes=BLOCK_BYTES)
     assert write(file, {0: 1}) == read(file, {0: 1}) == 1
 
@@ -390,7 +459,7 @@ def test_a_folder_that_cannot_be_used_is_refused(disk: Open, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"other/pages.index is not an index of pages: choose another folder"):
         DiskFile(tmp_path / "other", pages=1, page_bytes=1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"'.*/file'"):
+    with pytest.raises(UsageError, match=r"disk.folder: cannot write to .*/file: "):
         DiskFile(tmp_path / "file", pages=1, page_bytes=1)
 
 

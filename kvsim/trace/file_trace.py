@@ -1,0 +1,37 @@
+"""The common part of traces that are read from a file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvsim.numbers import Whole, check_settings
+from kvsim.trace.base import TraceSource
+from kvsim.trace.records import MAX_LINE_BYTES, Record, read_records
+
+
+@dataclass(kw_only=True)
+class FileTrace(TraceSource):
+    """A trace that is one file."""
+
+    OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("path", "max_line_bytes")
+
+    path: str
+    max_line_bytes: int = MAX_LINE_BYTES
+    """The longest line, or element of a JSON array, and the longest stretch of blank lines; it bounds the memory that is used."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, Whole(1), "max_line_bytes")
+        if "\0" in self.path:
+            raise ValueError(f"path must be the name of a file, which has no NUL character: {self.path!r}")
+        try:
+            self.path.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"path must be UTF-8 text, not {self.path!r}: rename the file") from None
+
+    def files(self) -> list[str]:
+        return [self.path]
+
+    def read(self, limit: int | None = None) -> Iterator[Record]:
+        """Yield the records of the file, only the first ``limit`` if given. Raises TraceError."""
+        return read_records(self.path, limit, self.max_line_bytes)

@@ -1,0 +1,285 @@
+"""The folders of runs and sweeps: written by one process at a time, all or nothing, and read whatever is in their files."""
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvsim
+from kvsim.cli import main
+from kvsim.errors import UsageError
+from kvsim.locking import LOCK, Lock
+from tests.damage import DAMAGES, copied, flipped
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "kvsim"]
+LINE = '{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n'
+SMALL = ("trace.sessions=3", "tiers.gpu.capacity=6000pages")
+SWEPT = ("-m", "trace.sessions=3", "tiers.gpu.capacity=3000pages,6000pages")
+REWRITTEN = ("multirun.yaml", "sweep.json")
+"""What a sweep writes when it begins."""
+MEASURED = ("load_s", "wall_s", "requests_per_s")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished sweep of two jobs."""
+    folder = tmp_path_factory.mktemp("finished") / "sweep"
+    assert main(["replay", *SWEPT, f"output={folder}"]) == 0
+    return folder
+
+
+@contextmanager
+def started(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """Another process with a command; it ends with the block."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a folder by name, those of kvsim's own included."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open() as file:
+        return [{key: value for key, value in row.items() if key not in MEASURED} for row in csv.DictReader(file)]
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# --- two processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["replay", "curve", "saturate"])
+def test_a_second_run_into_a_folder_is_told_who_holds_it(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first run waits for its trace, which is a pipe."""
+    os.mkfifo("pipe")
+    trace = "trace=mooncake", "trace.path=pipe", "tiers.gpu.capacity=6000pages"
+    with started("simulate", *trace, "output=run") as first:
+        until((folder / "run" / LOCK).exists)
+        settings = ["slo.ttft_s=1"] if command == "saturate" else []
+        assert main([command, "trace.sessions=3", *settings, "output=run"]) == 2
+        (line,) = said(capsys)
+        assert line.startswith(f"kvsim: output: run is in use by process {first.pid} on ")
+        assert "simulate trace=mooncake trace.path=pipe" in line
+        (folder / "pipe").write_text(LINE)
+        assert first.wait(timeout=60) == 0
+    assert json.loads((folder / "run" / "result.json").read_text())["requests"] == 1
+    assert sorted(path.name for path in (folder / "run").iterdir()) == ["report.html", "requests.csv.gz", "result.json"]
+
+
+@pytest.mark.long
+def test_of_many_runs_at_once_the_folder_has_one_whole(folder: Path) -> None:
+    """Six processes, each with its own number of requests. Those that come too late say so."""
+    with ExitStack() as stack:
+        sizes = [f"trace.sessions={5 * number}" for number in range(1, 7)]
+        runs = [stack.enter_context(started("simulate", size, *SMALL[1:], "output=run")) for size in sizes]
+        ends = [(run.communicate(timeout=300)[1].splitlines(), run.returncode) for run in runs]
+    assert ([], 0) in ends
+    assert all(code == 2 and len(lines) == 1 and "is in use by" in lines[0] for lines, code in ends if code)
+    record = json.loads((folder / "run" / "result.json").read_text())
+    with gzip.open("run/requests.csv.gz", "rt") as file:
+        assert len(list(csv.DictReader(file))) == record["requests"]
+    assert f"{record['requests']:,} counted" in (folder / "run" / "report.html").read_text()
+
+
+def test_two_sweeps_in_one_folder(folder: Path, sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second ends before its first job. Jobs of the sweep that holds the folder, and reports on it, are not disturbed."""
+    own = copied(sweep, folder / "sweep")
+    before = content(own)
+    os.mkfifo("pipe")
+    with started("replay", "-m", "trace=mooncake", "trace.path=pipe", "eviction=fifo,lru", "output=sweep") as first:
+        until((own / LOCK).exists)
+        assert main(["replay", *SWEPT, "output=sweep"]) == 2
+        (line,) = said(capsys)
+        assert f"output: sweep is in use by process {first.pid} on " in line
+        with pytest.raises(UsageError, match="is in use by process"):
+            kvsim.sweep(kvsim.load_trace(sessions=3), {"eviction": ["lru"]}, output="sweep")
+        assert main(["report", "sweep", "output=elsewhere.html"]) == 0
+    assert {name: before[name] for name in before if "/" in name} == {name: content(own)[name] for name in before if "/" in name}
+    assert main(["replay", *SWEPT, "output=sweep"]) == 0, "the killed one does not block the folder"
+    assert table(own) == table(sweep)
+
+
+def test_a_job_whose_folder_another_run_holds_fails_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Lock(folder / "sweep" / "1", again=False):
+        held = subprocess.run([*COMMAND, "replay", *SWEPT, "output=sweep"], env={**os.environ, "PYTHONPATH": str(ROOT)},
+                              capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert held.returncode == 2
+    assert f"job 1 failed: output: sweep/1 is in use by process {os.getpid()} on " in held.stderr
+    assert [row["status"] for row in table(folder / "sweep")] == ["finished", "failed"]
+
+
+# --- writes that fail --------------------------------------------------------------------------------------------------
+
+LIMITED = """
+import resource, sys
+from kvsim.cli import main
+from kvsim.errors import UsageError
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limits"),
+    [
+        (("simulate", *SMALL, "timeline=true"), (500, 20_000)),
+        (("replay", *SWEPT), (3000,)),
+        (("curve", SMALL[0]), (0,)),
+    ],
+    ids=lambda value: value[0] if isinstance(value[0], str) else "",
+)
+def test_a_disk_that_is_full_costs_no_earlier_result(arguments: tuple[str, ...], limits: tuple[int, ...], folder: Path) -> None:
+    assert main([*arguments, "output=run"]) == 0
+    before = content(folder / "run")
+    for limit in limits:
+        program = [sys.executable, "-c", LIMITED, str(limit), *arguments, "seed=1", "output=run"]
+        run = subprocess.run(program, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 2 and "Traceback" not in run.stderr
+        assert run.stderr.count("\n") == 1 or "-m" in arguments
+        assert "cannot write" in run.stderr and os.strerror(27) in run.stderr
+        after = content(folder / "run")
+        assert {name: after[name] for name in before if name not in REWRITTEN} == {
+            name: text for name, text in before.items() if name not in REWRITTEN
+        }
+
+
+# --- damaged files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_result_is_one_line(damage: str, sweep: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copied(sweep / "0", folder / "run")
+    DAMAGES[damage](run / "result.json")
+    assert main(["report", "run"]) == 2
+    (line,) = said(capsys)
+    assert line.startswith("kvsim: run/result.json: ")
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_sweep_goes_on_whatever_is_in_its_files(
+    damage: str, sweep: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged result is recomputed, unless something is in its place; bounds are, and the rest is written anew."""
+    own = copied(sweep, folder / "sweep")
+    for path in (*own.glob("bounds/*.json"), own / "sweep.csv", own / "report.html", own / "0" / "requests.csv.gz"):
+        DAMAGES[damage](path) if damage != "folder" or path.parent.name == "bounds" else None
+    DAMAGES[damage](own / "0" / "result.json")
+    (own / "1" / "error.json").write_text("left")
+    DAMAGES[damage](own / "1" / "error.json")
+    code = main(["replay", *SWEPT, "output=sweep"])
+    lines = said(capsys)
+    assert all(line.startswith("kvsim: ") for line in lines)
+    if damage == "folder":
+        assert code == 2 and len(lines) == 1 and lines[0].endswith("of an earlier sweep: Is a directory")
+        (own / "1" / "error.json").rmdir()
+        assert main(["replay", *SWEPT, "output=sweep"]) == 2
+        assert any(
+            "job 0-failed failed: output: cannot write sweep/0/result.json: Is a directory" in line for line in said(capsys)
+        )
+        (own / "0" / "result.json").rmdir()
+        for path in own.glob("bounds/*.json"):
+            path.rmdir()
+        assert main(["replay", *SWEPT, "output=sweep"]) == 0
+    else:
+        assert code == 0
+    assert table(own) == table(sweep)
+    assert (own / "0" / "requests.csv.gz").read_bytes() == (sweep / "0" / "requests.csv.gz").read_bytes()
+
+
+def test_a_damaged_result_of_another_sweep_is_a_failed_job(sweep: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = copied(sweep, folder / "sweep")
+    (own / "7").mkdir()
+    (own / "7" / "result.json").write_text("{")
+    assert main(["replay", *SWEPT, "output=sweep"]) == 2
+    (line,) = said(capsys)
+    assert line.startswith("kvsim: 1 of 3 jobs failed; the first is job 7: sweep/7/result.json: not a valid result")
+    assert [row["status"] for row in table(own)] == ["finished", "finished", "failed"]
+
+
+def test_a_job_that_fails_is_not_taken_for_the_earlier_one_of_its_number(
+    sweep: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its number's folder has the result of another configuration."""
+    own = copied(sweep, folder / "sweep")
+    before = content(own / "0")
+    assert main(["replay", "-m", "trace.sessions=3", "tiers.gpu.capacity=40,5000pages", "output=sweep"]) == 2
+    assert said(capsys)[0].startswith("kvsim: job 0-failed failed: tiers.gpu.capacity: 40 has no unit")
+    assert content(own / "0") == before
+    assert [(row["job"], row["status"]) for row in table(own)][:2] == [("0", "finished"), ("0-failed", "failed")]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_report_on_a_sweep_whose_other_files_are_damaged(damage: str, sweep: Path, folder: Path) -> None:
+    """Bounds are computed again, a damaged ``error.json`` is an error whose text is lost."""
+    own = copied(sweep, folder / "sweep")
+    for path in (*own.glob("bounds/*.json"), own / "sweep.json"):
+        DAMAGES[damage](path)
+    (own / "9").mkdir()
+    (own / "9" / "error.json").write_text("{}")
+    DAMAGES[damage](own / "9" / "error.json")
+    assert main(["report", "sweep", "output=page.html"]) == 0
+    page = (folder / "page.html").read_text()
+    assert "what failed cannot be read" in page
+    assert "belady" in page
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_requests_are_one_error(damage: str, sweep: Path, folder: Path) -> None:
+    own = copied(sweep, folder / "sweep")
+    DAMAGES[damage](own / "1" / "requests.csv.gz")
+    trace = kvsim.load_trace(sessions=3)
+    run = kvsim.sweep(trace, {"tiers.gpu.capacity": ["3000pages", "6000pages"]}, output="sweep")[1]
+    assert run.name == "1"
+    with pytest.raises(UsageError, match=r"sweep/1/requests.csv.gz: not the requests of the run beside it"):
+        _ = run.requests
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["0/result.json", "sweep.json", "bounds"])
+def test_any_bytes_in_a_file_give_a_page_or_a_line(
+    name: str, sweep: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = copied(sweep, folder / "sweep")
+    path = next(own.glob("bounds/*.json")) if name == "bounds" else own / name
+    whole = path.read_bytes()
+    for seed in range(200):
+        path.write_bytes(flipped(whole, np.random.default_rng([seed, len(whole)])))
+        code = main(["report", "sweep", "output=page.html"])
+        lines = said(capsys)
+        assert (code, len(lines)) in ((0, 0), (2, 1))

@@ -1,0 +1,160 @@
+"""Draws trace files that nobody would write: real records with fields changed, and bytes put in between."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from hypothesis import strategies as st
+
+
+def talk(*texts: str, who: tuple[str, str], role: str, content: str) -> list[dict[str, Any]]:
+    """A conversation of two."""
+    return [{role: who[at % 2], content: text} for at, text in enumerate(texts)]
+
+
+CHAT = talk(
+    "what is the weather", "it rains", "and tomorrow", "as always", who=("user", "assistant"), role="role", content="content"
+)
+SHARED = talk("where is it", "here", "and now", who=("human", "gpt"), role="from", content="value")
+AGENT = {"t": 1.5, "in": 200, "out": 3, "api_time": 0.5, "hash_ids": [1, 2, 3]}
+RECORDS: dict[str, list[Any]] = {
+    "tokens": [
+        {"token_ids": [*range(20)], "output_length": 2, "output_token_ids": [7, 8], "timestamp": 0, "session_id": "a",
+         "tenant": "t"},
+        {"token_ids": [*range(30)], "output_length": 1, "n": 2, "timestamp": 10, "priority": -2, "images": [[2, 5]],
+         "persistent": True},
+        {"reset": "drain"},
+        {"token_ids": [*range(25)], "output_length": 3, "session_id": "a", "delay": 5, "lora": 1,
+         "multimodal": [[2, 5, "x"], [9, 12, 77]]},
+    ],
+    "mooncake": [
+        {"timestamp": 0, "input_length": 10, "output_length": 9, "hash_ids": [5, 6, 7], "block_size": 4, "note": "x",
+         "session_id": 1},
+        {"timestamp": 5.5, "input_length": 16, "output_length": 9, "hash_ids_rle": [5, 4], "output_hash_ids": [9],
+         "images": [[1, 6]]},
+        {"reset": "now", "timestamp": 7},
+        {"input_length": 12, "output_length": 2, "hash_ids": [5, 6, 9], "session_id": 1, "delay": 3, "turn": 4,
+         "type": "chat", "n": 2},
+    ],
+    "bailian": [
+        {"chat_id": number, "parent_chat_id": number - 1, "timestamp": 2.5 * number, "type": "text", "turn": number + 1,
+         "input_length": 16 * number + 9, "output_length": 5, "hash_ids": [*range(number), 50 + number]}
+        for number in range(3)
+    ],
+    "weka": [
+        {"id": "a", "block_size": 64, "requests": [{**AGENT, "t": 0}, {"type": "subagent", "t": 1, "requests": [AGENT]}, AGENT]},
+        {"id": "b", "requests": [{"t": 0, "in": 130, "out": 9, "hash_ids_rle": [4, 2]}, AGENT]},
+    ],
+    "lmcache": [
+        {"timestamp": 1711929600 + number, "request_id": str(number % 2), "model_name": "ab"[number % 2], "chunk_size": 4,
+         "seq_len": 9 + number, "chunk_hashes": ["0xa", f"{number:#x}"]}
+        for number in range(3)
+    ],
+    "sharegpt": [{"id": "a", "conversations": SHARED, "timestamp": 0}, {"id": "b", "conversations": SHARED[:2], "timestamp": 9}],
+    "openai": [
+        {"messages": CHAT, "timestamp": 3, "session_id": "a", "tools": [{"name": "f"}]},
+        {"custom_id": "1", "body": {"messages": CHAT[:1], "max_tokens": 9}, "timestamp": 5},
+        {"prompt": "what is it", "output": "rain", "timestamp": 6},
+        {"custom_id": "2", "body": {"prompt": [1, 2, 3]}, "timestamp": 7, "output_length": 4},
+    ],
+    "lengths": [
+        {"timestamp": 300 * number, "input_length": 20 + number, "output_length": 7, "session_id": number % 2, "type": "chat"}
+        for number in range(4)
+    ],
+}  # fmt: skip
+"""A few records of each format, with every field that it may have."""
+COLUMNS = b"Timestamp,Request tokens,Response tokens,Session ID\n0,40,5,a\n1.5,60,7,a\n2,9,,\n"
+"""A log of lengths as CSV."""
+BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4}
+"""Tokens per block, where a format has blocks."""
+TEXTS = ["", "x", "-1", "0x1f", "é", "\x00", "\x1b[2J", "line\nline", "long" * 2_000, "2023-11-16 18:15:46.68", "9999-12-31"]
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    7,
+    16,
+    4097,
+    2**31,
+    2**63 - 1,
+    2**63,
+    10**30,
+    -(10**30),
+    0.5,
+    -0.0,
+    1e-300,
+    1e15,
+    1e307,
+    float("inf"),
+    float("nan"),
+]
+OTHERS = [None, True, False, [], {}, [[]], [{}], [1, 2], [[1, 2]], [[0, 1, 2]], [[2, 3, "x"], [0, 9, 1]], ["0x1", "0x2"]]
+DEEP: list[Any] = []
+for _ in range(40):
+    DEEP = [DEEP]
+VALUES = (
+    st.sampled_from([*TEXTS, *NUMBERS, *OTHERS, DEEP]) | st.integers(-5, 40) | st.integers() | st.floats() | st.text(max_size=5)
+)
+FIELDS = [
+    "timestamp", "created_time", "session_id", "delay", "delay_ms", "priority", "tenant", "lora", "n", "turn", "type",
+    "persistent", "images", "multimodal", "note", "reset", "block_size", "chunk_size", "hash_ids", "hash_ids_rle",
+    "output_hash_ids", "input_length", "output_length", "input_tokens", "token_ids", "output_token_ids", "context_mode",
+    "chat_id", "parent_chat_id", "requests", "in", "out", "t", "api_time", "seq_len", "chunk_hashes", "request_id",
+    "model_name", "messages", "prompt", "text_input", "input", "output", "tools", "body", "max_tokens", "conversations",
+    "role", "content", "from", "value", "tool_calls",
+]  # fmt: skip
+BITS = [
+    b"", b"\n", b"\r\n", b"\r", b" ", b"\x00", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\ud800",
+    b"NaN", b"1e400", b"9" * 5_000, b"[" * 3_000, b'{"a":' * 3_000, b"{}", b"a,b\n1,2\n", b"\x1f\x8b\x08\x00",
+    b"\x28\xb5\x2f\xfd", b"\n" * 70,
+]  # fmt: skip
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """All containers within a value with their keys or positions, from outside in."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in ((value, key), *places(value[key]))]
+
+
+def change(draw: Callable[..., Any], records: list[Any]) -> None:
+    """Change one place of the records: remove, double, replace or add something."""
+    known = places(records)
+    container, key = draw(st.sampled_from(known)) if known else (records, 0)
+    kind = draw(st.sampled_from(["replace", "replace", "remove", "double", "add"]))
+    if kind == "add" or not known:
+        while not isinstance(container, dict) and known and any(isinstance(owner, dict) for owner, _ in known):
+            container, key = draw(st.sampled_from([place for place in known if isinstance(place[0], dict)]))
+        if isinstance(container, dict):
+            container[draw(st.sampled_from(FIELDS))] = deepcopy(draw(VALUES))
+        else:
+            container.append(deepcopy(draw(VALUES)))
+    elif kind == "replace":
+        container[key] = deepcopy(draw(VALUES))
+    elif kind == "remove":
+        del container[key]
+    elif isinstance(container, list):
+        container.insert(key, deepcopy(container[key]))
+    else:
+        container[draw(st.sampled_from(FIELDS))] = deepcopy(container[key])
+
+
+@st.composite
+def changed_records(draw: Callable[..., Any], records: list[Any]) -> bytes:
+    """A file of these records after a few changes, as lines or as an array."""
+    records = deepcopy(records)
+    for _ in range(draw(st.integers(1, 4))):
+        change(draw, records)
+    texts = [json.dumps(record) for record in records]
+    return (f"[{','.join(texts)}]" if draw(st.integers(0, 3)) == 0 else "".join(f"{text}\n" for text in texts)).encode()
+
+
+@st.composite
+def changed_bytes(draw: Callable[..., Any], content: bytes) -> bytes:
+    """A file with bytes put in, taken out or overwritten at a few places."""
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(content)))
+        more = draw(st.sampled_from(BITS) | st.binary(max_size=9))
+        content = content[:at] + more + content[at + draw(st.sampled_from([0, 0, 1, len(more), 10**9])) :]
+    return content
