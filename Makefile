@@ -16,20 +16,26 @@ test: .venv/installed-test
 	$(BIN)/mypy -p kvsim
 	$(BIN)/pytest -q -n auto --dist worksteal
 
+# Tests that draw their cases at random, and how many cases `make test-long` draws.
+RANDOM_TESTS := tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
+    tests/engine/test_engine_random.py tests/engine/test_cluster_random.py tests/engine/test_cluster_machine.py \
+    tests/engine/test_configurations_random.py tests/engine/test_replay.py tests/engines tests/trace/test_hostile.py \
+    tests/commands/test_hostile_command_lines.py
+test-long fuzz: export KVSIM_MACHINE_STEPS := 20000
+test-long fuzz: export KVSIM_MODEL_EXAMPLES := 200
+test-long fuzz: export KVSIM_ENGINE_RUNS := 500
+test-long fuzz: export KVSIM_TRACE_EXAMPLES := 2000
+test-long fuzz: export KVSIM_COMMAND_LINES := 2000
+
 # Whole traces, studies, and more of what `make test` draws at random: the same examples every time.
-test-long: export KVSIM_MACHINE_STEPS := 20000
-test-long: export KVSIM_MODEL_EXAMPLES := 200
-test-long: export KVSIM_ENGINE_RUNS := 500
 test-long: .venv/installed-test
 	$(BIN)/pytest -q -n auto --dist worksteal -m long
-	$(BIN)/pytest -q -n auto --dist worksteal tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
-	    tests/engine/test_engine_random.py tests/engine/test_cluster_random.py tests/engine/test_cluster_machine.py \
-	    tests/engine/test_replay.py tests/engines
+	$(BIN)/pytest -q -n auto --dist worksteal $(RANDOM_TESTS)
 
 # The random tests with new seeds, again and again until one fails: its output says what was drawn.
 fuzz: export KVSIM_NEW_SEEDS := 1
 fuzz: .venv/installed-test
-	while $(MAKE) --no-print-directory test-long; do :; done
+	while $(BIN)/pytest -q -n auto --dist worksteal $(RANDOM_TESTS); do :; done
 
 # Perfetto's trace processor, which a few tests ask what it reads in a timeline; without it, they are skipped.
 perfetto: build/perfetto/package/trace_processor.wasm

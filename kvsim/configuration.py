@@ -2,7 +2,9 @@
 
 import re
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -18,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvsim.catalog import unknown_choice
 from kvsim.errors import UsageError, first_line
 from kvsim.search_path import extend_search_path
+from kvsim.settings_file import explain_file
 from kvsim.sources import use
 from kvsim.suggest import closest
 from kvsim.trace.standard_input import saved_input
@@ -60,7 +63,7 @@ def compose_with_choices(overrides: Sequence[str]) -> Composed:
     all_overrides = [*overrides, *(() if given else ("output=outputs",))]
     extend_search_path()
     try:
-        with hydra.initialize_config_module(CONFIG, version_base="1.3"):
+        with only_known_errors(overrides), hydra.initialize_config_module(CONFIG, version_base="1.3"):
             config = hydra.compose("config", overrides=all_overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explain(error, list(overrides))) from error
@@ -68,6 +71,28 @@ def compose_with_choices(overrides: Sequence[str]) -> Composed:
         raise UsageError(explain_file(error)) from error
     use(config.hydra.runtime.config_sources)
     return without_hydra(config)
+
+
+@contextmanager
+def only_known_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn what Hydra raises although it is no error of Hydra's, and what it only warns of, into UsageError.
+
+    Nobody checks Hydra's own settings, and what files say to it, before they are used. Errors of a run do not come this way.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
+            yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, UsageError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            if error.filename is None:
+                raise
+            raise UsageError(f"{error.filename}: {error.strerror}") from error
+        given = [override for override in overrides if override.lstrip("+~").startswith("hydra")] or overrides
+        problem = str(error) if isinstance(error, UserWarning | RuntimeError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"Hydra cannot use {brief(' '.join(given)) or 'the configuration'}: {problem}") from error
 
 
 def check_overrides(overrides: Sequence[str], *, is_multirun: bool = False) -> None:
@@ -150,18 +175,6 @@ def _preset_has_trace(override: str) -> bool:
         return False
     paths = [files(CONFIG) / "preset" / f"{name.strip()}.yaml" for name in names.split(",")]
     return any("override /trace:" in path.read_text() for path in paths if path.is_file())
-
-
-def explain_file(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Return one line that names the file of settings that is not YAML, and the line in it."""
-    mark = getattr(error, "problem_mark", None)
-    if isinstance(error, yaml.MarkedYAMLError) and mark is not None:
-        return f"{mark.name}:{mark.line + 1}: not valid YAML: {error.problem}"
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"{error.name}: not a YAML file: {error.reason}"
-    paths = [frame.f_locals.get("full_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    path = next((path for path in paths if path is not None), "a file of settings")
-    return f"{path}: not a YAML file: {error.reason if isinstance(error, UnicodeDecodeError) else error}"
 
 
 def explain(error: Exception, overrides: Sequence[str], config_name: str = "config") -> str:

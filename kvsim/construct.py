@@ -32,7 +32,7 @@ def construct(kind: type[T], node: Any, key: str) -> T:
     """
     if not isinstance(node, dict):
         raise UsageError(f"{key}={node}: choose one by name, {key}=NAME" if node else f"{key} is missing: set {key}=NAME")
-    cls = _class(kind, node, key)
+    cls = class_of(kind, node, key)
     given = {name: value for name, value in node.items() if name != "_target_"}
     check_names(key, given, [field.name for field in fields(cast(Any, cls)) if field.init])
     try:
@@ -56,7 +56,7 @@ def refuse_infinite(key: str, node: Any) -> None:
         raise UsageError(str(error)) from error
 
 
-def _class(kind: type[T], node: Config, key: str) -> type[T]:
+def class_of(kind: type[T], node: Config, key: str) -> type[T]:
     """The class that a node names, ``kind`` if it names none. Raises UsageError unless it can be built."""
     target, remedy = node.get("_target_"), f"choose by name, {key}=NAME, or set it to a subclass of {kind.__name__}"
     if "_target_" not in node:

@@ -36,6 +36,8 @@ class Whole(NamedTuple):
     def expected(self, value: Any) -> str:
         """Say what a wrong value must be: ``at least 1``, or ``a whole number of at least 1`` if it is not whole."""
         is_whole = _is_a(Integral, value)
+        if self.least < -LARGEST and self.most == LARGEST:
+            return "within 64 bits" if is_whole else "a whole number"
         lower = f"at least {self.least}"
         if self.most < LARGEST or is_whole and value > self.most:
             bounds = f"from {self.least} to {'2**63 - 1' if self.most == LARGEST else self.most}"

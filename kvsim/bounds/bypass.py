@@ -56,15 +56,15 @@ class BypassTier:
         self.page_tokens = page_tokens
         self._policy = policy
         self._policy_name = eviction_policy(tier)
-        self._largest_pages = largest_pages
-        served = [request for request, pages in zip(requests, taken, strict=True) if pages <= largest_pages]
+        self._too_large = {request for request, pages in zip(requests, taken, strict=True) if pages > largest_pages}
+        served = [request for request in requests if request not in self._too_large]
         usable = usable_pages(served, page_tokens, rules.recompute_last_token)
         self._cache_output = rules.cache_output
         policy.prepare([with_answer(request) for request in served] if rules.cache_output else served, usable)
 
     def serve(self, request: Request, pages: int, now: float) -> BypassLease | None:
-        """Serve a request that needs ``pages`` pages, and let the policy decide what stays. None if it needs too many."""
-        if pages > self._largest_pages:
+        """Serve a request, and let the policy decide what stays. None if it needs too many pages."""
+        if request in self._too_large:
             return None
         tier = self.tiers[0]
         pool = tier.pool

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import xxhash
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from kvsim import run
 from kvsim.bounds.limits import not_bounded
@@ -17,7 +18,7 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.replay_settings import ReplaySettings
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, first_line
 from kvsim.numbers import Real, check_settings
 from kvsim.plan import Plan, TierPlan
 from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
@@ -27,6 +28,7 @@ from kvsim.report.notebook import html_table
 from kvsim.report.numbers import ratio
 from kvsim.report.result import hit_tokens, warmup_requests
 from kvsim.report.summary import percent
+from kvsim.settings_file import UNREADABLE, read_file
 from kvsim.sources import files_of
 from kvsim.suggest import closest
 from kvsim.trace.statistics import Stretches, uses_by_page
@@ -287,8 +289,11 @@ def policy_maker(text: str) -> Callable[[], EvictionPolicy]:
     unreadable = next((word for word in overrides if "=" not in word), None)
     if unreadable is not None:
         raise UsageError(f"curve.policies: cannot parse {unreadable!r} in {text!r}: use {name!r} or '{name} KEY=VALUE'")
-    node = OmegaConf.merge(OmegaConf.create(files[name].read_text()), OmegaConf.from_dotlist(overrides))
-    settings = OmegaConf.to_container(node, resolve=True)
+    own = OmegaConf.create(read_file(files[name]))
+    try:
+        settings = OmegaConf.to_container(OmegaConf.merge(own, OmegaConf.from_dotlist(overrides)), resolve=True)
+    except (OmegaConfBaseException, *UNREADABLE) as error:
+        raise UsageError(f"curve.policies: cannot read {text!r}: {first_line(error)}") from error
     construct(EvictionPolicy, settings, f"curve.policies: {name}")
     return lambda: construct(EvictionPolicy, settings, f"curve.policies: {name}")
 

@@ -40,7 +40,8 @@ def run_application(command: str, task: Callable[..., Any], words: Sequence[str]
     from yaml import YAMLError
 
     from kvsim.commands.hydra_main import run_hydra
-    from kvsim.configuration import check_overrides, explain, explain_file, with_trace_file
+    from kvsim.configuration import check_overrides, explain, with_trace_file
+    from kvsim.settings_file import explain_file
 
     check_overrides(arguments.overrides, is_multirun="--multirun" in arguments)
     if config_name == "config":

@@ -134,7 +134,7 @@ def _choice(group: str, name: str) -> Iterator[str]:
 def _preset(settings: Sequence[Setting]) -> Iterator[str]:
     """What a preset chooses and sets."""
     comments = {setting.key: setting.comment for setting in settings}
-    for entry in (settings[0].value or "").split(", "):
+    for entry in ((settings[0].value if settings else None) or "").split(", "):
         yield "  " + entry.removeprefix("override /").replace(": ", "=", 1)
     rows = [setting for setting in settings[1:] if setting.value is not None]
     for setting in rows:

@@ -5,7 +5,6 @@ With ``hydra_internals.py`` the only user of Hydra's internals.
 
 import io
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
@@ -21,13 +20,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import configure_log, run_job
-from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import Container, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.commands.flags import Arguments
 from kvsim.commands.hydra_internals import JobConfig
+from kvsim.configuration import only_known_errors
 from kvsim.errors import UsageError
 from kvsim.search_path import extend_search_path
 
@@ -97,7 +95,7 @@ def run_hydra(task: TaskFunction, command: str, config_name: str, arguments: Arg
     """
     config_name, overrides = arguments.flags.get("--config-name", config_name), list(arguments.overrides)
     failed = None
-    with _all_errors_raised(), started_hydra(command) as started, read_yaml_fast(), _without_surprises(overrides):
+    with _all_errors_raised(), started_hydra(command) as started, read_yaml_fast(), only_known_errors(overrides):
         if "--cfg" in arguments:
             package = arguments.flags.get("--package", "")
             started.show(config_name, overrides, arguments.flags["--cfg"], package, resolve="--resolve" in arguments)
@@ -126,28 +124,6 @@ def _all_errors_raised() -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = before
-
-
-@contextmanager
-def _without_surprises(overrides: list[str]) -> Iterator[None]:
-    """Turn what Hydra raises although it is no error of Hydra's, and what it only warns of, into UsageError.
-
-    Settings of Hydra itself are checked by nobody before they are used. A task's errors do not come this way.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
-            yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, UsageError):
-        raise
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise UsageError(f"{error.filename}: {error.strerror}") from error
-    except Exception as error:
-        given = [override for override in overrides if override.lstrip("+~").startswith("hydra")] or overrides
-        problem = str(error) if isinstance(error, UserWarning | RuntimeError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"Hydra cannot use {' '.join(given) or 'the configuration'}: {problem}") from error
 
 
 @contextmanager

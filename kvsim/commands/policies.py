@@ -4,23 +4,35 @@ import ast
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import hydra.utils
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from kvsim import catalog
 from kvsim.commands.help import describe
 from kvsim.commands.layout import wrapped
+from kvsim.construct import class_of
 from kvsim.errors import UsageError
+from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.policies.prefetch.base import PrefetchPolicy
+from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.terminal import print_table
+from kvsim.settings_file import read_file
 from kvsim.sources import KVSIM, files_of, shown
 from kvsim.suggest import closest
 
-FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling")
-
-
+FAMILIES: dict[str, type] = {
+    "eviction": EvictionPolicy,
+    "prefetch": PrefetchPolicy,
+    "placement": PlacementPolicy,
+    "checkpoint": CheckpointPolicy,
+    "routing": RoutingPolicy,
+    "scheduling": SchedulingPolicy,
+}
+"""The contract of each family."""
 USAGE = """usage: kvsim policies [FAMILY [NAME]]
 
 Lists the policies of all families, or of one; or describes one policy with its settings: kvsim policies eviction slru. FAMILY
@@ -59,8 +71,8 @@ def description(family: str, name: str) -> Iterator[str]:
     """Yield the lines about a policy: its class's docstring, then when to choose it and its settings, from its YAML file."""
     choice = describe([f"{family}={name}"])
     yield next(choice)
-    _, settings = catalog.read_choice(catalog.choices(family)[name])
-    yield from wrapped(docstring_of(settings[0].value or "").replace("``", ""), indent=2)
+    cls, _ = read_policy(family, catalog.choices(family)[name])
+    yield from wrapped(docstring_of(cls).replace("``", ""), indent=2)
     yield ""
     yield from choice
 
@@ -68,20 +80,24 @@ def description(family: str, name: str) -> Iterator[str]:
 def policies(family: str) -> Iterator[tuple[str, str, str]]:
     """Yield the name, purpose, and settings with their defaults of each policy of a family; the user's own first, with files."""
     for name, path in files_of(family).items():
-        settings = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(path.read_text())))
-        purpose = purpose_of(settings.pop("_target_")).replace("``", "")
+        cls, settings = read_policy(family, path)
+        purpose = docstring_of(cls).partition("\n")[0].replace("``", "")
         values = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
         yield name, purpose if path.is_relative_to(KVSIM) else f"{purpose}\n({shown(path)})", "\n".join(values)
 
 
-def purpose_of(target: str) -> str:
-    """Return the first line of a class's docstring."""
-    return docstring_of(target).partition("\n")[0]
+def read_policy(family: str, path: Path) -> tuple[type, dict[str, Any]]:
+    """Return the class that a policy's file names, and the settings in it. Raises UsageError for a file that cannot be used."""
+    settings = read_file(path)
+    try:
+        cls: type = class_of(FAMILIES[family], settings, family)
+    except UsageError as error:
+        raise UsageError(f"{shown(path)}: {error}") from error
+    return cls, {name: value for name, value in settings.items() if name != "_target_"}
 
 
-def docstring_of(target: str) -> str:
+def docstring_of(cls: type) -> str:
     """Return a class's docstring, from its source: a compiled class has none."""
-    cls = hydra.utils.get_class(target)
     source = Path(str(import_module(cls.__module__).__file__)).parent / f"{cls.__module__.rpartition('.')[2]}.py"
     found = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
     return (ast.get_docstring(found[0]) or "") if found else ""

@@ -164,8 +164,8 @@ class HybridCache(ServedCache):
         if load_pages < lease.lower_pages:
             self._end_at_state(lease, lease.gpu_pages + load_pages)
             load_pages = lease.lower_pages
-        room = self.gpu.pool.capacity - self.kept_pages(lease) - pages
-        if self.shares_room and states.state is not None and room < self.states.units:
+        spare_pages = self.gpu.pool.capacity - self.kept_pages(lease) - pages
+        if self.shares_room and states.state is not None and spare_pages < self.states.units:
             self._end_at_state(lease, 0)
             load_pages = 0
         states.save_after = self._plan(lease)
@@ -173,7 +173,7 @@ class HybridCache(ServedCache):
         loads_state = state is not None and state.state[GPU] not in (READY, LEAVING)
         if self.shares_room:
             wanted = len(states.save_after) + (state is not None)
-            spare = max(0, room) // self.states.units
+            spare = max(0, spare_pages) // self.states.units
             del states.save_after[: max(0, wanted - spare)]
             states.pages = self.states.units * (len(states.save_after) + loads_state)
         if state is not None:

@@ -32,9 +32,9 @@ class ReplaySettings:
 
     def pages_taken(self, requests: Sequence[Request], page_tokens: int) -> list[int]:
         """Return the pages that each request takes in all while it runs."""
-        if not self.hold_output:
-            return [r.prompt_pages for r in requests]
-        taken = [r.pages_for(r.prompt_tokens + r.output_tokens, page_tokens) for r in requests]
+        taken = [
+            r.pages_for(r.prompt_tokens + r.output_tokens, page_tokens) if self.hold_output else r.prompt_pages for r in requests
+        ]
         return [
             pages if r.samples == 1 else r.pages_with_all(pages, page_tokens) for r, pages in zip(requests, taken, strict=True)
         ]

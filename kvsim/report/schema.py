@@ -12,6 +12,7 @@ MOST = 1e18
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[float, Meta(ge=0, le=MOST)]
 """A time, a rate per second or any other number that is never negative."""
+Finite = Annotated[float, Meta(ge=-MOST, le=MOST)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(pattern=r"\A[\w.,: /()@+=-]{0,200}\Z")]
@@ -182,7 +183,7 @@ class LoadSeries(TypedDict):
     """Requests at engines over the run."""
 
     edges_s: list[Number]
-    requests: dict[str, list[float | None]]
+    requests: dict[str, list[Finite | None]]
 
 
 class EngineHits(TypedDict):
@@ -204,7 +205,7 @@ class FreePages(TypedDict):
     """Free pages over the run."""
 
     edges_s: list[Number]
-    mean: dict[str, list[float | None]]
+    mean: dict[str, list[Finite]]
 
 
 class Timeline(TypedDict):

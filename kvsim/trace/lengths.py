@@ -177,5 +177,5 @@ def _date_s(record: Record, name: str) -> float:
     """Return a date as seconds; digits after the microseconds are left out."""
     try:
         return datetime.fromisoformat(FRACTION.sub(r"\1", str(record.name(name)))).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise record.error(f"{name} must be a date such as 2023-11-16 18:15:46.68, not {shown(record.fields[name])}") from None

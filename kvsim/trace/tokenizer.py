@@ -88,14 +88,14 @@ class Tokenizer:
 
         Raises UsageError if there is no chat template, and TemplateError for a conversation that it refuses.
         """
-        import jinja2
-
         if self._template is None:
             self._template, self._names = self._read_template()
         try:
             text: str = self._template.render(messages=messages, tools=tools, add_generation_prompt=with_prompt, **self._names)
-        except (jinja2.TemplateError, TypeError) as error:
-            raise TemplateError(f"the chat template of {self._folder} refuses this conversation: {error}") from None
+        except Exception as error:  # a template is a program, and conversations may be anything
+            raise TemplateError(
+                f"the chat template of {self._folder} refuses this conversation: {error or type(error).__name__}"
+            ) from None
         return text
 
     def _read_template(self) -> tuple[Any, dict[str, Any]]:

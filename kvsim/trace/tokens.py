@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from kvsim.core.request import Request
@@ -26,7 +27,8 @@ class Tokens(FileTrace, TimedTrace):
         n                               the number of answers to the prompt, 1 if absent; each has ``output_length`` tokens
         persistent                      true: the prompt's pages are never evicted from the GPU
         multimodal                      a list of [start, stop, hash]: these tokens stand for content with this hash (a
-                                        string or an integer), which becomes part of the key of every page they touch
+                                        string or an integer), which becomes part of the key of every page they touch.
+                                        They must not overlap
         images                          a list of [begin, end]: no hit ends inside these tokens
 
     A line ``{"reset": "drain"}`` or ``{"reset": "now"}``, optionally with a ``timestamp``, resets the cache (see ``Reset``).
@@ -135,8 +137,13 @@ class Tokens(FileTrace, TimedTrace):
 
 
 def _spans(record: Record) -> list[Span]:
+    """Return the spans of a prompt, in order. Overlaps are refused: a few lines could make any number of keys of each page."""
     spans = record.items("multimodal") if record.has("multimodal") else []
     for span in spans:
         if not isinstance(span, list) or [type(part) for part in span] not in ([int, int, int], [int, int, str]):
             raise record.error("multimodal must be a list of [start, stop, hash]; the hash is a string or an integer")
-    return [(start, stop, content) for start, stop, content in spans]
+    found = sorted(((start, stop, content) for start, stop, content in spans), key=lambda span: span[:2])
+    for (_, stop, _), (start, _, _) in pairwise(found):
+        if start < stop:
+            raise record.error(f"multimodal must not overlap: one begins at token {start}, before another ends at {stop}")
+    return found

@@ -120,7 +120,7 @@ def line(**fields: object) -> str:
 
 BAD_TRACES = [
     ("no JSON", "trace.jsonl:2: not JSON"),
-    (line(input_length=-1), "trace.jsonl:2: input_length must be an integer of at least 1, not -1"),
+    (line(input_length=-1), "trace.jsonl:2: input_length must be at least 1, not -1"),
     (line(hash_ids=None), "trace.jsonl:2: hash_ids must be a list"),
     (line(hash_ids=[1]), "trace.jsonl:2: hash_ids has 1 ids, but input_length=1024 takes 2 blocks"),
     (line(timestamp=-1), "trace.jsonl:2: timestamp"),
@@ -178,3 +178,29 @@ def test_a_file_of_settings_that_is_no_yaml_is_named(
     shown = capfd.readouterr().err
     assert shown.removeprefix("kvsim: ").removeprefix(f"{folder}/").startswith(expected)
     assert shown.count("\n") == 1
+
+
+OTHER_BAD_FILES = [
+    (b"[1, 2]\n", "mine.yaml: it must be a mapping of settings"),
+    (b"5\n", "mine.yaml: Invalid loaded object type: int"),
+    (b"a: " + b"[" * 500, "mine.yaml"),
+    (b"_target_: !!python/object:os.system x\n", "mine.yaml:1: not valid YAML: could not determine a constructor"),
+    (b"_target_: nowhere.Mine\n", "eviction._target_: nowhere.Mine does not exist"),
+    (
+        b"_target_: kvsim.trace.synthetic.Synthetic\n",
+        "eviction._target_: kvsim.trace.synthetic.Synthetic is not a subclass",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), [*BAD_FILES[:5], *OTHER_BAD_FILES])
+@pytest.mark.parametrize("command", [["policies", "eviction"], ["curve", "trace.sessions=2", "curve.policies=[mine]"]])
+def test_every_reader_of_files_of_settings_names_them(
+    command: list[str], content: bytes, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "conf" / "eviction").mkdir(parents=True)
+    (folder / "conf" / "eviction" / "mine.yaml").write_bytes(content)
+    assert main([*command, "--config-dir", "conf"]) == 2
+    shown = capfd.readouterr().err.replace("curve.policies: mine._target_", "eviction._target_")
+    assert expected.replace("conf/model", "conf/eviction") in shown
+    assert shown.startswith("kvsim: ") and shown.count("\n") == 1 and not (folder / "outputs").exists()

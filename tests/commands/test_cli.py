@@ -75,9 +75,22 @@ def run(*arguments: str, output: str) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("arguments", [["--help"], ["help", "eviction"], ["replay", "--cfg", "job"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["help", "eviction"], ["replay", "--cfg", "job"], ["replay", "--info"]], ids=" ".join
+)
 def test_a_full_output_ends_with_one_line(arguments: list[str]) -> None:
     assert run(*arguments, output="> /dev/full") == (1, "kvsim: standard output: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_output_ends_a_sweep_and_fails_no_job(tmp_path: Path) -> None:
+    line = ("replay", "-m", "seed=1,2", "trace.sessions=2", f"output={tmp_path}")
+    assert run(*line, output="> /dev/full") == (1, "kvsim: standard output: No space left on device\n")
+    assert not list(tmp_path.glob("*/error.json"))
+
+
+def test_a_closed_error_output_leaves_the_exit_code() -> None:
+    assert run("replay", "seed=x", output="2>&-") == (2, "")
 
 
 def test_a_closed_output_ends_with_one_line() -> None:
@@ -88,10 +101,16 @@ def test_a_pipe_that_is_closed_early_ends_quietly() -> None:
     assert run("simulate", "--help", output="| head -1") == (0, "")
 
 
-def test_an_error_of_another_file_is_no_error_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_another_file_is_no_error_of_the_output(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    errors = [OSError(28, "No space left on device"), OSError(5, "Input/output error")]
+
     def broken(arguments: list[str]) -> None:
-        raise OSError(28, "No space left on device")
+        raise errors.pop(0)
 
     monkeypatch.setattr(cli, "_run", broken)
-    with pytest.raises(OSError, match="No space"):
+    assert main(["replay"]) == 2
+    assert capfd.readouterr().err == "kvsim: cannot write a file: No space left on device\n"
+    with pytest.raises(OSError, match="Input/output"):
         main(["replay"])

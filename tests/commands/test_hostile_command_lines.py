@@ -19,7 +19,7 @@ from kvsim.commands import calibrate
 from kvsim.commands.flags import FLAGS, SHORT
 from kvsim.errors import UsageError
 
-DEFAULT_LINES = 20
+DEFAULT_LINES = 15
 LINES = int(os.environ.get("KVSIM_COMMAND_LINES", DEFAULT_LINES))
 CPU_S = 60
 """Most time that one command line may take: none here has much to do."""
@@ -91,7 +91,7 @@ OVERRIDES = st.builds(
 )
 SILENT_FLAGS = [flag for flag in (*FLAGS, *SHORT) if flag != "--traceback"]
 FLAG_WORDS = st.sampled_from(
-    [*FLAGS, *SHORT, "-x", "--", "-", "--cfg=job", "--cfg=all", "--package=tiers", "--package=[", "--package=a..b"]
+    [*SILENT_FLAGS, "-x", "--", "-", "--cfg=job", "--cfg=all", "--package=tiers", "--package=[", "--package=a..b"]
 )
 WORDS = OVERRIDES | OVERRIDES | OVERRIDES | TEXTS | FLAG_WORDS | st.sampled_from(VALUES)
 

@@ -203,6 +203,15 @@ def test_a_request_that_persistent_prompts_leave_no_room_gives_back_what_it_has(
     assert outcome.status.tolist() == [FINISHED, REJECTED, FINISHED]
 
 
+@pytest.mark.parametrize("hold_output", ["true", "false"])
+def test_bounds_leave_out_a_request_whose_samples_lack_room_to_compute_the_last_token_again(hold_output: str) -> None:
+    """The prompt fills 4 pages of 4; a second sample needs a fifth."""
+    requests = sampled(make_requests([ask(A, tokens=0, output=0), ask(A, tokens=0, output=0)]), {1: 2})
+    for eviction in ("lru", "belady"):
+        settings = ("page_tokens=4", "tiers.gpu.capacity=4pages", f"eviction={eviction}", f"replay.hold_output={hold_output}")
+        assert replayed(requests, *settings).status.tolist() == [FINISHED, REJECTED]
+
+
 # --- answers ---
 
 
@@ -226,10 +235,10 @@ def test_every_sample_may_have_an_answer_of_its_own_that_is_cached(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ({"n": 0}, "n must be an integer of at least 1, not 0"),
-        ({"n": -2}, "n must be an integer of at least 1, not -2"),
-        ({"n": 1.5}, "n must be an integer of at least 1, not 1.5"),
-        ({"n": "2"}, 'n must be an integer of at least 1, not "2"'),
+        ({"n": 0}, "n must be from 1 to 16384, not 0"),
+        ({"n": -2}, "n must be from 1 to 16384, not -2"),
+        ({"n": 1.5}, "n must be a whole number from 1 to 16384, not 1.5"),
+        ({"n": "2"}, 'n must be a whole number from 1 to 16384, not "2"'),
         ({"n": float("nan")}, "not JSON: JSON is malformed: invalid character (byte 50)"),
         ({"n": 2, "output_token_ids": [1, 2]}, "output_token_ids must be a list of lists of non-negative integers"),
         ({"n": 2, "output_token_ids": [[1, 2], [1, -2]]}, "output_token_ids must be a list of lists of non-negative integers"),

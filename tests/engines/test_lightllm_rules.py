@@ -386,7 +386,7 @@ def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules(capacity: str) -> 
         ),
         (["tiers.cpu.page_tokens=300"], "replay", "tiers.cpu.page_tokens must be a multiple of page_tokens=256, not 300"),
         (["tiers.cpu.page_tokens=0"], "replay", "tiers.cpu.page_tokens must be a multiple of page_tokens=256, not 0"),
-        (["tiers.cpu.page_tokens=big"], "replay", "tiers.cpu.page_tokens must be a multiple of page_tokens=256, not big"),
+        (["tiers.cpu.page_tokens=big"], "replay", "tiers.cpu.page_tokens must be a multiple of page_tokens=256, not 'big'"),
         (
             ["tiers.cpu.page_tokens=512", "tiers.cpu.capacity=1pages"],
             "replay",

@@ -64,8 +64,11 @@ RECORDS: dict[str, list[Any]] = {
     ],
 }  # fmt: skip
 """A few records of each format, with every field that it may have."""
-COLUMNS = b"Timestamp,Request tokens,Response tokens,Session ID\n0,40,5,a\n1.5,60,7,a\n2,9,,\n"
-"""A log of lengths as CSV."""
+LOGS = {
+    "csv": b"Timestamp,Request tokens,Response tokens,Session ID\n0,40,5,a\n1.5,60,7,a\n2,9,,\n",
+    "dates": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n2023-11-16,39,1\n0001-01-01,5,5\n",
+}
+"""Logs of lengths as CSV."""
 BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4}
 """Tokens per block, where a format has blocks."""
 TEXTS = ["", "x", "-1", "0x1f", "é", "\x00", "\x1b[2J", "line\nline", "long" * 2_000, "2023-11-16 18:15:46.68", "9999-12-31"]

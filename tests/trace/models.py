@@ -10,6 +10,7 @@ TEMPLATE = r"""
 {%- if tools %}{{- '<|im_start|>tools\n' + tools | tojson + '<|im_end|>\n' }}{%- endif %}
 {%- for message in messages %}
     {%- if message.role == 'nobody' %}{{- raise_exception('nobody may not speak') }}{%- endif %}
+    {%- if message.role == 'divider' %}{{- 1 // 0 }}{%- endif %}
     {{- '<|im_start|>' + message.role + '\n' }}
     {%- if message.tool_calls %}
         {%- generation %}{{- message.tool_calls | tojson }}{%- endgeneration %}

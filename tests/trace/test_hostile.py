@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from kvsim.build import build_run, build_trace
 from kvsim.configuration import compose
 from kvsim.errors import UsageError
-from kvsim.run import replay
+from kvsim.run import replay, simulate
 from kvsim.trace.base import TraceSource
 from kvsim.trace.check import check_requests
 from kvsim.trace.convert import as_lines
 from kvsim.trace.statistics import reuse_statistics, trace_statistics
-from tests.trace.hostile import BLOCKS, COLUMNS, RECORDS, changed_bytes, changed_records
+from tests.trace.hostile import BLOCKS, LOGS, RECORDS, changed_bytes, changed_records
 from tests.trace.models import make_model
 
 EXAMPLES = int(os.environ.get("KVSIM_TRACE_EXAMPLES", 25))
@@ -55,8 +55,9 @@ def play(reader: TraceSource, page_tokens: int) -> str:
     reuse_statistics(trace)
     if all(request.after < 0 for request in trace.requests):
         assert len(list(as_lines(trace, packed=True))) >= len(trace.requests)
-    outcome = replay(plan("replay", page_tokens), trace.requests)
-    assert len(outcome.status) == len(trace.requests)
+    for run, command in ((replay, "replay"), (simulate, "simulate")):
+        outcome = run(plan(command, page_tokens), trace.requests)
+        assert len(outcome.status) == len(trace.requests)
     return ""
 
 
@@ -87,13 +88,13 @@ def test_changed_records_are_played_or_refused(name: str, place: Path) -> None:
     run()
 
 
-@pytest.mark.parametrize("name", [*RECORDS, "csv"])
+@pytest.mark.parametrize("name", [*RECORDS, *LOGS])
 def test_changed_bytes_are_played_or_refused(name: str, place: Path) -> None:
-    whole = COLUMNS if name == "csv" else "".join(f"{json.dumps(record)}\n" for record in RECORDS[name]).encode()
+    whole = LOGS[name] if name in LOGS else "".join(f"{json.dumps(record)}\n" for record in RECORDS[name]).encode()
 
     @FEW
     @given(changed_bytes(whole))
     def run(content: bytes) -> None:
-        check(content, "lengths" if name == "csv" else name, place)
+        check(content, "lengths" if name in LOGS else name, place)
 
     run()

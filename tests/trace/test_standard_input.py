@@ -1,8 +1,11 @@
 """A trace may come from standard input, also for a sweep."""
 
+import errno
 import gzip
 import io
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -60,6 +63,16 @@ def test_a_terminal_has_no_trace(pipe, monkeypatch, capsys):
     pipe(b"")
     assert main(["replay", "trace.path=-"]) == 2
     assert "standard input is a terminal" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_no_traceback(pipe, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
+    pipe(LINES)
+    assert main(["replay", "trace.path=-"]) == 2
+    assert "No space left on device; set TMPDIR to a larger disk" in capsys.readouterr().err
 
 
 def test_the_copy_is_empty_for_an_empty_input(pipe, capsys):

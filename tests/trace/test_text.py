@@ -171,6 +171,7 @@ def test_aiperf_and_agent_traces_have_plain_prompts(write, model, ids):
         ({"messages": [{"content": "x"}]}, "every message must have a role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'content of type "image_url" is not text'),
         ({"messages": [{"role": "nobody", "content": ""}]}, "the chat template of "),
+        ({"messages": [{"role": "divider", "content": ""}]}, "the chat template of "),
         ({"prompt": 5}, "prompt must be text, not 5"),
         ({"body": {}, "custom_id": 1}, "messages is missing; a request must have messages or a prompt"),
     ],

@@ -76,11 +76,16 @@ def test_a_limit_reads_the_first_lines(write):
         (line([1.5]), "token_ids must be a list of non-negative integers"),
         (line([1 << 70]), "tokens must lie in 0 ... 2**63 - 1"),
         (line([1], output_length=-1), "output_length must be 0 or more, not -1"),
-        (line([1], priority=1.5), "priority must be a whole number of at least -9223372036854775808, not 1.5"),
+        (line([1], priority=1.5), "priority must be a whole number, not 1.5"),
         (line([1], tenant=1.5), "tenant must be a string or an integer"),
         (line([1], multimodal=[[0, 1]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 1, None]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 2, "cat"]]), "a span must lie within the prompt of 1 tokens, not at 0 ... 2"),
+        (
+            line([1, 2], multimodal=[[1, 2, "cat"], [0, 2, 7]]),
+            "multimodal must not overlap: one begins at token 1, before another",
+        ),
+        (line([1], priority=10**30), "priority must be within 64 bits, not 1000"),
         (line([1], timestamp=1), "this line has a timestamp but an earlier one has none"),
     ],
 )
