@@ -144,6 +144,12 @@ class HybridCache(ServedCache):
     def version(self) -> int:
         return self.residency.version + self.states.residency.version
 
+    @property
+    def in_flight(self) -> dict[Transfer, None]:
+        """Transfers of pages and of states handed out but not yet ended."""
+        pages = self.transfers.in_flight
+        return pages if self.shares_room else pages | self.states.transfers.in_flight
+
     def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
         """As for any cache: up to the deepest usable state."""
         on_gpu, below = self.kv.cached_pages(request, gpu)

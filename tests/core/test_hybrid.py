@@ -225,6 +225,18 @@ def test_in_one_budget_states_and_pages_move_down_and_come_back() -> None:
     cache.check()
 
 
+def test_states_on_their_way_are_in_flight_like_pages() -> None:
+    """An engine that is idle must wait for them, not reject a request that has no room meanwhile."""
+    cache = hybrid(Last(), gpu=10, cpu=10, states=1, cpu_states=2)
+    lease = cache.look("ab")
+    assert cache.admit(lease, 3, 0.0) and cache.claim(lease, 0.0) == CLAIMED
+    started = cache.insert(lease, 0.0)
+    assert sorted(node.is_state for transfer in started for node in transfer.nodes) == [False, True]
+    assert list(cache.core.in_flight) == started
+    cache.move(started)
+    assert not cache.core.in_flight
+
+
 # --- detached --------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ import hydra
 
 from kvsim.assembly import build_cluster, build_graphs, build_served
 from kvsim.build import build_run
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.cluster import Cluster
@@ -55,16 +54,11 @@ class PatientCluster(Cluster):
         self._let_go()
 
     def _let_go(self) -> None:
-        if not any(in_flight(cache) for cache in self.caches) and not any(any(mover._lines) for mover in self.movers):
+        if not any(cache.in_flight for cache in self.caches) and not any(any(mover._lines) for mover in self.movers):
             for request in self.held:
                 arrival = self.env.timeout(0, request)
                 arrival.callbacks.append(lambda event: self._arrive(event.value))
             self.held = []
-
-
-def in_flight(cache: Any) -> bool:
-    """Whether pages or states are on their way; states with memory of their own have their own transfers."""
-    return bool(cache.in_flight or isinstance(cache, HybridCache) and cache.states.transfers.in_flight)
 
 
 def plan(folder: Path, *overrides: str, substrate: str = "hardware") -> Plan:
@@ -98,7 +92,7 @@ def serve(made: Plan, requests: list[Request], *, meddle: Callable[[Any], None] 
 def check_idle(cache: Any) -> None:
     """Whatever happened, every pool adds up."""
     cache.check()
-    assert not cache.leases and not in_flight(cache) and not cache.residency.doomed
+    assert not cache.leases and not cache.in_flight and not cache.residency.doomed
     for tier in cache.tiers:
         assert tier.promised_pages == tier.leaving_pages == 0
         assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
