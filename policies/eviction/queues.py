@@ -176,6 +176,8 @@ class QueueEviction(EvictionPolicy):
 
     def on_hit(self, node: Node, now: float) -> None:
         if node.runs[0][0] >= 0:  # not a state
+            if self._request is not None and not is_on_path(node, self._request.runs):
+                self._expect()  # another request ends, and its answer meets pages that are there
             self._hit_pages = node.depth + node.pages
         if self.mixed and node in self.mixed:
             self._set_parts(node, [(pages, self.use(mark)) for pages, mark in self.parts(node)])
@@ -379,3 +381,13 @@ class QueueEviction(EvictionPolicy):
             self.mixed[node] = joined
         else:
             self.mixed.pop(node, None)
+
+
+def is_on_path(node: Node, runs: tuple[Run, ...]) -> bool:
+    """Whether a node's first page is a page of the path ``runs``, at the same depth."""
+    depth = node.depth
+    for start, pages in runs:
+        if depth < pages:
+            return node.runs[0][0] == start + depth
+        depth -= pages
+    return False

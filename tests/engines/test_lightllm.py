@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import xxhash
 
+import kvsim
 from kvsim.build import build_run
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
@@ -198,3 +199,16 @@ def test_conversations_hit_what_the_slow_model_hits(
     assert rows == play_slowly(plan, chats[page_tokens], placements)
     assert sum(row[1] for row in rows if row) > 100
     assert any(row[2] for row in rows if row) == (page_tokens == 512), "no prompt of 320 tokens goes to the disk"
+
+
+def test_queues_do_not_mistake_pages_of_a_request_that_ends_for_hits_of_the_latest() -> None:
+    """The first answer of two that overlap is inserted while the policy still expects pages of the second request."""
+    word = "aaaabbbbaaaabbbb"
+    trace = kvsim.trace_from_tokens(
+        [[ord(letter) for letter in text] for text in (word + "cc", word[:4] + "aaaaaaaa" + "c", "c")],
+        output_tokens=[2, 2, 5],
+        page_tokens=4,
+    )
+    settings = {"model": "tiny", "tiers.gpu.capacity": "10 pages", "rules": "lightllm", "replay.in_flight": 2}
+    for eviction in ("mq", "arc", "two_q", "s3_fifo"):
+        assert list(kvsim.replay(trace, settings, eviction=eviction).requests["hit_pages_gpu"]) == [0, 0, 0]
