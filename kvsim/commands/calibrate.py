@@ -66,9 +66,11 @@ COMMENTS = {
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: total rate of concurrent reads and writes.\n"
     "# depth: concurrent requests, the number of disk threads.",
     "compute_curves": "Rows: linear [flops_per_byte, flops_per_s]; prefill_attention [query_rows, context_tokens, flops_per_s];\n"
-    "# decode_attention [bytes read per layer, bytes_per_s]. A step with prefill takes as long as one with the next multiple\n"
-    "# of prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of\n"
-    "# becoming busy or rested.",
+    "# decode_attention [bytes read per layer, bytes_per_s]. Recurrences of hybrid models: scan [tokens of a chunk, state\n"
+    "# elements times tokens per second]; state_update [bytes of states read and written per layer, bytes_per_s] of decoding\n"
+    "# requests; null if not measured. A step with prefill takes as long as one with the next multiple of\n"
+    "# prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of becoming\n"
+    "# busy or rested.",
     "copy_rule": "Rule by which substrate=hardware copies pages of each size: by kernel, staged, or by memcpy.",
     "noise": "How far durations of equal work are apart, from repeated steps, launches, copies, reads and writes. run: standard\n"
     "# deviation of the logarithm of a factor that a whole run shares. correlation: from one duration to the next. each: rows\n"
@@ -282,6 +284,11 @@ def print_measured(measured: "Measured", console: Console) -> None:
     decodes = [(f"{n_bytes:,}", giga(rate)) for n_bytes, rate in curves.decode_attention]
     apart = f" (equal contexts, times up to {measured.decode_spread:.2f}x apart)" if measured.decode_spread > 1 else ""
     show(console, f"Attention of decoding requests{apart}", ["bytes per layer", "GB/s"], decodes)
+    if curves.scan is not None and curves.state_update is not None:
+        scans = [(f"{tokens:,}", giga(rate)) for tokens, rate in curves.scan]
+        show(console, "Recurrence of a chunk", ["tokens", "billion elements/s"], scans)
+        updates = [(f"{n_bytes:,}", giga(rate)) for n_bytes, rate in curves.state_update]
+        show(console, "Recurrence of decoding requests", ["bytes per layer", "GB/s"], updates)
     if spec.noise is not None:
         show(
             console, "Noise: factors of durations", ["", "run", "5%", "95%", "99%", "most", "correlation"], noise_rows(spec.noise)

@@ -6,9 +6,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from kvsim.core.cache import Cache
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
 from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
@@ -17,6 +19,8 @@ from kvsim.engine.recorder import Batch, RecordedCache, Recorder
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
+from kvsim.policies.checkpoint.base import Prefill
+from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
@@ -25,6 +29,7 @@ from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.hardware.machine import Demand, open_machine
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.warmth import Warmth
+from kvsim.substrates import watch_states
 
 if TYPE_CHECKING:
     import torch
@@ -127,15 +132,31 @@ def play(
     eviction = LRU()
     eviction.bind(PolicyContext(capacity_pages=pages, page_tokens=page_tokens))
     tiers = [Tier("gpu", 0, SlotPool(pages), eviction)]
-    cache = Cache(tiers, [], Rules(), page_tokens)
+    cache = build_cache(model, tiers, page_tokens)
     substrate = open_machine(demand, device)
     try:
+        watch_states(substrate, [cache], demand.max_running_requests, kept_states=0)
         recorder = Recorder(substrate, tiers)
         recorded = RecordedCache(cache, recorder)
         Cluster([Engine(recorder, recorded, Prefetching(recorded, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
     finally:
         substrate.close()
     return recorder.batches
+
+
+def build_cache(model: ModelSpec, tiers: list[Tier], page_tokens: int) -> ServedCache:
+    """Build a cache of one tier that saves no recurrent states."""
+    cache = Cache(tiers, [], Rules(), page_tokens)
+    if not model.is_hybrid:
+        return cache
+    return HybridCache(
+        cache,
+        policy=NoCheckpoint(),
+        prefill=Prefill,
+        grid_pages=1,
+        state_bytes=model.state_bytes,
+        state_pages=-(-model.state_bytes // model.page_bytes(page_tokens)),
+    )
 
 
 def left_s(batches: list[Batch], model: ModelSpec, hardware: HardwareSpec) -> float:

@@ -202,8 +202,9 @@ def _at_most(name: str, error: float | None, tolerance: float) -> dict[str, Any]
 
 
 def _scope(record: RunRecord) -> str:
-    requests, verified = count(record["requests"]), count(record["hardware"]["verified_pages"])
-    return f"{requests} requests, simulated and on {device_name(record)}; {verified} reused pages verified."
+    pages, states = record["hardware"]["verified_pages"], record["hardware"].get("verified_states")
+    verified = f"{count(pages)} reused pages{f' and {count(states)} states' if states else ''}"
+    return f"{count(record['requests'])} requests, simulated and on {device_name(record)}; {verified} verified."
 
 
 def device_name(record: RunRecord) -> str:

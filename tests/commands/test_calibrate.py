@@ -73,6 +73,30 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     assert spec.step_overhead_s >= 0 and spec.prefill_overhead_s >= 0 and spec.prefill_launch_s > 0
 
 
+HYBRID = {
+    "layers": 2, "recurrent_layers": 1, "state_heads": 2, "state_key_dim": 8, "state_value_dim": 16, "recurrent_in_width": 82,
+    "conv_channels": 48, "conv_width": 4, "state_flops_per_element": 5.0,
+}  # fmt: skip
+"""A page of 512 bytes, a state of 1,600."""
+
+
+@interpreted
+@pytest.mark.long
+def test_a_hybrid_model_measures_its_recurrences(folder: Path) -> None:
+    words = [f"{'' if name == 'layers' else '+'}model.{name}={value}" for name, value in HYBRID.items()]
+    assert main(["calibrate", "name=mine", f"output={folder}", "model=tiny", *words]) == 0
+    spec = read(folder / "mine.yaml", HardwareSpec)
+    assert isinstance(spec, HardwareSpec) and spec.compute_curves
+    assert [row[0] for row in spec.compute_curves.scan or ()] == [4, 8]
+    assert [row[0] for row in spec.compute_curves.state_update or ()] == [2 * 1600, 2 * 2 * 1600]
+    plain = read(Path(str(files("kvsim.conf"))) / "model" / "tiny.yaml", ModelSpec)
+    assert isinstance(plain, ModelSpec)
+    steps = SimulatedSubstrate(replace(plain, **HYBRID), spec, 16, links="fifo").steps
+    decode, chunk = Work(decode_requests=1, decode_context_tokens=16), Work(chunks=[(8, 0)])
+    assert steps.leap_s(decode, 1) > 3200 / (spec.compute_curves.state_update or [])[0][1]
+    assert steps.leap_s(chunk, 1) > 8 * 256 / (spec.compute_curves.scan or [])[1][1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

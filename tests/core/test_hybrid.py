@@ -237,6 +237,18 @@ def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_i
     cache.check()
 
 
+def test_states_on_their_way_are_in_flight_like_pages() -> None:
+    """An engine that is idle must wait for them, not reject a request that has no room meanwhile."""
+    cache = hybrid(Last(), gpu=10, cpu=10, states=1, cpu_states=2)
+    lease = cache.look("ab")
+    assert cache.admit(lease, 3, 0.0) and cache.claim(lease, 0.0) == CLAIMED
+    started = cache.insert(lease, 0.0)
+    assert sorted(node.is_state for transfer in started for node in transfer.nodes) == [False, True]
+    assert list(cache.core.in_flight) == started
+    cache.move(started)
+    assert not cache.core.in_flight
+
+
 # --- detached --------------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +298,15 @@ def test_detached_states_are_few_if_their_cache_is_small() -> None:
     use(cache, "ab", "cd", "ef", "gh")
     assert cache.detached is not None and len(cache.detached) == 1
     assert use(cache, "ab") == [0]
+
+
+def test_a_request_may_push_out_the_detached_state_that_it_begins_from() -> None:
+    """Room for abx is made by cd, whose state takes the only place of detached ones, that of ab."""
+    cache = hybrid(Last(detached=True, detached_states=1), gpu=3, cpu=20)
+    use(cache, "ab", "cd")
+    assert use(cache, "abx") == [2]
+    assert cache.detached is not None and len(cache.detached) == 1
+    assert use(cache, "cd") == [2], "cd's state is the one that is kept"
 
 
 def test_a_detached_state_whose_copy_on_the_cpu_lives_is_not_evicted() -> None:

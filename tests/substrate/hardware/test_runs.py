@@ -51,6 +51,16 @@ def test_one_at_a_time_all_is_as_simulated_and_every_reused_page_is_right(placem
     assert (real.phases_s >= 0).all()
 
 
+def test_pages_of_latents_are_as_simulated_and_right(tmp_path):
+    latents = ["model.kv_heads=0", "model.head_dim=0", "+model.kv_latent_dim=24", "+model.rope_dim=8", "+model.nope_dim=8"]
+    settings = [*tiers(8, 30), *latents, "+model.value_dim=8", "+model.query_latent_dim=16"]
+    real = serve(plan(tmp_path, *settings), in_turn(*STORY[:4], "klmno"))
+    simulated = serve(plan(tmp_path, *settings, substrate="simulated"), in_turn(*STORY[:4], "klmno"))
+    assert real.hit_pages.tolist() == simulated.hit_pages.tolist() and real.hit_pages[:, 1].sum() > 0
+    assert bytes_of(real) == bytes_of(simulated)
+    assert (real.hardware["verified_pages"], real.hardware["wrong_words"]) == (real.hit_pages.sum(), 0)
+
+
 def bytes_of(outcome):
     return {name: link.bytes for name, link in outcome.links.items()}
 
@@ -228,7 +238,7 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
         ),
         (
             ["model=deepseek_v3", "model.weight_dtype_bytes=0.1", "tiers.gpu.capacity=10pages"],
-            "model.kv_latent_dim: there is no kernel for latent attention",
+            "model.weight_dtype_bytes must be 2 (bf16) or 4 (float32) on hardware, not 0.1",
         ),
         (["disk.folder=trace.jsonl", *tiers(10, 10, 10)[1:]], "tiers.disk: trace.jsonl"),
         (["tiers.disk.capacity=1000TiB", "tiers.cpu.capacity=10pages"], "tiers.disk.capacity: 1,024,000.0 GiB, more than"),
