@@ -182,6 +182,8 @@ class HybridCache(ServedCache):
             spare = max(0, spare_pages) // self.states.units
             del states.save_after[: max(0, wanted - spare)]
             states.pages = self.states.units * (len(states.save_after) + loads_state)
+        if not self.kv.can_admit(lease, pages + states.pages + self._idle_state_pages(state)):
+            return False
         if state is not None:
             states.tier = self.states.pin(state, now)
             states.is_below = states.tier.index != GPU
@@ -206,6 +208,13 @@ class HybridCache(ServedCache):
         if not lease.is_resumed:
             self._count_admission(lease)
         return True
+
+    def _idle_state_pages(self, state: Node | None) -> int:
+        """Count the pages of the GPU's room that could be had now, but not once a request begins from this state."""
+        if not self.shares_room or state is None:
+            return 0
+        is_idle = state.state[GPU] == LEAVING or state.state[GPU] == READY and not state.pins[GPU]
+        return state.pages if is_idle else 0
 
     def can_admit(self, lease: Lease, pages: int) -> bool:
         return self.kv.can_admit(lease, pages)

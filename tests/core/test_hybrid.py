@@ -238,6 +238,18 @@ def test_states_on_their_way_are_in_flight_like_pages() -> None:
     assert not cache.core.in_flight
 
 
+def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_it_would_begin_from() -> None:
+    """Otherwise a request that waits for that room, and one that is refused, take it from each other without end."""
+    cache = hybrid(Last(), gpu=12, cpu=30, shared_pages=3, placement=WriteBack)
+    use(cache, "abcdef")
+    assert cache.admit(cache.look("uvwxyz"), 6, next(cache.clock), 0)
+    leaving = cache.gpu.leaving_pages
+    second = cache.look("abcdefg")
+    assert second.gpu_pages == 6 and not cache.admit(second, 7, next(cache.clock), 0)
+    assert cache.gpu.leaving_pages == leaving == 6
+    cache.check()
+
+
 # --- detached --------------------------------------------------------------------------------------------------------
 
 

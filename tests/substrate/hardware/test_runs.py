@@ -239,7 +239,7 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
             ["model=deepseek_v3", "model.weight_dtype_bytes=0.1", "tiers.gpu.capacity=10pages"],
             "model.weight_dtype_bytes must be 2 (bf16) or 4 (float32) on hardware, not 0.1",
         ),
-        (["disk.folder=trace.jsonl", *tiers(10, 10, 10)[1:]], "tiers.disk: trace.jsonl"),
+        (["disk.folder=trace.jsonl", *tiers(10, 10, 10)[1:]], "disk.folder: cannot write to trace.jsonl"),
         (["tiers.disk.capacity=1000TiB", "tiers.cpu.capacity=10pages"], "tiers.disk.capacity: 1,024,000.0 GiB, more than"),
     ],
 )
