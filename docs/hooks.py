@@ -15,7 +15,7 @@ from reference import ROOT, fill
 
 DRAWING = re.compile(r"^<!-- drawing: (\w+) -->$", re.MULTILINE)
 NOTE = re.compile(r"^<!-- example: .*? -->\n", re.MULTILINE)
-PARTS_OF_OTHERS = ("validation_findings.md",)
+PARTS_OF_OTHERS = ("validation_drawn_findings.md",)
 """Documents in ``experiments`` that are also part of another one."""
 DRAWINGS = Path(__file__).parent / "drawings"
 SOURCES = ROOT / "build" / "docs-sources"

@@ -1,8 +1,9 @@
 """Attention of decoding requests over pages anywhere in a pool, split over the context (flash-decoding).
 
-One program attends with all query heads of a KV head to one part of a request's context, so that a few long contexts fill the
+One program attends with the query heads of a KV head to one part of a request's context, so that a few long contexts fill the
 GPU as well as many short ones; a second kernel joins the parts (Dao et al.: Flash-Decoding for long-context inference, 2023).
-Pages are those of PagedAttention (Kwon et al., SOSP 2023, arXiv:2309.06180).
+Pages are those of PagedAttention (Kwon et al., SOSP 2023, arXiv:2309.06180). With latents, one is key and value of all heads
+(multi-head latent attention, absorbed: DeepSeek-V2, arXiv:2405.04434, section 2.1).
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ import triton.language as tl
 
 BLOCK_TOKENS = 64
 """Tokens that a program processes at a time."""
+BLOCK_LATENTS = 32
+"""The same for latents, which are several times as long as keys."""
+LATENT_GROUP = 16
+"""Query heads with which one program attends to latents."""
 LEAST_ROWS = 16
 """Fewest rows of a matrix product on tensor cores."""
 PROGRAMS_PER_MULTIPROCESSOR = 8
@@ -38,19 +43,27 @@ def paged_attention_kernel(
     query_stride,
     page_stride,
     scale,
+    HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    MORE: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    IS_LATENT: tl.constexpr,
     PAGE: tl.constexpr,
     KEEP: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
+    MORES: tl.constexpr,
     BLOCK: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
-    """One program attends to one part of one request with the GROUP query heads of one KV head. A part may be empty."""
+    """One program attends to one part of one request with GROUP query heads. A part may be empty.
+
+    The heads are those of one KV head or, with latents, any GROUP of all heads. A latent is a value of DIM elements and a key of
+    MORE elements more.
+    """
     part = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    group = tl.program_id(1)
     request = tl.load(parts + part)
     start = tl.load(parts + part_count + part).to(tl.int32)
     end = tl.load(parts + 2 * part_count + part).to(tl.int32)
@@ -59,10 +72,15 @@ def paged_attention_kernel(
     slots = tl.load(tables + request).to(tl.pointer_type(tl.int32))
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, DIMS)[None, :]
-    head = kv_head * GROUP + row
-    is_element = (row < GROUP)[:, None] & (dim < DIM)
+    head = group * GROUP + row
+    is_head = (row < GROUP) & (head < HEADS)
+    is_element = is_head[:, None] & (dim < DIM)
     kind = query.dtype.element_ty
-    asked = tl.load(query + request * query_stride + head[:, None] * DIM + dim, mask=is_element, other=0.0).to(PRODUCT)
+    ask = query + request * query_stride + head[:, None] * (DIM + MORE)
+    asked = tl.load(ask + dim, mask=is_element, other=0.0).to(PRODUCT)
+    if IS_LATENT:
+        more = tl.arange(0, MORES)[None, :]
+        asked_more = tl.load(ask + DIM + more, mask=is_head[:, None] & (more < MORE), other=0.0).to(PRODUCT)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     attended = tl.zeros((ROWS, DIMS), tl.float32)
@@ -71,25 +89,35 @@ def paged_attention_kernel(
         token = first + tl.arange(0, BLOCK)
         is_token = token < end
         slot = tl.load(slots + token // PAGE, mask=is_token, other=0).to(tl.int64)
-        place = slot * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
-        address = pool + place[:, None] + dim
         is_read = is_token[:, None] & (dim < DIM)
-        key = tl.load(address, mask=is_read, other=0)
-        value = tl.load(address + PAGE * KV_HEADS * DIM, mask=is_read, other=0)
-        key = (key & KEEP).to(kind, bitcast=True).to(PRODUCT)
-        value = (value & KEEP).to(kind, bitcast=True).to(PRODUCT)
-        score = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+        if IS_LATENT:
+            latent = pool + (slot * page_stride + (token % PAGE) * (DIM + MORE))[:, None]
+            key = tl.load(latent + dim, mask=is_read, other=0)
+            key = (key & KEEP).to(kind, bitcast=True).to(PRODUCT)
+            rest = tl.load(latent + DIM + more, mask=is_token[:, None] & (more < MORE), other=0)
+            rest = (rest & KEEP).to(kind, bitcast=True).to(PRODUCT)
+            value = key
+            score = tl.dot(asked, tl.trans(key), input_precision="ieee")
+            score = tl.dot(asked_more, tl.trans(rest), score, input_precision="ieee") * scale
+        else:
+            place = slot * page_stride + (token % PAGE) * (KV_HEADS * DIM) + group * DIM
+            address = pool + place[:, None] + dim
+            key = tl.load(address, mask=is_read, other=0)
+            value = tl.load(address + PAGE * KV_HEADS * DIM, mask=is_read, other=0)
+            key = (key & KEEP).to(kind, bitcast=True).to(PRODUCT)
+            value = (value & KEEP).to(kind, bitcast=True).to(PRODUCT)
+            score = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
         score = tl.where(is_token[None, :], score, float("-inf"))
-        more = tl.maximum(most, tl.max(score, 1))
-        share = tl.exp2(score - more[:, None])
-        kept = tl.exp2(most - more)
+        highest = tl.maximum(most, tl.max(score, 1))
+        share = tl.exp2(score - highest[:, None])
+        kept = tl.exp2(most - highest)
         total = total * kept + tl.sum(share, 1)
         attended = attended * kept[:, None] + tl.dot(share.to(PRODUCT), value, input_precision="ieee")
-        most = more
+        most = highest
 
-    to = part.to(tl.int64) * (KV_HEADS * GROUP) + head
+    to = part.to(tl.int64) * HEADS + head
     tl.store(partial + to[:, None] * DIM + dim, attended / total[:, None], mask=is_element)
-    tl.store(weights + to, most + tl.log2(total), mask=row < GROUP)
+    tl.store(weights + to, most + tl.log2(total), mask=is_head)
 
 
 @triton.jit(do_not_specialize=["requests"])
@@ -242,14 +270,51 @@ def attend_pages(
     2, and makes finite numbers of any bits that a page contains. Products use the query's type (float32 in the interpreter) and
     are summed in float32. The call returns immediately. Raises ValueError if shapes do not match.
     """
-    requests, heads, dim = query.shape
+    heads, dim = query.shape[1:]
     check_fragment(pool, page_tokens=page_tokens, kv_heads=kv_heads, head_dim=dim, element_bytes=query.element_size())
     if heads % kv_heads:
         raise ValueError(f"kv_heads={kv_heads} must divide the number of query heads, {heads}")
+    shape = {"GROUP": heads // kv_heads, "MORE": 0, "KV_HEADS": kv_heads, "BLOCK": BLOCK_TOKENS, "num_stages": 3}
+    _attend(query, pool, cut, out, groups=kv_heads, page_tokens=page_tokens, scale=dim**-0.5, shape=shape)
+
+
+def attend_latents(
+    query: torch.Tensor, pool: torch.Tensor, cut: ContextParts, out: torch.Tensor, *, page_tokens: int, scale: float
+) -> None:
+    """Attend with one absorbed query token of each request to the latents of its context, and write the result to ``out``.
+
+    ``out`` is ``[request, head, latent]`` and ``query`` ``[request, head, latent + rope]``, types and strides as for
+    ``attend_pages``. A token of the pool is a latent, the value of all heads, then a rope key; together they are the key. Scores
+    are multiplied by ``scale``. Cut contexts as for ``latent_groups(heads)`` KV heads. Raises ValueError if shapes do not match.
+    """
+    heads, whole, dim = query.shape[1], query.shape[2], out.shape[2]
+    check_latents(pool, page_tokens=page_tokens, latent_dim=whole, element_bytes=query.element_size())
+    group = min(heads, LATENT_GROUP)
+    shape = {"GROUP": group, "MORE": whole - dim, "KV_HEADS": 1, "BLOCK": BLOCK_LATENTS, "num_stages": 2}
+    _attend(query, pool, cut, out, groups=latent_groups(heads), page_tokens=page_tokens, scale=scale, shape=shape)
+
+
+def latent_groups(heads: int) -> int:
+    """Return how many programs attend to one part of a context of latents, each with some of the query heads."""
+    return -(-heads // min(heads, LATENT_GROUP))
+
+
+def _attend(
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    cut: ContextParts,
+    out: torch.Tensor,
+    *,
+    groups: int,
+    page_tokens: int,
+    scale: float,
+    shape: dict[str, int],
+) -> None:
+    """Launch both kernels; ``shape`` has what differs between keys and values and latents."""
+    requests, heads, dim = out.shape
     words = pool.view(torch.int16 if query.element_size() == 2 else torch.int32)
-    group, dims = heads // kv_heads, max(LEAST_ROWS, triton.next_power_of_2(dim))
-    parts = cut.parts.shape[1]
-    paged_attention_kernel[(parts, kv_heads)](
+    dims, parts = max(LEAST_ROWS, triton.next_power_of_2(dim)), cut.parts.shape[1]
+    paged_attention_kernel[(parts, groups)](
         query,
         words,
         cut.parts,
@@ -259,18 +324,18 @@ def attend_pages(
         parts,
         query.stride(0),
         words.stride(0),
-        dim**-0.5 * log2(np.e),
-        GROUP=group,
+        scale * log2(np.e),
+        HEADS=heads,
         DIM=dim,
-        KV_HEADS=kv_heads,
+        IS_LATENT=shape["MORE"] > 0,
         PAGE=page_tokens,
         KEEP=BOUNDED[query.element_size()],
-        ROWS=max(LEAST_ROWS, triton.next_power_of_2(group)),
+        ROWS=max(LEAST_ROWS, triton.next_power_of_2(shape["GROUP"])),
         DIMS=dims,
-        BLOCK=BLOCK_TOKENS,
+        MORES=max(LEAST_ROWS, triton.next_power_of_2(shape["MORE"])),
         PRODUCT=PRODUCTS[query.dtype] if query.is_cuda else tl.float32,
         num_warps=4,
-        num_stages=3,
+        **shape,
     )
     join_kernel[(requests, heads)](
         cut.partial,
@@ -297,4 +362,14 @@ def check_fragment(pool: torch.Tensor, *, page_tokens: int, kv_heads: int, head_
         raise ValueError(
             f"a layer of the pool must be [page, fragment], a fragment 2 x {page_tokens} tokens x {kv_heads} heads x {head_dim} "
             f"x {element_bytes} = {expected} bytes, not {tuple(pool.shape)} of {pool.element_size()}"
+        )
+
+
+def check_latents(pool: torch.Tensor, *, page_tokens: int, latent_dim: int, element_bytes: int) -> None:
+    """Raise ValueError unless a layer's pages ``[page, fragment]`` exactly fit latents of ``latent_dim`` elements in all."""
+    expected = page_tokens * latent_dim * element_bytes
+    if pool.dim() != 2 or pool.stride(1) != 1 or pool.shape[1] * pool.element_size() != expected:
+        raise ValueError(
+            f"a layer of the pool must be [page, fragment], a fragment {page_tokens} tokens x {latent_dim} x {element_bytes} "
+            f"= {expected} bytes, not {tuple(pool.shape)} of {pool.element_size()}"
         )

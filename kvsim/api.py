@@ -177,5 +177,5 @@ def _run(command: str, trace: Trace, arguments: Arguments, advance: Callable[[in
         if is_kept:
             result.write(plan.output)
             plan.logger.log(plan.output, result.record, None)
-    run.check_verified(result.outcome)
+    run.check_verified(result.outcome.hardware)
     return result

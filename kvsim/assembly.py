@@ -171,7 +171,10 @@ def hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request] =
     bind("checkpoint", checkpoint, context(plan, requests, tiers[0]))
     state_tiers = None
     if plan.states is not None:
-        state_tiers = [Tier(tier.name, tier.index, Pool(room), LRU()) for tier, room in zip(tiers, plan.states, strict=False)]
+        state_tiers = [
+            Tier(tier.name, tier.index, (Pool if room is None else type(tier.pool))(room), LRU())
+            for tier, room in zip(tiers, plan.states, strict=False)
+        ]
         for tier, pages in zip(state_tiers, tiers, strict=False):
             tier.slot_bytes, tier.owner = model.state_bytes, pages.owner
             tier.eviction.bind(context(plan, requests, pages))

@@ -38,7 +38,7 @@ from kvsim.policies.routing.least_loaded import LeastLoaded
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
 from kvsim.report.slo import Slo
-from kvsim.report.validation import Tolerances
+from kvsim.report.validation import ValidationSettings
 from kvsim.saturation import SaturateSettings
 from kvsim.substrates import SUBSTRATES
 from kvsim.suggest import hint
@@ -114,6 +114,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     gpu_memory = _gpu_memory(config, model, hardware, keys)
     tiers = _tiers(config, run.page_tokens, model, cluster, gpu_memory, keys)
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
+    validation = _validation_settings(config.get("validate"))
     plan = Plan(
         trace=trace,
         page_tokens=run.page_tokens,
@@ -132,7 +133,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         decode_routing=_decode_routing(config),
         rules_note=rules_note,
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
-        substrate="hardware" if command == "validate" else run.substrate,
+        substrate="hardware" if command == "validate" and not validation.measured else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),
         warmup=run.warmup,
         seed=run.seed,
@@ -144,7 +145,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         slo=construct(Slo, config.get("slo") or {}, "slo"),
         saturate=construct(SaturateSettings, config.get("saturate") or {}, "saturate"),
         sweep=sweep_settings(config.get("sweep")),
-        tolerances=construct(Tolerances, config.get("validate"), "validate"),
+        validation=validation,
         output=Path(run.output),
         config={key: value for key, value in config.items() if key not in NOT_RECORDED},
         gpu_memory=gpu_memory,
@@ -164,7 +165,9 @@ def check_plan(plan: Plan, command: str, overrides: Iterable[str]) -> None:
     keys = _keys(overrides)
     _check_combination(plan, command, keys)
     _check_hardware(plan, command, keys)
-    _check_substrate(plan, keys)
+    _check_substrate(plan, command, keys)
+    if command == "validate":
+        _check_validation(plan, keys)
 
 
 def _model_source(config: Config) -> ModelSource:
@@ -177,6 +180,13 @@ def sweep_settings(node: Any) -> SweepSettings:
     """Build the ``sweep`` settings; a single objective becomes a list of one. Raises UsageError."""
     single = {"objective": [node["objective"]]} if isinstance(node, dict) and isinstance(node.get("objective"), str) else {}
     return construct(SweepSettings, node | single if isinstance(node, dict) else node, "sweep")
+
+
+def _validation_settings(node: Any) -> ValidationSettings:
+    """Build the ``validate`` settings; a single folder becomes a list of one. Raises UsageError."""
+    folders = node.get("measured") if isinstance(node, dict) else None
+    single = {"measured": [folders]} if isinstance(folders, str) else {"measured": []} if folders is None else {}
+    return construct(ValidationSettings, node | single if isinstance(node, dict) else node, "validate")
 
 
 def build_trace(cfg: DictConfig) -> tuple[TraceSource, int]:
@@ -422,8 +432,7 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     """Raise UsageError for ``hardware`` set on a replay in which no policy reads it, and for a validation without it."""
     if command == "validate" and not _given(keys, "hardware"):
         raise UsageError("hardware: set hardware=NAME, the file that kvsim calibrate wrote for this machine")
-    policies = [plan.prefetch, *(tier.eviction for tier in plan.tiers), *(tier.placement for tier in plan.tiers)]
-    is_read = command != "replay" or any(getattr(policy, "reads_hardware", False) for policy in policies)
+    is_read = command != "replay" or plan.reads_hardware
     of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
     if (key := _given(keys - {*of_memory}, "hardware")) and not is_read:
         raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
@@ -456,15 +465,33 @@ def _check_ranks(plan: Plan, keys: set[str]) -> None:
         )
 
 
-def _check_substrate(plan: Plan, keys: set[str]) -> None:
-    """Raise UsageError for a plan that the substrate cannot run, and for settings without effect on it."""
+def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for a plan that the substrate cannot run, and for settings without effect on it.
+
+    A validation runs on all substrates, and only what has no effect on any of them has none on it.
+    """
     choice = SUBSTRATES[plan.substrate]
+    others = SUBSTRATES.values() if command == "validate" and not plan.validation.measured else ()
     for name in choice.without_effect:
-        if key := _given(keys, name):
+        if (key := _given(keys, name)) and all(name in other.without_effect for other in others):
             raise UsageError(f"{key} has no effect on substrate={plan.substrate}: leave it out")
     if (key := _given(keys, "disk")) and plan.tiers[-1].name != "disk":
         raise UsageError(f"{key} has no effect without a disk tier: set tiers.disk.capacity")
     choice.check(plan)
+
+
+def _check_validation(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for settings of a validation without effect, and for real runs that would not begin alike."""
+    runs, noise = plan.validation.runs, plan.hardware.noise
+    if (key := _given(keys, "validate.runs")) and plan.validation.measured:
+        raise UsageError(f"{key} has no effect with validate.measured: leave it out")
+    if key := _given(keys, "validate.simulations"):
+        if runs == 1 and not plan.validation.measured:
+            raise UsageError(f"{key} has no effect with a single real run: set validate.runs=3")
+        if noise is None:
+            raise UsageError(f"{key} has no effect on a machine without noise: repeat kvsim calibrate, which measures it")
+    if runs > 1 and plan.disk.path is not None:
+        raise UsageError("disk.folder keeps pages from one real run to the next: leave it out, and set output to a folder there")
 
 
 def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:

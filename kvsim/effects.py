@@ -7,7 +7,7 @@ WITHOUT_EFFECT = {
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "slo", "saturate",
-        "hardware.rank_jitter", "hardware.rank_faults",
+        "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise",
     ),
     "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate"),
     "curve": (

@@ -5,6 +5,7 @@ from functools import cached_property
 
 from kvsim.copy_rule import CopyRule
 from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
+from kvsim.noise import Noise
 from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
 
 RATES = (
@@ -122,6 +123,8 @@ class HardwareSpec:
     compute_curves: ComputeCurves | None = None
     copy_rule: CopyRule | None = None
     """How ``substrate=hardware`` copies pages. None: as on an H200."""
+    noise: Noise | None = None
+    """How far durations are apart. None: equal work takes equal time. Policies never know of it."""
 
     def __post_init__(self) -> None:
         check_settings(self, Whole(1), "memory_bytes", "gpus")

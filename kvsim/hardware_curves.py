@@ -96,6 +96,13 @@ class ComputeCurves:
     GPU processes that many rows at once."""
     decode_attention: list[Any]
     """Attention of all decoding requests: rows of [bytes, bytes_per_s], by the bytes of keys and values that one layer reads."""
+    scan: list[Any] | None = None
+    """Recurrence of a chunk: rows of [tokens, elements_per_s], where each token counts all elements of a sequence's state once.
+    Below the smallest measured number of tokens the time stays the same. None: the recurrence is counted as matrix products, and
+    states are read and written at the rate of GPU memory."""
+    state_update: list[Any] | None = None
+    """Recurrence of all decoding requests: rows of [bytes, bytes_per_s], by the bytes of states that one layer reads and writes.
+    None if ``scan`` is."""
     prefill_tile_tokens: int = 1
     """Steps with prefill, and the attention of each chunk, take as long as for the next multiple of this many tokens: matrix
     products are padded (beyond 16,384 tokens to coarser multiples, which is not simulated), and kernels work in tiles."""
@@ -113,6 +120,11 @@ class ComputeCurves:
             "compute_curves.prefill_attention", self.prefill_attention, "query_rows", "context_tokens", "flops_per_s", keys=2
         )
         check_rows("compute_curves.decode_attention", self.decode_attention, "bytes", "bytes_per_s")
+        if (self.scan is None) != (self.state_update is None):
+            raise ValueError("compute_curves.scan and compute_curves.state_update: set both or neither")
+        if self.scan is not None and self.state_update is not None:
+            check_rows("compute_curves.scan", self.scan, "tokens", "elements_per_s")
+            check_rows("compute_curves.state_update", self.state_update, "bytes", "bytes_per_s")
         seconds = [n_bytes / rate for n_bytes, rate in self.decode_attention]
         if seconds != sorted(seconds):
             raise ValueError("compute_curves.decode_attention: more bytes must not take less time than fewer bytes")
@@ -127,6 +139,17 @@ class ComputeCurves:
     def prefill_attention_flops_per_s(self, query_rows: float, context_tokens: float) -> float:
         fewest: float = self.prefill_attention[0][0]
         return interpolated_twice(self.prefill_attention, query_rows, context_tokens) * min(1.0, query_rows / fewest)
+
+    def scan_elements_per_s(self, tokens: int) -> float:
+        """Return the rate of the recurrence of a chunk of ``tokens`` tokens; ``scan`` must not be None."""
+        assert self.scan is not None
+        fewest: float = self.scan[0][0]
+        return interpolated(self.scan, tokens) * min(1.0, tokens / fewest)
+
+    def state_bytes_per_s(self, n_bytes: float) -> float:
+        """Return the rate at which a layer reads and writes ``n_bytes`` of states; ``state_update`` must not be None."""
+        assert self.state_update is not None
+        return interpolated(self.state_update, n_bytes)
 
 
 def interpolated(rows: Rows, x: float, column: int = 1, along: int = 0) -> float:

@@ -131,6 +131,11 @@ class ModelSpec(ModelSource):
         convolution = self.conv_channels * max(0, self.conv_width - 1) * self.kv_dtype_bytes
         return self.recurrent_layers * (self._state_elements * self.state_dtype_bytes + convolution)
 
+    @cached_property
+    def state_elements(self) -> int:
+        """Elements of the recurrent state of one sequence, all layers, without the inputs of convolutions."""
+        return self.recurrent_layers * self._state_elements
+
     def checkpoint_grid_tokens(self, page_tokens: int) -> int:
         """The interval in tokens at which a state can be saved at the end of a cached prefix."""
         return lcm(page_tokens, self.kernel_chunk_tokens)
@@ -169,8 +174,12 @@ class ModelSpec(ModelSource):
         Engines apply the lm_head only to sampled positions: one per request and step (vLLM's ``logits_indices``,
         SGLang's ``LogitsProcessor``). ``sampling_flops_per_token`` counts it.
         """
-        recurrence = self.recurrent_layers * self._state_elements * self.state_flops_per_element
-        return 2.0 * (self.active_parameters - self._head_parameters) + recurrence
+        return 2.0 * (self.active_parameters - self._head_parameters) + self.recurrence_flops_per_token
+
+    @cached_property
+    def recurrence_flops_per_token(self) -> float:
+        """FLOPs of the recurrences alone, without the weight matrices around them."""
+        return self.state_elements * self.state_flops_per_element
 
     @cached_property
     def sampling_flops_per_token(self) -> float:

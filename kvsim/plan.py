@@ -21,7 +21,7 @@ from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.logger import Logger
 from kvsim.report.slo import Slo
-from kvsim.report.validation import Tolerances
+from kvsim.report.validation import ValidationSettings
 from kvsim.saturation import SaturateSettings
 from kvsim.trace.base import TraceSource
 
@@ -116,7 +116,7 @@ class Plan:
     slo: Slo
     saturate: SaturateSettings
     sweep: SweepSettings
-    tolerances: Tolerances
+    validation: ValidationSettings
     output: Path
     config: Config
     """The resolved configuration for the record, without settings that do not affect the result, such as the folder."""
@@ -137,6 +137,12 @@ class Plan:
         if scope == "engine":
             return engine
         return self.layout.hosts[engine] if scope == "host" else 0
+
+    @property
+    def reads_hardware(self) -> bool:
+        """Whether a policy decides by the rates of the machine."""
+        policies = [self.prefetch, *(tier.eviction for tier in self.tiers), *(tier.placement for tier in self.tiers)]
+        return any(getattr(policy, "reads_hardware", False) for policy in policies)
 
     @property
     def total_pages(self) -> int | None:

@@ -1,6 +1,6 @@
 """From a plan to its outcome: assembles cache, policies and engine, and runs requests through them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,13 +84,18 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     return outcome
 
 
-def check_verified(outcome: Outcome) -> None:
-    """Raise WrongResult if a page reused on real hardware held anything other than what was computed."""
-    found = outcome.hardware
+def check_verified(found: Mapping[str, Any]) -> None:
+    """Raise WrongResult if a page or state reused on real hardware held anything other than what was computed.
+
+    ``found`` are the findings of the run, empty for a simulation.
+    """
     if found.get("wrong_words"):
+        states = ""
+        if found["verified_states"]:
+            states = f" and {found['wrong_states']:,} of {found['verified_states']:,} reused states"
         raise WrongResult(
-            f"{found['wrong_words']:,} words in {found['wrong_pages']:,} of {found['verified_pages']:,} reused pages are wrong: "
-            f"do not trust the run on {found['device']}"
+            f"{found['wrong_words']:,} words in {found['wrong_pages']:,} of {found['verified_pages']:,} reused pages{states} are "
+            f"wrong: do not trust the run on {found['device']}"
         )
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
@@ -11,6 +13,9 @@ from kvsim.engine.substrate import Substrate
 from kvsim.errors import UsageError
 from kvsim.plan import Plan
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+
+if TYPE_CHECKING:
+    from kvsim.substrate.hardware.substrate import HardwareSubstrate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,7 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
     from kvsim.core.restore import restore
     from kvsim.substrate.hardware.machine import Demand, open_machine
 
+    gpu_states, cpu_states = (*(plan.states or ()), 0, 0)[:2]
     capacities = {tier.name: tier.capacity_pages or 0 for tier in plan.tiers}
     key = plan.trace.page_keys(plan.page_tokens)
     demand = Demand(
@@ -62,8 +68,12 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
         engines=plan.layout.engines,
         cpu_tiers=cpu_tiers(plan),
         ranks=plan.hardware.gpus,
+        gpu_states=gpu_states or 0,
+        cpu_states=cpu_states or 0,
+        detached_states=plan.checkpoint.detached_states or 0,
     )
     substrate = open_machine(demand, device)
+    watch_states(substrate, caches, demand.max_running_requests, kept_states=demand.detached_states)
     if substrate.disk is not None:
         try:
             substrate.restored_pages = restore(caches[0], requests, key, substrate.disk.recovered(), 0.0)
@@ -71,6 +81,16 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
             substrate.close()
             raise
     return substrate
+
+
+def watch_states(substrate: "HardwareSubstrate", caches: Sequence[ServedCache], requests: int, *, kept_states: int) -> None:
+    """Let a substrate with real memory follow what caches of hybrid models save. Up to ``requests`` run at once."""
+    from kvsim.substrate.hardware.state_slots import StateSlots
+
+    for cache in caches:
+        if isinstance(cache, HybridCache):
+            states = StateSlots(cache, requests=requests, kept_states=kept_states)
+            substrate.pages[cache.gpu.owner].states = cache.watch = states
 
 
 def cpu_tiers(plan: Plan) -> int:
@@ -93,7 +113,7 @@ def check_simulated(plan: Plan) -> None:
 def check_hardware(plan: Plan) -> None:
     """Raise UsageError for a plan that has no kernels or needs more host memory or disk than this machine has."""
     if plan.model.is_hybrid:
-        raise UsageError("model: substrate=hardware has no kernels for recurrent layers: choose one with attention only")
+        check_states(plan)
     if plan.rules.has_own_cache:
         raise UsageError(f"rules: those of {plan.rules.engine} have no real memory: set rules=default or substrate=simulated")
     if len(set(plan.layout.hosts)) > 1:
@@ -122,6 +142,17 @@ def check_hardware(plan: Plan) -> None:
             raise UsageError(f"tiers.{tier.name}.capacity: {gib(n_bytes)}, more than the {gib(there)} {where}: set it lower")
 
 
+def check_states(plan: Plan) -> None:
+    """Raise UsageError for recurrent states without limit, and for those that a kept disk file could not give back."""
+    if plan.checkpoint.detached and plan.checkpoint.detached_states is None:
+        raise UsageError("checkpoint.detached_states is null: substrate=hardware needs a number of states to keep")
+    if plan.states is not None and None in plan.states:
+        name = plan.tiers[plan.states.index(None)].name
+        raise UsageError(f"tiers.{name}.states is unlimited: substrate=hardware needs a size, such as 64states")
+    if plan.disk.path is not None:
+        raise UsageError("disk.folder: recurrent states cannot be restored from an earlier run's disk: leave it out")
+
+
 def disk_folder(plan: Plan) -> Path:
     """Folder of the disk tier's file: the user's choice, or inside the run's folder."""
     return plan.disk.path or plan.output / "disk"
@@ -133,6 +164,6 @@ SUBSTRATES = {
         pool=SlotPool,
         open=open_hardware,
         check=check_hardware,
-        without_effect=("engine.links", "hardware.rank_jitter", "hardware.rank_faults"),
+        without_effect=("engine.links", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise"),
     ),
 }

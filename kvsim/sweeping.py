@@ -135,7 +135,7 @@ def run_job(folder: Path, command: str, trace: Trace, job: Job) -> tuple[str, di
             result = execute(command, plan, trace, command_line=line, is_named=is_named)
             write_run(folder / name, result.record, result.outcome, shared_script=script)
         plan.logger.log(folder / name, result.record, folder.name)
-        check_verified(result.outcome)
+        check_verified(result.outcome.hardware)
         if is_named:
             index_of(folder.absolute())[result.record["config_hash"]] = name
             compute_once(folder / "bounds", plan, result.record["bounds"], trace.requests)

@@ -124,7 +124,14 @@ def test_real_hardware_has_settings_of_its_own() -> None:
         ),
         ([*HARDWARE, *STRAIGHT], "tiers.disk.below=gpu: substrate=hardware accesses the disk through pinned memory"),
         ([*HARDWARE, *STRAIGHT, "tiers.cpu.capacity=10pages"], "tiers.disk.below=gpu: substrate=hardware accesses"),
-        ([*HARDWARE, "model=jamba_1_5_mini"], "model: substrate=hardware has no kernels for recurrent layers"),
+        (
+            [*HARDWARE, "model=nemotron_h_8b", "checkpoint=every_page", "checkpoint.detached=true"],
+            "checkpoint.detached_states is null: substrate=hardware needs a number of states to keep",
+        ),
+        (
+            [*HARDWARE, "model=nemotron_h_8b", "checkpoint=last", "tiers.gpu.states=unlimited"],
+            "tiers.gpu.states is unlimited: substrate=hardware needs a size, such as 64states",
+        ),
     ],
 )
 def test_what_real_hardware_cannot_do_is_refused_before_it_is_opened(overrides: list[str], expected: str) -> None:

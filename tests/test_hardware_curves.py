@@ -49,9 +49,20 @@ def test_a_disk_has_a_rate_for_each_depth_and_size_of_page() -> None:
         DiskCurves(**DISK, both=[])
 
 
+def test_a_scan_of_few_tokens_takes_as_long_as_the_fewest_measured() -> None:
+    curves = ComputeCurves(**COMPUTE, scan=[[16, 8.0], [64, 32.0]], state_update=[[100, 5.0], [1000, 50.0]])
+    assert [curves.scan_elements_per_s(tokens) for tokens in (4, 16, 32, 64, 1000)] == pytest.approx([2, 8, 16, 32, 32])
+    assert curves.state_bytes_per_s(100) == 5 and curves.state_bytes_per_s(1e6) == 50
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
+        ({"scan": [[1, 1.0]]}, "compute_curves.scan and compute_curves.state_update: set both or neither"),
+        (
+            {"scan": [[1, 1.0]], "state_update": [[1, 0.0]]},
+            r"compute_curves.state_update must be rows of \[bytes, bytes_per_s\] with all values above 0",
+        ),
         ({"prefill_tile_tokens": 0}, "compute_curves.prefill_tile_tokens must be at least 1, not 0"),
         ({"rested_prefill_share": 0.0}, "compute_curves.rested_prefill_share must be above 0 and at most 1, not 0.0"),
         ({"rested_prefill_share": 1.1}, "compute_curves.rested_prefill_share must be above 0 and at most 1, not 1.1"),

@@ -1,35 +1,57 @@
-"""How close is the simulation to a GPU? The same runs on both, per tier, with errors.
+"""How close is the simulation to a GPU, in view of how close the GPU is to itself?
 
-Claims, each a row of the last table:
+Every configuration is served several times by the GPU, and simulated with the noise that kvsim calibrate measured; see kvsim
+validate. Three lists of configurations:
 
-hits        at least 99 % of the requests hit the same pages in every tier, and each tier's hit rate is within 0.5 points
-links       the bytes of every link are within 1 %
-times       time to first token: p50 within 5 %, p99 within 10 %
-ranking     p50 of the time to first token orders the four agent configurations in the same way
+drawn       twelve, drawn from a seed by a rule (validation_draw.py), so that none is chosen because it agrees; all are reported
+ranking     the first drawn one with a disk, with two write policies and two orders of the queue
+chosen      agents with two write policies and two evictions, and a conversation: long runs in which all tiers are hit
+
+Claims, of every configuration of the first and the last list:
+
+figures     identical hits, hit rates, bytes of links, and time to first token (p50, p99) are within the machine's spread or,
+            where they are off, within the tolerances of kvsim validate
+ranking     policies that differ by more than the spread of the real runs have the same order in the simulation
 bytes       no word of a reused page is wrong
 
-Two configurations run twice. A table of its own shows how far the GPU's two runs are apart: no simulation can be closer.
+    kvsim calibrate name=h200_measured              measures the machine with the GPU
+    python experiments/hardware/validation.py --conversation FILE --agents FILE --draw-only
+                                                    draws, anywhere, in a few minutes
+    python experiments/hardware/validation.py --most-seconds 500
+                                                    serves with the GPU, until all is done
+    python experiments/hardware/validation.py --again --hardware NAME
+                                                    simulates recorded runs anew, anywhere
+    python experiments/hardware/validation.py --read
+                                                    writes only the tables
 
-    kvsim calibrate name=h200_measured                       on the machine with the GPU, once
-    python experiments/hardware/validation.py TRACE          15 minutes; TRACE is the Mooncake conversation trace
-    python experiments/hardware/validation.py --read DIR     writes the tables of the runs in DIR; claims about missing runs fail
-
-Writes validation.md and validation.csv, and exits with 1 if a claim fails.
+What has been drawn or served is in ``--folder`` and is not repeated. Writes validation_drawn.md, .csv, .html and, where a
+Chromium is installed, .png; the page ends with validation_drawn_findings.md, if there is such a file. Exits with 1 if a claim
+fails, with 2 if a configuration cannot be run.
 """
 
 import argparse
-import csv
-import gzip
 import json
 import sys
-from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kvsim.cli import main as kvsim
 
 HERE = Path(__file__).resolve().parent
-SHAPES = ["page_tokens=16", "model=llama3_8b", "hardware=h200_measured", "prefetch=threshold"]
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+from validation_draw import Drawn, draw  # noqa: E402
+from validation_tables import Part, claims, page, write_csv, write_picture  # noqa: E402
+
+COUNT = 12
+SET_UP_S = 15
+"""Seconds that a machine needs to prepare a run, roughly."""
+PLACEMENTS, ORDERS = ("write_back", "write_through"), ("fcfs", "shortest_prefill")
+"""What is ranked: when pages are written down, and the order of the queue, which change times by much."""
+SHAPES = ["page_tokens=16", "model=llama3_8b", "prefetch=threshold"]
 CONVERSATION = [
     "trace=mooncake", "trace.limit=300", "trace.rate=0.25", "tiers.gpu.capacity=64GiB", "tiers.cpu.capacity=24GiB",
     "tiers.disk.capacity=48GiB",
@@ -42,137 +64,144 @@ AGENTS = [
     "trace.mix.document.answer_tokens=16", "trace.mix.document.pause_s=10", "prefetch.stop=wait_complete",
     "tiers.gpu.capacity=6GiB", "tiers.cpu.capacity=8GiB", "tiers.disk.capacity=40GiB",
 ]  # fmt: skip
-PLACEMENTS, EVICTIONS = ("write_back", "write_through"), ("lru", "arc")
-TWICE = ("agents write_back arc", "agents write_through lru")
+PARTS = ("drawn", "ranking", "chosen")
 
 
-def configurations(trace: str) -> dict[str, list[str]]:
-    """Overrides of each run, by name."""
+def chosen(conversation: str) -> dict[str, list[str]]:
+    """Overrides of the chosen configurations, by name."""
     runs = {
         f"agents {placement} {eviction}": [*AGENTS, *SHAPES, f"placement={placement}", f"eviction={eviction}"]
         for placement in PLACEMENTS
-        for eviction in EVICTIONS
+        for eviction in ("lru", "arc")
     }
-    runs |= {again(name): runs[name] for name in TWICE}
-    return runs | {"conversation write_through lru": [*CONVERSATION, f"trace.path={trace}", *SHAPES, "placement=write_through"]}
+    path = f"trace.path={conversation}"
+    return runs | {"conversation write_through lru": [*CONVERSATION, path, *SHAPES, "placement=write_through"]}
 
 
-def again(name: str) -> str:
-    return f"{name} again"
+def ranking(drawn: list[Drawn]) -> dict[str, list[str]]:
+    """Overrides of the configurations to rank: the first drawn one with a disk, with each pair of policies."""
+    first = next((one for one in drawn if any(word.startswith("tiers.disk") for word in one.overrides)), None)
+    if first is None:
+        return {}
+    others = [word for word in first.overrides if not word.startswith("placement=")]
+    return {
+        f"{placement} {order}": [*others, f"placement={placement}", f"scheduling={order}"]
+        for placement in PLACEMENTS
+        for order in ORDERS
+    }
 
 
-def rows(name: str, record: dict[str, Any]) -> Iterator[tuple[str, str, str, float, float]]:
-    """(run, what, unit, simulated, measured)"""
-    for tier, pair in record["hit_rate"].items():
-        yield name, f"hit rate, {tier}", "%", 100 * pair["simulated"], 100 * pair["hardware"]
-    for key, label in (("ttft_s", "time to first token"), ("tpot_s", "time per output token")):
-        for quantile, pair in record[key].items():
-            yield name, f"{label}, {quantile}", "s", pair["simulated"], pair["hardware"]
-    for link, use in record["links"].items():
-        yield name, f"{link}, moved", "GB", use["bytes"]["simulated"] / 1e9, use["bytes"]["hardware"] / 1e9
-        yield name, f"{link}, busy", "s", use["busy_s"]["simulated"], use["busy_s"]["hardware"]
+def read_drawn(options: argparse.Namespace) -> list[Drawn]:
+    """Return what was drawn before into the folder, or draw it. Raises SystemExit if neither is possible."""
+    path, rule = options.folder / "drawn.json", {"seed": options.seed, "count": options.count, "seconds": options.seconds}
+    if path.exists():
+        known = json.loads(path.read_text())
+        if known["rule"] != rule:
+            sys.exit(f"{path} was drawn with {known['rule']}, not {rule}: choose another --folder")
+        return [Drawn(**one) for one in known["drawn"]]
+    traces = {"conversation": options.conversation, "agents": options.agents}
+    if missing := [name for name, file in traces.items() if file is None or not file.exists()]:
+        sys.exit(f"--{missing[0]}: set it to the file of that trace, from which {COUNT} configurations are drawn")
+    drawn = []
+    for one in draw(options.seed, options.count, traces, options.seconds, options.folder / "traces"):
+        print(f"{one.name}: {one.requests} requests, {one.trace}, {one.refused} draws refused before", flush=True)
+        drawn.append(one)
+    path.write_text(json.dumps({"rule": rule, "drawn": [asdict(one) for one in drawn]}, indent=1) + "\n")
+    return drawn
 
 
-def claims(records: dict[str, dict[str, Any]]) -> list[tuple[str, str, bool]]:
-    """(claim, finding, whether it holds)"""
-    found = []
-    for name, record in records.items():
-        rates = max(abs(pair["difference"]) for pair in record["hit_rate"].values())
-        text = f"{100 * record['identical']:.1f} % the same, {100 * rates:.2f} points"
-        found.append((f"hits, {name}", text, record["identical"] >= 0.99 and rates <= 0.005))
-        n_bytes = max(abs(use["bytes"]["error"] or 0) for use in record["links"].values())
-        found.append((f"links, {name}", f"{100 * n_bytes:.1f} %", n_bytes <= 0.01))
-        p50, p99 = (record["ttft_s"][quantile]["error"] for quantile in ("p50", "p99"))
-        found.append((f"times, {name}", f"p50 {100 * p50:+.1f} %, p99 {100 * p99:+.1f} %", abs(p50) <= 0.05 and abs(p99) <= 0.1))
-    missing = [name for name in configurations("") if name not in records]
-    found += [(f"hits, links, times, {name}", "not measured", False) for name in missing]
-    agents = [f"agents {placement} {eviction}" for placement in PLACEMENTS for eviction in EVICTIONS]
-    orders = [
-        sorted(agents, key=lambda name: records[name]["ttft_s"]["p50"][side] if name in records else 0.0)
-        for side in ("simulated", "hardware")
-    ]
-    is_whole = not set(agents) & set(missing)
-    text = " < ".join(name.removeprefix("agents ") for name in orders[1]) if is_whole else "not all measured"
-    found.append(("ranking", text, is_whole and orders[0] == orders[1]))
-    wrong = sum(record["hardware"]["wrong_words"] for record in records.values())
-    moved = sum(sum(record["hardware"]["page_moves"].values()) for record in records.values())
-    verified = sum(record["hardware"]["verified_pages"] for record in records.values())
-    found.append(("bytes", f"{wrong} wrong words in {verified:,} reused pages; {moved:,} pages moved", wrong == 0))
-    return found
+def wanted(options: argparse.Namespace) -> dict[str, dict[str, list[str]]]:
+    """Overrides by part and configuration."""
+    drawn = read_drawn(options)
+    lists = {
+        "drawn": {one.name: one.overrides for one in drawn},
+        "ranking": ranking(drawn),
+        "chosen": chosen(str(options.conversation)),
+    }
+    return {part: lists[part] for part in options.parts}
 
 
-def hits(file: Path) -> list[tuple[str, ...]]:
-    """Pages hit by each request of a run, by tier."""
-    with gzip.open(file, "rt", newline="") as text:
-        return [tuple(value for key, value in row.items() if key.startswith("hit_pages")) for row in csv.DictReader(text)]
+def texts(options: argparse.Namespace) -> dict[str, str]:
+    """What the page says of each part."""
+    return {
+        "drawn": f"Drawn with seed {options.seed} by the rule in validation_draw.py, for runs of about {options.seconds:g} s.",
+        "ranking": "The first drawn configuration with a disk, with two write policies and two orders of the queue.",
+        "chosen": "Chosen by hand: runs in which all tiers are hit, and a long conversation.",
+    }
 
 
-def repeats(records: dict[str, dict[str, Any]], runs: Path) -> list[str]:
-    """The table of the configurations that ran twice: the second run relative to the first."""
-    lines = ["## The GPU against itself", "", "| repeated run | requests with the same hits | p50 | p99 |", "|---|---|---|---|"]
-    for name in TWICE:
-        if not {name, again(name)} <= set(records):
-            continue
-        first, second = (hits(runs / run / "hardware" / "requests.csv.gz") for run in (name, again(name)))
-        same = sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
-        times = [[records[run]["ttft_s"][quantile]["hardware"] for run in (again(name), name)] for quantile in ("p50", "p99")]
-        lines.append(f"| {name} | {100 * same:.1f} % | {percent(*times[0])} | {percent(*times[1])} |")
-    return [*lines, ""]
+def serve(options: argparse.Namespace, lists: dict[str, dict[str, list[str]]]) -> bool:
+    """Validate what has not been validated yet, or with ``again`` what has been recorded. Return False if one cannot run."""
+    began = monotonic()
+    for part, configurations in lists.items():
+        for name, overrides in configurations.items():
+            folder = options.folder / part / name.replace(" ", "_")
+            recorded = folder / "hardware"
+            if (not recorded.exists()) if options.again else (folder / "validate.json").exists():
+                continue
+            left = options.most_seconds - (monotonic() - began)
+            if not options.again and left < options.runs * (options.seconds + SET_UP_S):
+                print(f"{left:.0f} s are left: run this again for {part}, {name} and what follows")
+                return True
+            source = [f"validate.measured={recorded}"] if options.again else [f"validate.runs={options.runs}"]
+            words = ["validate", *overrides, f"hardware={options.hardware}", *options.more, *source, f"output={folder}"]
+            if kvsim(words) == 2:
+                return False
+    return True
 
 
-def write(records: dict[str, dict[str, Any]], runs: Path, folder: Path) -> bool:
-    """Write both files into a folder; return whether all claims hold."""
-    table = [row for name, record in records.items() for row in rows(name, record)]
-    with (folder / "validation.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["run", "what", "unit", "simulated", "measured"])
-        writer.writerows([name, what, unit, f"{a:.6g}", f"{b:.6g}"] for name, what, unit, a, b in table)
-    device = next(iter(records.values()))["device"]
-    lines = [
-        "# Simulated against measured", "",
-        f"{device}. Made by `python experiments/hardware/validation.py TRACE`, which lists the settings; all rows are in "
-        "validation.csv.", "",
-    ]  # fmt: skip
-    for name in records:
-        lines += [f"## {name.capitalize()}", "", "| | simulated | measured | error |", "|---|---|---|---|"]
-        for run, what, unit, simulated, measured in table:
-            if run == name:
-                error = f"{simulated - measured:+.2f} points" if unit == "%" else percent(simulated, measured)
-                lines.append(f"| {what} ({unit}) | {simulated:.4g} | {measured:.4g} | {error} |")
-        lines.append("")
-    found = claims(records)
-    lines += repeats(records, runs)
-    lines += ["## Claims", "", "| claim | found | |", "|---|---|---|"]
-    lines += [f"| {claim} | {text} | {'holds' if holds else 'FAILS'} |" for claim, text, holds in found]
-    findings = folder / "validation_findings.md"
-    if findings.exists():
-        lines += ["", findings.read_text().rstrip()]
-    (folder / "validation.md").write_text("\n".join(lines) + "\n")
-    return all(holds for _, _, holds in found)
+def read(options: argparse.Namespace, lists: dict[str, dict[str, list[str]]]) -> list[Part]:
+    """Return the parts with the records that are there."""
+    parts = []
+    for part, configurations in lists.items():
+        files = {name: options.folder / part / name.replace(" ", "_") / "validate.json" for name in configurations}
+        records: dict[str, Any] = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+        parts.append(Part(name=part, text=texts(options)[part], wanted=configurations, records=records))
+    return parts
 
 
-def percent(simulated: float, measured: float) -> str:
-    return f"{100 * (simulated / measured - 1):+.1f} %" if measured else ""
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conversation", type=Path, help="the Mooncake conversation trace")
+    parser.add_argument("--agents", type=Path, help="WEKA's agent sessions")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:2], help="lists to serve; default: drawn ranking")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draw")
+    parser.add_argument("--count", type=int, default=COUNT, help="number of drawn configurations")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of a drawn run")
+    parser.add_argument("--runs", type=int, default=3, help="real runs of each configuration, at least 2")
+    parser.add_argument("--most-seconds", type=float, default=float("inf"), help="begin nothing that would last longer")
+    parser.add_argument("--hardware", default="h200_measured", help="the machine's description")
+    parser.add_argument("--folder", type=Path, default=Path("outputs") / "validation", help="folder of the runs")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of the tables")
+    parser.add_argument("--draw-only", action="store_true", help="end after the draw")
+    parser.add_argument("--again", action="store_true", help="simulate recorded runs again, without a GPU")
+    parser.add_argument("--read", action="store_true", help="only write the tables")
+    parser.add_argument("--more", nargs="*", default=[], metavar="KEY=VALUE", help="further settings of every run")
+    options = parser.parse_args(arguments)
+    if options.runs < 2:
+        parser.error("--runs: a spread needs 2 or more")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, or read earlier runs, and write the tables. Return the exit code."""
-    parser = argparse.ArgumentParser(description="Compare simulated with measured runs.")
-    parser.add_argument("trace", nargs="?", help="the Mooncake conversation trace")
-    parser.add_argument("--read", type=Path, metavar="DIR", help="write the tables again from the runs in this folder")
-    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for the tables")
-    options = parser.parse_args(arguments)
-    if (options.trace is None) == (options.read is None):
-        parser.error("name the trace to run, or set --read to a folder of runs")
-    folder = options.read or Path("outputs") / "validation"
-    for name, overrides in configurations(options.trace or "").items():
-        if options.read is None and kvsim(["validate", *overrides, f"output={folder / name}"]) == 2:
-            return 2
-    files = {name: folder / name / "validate.json" for name in configurations("")}
-    records = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    if not records:
-        parser.error(f"--read: no runs in {folder}")
-    return 0 if write(records, folder, options.output) else 1
+    """Draw, serve and write the tables, as far as that is wanted. Return the exit code."""
+    options = parse(arguments)
+    lists = wanted(options)
+    if options.draw_only:
+        return 0
+    if not options.read and not serve(options, lists):
+        return 2
+    parts = read(options, lists)
+    if not any(part.records for part in parts):
+        sys.exit(f"--read: no runs in {options.folder}")
+    options.output.mkdir(parents=True, exist_ok=True)
+    made_by = f"python experiments/hardware/validation.py --parts {' '.join(options.parts)} --seed {options.seed}"
+    write_csv(options.output / "validation_drawn.csv", parts)
+    image = write_picture(options.output / "validation_drawn.html", parts)
+    findings = options.output / "validation_drawn_findings.md"
+    lines = [*page(parts, made_by, image), *(["", findings.read_text().rstrip()] if findings.exists() else [])]
+    (options.output / "validation_drawn.md").write_text("\n".join(lines) + "\n")
+    return 0 if all(claim.holds for claim in claims(parts)) else 1
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 import platform
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +23,7 @@ from kvsim.construct import construct
 from kvsim.errors import UsageError
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
+from kvsim.noise import Noise
 from kvsim.numbers import Whole, check_settings
 from kvsim.report.terminal import print_table
 from kvsim.writing import replacing
@@ -63,10 +66,15 @@ COMMENTS = {
     "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: total rate of concurrent reads and writes.\n"
     "# depth: concurrent requests, the number of disk threads.",
     "compute_curves": "Rows: linear [flops_per_byte, flops_per_s]; prefill_attention [query_rows, context_tokens, flops_per_s];\n"
-    "# decode_attention [bytes read per layer, bytes_per_s]. A step with prefill takes as long as one with the next multiple\n"
-    "# of prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of\n"
-    "# becoming busy or rested.",
+    "# decode_attention [bytes read per layer, bytes_per_s]. Recurrences of hybrid models: scan [tokens of a chunk, state\n"
+    "# elements times tokens per second]; state_update [bytes of states read and written per layer, bytes_per_s] of decoding\n"
+    "# requests; null if not measured. A step with prefill takes as long as one with the next multiple of\n"
+    "# prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of becoming\n"
+    "# busy or rested.",
     "copy_rule": "Rule by which substrate=hardware copies pages of each size: by kernel, staged, or by memcpy.",
+    "noise": "How far durations of equal work are apart, from repeated steps, launches, copies, reads and writes. run: standard\n"
+    "# deviation of the logarithm of a factor that a whole run shares. correlation: from one duration to the next. each: rows\n"
+    "# of [probability, factor], quantiles of a duration's own factor. seed: tells runs apart. noise: null simulates without.",
 }
 
 
@@ -119,6 +127,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
 
     device = find_device()  # before Triton is imported
     from kvsim.commands.engine_overhead import with_overheads
+    from kvsim.commands.machine_noise import measured_noise
 
     if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
         tiny = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
@@ -130,6 +139,17 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     measured = measure(settings, model, device, console)
     with console.status("measuring the serving engine"):
         measured = replace(measured, hardware=with_overheads(model, measured.hardware, settings.page_tokens, device))
+    with console.status("") as status, disk_errors(settings):
+        noise = measured_noise(
+            model,
+            measured.hardware,
+            settings.page_tokens,
+            Path(settings.disk),
+            device=device,
+            seed=settings.seed,
+            say=status.update,
+        )
+    measured = replace(measured, hardware=replace(measured.hardware, noise=noise))
     print_measured(measured, console)
     text = written(measured, header(device, model))
     check_text(text)
@@ -158,14 +178,21 @@ def measure(settings: CalibrateSettings, model: ModelSpec, device: "torch.device
 
     folder = Path(settings.disk)
     try:
-        with console.status("") as status:
+        with console.status("") as status, disk_errors(settings):
             return Calibration(
                 model, settings.page_tokens, folder, device=device, seed=settings.seed, say=lambda part: status.update(part)
             ).run()
     except ValueError as error:
         raise UsageError(f"model: {error}") from error
+
+
+@contextmanager
+def disk_errors(settings: CalibrateSettings) -> Iterator[None]:
+    """Turn errors of the disk into a UsageError."""
+    try:
+        yield
     except OSError as error:
-        raise UsageError(f"disk: cannot use {folder}: {error.strerror}") from error
+        raise UsageError(f"disk: cannot use {settings.disk}: {error.strerror}") from error
 
 
 def header(device: "torch.device", model: ModelSpec) -> str:
@@ -193,19 +220,18 @@ def written(measured: "Measured", first_lines: str) -> str:
     for field in fields(HardwareSpec):
         value = getattr(measured.hardware, field.name)
         lines += ["", f"# {COMMENTS[field.name]}"]
-        if is_dataclass(value):
-            lines.append(f"{field.name}:")
-            for curve in fields(value):
-                lines += _curve(curve.name, getattr(value, curve.name))
-        else:
-            lines.append(f"{field.name}: {yaml_value(value)}")
+        lines += setting_lines(field.name, value, "")
     return "\n".join(lines) + "\n"
 
 
-def _curve(name: str, value: Any) -> list[str]:
-    if not isinstance(value, list):
-        return [f"  {name}: {number(value)}"]
-    return [f"  {name}:", *(f"    - [{', '.join(number(x) for x in row)}]" for row in value)]
+def setting_lines(name: str, value: Any, indent: str) -> list[str]:
+    """Return the lines of a setting; rows of numbers and parts of a group have lines of their own."""
+    if is_dataclass(value):
+        parts = [setting_lines(part.name, getattr(value, part.name), f"{indent}  ") for part in fields(value)]
+        return [f"{indent}{name}:", *chain.from_iterable(parts)]
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return [f"{indent}{name}:", *(f"{indent}  - [{', '.join(number(x) for x in row)}]" for row in value)]
+    return [f"{indent}{name}: {yaml_value(value)}"]
 
 
 def number(value: float) -> str:
@@ -258,6 +284,27 @@ def print_measured(measured: "Measured", console: Console) -> None:
     decodes = [(f"{n_bytes:,}", giga(rate)) for n_bytes, rate in curves.decode_attention]
     apart = f" (equal contexts, times up to {measured.decode_spread:.2f}x apart)" if measured.decode_spread > 1 else ""
     show(console, f"Attention of decoding requests{apart}", ["bytes per layer", "GB/s"], decodes)
+    if curves.scan is not None and curves.state_update is not None:
+        scans = [(f"{tokens:,}", giga(rate)) for tokens, rate in curves.scan]
+        show(console, "Recurrence of a chunk", ["tokens", "billion elements/s"], scans)
+        updates = [(f"{n_bytes:,}", giga(rate)) for n_bytes, rate in curves.state_update]
+        show(console, "Recurrence of decoding requests", ["bytes per layer", "GB/s"], updates)
+    if spec.noise is not None:
+        show(
+            console, "Noise: factors of durations", ["", "run", "5%", "95%", "99%", "most", "correlation"], noise_rows(spec.noise)
+        )
+
+
+def noise_rows(noise: Noise) -> list[tuple[str, ...]]:
+    """Return the kinds of durations with the spread of runs, and quantiles and correlation of factors."""
+    known = [(field.name, getattr(noise, field.name)) for field in fields(noise) if field.name != "seed"]
+    rows = []
+    for name, variation in known:
+        if variation is not None:
+            quantiles = dict(variation.each)
+            factors = [number(quantiles[probability]) for probability in (0.05, 0.95, 0.99, 1.0)]
+            rows.append((name.replace("_", " "), f"± {variation.run:.1%}", *factors, f"{variation.correlation:.2f}"))
+    return rows
 
 
 def tera(value: float) -> str:

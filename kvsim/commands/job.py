@@ -33,7 +33,7 @@ def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | Non
     if job is None:
         print_result(result.record, console)
         console.print(f"\n{plan.output}: {' '.join(files)}", highlight=False)
-    check_verified(result.outcome)
+    check_verified(result.outcome.hardware)
     return result.record
 
 

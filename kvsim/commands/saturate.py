@@ -63,7 +63,7 @@ def run_at(plan: Plan, rate: float, *, shown: bool = True) -> Probe:
     result = finished(folder, configuration_hash(at_rate, "simulate"))
     if result is None:
         run = execute("simulate", at_rate, watch=partial(progress, label=f"rate {rate:g}", shown=shown))
-        check_verified(run.outcome)
+        check_verified(run.outcome.hardware)
         write_run(folder, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}")
         result = run.record
     offered = result["throughput"]["offered_requests_per_s"]

@@ -1,8 +1,10 @@
-"""``kvsim validate``: compares a run in simulated time with the same run on this machine."""
+"""``kvsim validate``: compares simulations of a run with the same run on this machine, or with recordings of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -11,16 +13,20 @@ from kvsim.commands.application import run_application, run_job
 from kvsim.commands.objective import Objective
 from kvsim.commands.sweep_job import SweepJob
 from kvsim.errors import UsageError, WrongResult
-from kvsim.execute import Result, execute
+from kvsim.execute import execute
 from kvsim.plan import Plan
 from kvsim.policies.copies import copied
-from kvsim.report.folder import write_run
+from kvsim.report.folder import prepare_folder, write_run, write_shared_script
 from kvsim.report.progress import progress
+from kvsim.report.recording import Recording, read_measured, recorded
+from kvsim.report.repeated import compare_repeated
+from kvsim.report.repeated_page import print_repeated, render_repeated, repeated_failures
 from kvsim.report.result import RunRecord
-from kvsim.report.validation import compare, failures, print_validation, write_validation
+from kvsim.report.template import SHARED_SCRIPT
+from kvsim.report.validation import compare, failures, print_validation, render_validation, write_validation
 from kvsim.run import check_verified
 
-BOTH = ("simulated", "hardware")
+SIMULATED, HARDWARE = "simulated", "hardware"
 
 
 def application(cfg: DictConfig) -> Objective:
@@ -34,34 +40,100 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_validation(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
-    """Run on both substrates, write both folders and the comparison, and print it.
+    """Simulate, run on this machine or read recordings, write all folders and the comparison, and print it.
 
     Raises WrongResult if reused pages were wrong or the simulation is not within its tolerances.
     """
-    check_fresh(plan)
-    simulated, measured = (run_one(plan, substrate, command_line) for substrate in BOTH)
-    records, outcomes = (simulated.record, measured.record), (simulated.outcome, measured.outcome)
-    record = compare(records, outcomes, plan.tolerances, command_line)
-    write_validation(plan.output, record)
-    console = Console()
-    print_validation(record, console)
-    files = ("validate.json", "validate.html", *(f"{name}/result.json" for name in BOTH))
-    console.print(f"\n{plan.output}: {' '.join(files)}", highlight=False)
-    check_verified(measured.outcome)
-    if not record["holds"]:
-        raise WrongResult(f"the simulation is outside its tolerances: {failures(record)}")
+    settings = plan.validation
+    measured = read_measured(settings.measured)
+    runs = len(measured) or settings.runs
+    same_hardware = not measured or plan.reads_hardware
+    if not measured:
+        check_fresh(plan, runs)
+    simulated = serve(plan, SIMULATED, simulations(plan, runs), command_line)
+    measured = measured or serve(plan, HARDWARE, [plan] * runs, command_line)
+    if runs == 1:
+        record = compare(simulated[0], measured[0], settings, command_line, same_hardware=same_hardware)
+        render, show, describe = render_validation, print_validation, failures
+    else:
+        record = compare_repeated(simulated, measured, settings, command_line, same_hardware=same_hardware)
+        render, show, describe = render_repeated, print_repeated, repeated_failures
+    write_validation(plan.output, record, render(record))
+    finish(plan, record, measured, show, describe)
     return record
 
 
-def check_fresh(plan: Plan) -> None:
-    """Raise UsageError if the hardware run would start with pages on disk that the simulated run does not have."""
+def finish(
+    plan: Plan,
+    record: RunRecord,
+    measured: Sequence[Recording],
+    show: Callable[[RunRecord, Console], None],
+    describe: Callable[[RunRecord], str],
+) -> None:
+    """Print the comparison. Raises WrongResult if a page was wrong or a figure is outside its tolerance."""
+    console = Console()
+    show(record, console)
+    folders = [SIMULATED, *([] if plan.validation.measured else [HARDWARE])]
+    console.print(f"\n{plan.output}: validate.json validate.html {' '.join(f'{name}/' for name in folders)}", highlight=False)
+    for run in measured:
+        check_verified(run.record["hardware"])
+    if not record["holds"]:
+        raise WrongResult(f"the simulation is outside its tolerances: {describe(record)}")
+
+
+def simulations(plan: Plan, runs: int) -> list[Plan]:
+    """Return the plans of the simulations: one for a single real run, and one if the machine has no noise."""
+    noise = plan.hardware.noise
+    if runs == 1 or noise is None:
+        return [plan]
+    return [with_noise_seed(plan, noise.seed + number) for number in range(plan.validation.simulations)]
+
+
+def with_noise_seed(plan: Plan, seed: int) -> Plan:
+    """Return the same plan with another seed of the noise, also in the configuration that is recorded."""
+    assert plan.hardware.noise is not None
+    config = deepcopy(plan.config)
+    config["hardware"]["noise"]["seed"] = seed
+    hardware = replace(plan.hardware, noise=replace(plan.hardware.noise, seed=seed))
+    return replace(plan, hardware=hardware, config=config)
+
+
+def check_fresh(plan: Plan, runs: int) -> None:
+    """Raise UsageError if a real run would start with pages on disk that simulations do not have, or if recorded real runs would
+    be mixed with new ones."""
     if plan.disk.path is not None and (plan.disk.path / "pages.index").exists():
         raise UsageError(f"disk.folder: {plan.disk.path} contains pages of an earlier run: choose an empty folder")
+    replaced = {place(plan, HARDWARE, number, runs) for number in range(runs)}
+    earlier = {path.parent for path in (plan.output / HARDWARE).rglob("result.json")}
+    if left := sorted(earlier - replaced):
+        raise UsageError(
+            f"output: {left[0]} is a real run of another validation: choose another folder with output=DIR, or compare it again "
+            f"with validate.measured={plan.output / HARDWARE}"
+        )
 
 
-def run_one(plan: Plan, substrate: str, command_line: str) -> Result:
-    """Run the plan on one substrate, with its own copies of the policies, and write the run's folder inside the validation's."""
-    config = {**plan.config, "substrate": substrate}
+def place(plan: Plan, substrate: str, number: int, runs: int) -> Path:
+    """Return the folder of a run: that of its substrate, or a numbered one in it if there are several runs."""
+    folder = plan.output / substrate
+    return folder if runs == 1 else folder / str(number + 1)
+
+
+def serve(plan: Plan, substrate: str, plans: Sequence[Plan], command_line: str) -> list[Recording]:
+    """Run plans on a substrate, one after another, each with its own copies of the policies, and write their folders."""
+    served = []
+    if len(plans) > 1:
+        prepare_folder(plan.output)
+        write_shared_script(plan.output)
+    for number, one in enumerate(plans):
+        folder = place(plan, substrate, number, len(plans))
+        script = None if len(plans) == 1 else f"../../{SHARED_SCRIPT}"
+        label = substrate if len(plans) == 1 else f"{substrate} {number + 1}/{len(plans)}"
+        served.append(run_one(one, substrate, folder, label, script, command_line))
+    return served
+
+
+def run_one(plan: Plan, substrate: str, folder: Path, label: str, script: str | None, command_line: str) -> Recording:
+    """Run a plan on a substrate and write its folder."""
     own = replace(
         plan,
         tiers=[replace(tier, eviction=copied(tier.eviction), placement=copied(tier.placement)) for tier in plan.tiers],
@@ -70,8 +142,10 @@ def run_one(plan: Plan, substrate: str, command_line: str) -> Result:
         scheduling=copied(plan.scheduling),
         routing=copied(plan.routing),
         decode_routing=copied(plan.decode_routing),
+        substrate=substrate,
+        output=folder,
+        config={**plan.config, "substrate": substrate},
     )
-    one = replace(own, substrate=substrate, output=plan.output / substrate, config=config)
-    result = execute("simulate", one, watch=partial(progress, label=substrate), command_line=command_line)
-    write_run(one.output, result.record, result.outcome)
-    return result
+    result = execute("simulate", own, watch=partial(progress, label=label), command_line=command_line)
+    write_run(folder, result.record, result.outcome, shared_script=script)
+    return recorded(str(folder), result.record, result.outcome)

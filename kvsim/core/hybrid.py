@@ -13,7 +13,7 @@ from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.serving import Claim, Fetch, Growth, Load, ServedCache
-from kvsim.core.states import DetachedStates, Place, StateStore, places_after
+from kvsim.core.states import DetachedStates, Place, StateStore, StateWatch, places_after
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
@@ -90,6 +90,8 @@ class HybridCache(ServedCache):
         home = kv.transfers if state_tiers is None else Transfers(Residency(state_tiers), state_edges or [])
         self.detached = DetachedStates(policy.detached_states) if policy.detached else None
         self.states = StateStore(home, state_pages, self.detached)
+        self.watch: StateWatch | None = None
+        """Is told of states that are saved, detached, or begun from while detached."""
         kv.residency.on_leave = self._leave_with
         if self.shares_room:
             for tier in kv.tiers:
@@ -142,6 +144,12 @@ class HybridCache(ServedCache):
     def version(self) -> int:
         return self.residency.version + self.states.residency.version
 
+    @property
+    def in_flight(self) -> dict[Transfer, None]:
+        """Transfers of pages and of states handed out but not yet ended."""
+        pages = self.transfers.in_flight
+        return pages if self.shares_room else pages | self.states.transfers.in_flight
+
     def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
         """As for any cache: up to the deepest usable state."""
         on_gpu, below = self.kv.cached_pages(request, gpu)
@@ -185,6 +193,8 @@ class HybridCache(ServedCache):
                 self._release_start(lease)
                 return False
             states.slots = room.pool.take(1)
+        if state is None and states.detached is not None and self.watch is not None:
+            self.watch.begins_detached(lease, states.detached)
         if not self.kv.admit(lease, pages + states.pages, now, load_pages):
             self._release_start(lease)
             return False
@@ -193,7 +203,7 @@ class HybridCache(ServedCache):
                 self.states.join_to(state, lease.path[-1])
                 states.states.append(state)
             self.states.begin_from(state, self.now, is_first=not lease.is_resumed)
-        elif states.detached is not None and self.detached is not None:
+        elif states.detached is not None and self.detached is not None and states.detached in self.detached:
             self.detached.touch(states.detached)
         if not lease.is_resumed:
             self._count_admission(lease)
@@ -357,14 +367,17 @@ class HybridCache(ServedCache):
 
     def _save(self, lease: Lease, place: Place, end: Node | None) -> None:
         """Save a state. Where states share memory with the KV it takes the request's slots or, after the answer, others."""
-        states, now = self._states_of(lease), self.residency.tick(self.now)
+        states, now, saved = self._states_of(lease), self.residency.tick(self.now), self.states.counts.saved
         if not self.shares_room:
             self.states.save(place, now)
-            return
-        if self.gpu.pool.count(lease.slots) >= self.states.units:
+        elif self.gpu.pool.count(lease.slots) >= self.states.units:
             lease.slots = self.states.save(place, now, lease.slots, end)
         elif lease.is_finishing:
             self.states.save(place, now, None, end)
+        if self.watch is not None and self.states.counts.saved > saved:
+            self.watch.saved(lease, place.page, self.states.gpu_slots(place.page))
+        if not self.shares_room:
+            return
         state = self.states.find(place.page)
         if state is not None:
             states.states.append(state)
@@ -435,6 +448,8 @@ class HybridCache(ServedCache):
                 continue
             if index == GPU and self.detached is not None:
                 self.detached.insert(place)
+                if self.watch is not None:
+                    self.watch.detached(place.page, state.slots[index])
                 home.counts.detached += 1
                 home.residency.free(state, home.tiers[index])
             else:

@@ -4,11 +4,12 @@ A state cannot be cut, so a hybrid model can reuse a cached prefix only up to a 
 id, a state stands for a whole prefix; it is named by the prefix's last page.
 """
 
+from abc import ABCMeta, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from sortedcontainers import SortedDict
 
@@ -16,10 +17,14 @@ from kvsim.core.cache import View
 from kvsim.core.edge import Edge
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import CPU, GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import Transfers
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
+
+if TYPE_CHECKING:
+    from kvsim.core.lease import Lease
 
 T = TypeVar("T")
 
@@ -161,6 +166,30 @@ class DetachedStates:
         self._recency: OrderedDict[int, None] = OrderedDict()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class StateWatch(metaclass=ABCMeta):
+    """Is told what becomes of the states on a GPU without a transfer, so that real memory can follow.
+
+    ``page`` names a state, ``slots`` are those of the tier that has or had it. What is copied from or to them must be copied
+    before whatever uses the slots next.
+    """
+
+    @abstractmethod
+    def saved(self, lease: "Lease", page: int, slots: Any) -> None:
+        """The state of a running request has been saved in these slots."""
+
+    @abstractmethod
+    def detached(self, page: int, slots: Any) -> None:
+        """A state has become detached: it leaves these slots and is kept outside the tiers."""
+
+    @abstractmethod
+    def begins_detached(self, lease: "Lease", page: int) -> None:
+        """A request that is about to be admitted begins from a detached state, which may leave to make room for the request.
+
+        If the request is not admitted after all, it gets a new lease the next time.
+        """
+
+
 @dataclass
 class CheckpointCounts:
     """Recurrent states saved, used and lost since the start of the run."""
@@ -221,6 +250,12 @@ class StateStore:
         self.index.pop(page)
         return None
 
+    def gpu_slots(self, page: int) -> Any:
+        """Return the slots of the state after a page on the GPU, which has or is receiving it."""
+        node = self.index.get(page)
+        assert node is not None
+        return node.slots[self.gpu.index]
+
     def deepest(self, runs: tuple[Run, ...], limit: int) -> tuple[int, Node] | None:
         """Return (depth in pages, state) of the prompt's deepest usable state within its first ``limit`` pages, or None."""
         gone, found = [], None
@@ -240,7 +275,7 @@ class StateStore:
         return node.state[GPU] in (READY, LEAVING) or any(state == READY for state in node.state[CPU:])
 
     def save(self, place: Place, now: float, slots: Any = None, end: Node | None = None) -> Any:
-        """Save the state at a place on the GPU, in some of ``slots`` or, without them, in free slots, evicting as needed.
+        """Save the state at a place on the GPU, in the last of ``slots`` or, without them, in free slots, evicting as needed.
 
         ``end`` is the node that ends with the state's page, if it is in the same tree. Returns the slots that are left.
         """
@@ -268,7 +303,7 @@ class StateStore:
             self._arrived += self.detached is None or place.page not in self.detached
         else:
             self._use(node, now)
-        mine, left = gpu.pool.split(slots, self.units)
+        left, mine = gpu.pool.split(slots, gpu.pool.count(slots) - self.units)
         residency.add_copy(node, gpu, INCOMING, mine)
         residency.set_ready(node, gpu, now)
         self.counts.saved += 1

@@ -30,6 +30,10 @@ class PassingCache(ServedCache):
     def version(self) -> int:
         return self.cache.version
 
+    @property
+    def in_flight(self) -> dict[Transfer, None]:
+        return self.cache.in_flight
+
     def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
         return self.cache.cached_pages(request, gpu)
 

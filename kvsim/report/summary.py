@@ -190,8 +190,10 @@ def _hardware(found: Mapping[str, Any]) -> str:
     if not found:
         return ""
     faults = counters({f"disk {name}": number for name, number in found["disk_faults"].items()})
+    states = f" and {count(found['verified_states'])} states" if found.get("verified_states") else ""
     verified = (
-        f"{found['device']}, {count(found['verified_pages'])} reused pages verified, {count(found['wrong_words'])} wrong words"
+        f"{found['device']}, {count(found['verified_pages'])} reused pages{states} verified, "
+        f"{count(found['wrong_words'])} wrong words"
     )
     return ", ".join(part for part in (verified, faults) if part)
 

@@ -1,7 +1,7 @@
 """Compares a run in simulated time with the same run on real hardware, and checks the differences against tolerances."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
-from kvsim.numbers import Real, check_settings
+from kvsim.numbers import Real, Whole, check_settings
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
+from kvsim.report.recording import Recording
 from kvsim.report.result import SCHEMA, RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import print_summary
@@ -21,7 +21,7 @@ from kvsim.writing import FileSet
 
 QUANTILES = ("p50", "p90", "p99")
 MAY_DIFFER = ("substrate", "disk")
-"""Settings in which the two runs may differ."""
+"""Settings in which two runs may differ, besides noise, which a real run has of its own, and the place of the trace's file."""
 MOST_LISTED = 100
 
 
@@ -43,52 +43,67 @@ class Tolerances:
         check_settings(self, Real(least=0, most=1), "identical", hint="it is a share of the requests")
 
 
-def compare(
-    runs: tuple[RunRecord, RunRecord], outcomes: tuple[Outcome, Outcome], tolerances: Tolerances, command_line: str
-) -> RunRecord:
-    """Return the record of a validation: the content of ``validate.json``. Each pair is (simulated, measured).
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings(Tolerances):
+    """Which runs are compared, and the tolerances."""
 
-    Raises UsageError unless both runs have the same configuration, the same requests, and the same rejected requests.
+    runs: int = 1
+    """Real runs of the configuration."""
+    simulations: int = 20
+    """Simulations, if there are several real runs and the machine has noise."""
+    measured: list[str] = field(default_factory=list)
+    """Folders with recorded real runs, which replace new ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, Whole(1), "runs")
+        check_settings(self, Whole(2), "simulations", hint="a single one has no spread")
+
+
+def compare(
+    simulated: Recording, measured: Recording, tolerances: Tolerances, command_line: str, *, same_hardware: bool = True
+) -> RunRecord:
+    """Return the record of a validation with one real run: the content of ``validate.json``.
+
+    Raises UsageError for runs that cannot be compared; see ``check_same``.
     """
-    _check_same(runs, outcomes)
-    simulated, measured = runs
-    skipped = simulated["warmup_requests"]
-    pages = [outcome.hit_pages[skipped:] for outcome in outcomes]
-    differing = np.flatnonzero((pages[0] != pages[1]).any(axis=1)) + skipped
-    served = outcomes[0].status[skipped:] != REJECTED
+    check_same(simulated, measured, same_hardware=same_hardware)
+    both = simulated, measured
+    one, other = simulated.record, measured.record
+    differing = np.flatnonzero((simulated.hit_pages != measured.hit_pages).any(axis=1)) + simulated.skipped
     record = {
         "schema": SCHEMA,
         "command": "validate",
         "command_line": command_line,
-        "config": simulated["config"],
-        "choices": simulated["choices"],
-        "versions": simulated["versions"],
-        "seed": simulated["seed"],
-        "device": measured["hardware"]["device"],
-        "requests": simulated["requests"],
-        "hit_rate": {tier: _pair(*(_tier_rate(run, tier) for run in runs)) for tier in (*simulated["tiers"], "all")},
-        "identical": 1.0 - len(differing) / max(1, simulated["requests"]),
+        "config": one["config"],
+        "choices": one["choices"],
+        "versions": one["versions"],
+        "seed": one["seed"],
+        "device": other["hardware"]["device"],
+        "requests": one["requests"],
+        "hit_rate": {tier: _pair(*(tier_rate(run.record, tier) for run in both)) for tier in (*one["tiers"], "all")},
+        "identical": 1.0 - len(differing) / max(1, one["requests"]),
         "different_requests": len(differing),
         "first_different_requests": differing[:MOST_LISTED],
-        "ttft_s": {name: _pair(*(run["ttft_s"][name] for run in runs)) for name in QUANTILES},
-        "tpot_s": {name: _pair(*(run["tpot_s"][name] for run in runs)) for name in QUANTILES},
+        "ttft_s": {name: _pair(*(run.record["ttft_s"][name] for run in both)) for name in QUANTILES},
+        "tpot_s": {name: _pair(*(run.record["tpot_s"][name] for run in both)) for name in QUANTILES},
         "links": {
-            name: {key: _pair(*(run["links"].get(name, {}).get(key, 0) for run in runs)) for key in ("bytes", "busy_s")}
-            for name in sorted({*simulated["links"], *measured["links"]})
+            name: {key: _pair(*(run.record["links"].get(name, {}).get(key, 0) for run in both)) for key in ("bytes", "busy_s")}
+            for name in sorted({*one["links"], *other["links"]})
         },
-        "hardware": measured["hardware"],
-        "requests_ttft_s": [outcome.ttft_s[skipped:][served] for outcome in outcomes],
-        "requests_tpot_s": [outcome.tpot_s[skipped:][served] for outcome in outcomes],
+        "hardware": other["hardware"],
+        "requests_ttft_s": [run.ttft_s[run.served] for run in both],
+        "requests_tpot_s": [run.tpot_s[run.served] for run in both],
     }
     checks = _checks(record, tolerances)
     record |= {"checks": checks, "holds": all(check["holds"] for check in checks)}
     return {name: plain(value) for name, value in record.items()}
 
 
-def write_validation(folder: Path, record: RunRecord) -> None:
+def write_validation(folder: Path, record: RunRecord, page: str) -> None:
     """Write ``validate.html`` and ``validate.json``, both or none. Raises UsageError if the folder cannot be written."""
     with FileSet(folder) as files:
-        files.write("validate.html", render_validation(record))
+        files.write("validate.html", page)
         files.write("validate.json", to_json(record))
 
 
@@ -113,18 +128,35 @@ def failures(record: RunRecord) -> str:
     )
 
 
-def _check_same(runs: tuple[RunRecord, RunRecord], outcomes: tuple[Outcome, Outcome]) -> None:
-    configs = [{name: value for name, value in run["config"].items() if name not in MAY_DIFFER} for run in runs]
+def check_same(one: Recording, other: Recording, *, same_hardware: bool = True) -> None:
+    """Raise UsageError unless two runs have the same configuration, the same requests, and the same rejected requests.
+
+    Without ``same_hardware``, the descriptions of the machine may differ, but not the number of GPUs and the sizes of tiers.
+    """
+    configs = [_compared(run, same_hardware) for run in (one, other)]
+    where = f" ({other.name})"
     if differing := sorted(name for name in {*configs[0], *configs[1]} if configs[0].get(name) != configs[1].get(name)):
-        raise UsageError(f"the two runs differ in {', '.join(differing)}: only runs of one configuration can be compared")
-    prompts = [[(request.runs, request.prompt_tokens, request.output_tokens) for request in out.requests] for out in outcomes]
-    if prompts[0] != prompts[1]:
-        raise UsageError(f"the two runs have different requests ({len(prompts[0])} and {len(prompts[1])})")
-    if unmatched := np.flatnonzero(outcomes[0].status != outcomes[1].status).tolist():
-        raise UsageError(f"rejected in only one of the two runs: request {unmatched[0]} and {len(unmatched) - 1} others")
+        raise UsageError(f"the two runs differ in {', '.join(differing)}: only runs of one configuration can be compared{where}")
+    if not np.array_equal(one.prompts, other.prompts):
+        raise UsageError(f"the two runs have different requests ({len(one.prompts)} and {len(other.prompts)}){where}")
+    if unmatched := np.flatnonzero(one.rejected != other.rejected).tolist():
+        raise UsageError(f"rejected in only one of the two runs: request {unmatched[0]} and {len(unmatched) - 1} others{where}")
 
 
-def _tier_rate(run: RunRecord, tier: str) -> float:
+def _compared(run: Recording, same_hardware: bool) -> dict[str, Any]:
+    """Return the settings that must be equal in two runs, and the sizes of the tiers."""
+    left_out = {"hardware": ("noise",), "trace": ("path",)}
+    compared: dict[str, Any] = {"tiers in pages": {name: tier["capacity_pages"] for name, tier in run.record["tiers"].items()}}
+    for name, value in run.record["config"].items():
+        if name == "hardware" and not same_hardware:
+            compared["hardware.gpus"] = value.get("gpus", 1)
+        elif name not in MAY_DIFFER:
+            is_group = isinstance(value, Mapping)
+            compared[name] = {key: own for key, own in value.items() if key not in left_out.get(name, ())} if is_group else value
+    return compared
+
+
+def tier_rate(run: RunRecord, tier: str) -> float:
     """Return hit tokens per prompt token."""
     tokens = sum(run["hit_tokens"].values()) if tier == "all" else run["hit_tokens"][tier]
     return tokens / run["prompt_tokens"] if run["prompt_tokens"] else 0.0
@@ -170,9 +202,14 @@ def _at_most(name: str, error: float | None, tolerance: float) -> dict[str, Any]
 
 
 def _scope(record: RunRecord) -> str:
-    device = "a CPU, whose kernels are interpreted" if record["device"] == "cpu" else f"an {record['device']}"
-    verified = record["hardware"]["verified_pages"]
-    return f"{count(record['requests'])} requests, simulated and on {device}; {count(verified)} reused pages verified."
+    pages, states = record["hardware"]["verified_pages"], record["hardware"].get("verified_states")
+    verified = f"{count(pages)} reused pages{f' and {count(states)} states' if states else ''}"
+    return f"{count(record['requests'])} requests, simulated and on {device_name(record)}; {verified} verified."
+
+
+def device_name(record: RunRecord) -> str:
+    """Return what the real runs ran on, with an article."""
+    return "a CPU, whose kernels are interpreted" if record["device"] == "cpu" else f"an {record['device']}"
 
 
 def tables(record: RunRecord) -> list[Table]:

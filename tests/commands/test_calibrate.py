@@ -1,6 +1,7 @@
 """``kvsim calibrate`` writes a hardware file that a simulation takes; without a GPU it measures the interpreter and says so."""
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from kvsim.construct import construct
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.noise import KINDS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: measuring it takes minutes")
@@ -58,13 +60,41 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     assert [row[0] for row in spec.compute_curves.decode_attention] == [4096, 16384]
     model = read(Path(str(files("kvsim.conf"))) / "model" / "tiny.yaml", ModelSpec)
     assert isinstance(model, ModelSpec)
-    simulated = SimulatedSubstrate(model, spec, 16, links="fifo")
+    simulated = SimulatedSubstrate(model, replace(spec, noise=None), 16, links="fifo")
     step_s = simulated.steps.leap_s(Work(decode_requests=1, decode_context_tokens=16), 1)
     products_s = model.linear_flops_per_token + model.sampling_flops_per_token
     decode_s = model.layers * 4096 / spec.compute_curves.decode_attention[0][1]
     parts_s = products_s / spec.compute_curves.linear[0][1] + decode_s
     assert step_s == pytest.approx(parts_s + spec.step_overhead_s, rel=1e-2)
+    assert spec.noise and all(
+        (kind := getattr(spec.noise, name)).each[5][0] == 0.5 and len(kind.each) == 13 and 0 <= kind.run < 1 for name in KINDS
+    )
+    assert "Noise: factors of durations" in shown and "  prefill_steps:\n    run: " in text and "\n  seed: 0\n" in text
     assert spec.step_overhead_s >= 0 and spec.prefill_overhead_s >= 0 and spec.prefill_launch_s > 0
+
+
+HYBRID = {
+    "layers": 2, "recurrent_layers": 1, "state_heads": 2, "state_key_dim": 8, "state_value_dim": 16, "recurrent_in_width": 82,
+    "conv_channels": 48, "conv_width": 4, "state_flops_per_element": 5.0,
+}  # fmt: skip
+"""A page of 512 bytes, a state of 1,600."""
+
+
+@interpreted
+@pytest.mark.long
+def test_a_hybrid_model_measures_its_recurrences(folder: Path) -> None:
+    words = [f"{'' if name == 'layers' else '+'}model.{name}={value}" for name, value in HYBRID.items()]
+    assert main(["calibrate", "name=mine", f"output={folder}", "model=tiny", *words]) == 0
+    spec = read(folder / "mine.yaml", HardwareSpec)
+    assert isinstance(spec, HardwareSpec) and spec.compute_curves
+    assert [row[0] for row in spec.compute_curves.scan or ()] == [4, 8]
+    assert [row[0] for row in spec.compute_curves.state_update or ()] == [2 * 1600, 2 * 2 * 1600]
+    plain = read(Path(str(files("kvsim.conf"))) / "model" / "tiny.yaml", ModelSpec)
+    assert isinstance(plain, ModelSpec)
+    steps = SimulatedSubstrate(replace(plain, **HYBRID), spec, 16, links="fifo").steps
+    decode, chunk = Work(decode_requests=1, decode_context_tokens=16), Work(chunks=[(8, 0)])
+    assert steps.leap_s(decode, 1) > 3200 / (spec.compute_curves.state_update or [])[0][1]
+    assert steps.leap_s(chunk, 1) > 8 * 256 / (spec.compute_curves.scan or [])[1][1]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kvsim.commands.engine_overhead import LONG_TOKENS, Course, left_s
+from kvsim.commands.machine_noise import step_times
 from kvsim.engine.recorder import Batch
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves
@@ -64,3 +65,21 @@ def test_prompts_are_as_long_whatever_a_page_is(page_tokens: int) -> None:
     assert sorted({request.prompt_tokens for request in requests}) == [32, 256, LONG_TOKENS]
     pages = [page for r in requests for start, count in r.runs for page in range(start, start + count)]
     assert len(pages) == len(set(pages)) == sum(request.prompt_tokens // page_tokens for request in requests)
+
+
+def test_prompts_in_turn_wait_for_the_answer_before() -> None:
+    requests = Course(together=0, single=3, single_output_tokens=2, in_turn=True, pause_s=0.25, long_tokens=64).requests(16)
+    assert [(request.after, request.delay_s, request.prompt_tokens) for request in requests] == [
+        (-1, 0.25, 32), (0, 0.25, 64), (1, 0.25, 32),
+    ]  # fmt: skip
+    assert {request.after for request in Course().requests(16)} == {-1}
+
+
+def test_steps_of_one_kind_are_told_apart() -> None:
+    """Short prompts are launches; the decode steps of long ones are alike, those of short ones are left out."""
+    batches = [
+        Batch(0.0, 1.0, 1, 32, 0, 0, 1), Batch(1.0, 3.0, 0, 0, 1, 32, 1), Batch(3.0, 7.0, 1, 64, 0, 0, 1),
+        Batch(7.0, 15.0, 0, 0, 1, 64, 1), Batch(20.0, 36.0, 1, 64, 1, 70, 1), Batch(40.0, 44.0, 0, 0, 1, 70, 2),
+        Batch(50.0, 99.0, 0, 0, 2, 128, 1),
+    ]  # fmt: skip
+    assert step_times(batches, 64) == {"launches": [1.0], "prefill_steps": [4.0], "decode_steps": [8.0, 2.0]}

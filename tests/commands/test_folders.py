@@ -18,7 +18,7 @@ import pytest
 import kvsim
 from kvsim.cli import main
 from kvsim.errors import UsageError
-from kvsim.locking import LOCK, Lock
+from kvsim.locking import Lock
 from tests.damage import DAMAGES, copied, flipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,21 +83,39 @@ def until(condition: Any) -> None:
 # --- two processes -----------------------------------------------------------------------------------------------------
 
 
-HOLD = "import sys; from pathlib import Path; from kvsim.locking import Lock\nwith Lock(Path('run')): print(flush=True); sys.stdin.read()"
+HOLD = """
+import sys
+from pathlib import Path
+from kvsim.locking import Lock
+
+with Lock(Path(sys.argv[1])):
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(folder: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """Another process that holds a folder; it is killed at the end of the block."""
+    place = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder], env=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline()
+            yield holder
+        finally:
+            holder.kill()
 
 
 @pytest.mark.parametrize("command", ["replay", "curve", "saturate"])
 def test_a_second_run_into_a_folder_is_told_who_holds_it(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another process holds the folder until its standard input ends."""
     settings = ["trace.sessions=3", *(["slo.ttft_s=1"] if command == "saturate" else []), "output=run"]
-    place = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", HOLD], env=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdin and holder.stdout and holder.stdout.readline()
+    with held("run") as holder:
         assert main([command, *settings]) == 2
         (line,) = said(capsys)
         assert line.startswith(f"kvsim: output: run is in use by process {holder.pid} on ")
-        holder.stdin.close()
-    assert main([command, *settings]) == 0
+    assert main([command, *settings]) == 0, "the killed one does not block the folder"
 
 
 @pytest.mark.long
@@ -116,15 +134,13 @@ def test_of_many_runs_at_once_the_folder_has_one_whole(folder: Path) -> None:
 
 
 def test_two_sweeps_in_one_folder(folder: Path, sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second ends before its first job. Jobs of the sweep that holds the folder, and reports on it, are not disturbed."""
+    """The second ends before its first job. Reports on the folder are not disturbed."""
     own = copied(sweep, folder / "sweep")
     before = content(own)
-    os.mkfifo("pipe")
-    with started("replay", "-m", "trace=mooncake", "trace.path=pipe", "eviction=fifo,lru", "output=sweep") as first:
-        until((own / LOCK).exists)
+    with held("sweep") as holder:
         assert main(["replay", *SWEPT, "output=sweep"]) == 2
         (line,) = said(capsys)
-        assert f"output: sweep is in use by process {first.pid} on " in line
+        assert f"output: sweep is in use by process {holder.pid} on " in line
         with pytest.raises(UsageError, match="is in use by process"):
             kvsim.sweep(kvsim.load_trace(sessions=3), {"eviction": ["lru"]}, output="sweep")
         assert main(["report", "sweep", "output=elsewhere.html"]) == 0

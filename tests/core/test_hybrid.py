@@ -8,6 +8,7 @@ import pytest
 
 from kvsim.core.cache import CLAIMED
 from kvsim.core.rules import Rules
+from kvsim.engine.passing_cache import PassingCache
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage
@@ -225,6 +226,7 @@ def test_in_one_budget_states_and_pages_move_down_and_come_back() -> None:
     cache.check()
 
 
+<<<<<<< HEAD
 def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_it_would_begin_from() -> None:
     """Otherwise a request that waits for that room, and one that is refused, take it from each other without end."""
     cache = hybrid(Last(), gpu=12, cpu=30, shared_pages=3, placement=WriteBack)
@@ -235,6 +237,35 @@ def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_i
     assert second.gpu_pages == 6 and not cache.admit(second, 7, next(cache.clock), 0)
     assert cache.gpu.leaving_pages == leaving == 6
     cache.check()
+
+
+=======
+>>>>>>> help-hybridhw
+def test_states_on_their_way_are_in_flight_like_pages() -> None:
+    """An engine that is idle must wait for them, not reject a request that has no room meanwhile."""
+    cache = hybrid(Last(), gpu=10, cpu=10, states=1, cpu_states=2)
+    lease = cache.look("ab")
+    assert cache.admit(lease, 3, 0.0) and cache.claim(lease, 0.0) == CLAIMED
+    started = cache.insert(lease, 0.0)
+    assert sorted(node.is_state for transfer in started for node in transfer.nodes) == [False, True]
+    assert list(cache.core.in_flight) == list(PassingCache(cache.core).in_flight) == started
+    cache.move(started)
+    assert not cache.core.in_flight
+<<<<<<< HEAD
+=======
+
+
+def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_it_would_begin_from() -> None:
+    """Otherwise a request that waits for that room, and one that is refused, take it from each other without end."""
+    cache = hybrid(Last(), gpu=12, cpu=30, shared_pages=3, placement=WriteBack)
+    use(cache, "abcdef")
+    assert cache.admit(cache.look("uvwxyz"), 6, next(cache.clock), 0)
+    leaving = cache.gpu.leaving_pages
+    second = cache.look("abcdefg")
+    assert second.gpu_pages == 6 and not cache.admit(second, 7, next(cache.clock), 0)
+    assert cache.gpu.leaving_pages == leaving == 6
+    cache.check()
+>>>>>>> help-hybridhw
 
 
 # --- detached --------------------------------------------------------------------------------------------------------
@@ -286,6 +317,15 @@ def test_detached_states_are_few_if_their_cache_is_small() -> None:
     use(cache, "ab", "cd", "ef", "gh")
     assert cache.detached is not None and len(cache.detached) == 1
     assert use(cache, "ab") == [0]
+
+
+def test_a_request_may_push_out_the_detached_state_that_it_begins_from() -> None:
+    """Room for abx is made by cd, whose state takes the only place of detached ones, that of ab."""
+    cache = hybrid(Last(detached=True, detached_states=1), gpu=3, cpu=20)
+    use(cache, "ab", "cd")
+    assert use(cache, "abx") == [2]
+    assert cache.detached is not None and len(cache.detached) == 1
+    assert use(cache, "cd") == [2], "cd's state is the one that is kept"
 
 
 def test_a_detached_state_whose_copy_on_the_cpu_lives_is_not_evicted() -> None:

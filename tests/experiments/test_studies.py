@@ -398,47 +398,6 @@ def test_what_is_claimed_of_reused_pages() -> None:
     ]  # fmt: skip
 
 
-def test_validation_tables(tmp_path: Path) -> None:
-    module = hardware_study("validation")
-
-    def pair(simulated: float, hardware: float) -> dict[str, float]:
-        return {
-            "simulated": simulated, "hardware": hardware, "difference": simulated - hardware, "error": simulated / hardware - 1
-        }  # fmt: skip
-
-    names = list(module.configurations(""))
-    for place, name in enumerate(names):
-        record = {
-            "device": "a GPU", "identical": 1.0, "hit_rate": {"gpu": pair(0.5, 0.501)},
-            "ttft_s": {quantile: pair(place + 1.0, place + 1.02) for quantile in ("p50", "p90", "p99")},
-            "tpot_s": {"p50": pair(0.01, 0.01)}, "links": {"gpu-cpu": {"bytes": pair(1e9, 1e9), "busy_s": pair(1, 2)}},
-            "hardware": {"wrong_words": 0, "verified_pages": 10, "page_moves": {"gpu-cpu": 20}},
-        }  # fmt: skip
-        (tmp_path / name / "hardware").mkdir(parents=True)
-        (tmp_path / name / "validate.json").write_text(json.dumps(record))
-        with gzip.open(tmp_path / name / "hardware" / "requests.csv.gz", "wt") as file:
-            file.write(f"request,hit_pages_gpu,hit_pages_cpu\n0,5,0\n1,7,{int(name == names[4])}\n")
-    arguments = ["--read", str(tmp_path), "--output", str(tmp_path)]
-    assert module.main(arguments) == 0
-    table = (tmp_path / "validation.md").read_text()
-    assert "| hit rate, gpu (%) | 50 | 50.1 | -0.10 points |" in table
-    assert "0 wrong words in 70 reused pages; 140 pages moved | holds |" in table
-    assert "| agents write_back arc | 50.0 % | +148.5 % | +148.5 % |" in table, "2.02 s, then 5.02 s; one of two hit another page"
-    assert "| agents write_through lru | 100.0 % | +99.3 % | +99.3 % |" in table, "3.02 s, then 6.02 s"
-    assert len((tmp_path / "validation.csv").read_text().splitlines()) == 1 + 7 * len(names)
-    first = json.loads((tmp_path / names[0] / "validate.json").read_text())
-    first["ttft_s"]["p50"] = pair(9.0, 1.0)
-    (tmp_path / names[0] / "validate.json").write_text(json.dumps(first))
-    assert module.main(arguments) == 1
-    table = (tmp_path / "validation.md").read_text()
-    assert table.count("FAILS") == 2, "its times, and the ranking"
-    (tmp_path / names[0] / "validate.json").unlink()
-    assert module.main(arguments) == 1
-    table = (tmp_path / "validation.md").read_text()
-    assert f"| hits, links, times, {names[0]} | not measured | FAILS |" in table
-    assert "| ranking | not all measured | FAILS |" in table
-
-
 @pytest.mark.long
 def test_speed_of_a_sweep(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

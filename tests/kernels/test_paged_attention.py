@@ -8,7 +8,13 @@ pytest.importorskip("triton")
 
 from kvsim.kernels import paged_attention  # noqa: E402
 from kvsim.kernels.page_gather import gather_pages  # noqa: E402
-from kvsim.kernels.paged_attention import ContextRoom, attend_pages, cut_contexts  # noqa: E402
+from kvsim.kernels.paged_attention import (  # noqa: E402
+    ContextRoom,
+    attend_latents,
+    attend_pages,
+    cut_contexts,
+    latent_groups,
+)
 
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -69,6 +75,33 @@ def test_ragged_contexts_attend_to_their_own_pages(dtype, heads, kv_heads, dim, 
     query = torch.randn(len(contexts), heads, dim, device=device).to(dtype)
     out, _ = attend(query, pool, slots, contexts, page_tokens, kv_heads)
     assert error(out, slowly(query, pool, slots, contexts, page_tokens, kv_heads)) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", ERROR, ids=str)
+@pytest.mark.parametrize(("heads", "latent", "rope"), [(4, 32, 16), (20, 48, 8), (1, 16, 8)])
+def test_all_heads_attend_to_latents_which_are_keys_and_values(dtype, heads, latent, rope, device):
+    """More heads than one program takes, too; a key is a latent and a rope key."""
+    page_tokens, contexts, scale = 8, [1, 9, 150], 0.2
+    pool = torch.empty(30, page_tokens * (latent + rope), device=device).uniform_(-1.9, 1.9).to(dtype)
+    order = torch.randperm(30, device=device).int()
+    slots = [order[:1], order[1:3], order[3:22]]
+    rows = torch.randn(3, heads + 2, latent + rope, device=device).to(dtype)
+    query, out = rows[:, 1:-1], torch.full((3, heads, latent), float("nan"), device=device, dtype=dtype)
+    cut = cut_contexts(
+        np.array(contexts), slots, page_tokens=page_tokens, heads=heads, kv_heads=latent_groups(heads), head_dim=latent,
+        device=device,
+    )  # fmt: skip
+    attend_latents(query, pool.view(torch.uint8), cut, out, page_tokens=page_tokens, scale=scale)
+    tokens = pool.view(30, page_tokens, latent + rope).double()
+    expected = torch.stack([
+        torch.softmax(query[at].double() @ (known := tokens[pages.long()].flatten(0, 1)[:count]).t() * scale, 1)
+        @ known[:, :latent]
+        for at, (pages, count) in enumerate(zip(slots, contexts, strict=True))
+    ])  # fmt: skip
+    assert error(out, expected) < ERROR[dtype]
+    gathered = torch.zeros(1, 24, latent + rope, dtype=dtype, device=device)
+    gather_pages(pool.view(torch.uint8), order[:3], gathered)
+    assert torch.equal(gathered[0], tokens[order[:3].long()].flatten(0, 1).to(dtype))
 
 
 def test_a_long_context_is_cut_into_parts_and_a_short_one_beside_it_is_not(device, monkeypatch):
@@ -156,5 +189,7 @@ def test_what_does_not_fit_is_refused(device):
         attend(query, pool, one, [4], 8, 2)
     with pytest.raises(ValueError, match="kv_heads=2 must divide the number of query heads, 3"):
         attend(query[:, :3], pool, one, [4], 4, 2)
+    with pytest.raises(ValueError, match="4 tokens x 20 x 4 = 320 bytes"):
+        attend_latents(torch.randn(1, 4, 20), pool, None, torch.empty(1, 4, 16), page_tokens=4, scale=1.0)
     with pytest.raises(ValueError, match="2 pages of 2 x 512 bytes do not fit"):
         gather_pages(pool, one[0].repeat(2), torch.empty(2, 4, 2, 16, device=device))

@@ -10,28 +10,35 @@ from rich.console import Console
 
 from kvsim.engine.outcome import LinkUse, Outcome
 from kvsim.errors import UsageError
+from kvsim.report.recording import Recording, recorded
 from kvsim.report.result import RunRecord, summarize
 from kvsim.report.validation import Tolerances, compare, failures, print_validation, render_validation, write_validation
 from tests.report.conftest import make_outcome
 from tests.report.test_html import Page
 
-FOUND = {"device": "NVIDIA H200", "verified_pages": 9, "wrong_words": 0, "wrong_pages": 0}
+FOUND = {"device": "NVIDIA H200", "verified_pages": 9, "wrong_words": 0, "wrong_pages": 0, "disk_faults": {}}
 CONFIG = {"page_tokens": 10, "disk": {"folder": None}}
 
 
-def run(
-    hit_pages: list[tuple[int, int, int]], ttft_s: list[float], n_bytes: int, *, substrate: str = "simulated", **about: Any
-) -> tuple[RunRecord, Outcome]:
+def played(hit_pages: list[tuple[int, int, int]], ttft_s: list[float], n_bytes: int, *, substrate: str) -> Outcome:
     """Four prompts of 100 tokens, in pages of 10."""
     links = {"cpu-gpu": LinkUse(bytes=n_bytes, transfers=1, busy_s=0.5)} if n_bytes else {}
-    outcome = make_outcome([100] * 4, hit_pages, ttft_s=ttft_s, links=links, **about)
+    outcome = make_outcome([100] * 4, hit_pages, ttft_s=ttft_s, links=links)
     outcome.hardware = FOUND if substrate == "hardware" else {}
-    config = CONFIG | {"substrate": substrate}
-    return summarize(outcome, command="simulate", config=config, seed=0, warmup=0.0, load_s=0.0), outcome
+    return outcome
 
 
-def compared(one: tuple[RunRecord, Outcome], other: tuple[RunRecord, Outcome], **tolerances: float) -> RunRecord:
-    return compare((one[0], other[0]), (one[1], other[1]), Tolerances(**tolerances), "kvsim validate")
+def run(hit_pages: list[tuple[int, int, int]], ttft_s: list[float], n_bytes: int, *, substrate: str = "simulated") -> Recording:
+    return as_recorded(played(hit_pages, ttft_s, n_bytes, substrate=substrate), CONFIG | {"substrate": substrate})
+
+
+def as_recorded(outcome: Outcome, config: dict[str, Any], warmup: float = 0.0) -> Recording:
+    record = summarize(outcome, command="simulate", config=config, seed=0, warmup=warmup, load_s=0.0)
+    return recorded(str(config["substrate"]), record, outcome)
+
+
+def compared(one: Recording, other: Recording, **tolerances: float) -> RunRecord:
+    return compare(one, other, Tolerances(**tolerances), "kvsim validate")
 
 
 HITS = [(0, 0, 0), (5, 0, 0), (0, 5, 0), (5, 0, 0)]
@@ -75,10 +82,9 @@ def test_a_link_that_only_one_run_used_fails() -> None:
 def test_every_link_of_either_run_is_compared() -> None:
     pairs = []
     for substrate, names in (("simulated", ("gpu-disk", "disk-gpu")), ("hardware", ("gpu-cpu", "disk-gpu"))):
-        _, outcome = run(HITS, [1.0, 2.0, 3.0, 4.0], 0, substrate=substrate)
+        outcome = played(HITS, [1.0, 2.0, 3.0, 4.0], 0, substrate=substrate)
         outcome.links = {name: LinkUse(bytes=1000, transfers=1, busy_s=0.5) for name in names}
-        config = CONFIG | {"substrate": substrate}
-        pairs.append((summarize(outcome, command="simulate", config=config, seed=0, warmup=0.0, load_s=0.0), outcome))
+        pairs.append(as_recorded(outcome, CONFIG | {"substrate": substrate}))
     record = compared(*pairs)
     assert list(record["links"]) == ["disk-gpu", "gpu-cpu", "gpu-disk"]
     moved = {name: (link["bytes"]["simulated"], link["bytes"]["hardware"]) for name, link in record["links"].items()}
@@ -97,26 +103,25 @@ def test_every_link_of_either_run_is_compared() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_an_error(change: dict[str, Any], problem: str) -> None:
-    result, outcome = run(HITS, [1.0, 2.0, 3.0, 4.0], 1000, substrate="hardware", rejected=change.get("rejected", ()))
-    result["config"] = result["config"] | change.get("config", {})
-    outcome.requests = outcome.requests[: change.get("requests", 4)]
+    count = change.get("requests", 4)
+    outcome = make_outcome([100] * count, HITS[:count], ttft_s=[1.0] * count, rejected=change.get("rejected", ()))
+    outcome.hardware = FOUND
     with pytest.raises(UsageError, match=problem):
-        compared(SIMULATED, (result, outcome))
+        compared(SIMULATED, as_recorded(outcome, CONFIG | {"substrate": "hardware"} | change.get("config", {})))
 
 
 def test_the_warm_up_is_not_compared() -> None:
     pairs = []
     for substrate, hits in (("simulated", HITS), ("hardware", [(9, 0, 0), *HITS[1:]])):
-        _, outcome = run(hits, [1.0, 2.0, 3.0, 4.0], 1000, substrate=substrate)
-        config = CONFIG | {"substrate": substrate}
-        pairs.append((summarize(outcome, command="simulate", config=config, seed=0, warmup=0.25, load_s=0.0), outcome))
+        outcome = played(hits, [1.0, 2.0, 3.0, 4.0], 1000, substrate=substrate)
+        pairs.append(as_recorded(outcome, CONFIG | {"substrate": substrate}, warmup=0.25))
     record = compared(*pairs)
     assert record["holds"] and len(record["requests_ttft_s"][0]) == 3
 
 
 def test_the_folder_has_the_record_and_a_page_of_its_own(tmp_path: Path) -> None:
     record = compared(SIMULATED, run(HITS, [1.0, 2.0, 3.0, np.nan], 1000, substrate="hardware"))
-    write_validation(tmp_path, record)
+    write_validation(tmp_path, record, render_validation(record))
     assert json.loads((tmp_path / "validate.json").read_text()) == record
     page = (tmp_path / "validate.html").read_text()
     assert "Time to first token by request" in page and "NVIDIA H200" in page

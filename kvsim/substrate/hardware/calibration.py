@@ -16,6 +16,7 @@ from kvsim.kernels.gated_silu import gate_silu
 from kvsim.model import ModelSpec
 from kvsim.substrate.hardware.disk_rates import DiskRates
 from kvsim.substrate.hardware.link_rates import LinkRates
+from kvsim.substrate.hardware.recurrence import state_layer_bytes
 from kvsim.substrate.hardware.step_parts import StepParts
 from kvsim.substrate.hardware.stopwatch import Stopwatch
 from kvsim.substrate.hardware.transformer import PADDING, Transformer, check_model
@@ -58,6 +59,8 @@ class Sizes:
     contexts: tuple[int, ...] = (128, 1024, 8192, 32768, 65536)
     tiled_contexts: tuple[int, ...] = (2048, 16384)
     """Contexts of chunks of the other sizes up to ``tiled_tokens``, which are also measured without a prefix."""
+    scans: tuple[int, ...] = (16, 64)
+    """Further sizes of chunks whose recurrence is measured."""
     decode_tokens: tuple[int, ...] = (16, 256, 4096, 65536, 524288)
     """Total context tokens of all decoding requests."""
     batches: tuple[int, ...] = (1, 16, 128)
@@ -89,6 +92,7 @@ INTERPRETED = Sizes(
     chunks=(8,),
     contexts=(8, 32),
     tiled_contexts=(16,),
+    scans=(4,),
     decode_tokens=(16, 64),
     batches=(1, 2),
     repeats=1,
@@ -240,11 +244,16 @@ class Calibration:
             if context >= tokens
         ]
         decode, spread = steps.decode_rows(sizes.decode_tokens, sizes.batches)
+        is_hybrid = self.model.is_hybrid
+        scan = [steps.scan_row(tokens) for tokens in sorted({*sizes.scans, *sizes.chunks})] if is_hybrid else None
+        state_update = [steps.state_row(batch) for batch in sizes.batches] if is_hybrid else None
         rested_share, warming_s = steps.warming(sizes.tiled_tokens, rest_s=sizes.rest_s, course_s=sizes.course_s)
         curves = ComputeCurves(
             linear=linear,
             prefill_attention=prefill,
             decode_attention=decode,
+            scan=scan,
+            state_update=state_update,
             prefill_tile_tokens=sizes.tile_tokens,
             rested_prefill_share=rested_share,
             warming_s=warming_s,
@@ -260,7 +269,11 @@ class Calibration:
             kv_bytes = min(kv_bytes, torch.cuda.mem_get_info(self.device)[1] // 4)
         shape = (model.attention_layers, max(kv_bytes // page_bytes, 1), page_bytes // model.attention_layers)
         kv = torch.empty(shape, dtype=torch.uint8, device=self.device).random_(0, 256)
-        return Transformer(model, kv, self.page_tokens, device=self.device, seed=self.seed)
+        states = None
+        if model.is_hybrid:
+            slots = (model.recurrent_layers, max(self.sizes.batches) + 1, state_layer_bytes(model))
+            states = torch.empty(slots, dtype=torch.uint8, device=self.device).random_(0, 256)
+        return Transformer(model, kv, self.page_tokens, device=self.device, seed=self.seed, states=states)
 
 
 def host_memory_bytes() -> int:

@@ -3,17 +3,20 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from threading import Event as Flag
 from time import perf_counter
 
 import numpy as np
 import torch
 
 from kvsim.substrate.hardware.flight import Flight
-from kvsim.substrate.hardware.orders import Answers, ChunkPages, DecodePages, StepOrder
+from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
+from kvsim.substrate.hardware.orders import Answers, ChunkPages, DecodePages, StateOrder, StepOrder
 from kvsim.substrate.hardware.page_names import PageNames
 from kvsim.substrate.hardware.patterns import Patterns, upload
 from kvsim.substrate.hardware.rank_share import Lockstep
-from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.state_memory import StateMemory
+from kvsim.substrate.hardware.transformer import Transformer
 from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.worker import Worker
 
@@ -24,12 +27,14 @@ class Leap:
 
     order: StepOrder
     loads: list[Flight]
+    state_loads: list[Flight]
+    """Loads that must have ended before the first step."""
     is_stopped: bool = False
     """Set when the leap shall end at the next step boundary."""
 
 
 class Compute:
-    """Runs leaps in the order in which they are sent.
+    """Runs leaps, and copies of recurrent states between them, in the order in which they are sent.
 
     The host waits for the end of each step, like an engine that needs its tokens. Within a step it does not wait for the GPU:
     layer l starts on the GPU when layer l of the loads has arrived. After a request's first chunk, all pages it reuses are
@@ -45,10 +50,12 @@ class Compute:
         turn: Turn,
         device: torch.device,
         lockstep: Lockstep,
+        states: StateMemory | None = None,
     ) -> None:
         self.answers = answers
         self.transformer = transformer
         self.patterns = patterns
+        self.states = states
         self.names = names
         self.lockstep = lockstep
         self.turn = turn
@@ -58,12 +65,23 @@ class Compute:
         """Slots of each request that decoded in the last leap."""
         self._leaps: dict[int, Leap] = {}
         """Leaps that have not ended, by the number of their order."""
-        self._worker: Worker[Leap] = Worker("compute", self._run, self._fail, device)
+        self._state_orders: dict[int, Flag] = {}
+        """Set when an order for states that is under way has ended."""
+        self._worker: Worker[Leap | StateOrder] = Worker("compute", self._run, self._fail, device)
 
     def send(self, leap: Leap) -> None:
         """Run a leap after those sent before it."""
         self._leaps[leap.order.number] = leap
         self._worker.give(leap)
+
+    def copy_states(self, order: StateOrder) -> None:
+        """Copy states after the leaps sent before."""
+        self._state_orders[order.number] = Flag()
+        self._worker.give(order)
+
+    def state_order(self, number: int) -> Flag | None:
+        """Return what is set when an order for states has ended; None if it has."""
+        return self._state_orders.get(number)
 
     def stop(self, number: int) -> None:
         """End a leap at the next step boundary."""
@@ -81,21 +99,42 @@ class Compute:
 
     def close(self) -> bool:
         """Drop queued leaps and end the thread. Returns whether it has ended; only then are the weights freed."""
-        if not self._worker.close():
+        has_ended = self._worker.close()
+        for ended in list(self._state_orders.values()):
+            ended.set()
+        if not has_ended:
             return False
-        del self.transformer, self.patterns
+        del self.transformer, self.patterns, self.states
         self._tables.clear()
         return True
 
-    def _run(self, leap: Leap) -> None:
+    def _run(self, task: Leap | StateOrder) -> None:
         start_s = perf_counter()
+        if isinstance(task, StateOrder):
+            with self._active(), self.turn:
+                self._copy_states(task)
+            self._end_states(task)
+            self.answers.ended(task.number, len(task.copies), start_s, perf_counter())
+            return
         with self._active():
-            steps = self._compute(leap)
-        del self._leaps[leap.order.number]
-        self.answers.ended(leap.order.number, steps, start_s, perf_counter())
+            steps = self._compute(task)
+        del self._leaps[task.order.number]
+        self.answers.ended(task.order.number, steps, start_s, perf_counter())
 
-    def _fail(self, leap: Leap, error: BaseException) -> None:
+    def _fail(self, task: Leap | StateOrder, error: BaseException) -> None:
+        if isinstance(task, StateOrder):
+            self._end_states(task)
         self.answers.failed(error)
+
+    def _copy_states(self, order: StateOrder) -> None:
+        assert self.states is not None
+        self.states.carry_out(order.copies)
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def _end_states(self, order: StateOrder) -> None:
+        """Let the copies go ahead that wait for an order."""
+        self._state_orders.pop(order.number).set()
 
     def _active(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
@@ -104,10 +143,13 @@ class Compute:
         """Run the steps and return how many were run."""
         order = leap.order
         tables, reused, filled = self._upload(order)
-        chunks = [ChunkSlots(chunk.tokens, chunk.start, table) for chunk, table in zip(order.chunks, tables, strict=True)]
+        chunks = [
+            ChunkSlots(chunk.tokens, chunk.start, table, chunk.state) for chunk, table in zip(order.chunks, tables, strict=True)
+        ]
+        self._begin(leap)
         sampled = sum(chunk.is_sampled for chunk in order.chunks)
         for step in range(order.steps):
-            decodes = [DecodeSlots(item.context_tokens + step, self._tables[item.request]) for item in order.decodes]
+            decodes = [DecodeSlots(item.context_tokens + step, self._tables[item.request], item.state) for item in order.decodes]
             with self.turn:
                 self.transformer.step(chunks, decodes, self._waiting(leap.loads), sampled_tokens=sampled)
                 if not step:
@@ -117,6 +159,16 @@ class Compute:
             if self.lockstep.ends(leap.is_stopped or self._worker.is_closing, lambda: self._worker.is_closing):
                 break
         return step + 1
+
+    def _begin(self, leap: Leap) -> None:
+        """Let requests begin from saved states, once these have been loaded."""
+        copies = [chunk.begins for chunk in leap.order.chunks if chunk.begins is not None]
+        if self.states is None or not copies:
+            return
+        with self.turn:
+            for load in leap.state_loads:
+                load.await_end(self.stream, self.turn)
+            self.states.carry_out(copies)
 
     def _stamp(self, reused: list[torch.Tensor], filled: list[torch.Tensor]) -> None:
         """Verify the reused pages, then fill the new ones."""

@@ -18,6 +18,8 @@ class DecodeGraph:
     logits: torch.Tensor
     kept: list[torch.Tensor]
     """Tensors that the step reads and writes, kept alive because they must not be freed."""
+    sequences: torch.Tensor | None = None
+    """The sequences whose recurrent states the step advances."""
 
     def replay(self, requests: int) -> torch.Tensor:
         """Enqueue the step on the current stream, and return the logits of the first ``requests`` requests."""

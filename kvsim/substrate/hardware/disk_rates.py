@@ -51,6 +51,14 @@ class DiskRates:
             self._seconds(disk, disk.write, np.arange(pages))
             return statistics.median(self._seconds(disk, disk.read, np.array([page])) for page in range(pages))
 
+    def repeated(self, page_bytes: int, threads: int, n_bytes: int, count: int) -> tuple[list[float], list[float]]:
+        """Return the times of ``count`` equal reads and as many equal writes, of ``n_bytes`` but at least one page."""
+        pages = max(1, min(n_bytes, self.most_bytes) // page_bytes)
+        with self._open(pages, page_bytes, threads) as disk:
+            writes = [self._seconds(disk, disk.write, np.arange(pages)) for _ in range(count)]
+            reads = [self._seconds(disk, disk.read, np.arange(pages)) for _ in range(count)]
+        return reads, writes
+
     @contextmanager
     def _open(self, pages: int, page_bytes: int, threads: int) -> Iterator[DiskFile]:
         with TemporaryDirectory(dir=self.folder, prefix="kvsim-calibrate-") as inner:

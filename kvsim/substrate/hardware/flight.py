@@ -33,6 +33,10 @@ class Flight:
     """Ids of the pages, for copies from or to a disk."""
     peer: int = -1
     """Number of the GPU that the pages are sent to."""
+    of_states: bool = False
+    """Whether the slots are those of the pools of states."""
+    after: list[Flag] = field(default_factory=list)
+    """Set when what must precede this copy has ended."""
     layers_at_once: int = 0
     """Layers per landing, for loads."""
     landings: list[Landing] = field(default_factory=list)
@@ -55,6 +59,11 @@ class Flight:
                 landing.submitted.wait()
         if landing.event is not None and stream is not None:
             stream.wait_event(landing.event)
+
+    def await_end(self, stream: "torch.cuda.Stream | None", turn: Turn) -> None:
+        """As ``await_layer``, for all layers."""
+        if self.landings:
+            self.await_layer(len(self.landings) * self.layers_at_once - 1, stream, turn)
 
     def give_up(self) -> None:
         """Release every thread that waits for a landing."""

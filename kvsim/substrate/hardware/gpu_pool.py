@@ -25,13 +25,21 @@ class GpuPool:
     """
 
     def __init__(
-        self, *, layers: int, pages: int, fragment_bytes: int, weight_bytes: int, device: torch.device, file: int | None = None
+        self,
+        *,
+        layers: int,
+        pages: int,
+        fragment_bytes: int,
+        weight_bytes: int,
+        device: torch.device,
+        state_bytes: int = 0,
+        file: int | None = None,
     ) -> None:
-        """Allocate the pool, leaving room for ``weight_bytes`` of weights. Raises UsageError if memory is insufficient."""
+        """Allocate the pool, leaving room for weights and recurrent states. Raises UsageError if memory is insufficient."""
         self.device, self.file = device, file
         n_bytes = layers * pages * fragment_bytes
         if device.type == "cuda":
-            check_room(n_bytes, weight_bytes, device)
+            check_room(n_bytes, weight_bytes, state_bytes, device)
         try:
             if file is None:
                 memory = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
@@ -108,11 +116,14 @@ def shared_bytes(n_bytes: int, file: int) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(mapped(n_bytes, file), dtype=np.uint8))
 
 
-def check_room(gpu_bytes: int, weight_bytes: int, device: torch.device) -> None:
-    """Raise UsageError unless the GPU has room for the pool, the weights and activations."""
+def check_room(gpu_bytes: int, weight_bytes: int, state_bytes: int, device: torch.device) -> None:
+    """Raise UsageError unless the GPU has room for the pool, the weights, recurrent states and activations."""
     free = torch.cuda.mem_get_info(device)[0]
-    if gpu_bytes + weight_bytes + GPU_RESERVE_BYTES > free:
+    if gpu_bytes + weight_bytes + state_bytes + GPU_RESERVE_BYTES > free:
+        states = (
+            f" {gib(state_bytes)} of recurrent states (engine.max_running_requests, tiers.gpu.states)," if state_bytes else ""
+        )
         raise UsageError(
-            f"tiers.gpu.capacity: {gib(gpu_bytes)}, {gib(weight_bytes)} of weights and {gib(GPU_RESERVE_BYTES)} for "
+            f"tiers.gpu.capacity: {gib(gpu_bytes)},{states} {gib(weight_bytes)} of weights and {gib(GPU_RESERVE_BYTES)} for "
             f"activations do not fit: the GPU has {gib(free)} free; decrease it"
         )

@@ -81,7 +81,12 @@ class GpuProcess:
         if device.type == "cpu":
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
         host = HostPool(demand.cpu_pages, demand.page_bytes * demand.ranks, demand.host_file) if demand.cpu_pages else None
-        gpu = self.gpu = LocalGpu(demand, host, self.answers, device)
+        host_states = None
+        if demand.cpu_states:
+            host_states = HostPool(
+                demand.cpu_states, demand.model.state_bytes, demand.host_states_file, setting="tiers.cpu.states"
+            )  # fmt: skip
+        gpu = self.gpu = LocalGpu(demand, host, self.answers, device, host_states)
         return gpu.address
 
 

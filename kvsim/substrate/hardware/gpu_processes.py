@@ -30,7 +30,8 @@ class GpuProcesses:
         steps = [shared_file("steps", lockstep_bytes(demands[0].ranks)) for own in demands if own.ranks > 1 and own.rank == 0]
         if steps:
             demands = [replace(own, step_file=steps[own.number // own.ranks]) for own in demands]
-        files = [*pools, *steps, *{own.host_file for own in demands if own.host_file is not None}]
+        shared = {file for own in demands for file in (own.host_file, own.host_states_file) if file is not None}
+        files = [*pools, *steps, *shared]
         try:
             for own, answer in zip(demands, answers, strict=True):
                 self.gpus.append(RemoteGpu(own.number, answer, files))

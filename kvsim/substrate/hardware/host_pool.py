@@ -38,17 +38,18 @@ def mapped(n_bytes: int, file: int | None = None) -> mmap.mmap:
 class HostPool:
     """Host memory for ``pages`` pages of ``page_bytes`` bytes. Begins at a multiple of 4096 bytes.
 
-    With ``file``, a descriptor of ``shared_file``, several processes can map the same pages.
+    With ``file``, a descriptor of ``shared_file``, several processes can map the same pages. ``setting`` is the one that decides
+    the size. What is said of pages holds for recurrent states with memory of their own.
     """
 
-    def __init__(self, pages: int, page_bytes: int, file: int | None = None) -> None:
+    def __init__(self, pages: int, page_bytes: int, file: int | None = None, *, setting: str = "tiers.cpu.capacity") -> None:
         """Allocate or map the pool. Raises UsageError if memory is insufficient."""
-        self.pages, self.page_bytes, self.file = pages, page_bytes, file
+        self.pages, self.page_bytes, self.file, self.setting = pages, page_bytes, file, setting
         n_bytes = pages * page_bytes
         try:
             self._map: mmap.mmap | None = mapped(n_bytes, file)
         except OSError as error:
-            raise UsageError(f"tiers.cpu.capacity: cannot allocate {gib(n_bytes)}: {error.strerror}; decrease it") from error
+            raise UsageError(f"{setting}: cannot allocate {gib(n_bytes)}: {error.strerror}; decrease it") from error
         # torch's own pinned allocator would round the size up to a power of two.
         self._bytes = torch.from_numpy(np.frombuffer(self._map, dtype=np.uint8))
         self._is_pinned = False
@@ -71,7 +72,7 @@ class HostPool:
         )
         if refused:
             raise UsageError(
-                f"tiers.cpu.capacity: CUDA cannot pin {gib(n_bytes)} (error {refused}): decrease it, or raise the limit on "
+                f"{self.setting}: CUDA cannot pin {gib(n_bytes)} (error {refused}): decrease it, or raise the limit on "
                 "locked memory (ulimit -l)"
             )
         self._is_pinned = True
@@ -92,7 +93,7 @@ class HostPool:
 
 
 def check_host_room(gpu_bytes: int, host_bytes: int, weight_bytes: int, device: torch.device) -> None:
-    """Raise UsageError unless the host has memory for its pool and, without a GPU, for what would be in GPU memory."""
+    """Raise UsageError unless the host has memory for its pools and, without a GPU, for what would be in GPU memory."""
     available = available_bytes()
     if device.type == "cuda":
         if host_bytes > available:

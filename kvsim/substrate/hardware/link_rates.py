@@ -97,6 +97,14 @@ class LinkRates:
         names = ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "both_directions_bytes_per_s")
         return dict(zip(names, [*rates[:2], max(rates)], strict=True))
 
+    def repeated(self, fragment_bytes: int, n_bytes: int, count: int) -> tuple[list[float], list[float]]:
+        """Return the times of ``count`` equal loads and as many equal stores, of ``n_bytes`` but at least one page."""
+        tiers = self._tiers(fragment_bytes)
+        pages = min(len(tiers.host), max(1, n_bytes // tiers.page_bytes))
+        gpu, host = (self.rng.permutation(len(tiers.host))[:pages] for _ in range(2))
+        load, store = partial(load_layerwise, tiers, host, gpu), partial(tiers.store, gpu, host)
+        return self.watch.times(load, count), self.watch.times(store, count)
+
     def _tiers(self, fragment_bytes: int, rule: CopyRule | None = None) -> TierCopy:
         pages = len(self.gpu) // (fragment_bytes * self.layers)
         end = pages * fragment_bytes * self.layers

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -81,6 +82,8 @@ class Link(ABC):
         """Submit copies of these pages in every way that a flight may take."""
 
     def _submit(self, flight: Flight) -> None:
+        for precedes in flight.after:
+            precedes.wait()
         start_s = perf_counter()
         if flight.is_cancelled or not flight.pages:
             flight.give_up()
@@ -125,7 +128,10 @@ class Link(ABC):
 
 
 class HostLink(Link):
-    """One direction between GPU and host memory; ``is_opposite_busy`` says whether the other one carries pages."""
+    """One direction between GPU and host memory; ``is_opposite_busy`` says whether the other one carries pages.
+
+    ``states`` copies recurrent states that have pools of their own.
+    """
 
     def __init__(
         self,
@@ -136,30 +142,38 @@ class HostLink(Link):
         *,
         is_load: bool,
         is_layerwise: bool,
+        states: TierCopy | None = None,
     ) -> None:
         super().__init__("load" if is_load else "store", answers, turn, tiers.device)
-        self.tiers = tiers
+        self.tiers, self.states = tiers, states
         self.is_opposite_busy = is_opposite_busy
         self.is_load = is_load
         self.is_layerwise = is_layerwise
 
     def send(self, flight: Flight) -> None:
         if self.is_load:
-            layers = self.tiers.layers
-            flight.layers_at_once = self.tiers.layerwise(flight.pages) if self.is_layerwise else layers
+            tiers = self._tiers_of(flight)
+            layers = tiers.layers
+            flight.layers_at_once = tiers.layerwise(flight.pages) if self.is_layerwise else layers
             flight.landings = [Landing() for _ in range(-(-layers // flight.layers_at_once))]
         super().send(flight)
 
     def close(self) -> bool:
         if not super().close():
             return False
-        del self.tiers
+        del self.tiers, self.states
         return True
 
+    def _tiers_of(self, flight: Flight) -> TierCopy:
+        if not flight.of_states:
+            return self.tiers
+        assert self.states is not None
+        return self.states
+
     def _copy(self, flight: Flight) -> None:
-        is_shared = self.is_opposite_busy()
+        is_shared, tiers = self.is_opposite_busy(), self._tiers_of(flight)
         if not self.is_load:
-            self.tiers.store(flight.sources, flight.targets, is_shared=is_shared)
+            tiers.store(flight.sources, flight.targets, is_shared=is_shared)
             return
         coming = iter(flight.landings)
 
@@ -168,17 +182,16 @@ class HostLink(Link):
             landing.event = None if self.stream is None else self.stream.record_event()
             landing.submitted.set()
 
-        self.tiers.load(
-            flight.sources, flight.targets, is_shared=is_shared, layers_at_once=flight.layers_at_once, submitted=submitted
-        )
+        tiers.load(flight.sources, flight.targets, is_shared=is_shared, layers_at_once=flight.layers_at_once, submitted=submitted)
 
     def _copy_some(self, pages: np.ndarray) -> None:
-        for is_shared in (False, True):
+        for tiers, is_shared in product([self.tiers] if self.states is None else [self.tiers, self.states], (False, True)):
+            own = pages[pages < min(tiers.gpu.shape[0], tiers.host.shape[0])]
             if self.is_load:
-                self.tiers.load(pages, pages, is_shared=is_shared)
-                self.tiers.load(pages, pages, is_shared=is_shared, layers_at_once=1)
+                tiers.load(own, own, is_shared=is_shared)
+                tiers.load(own, own, is_shared=is_shared, layers_at_once=1)
             else:
-                self.tiers.store(pages, pages, is_shared=is_shared)
+                tiers.store(own, own, is_shared=is_shared)
 
 
 class PeerLink(Link):

@@ -11,12 +11,23 @@ from kvsim.substrate.hardware.compute import Compute, Leap
 from kvsim.substrate.hardware.flight import Flight
 from kvsim.substrate.hardware.gpu_pool import GpuPool, PeerPools
 from kvsim.substrate.hardware.host_pool import HostPool
+from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
 from kvsim.substrate.hardware.links import HostLink, Link, PeerLink
-from kvsim.substrate.hardware.orders import Answers, CopyOrder, GpuDemand, GpuReport, PoolAddress, SendOrder, StepOrder
+from kvsim.substrate.hardware.orders import (
+    Answers,
+    CopyOrder,
+    GpuDemand,
+    GpuReport,
+    PoolAddress,
+    SendOrder,
+    StateOrder,
+    StepOrder,
+)
 from kvsim.substrate.hardware.patterns import Patterns
 from kvsim.substrate.hardware.rank_share import Lockstep
+from kvsim.substrate.hardware.state_memory import StateMemory
 from kvsim.substrate.hardware.tier_copy import TierCopy
-from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.transformer import Transformer
 from kvsim.substrate.hardware.turn import Turn
 
 WARM_COPY_PAGES = (1, 2, 3, 5, 16, 17, 64, 256)
@@ -33,35 +44,51 @@ class LocalGpu:
     copies run one after another in each direction.
     """
 
-    def __init__(self, demand: GpuDemand, host: HostPool | None, answers: Answers, device: torch.device) -> None:
+    def __init__(
+        self,
+        demand: GpuDemand,
+        host: HostPool | None,
+        answers: Answers,
+        device: torch.device,
+        host_states: HostPool | None = None,
+    ) -> None:
         """Allocate memory and start the threads. Raises UsageError if memory is insufficient."""
         model, self.demand, self.device, self.answers = demand.model, demand, device, answers
         self.host = host
         with ExitStack() as undo:
-            if host is not None and device.type == "cuda":
-                host.pin()
+            for pool in (host, host_states):
+                if pool is not None and device.type == "cuda":
+                    pool.pin()
             self.pool = GpuPool(
-                layers=model.layers,
+                layers=model.attention_layers,
                 pages=demand.gpu_pages,
                 fragment_bytes=demand.fragment_bytes,
                 weight_bytes=int(model.parameters * model.weight_dtype_bytes),
+                state_bytes=demand.state_bytes,
                 device=device,
                 file=demand.pool_file,
             )
             undo.callback(self.pool.close)
             gpu = self.pool.pages
+            self.states = StateMemory(demand, gpu, device) if model.is_hybrid else None
             try:
-                transformer = Transformer(model, gpu, demand.page_tokens, device=device, seed=demand.seed)
+                states = None if self.states is None else self.states.states
+                transformer = Transformer(model, gpu, demand.page_tokens, device=device, seed=demand.seed, states=states)
             except (ValueError, torch.OutOfMemoryError) as error:
                 raise UsageError(f"model: {error}") from error
             undo.pop_all()
         self.turn = Turn(device)
         self.patterns = Patterns(gpu)
         lockstep = Lockstep(demand.step_file, demand.rank, demand.ranks)
-        self.compute_queue = Compute(answers, transformer, self.patterns, demand.names, self.turn, device, lockstep)
+        self.compute_queue = Compute(answers, transformer, self.patterns, demand.names, self.turn, device, lockstep, self.states)
         self.links: dict[str, Link] = {}
         if host is not None:
-            self.tiers = TierCopy(gpu, host.share(model.layers, demand.rank, demand.ranks), demand.copy_rule)
+            self.tiers = TierCopy(gpu, host.share(model.attention_layers, demand.rank, demand.ranks), demand.copy_rule)
+            self.state_tiers: TierCopy | None = None
+            if host_states is not None and self.states is not None and self.states.own_pool is not None:
+                self.state_tiers = TierCopy(
+                    self.states.own_pool, host_states.share(model.recurrent_layers), demand.copy_rule
+                )  # fmt: skip
             self._add_link("load", self.tiers, opposite="store")
             self._add_link("store", self.tiers, opposite="load")
 
@@ -74,6 +101,7 @@ class LocalGpu:
             lambda: self.links[opposite].is_busy,
             is_load=is_load,
             is_layerwise=is_load and self.demand.is_layerwise,
+            states=self.state_tiers,
         )
 
     @property
@@ -87,19 +115,28 @@ class LocalGpu:
         self.links["peer"] = PeerLink(self.answers, peers, self.turn, self.device)
 
     def copy(self, order: CopyOrder) -> None:
+        sources, targets = order.gpu_slots, order.host_slots
         if order.is_load:
-            flight = Flight(number=order.number, sources=order.host_slots, targets=order.gpu_slots)
-        else:
-            flight = Flight(number=order.number, sources=order.gpu_slots, targets=order.host_slots)
+            sources, targets = targets, sources
+        found = [self.compute_queue.state_order(number) for number in order.after]
+        after = [flag for flag in found if flag is not None]
+        flight = Flight(number=order.number, sources=sources, targets=targets, of_states=order.of_states, after=after)
         self.links["load" if order.is_load else "store"].send(flight)
+
+    def copy_states(self, order: StateOrder) -> None:
+        self.compute_queue.copy_states(order)
 
     def send(self, order: SendOrder) -> None:
         flight = Flight(number=order.number, sources=order.sources, targets=order.targets, peer=order.peer)
         self.links["peer"].send(flight)
 
     def compute(self, order: StepOrder) -> None:
-        loads = [self.links["load"].flight(number) for number in order.loads]
-        self.compute_queue.send(Leap(order, [load for load in loads if load is not None]))
+        self.compute_queue.send(Leap(order, self._flights(order.loads), self._flights(order.state_loads)))
+
+    def _flights(self, numbers: Sequence[int]) -> list[Flight]:
+        """Return the loads of these numbers that have not ended."""
+        flights = [self.links["load"].flight(number) for number in numbers]
+        return [flight for flight in flights if flight is not None]
 
     def cancel(self, number: int) -> None:
         for link in self.links.values():
@@ -110,11 +147,15 @@ class LocalGpu:
 
     def report(self) -> GpuReport:
         wrong_words, wrong_pages = self.patterns.wrong()
+        states = None if self.states is None else self.states.patterns
+        state_words, wrong_states = (0, 0) if states is None else states.wrong()
         return GpuReport(
             device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             verified_pages=self.patterns.verified_pages,
-            wrong_words=wrong_words,
+            wrong_words=wrong_words + state_words,
             wrong_pages=wrong_pages,
+            verified_states=0 if states is None else states.verified_pages,
+            wrong_states=wrong_states,
         )
 
     def abandon(self) -> None:
@@ -135,9 +176,11 @@ class LocalGpu:
         if not all(has_ended):
             return False
         if self.host is not None:
-            self.tiers.close()
-            del self.tiers
-        del self.patterns
+            for tiers in (self.tiers, self.state_tiers):
+                if tiers is not None:
+                    tiers.close()
+            del self.tiers, self.state_tiers
+        del self.patterns, self.states
         self.links.clear()
         self.pool.close()
         return True
@@ -169,6 +212,8 @@ class LocalGpu:
         for count in (count for count in WARM_COPY_PAGES if count <= most):
             patterns.fill(slots(count), slots(count).long())
             patterns.verify(slots(count), slots(count).long())
+        if self.states is not None:
+            self.states.warm_up()
         longest = max(2 * demand.max_batch_tokens, WARM_CONTEXT_TOKENS)
         table = slots(-(-longest // demand.page_tokens)) % most
         transformer.warm_up_products(demand.max_batch_tokens)
@@ -183,6 +228,8 @@ class LocalGpu:
         for decodes in (count for count in WARM_DECODES if count <= demand.max_running_requests):
             transformer.step([], [DecodeSlots(WARM_CONTEXT_TOKENS, table)] * decodes, None)
         transformer.record_decodes(demand.max_running_requests)
+        if self.states is not None:
+            self.states.patterns.reset()
         patterns.reset()  # other GPUs that warm up may have overwritten pages
         torch.cuda.synchronize(self.device)
 

@@ -58,11 +58,22 @@ class Demand:
     """CPU tiers of ``cpu_pages`` each: one for all engines, or one per engine."""
     ranks: int = 1
     """GPUs per engine; each has its share of the KV heads of every page."""
+    gpu_states: int = 0
+    """Recurrent states that each engine's own tier of states has; 0 if they are saved in pages, or if there are none."""
+    cpu_states: int = 0
+    """States of each CPU tier's own tier of states."""
+    detached_states: int = 0
+    """States that each engine keeps when their pages have left the GPU."""
 
     @property
     def host_pages(self) -> int:
         """Pages of all CPU tiers."""
         return self.cpu_pages * self.cpu_tiers
+
+    @property
+    def host_states(self) -> int:
+        """States of all CPU tiers that have their own tier of states."""
+        return self.cpu_states * self.cpu_tiers
 
 
 def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
@@ -80,15 +91,19 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
             undo.callback(remove, scratch)
             undo.callback(disk.close)
         names = PageNames(demand.page_ids, None if disk is None else demand.key)
-        if (host := open_host(demand, page_bytes)) is not None:
+        if (host := open_host(demand, "host", demand.host_pages, page_bytes, "tiers.cpu.capacity")) is not None:
             undo.callback(host.close)
+        state_bytes = demand.model.state_bytes
+        if (host_states := open_host(demand, "states", demand.host_states, state_bytes, "tiers.cpu.states")) is not None:
+            undo.callback(host_states.close)
         disk_links: dict[bool, DiskLink] = {}
         if disk is not None and host is not None:
             answers = Party(book, -1)
             disk_links = {read: DiskLink(answers, disk, host.rows, names.keys, is_read=read) for read in (True, False)}
             for link in disk_links.values():
                 undo.callback(link.close)
-        opened, close_gpus = open_gpus(demand, names, host, book, device)
+        hosts = host, host_states
+        opened, close_gpus = open_gpus(demand, names, hosts, book, device)
         substrate = HardwareSubstrate(
             book,
             gpus=opened,
@@ -99,7 +114,7 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
             page_bytes=page_bytes,
             rates=demand.hardware,
             device=str(device),
-            host=host,
+            hosts=[pool for pool in hosts if pool is not None],
             disk=disk,
             disk_links=disk_links,
             scratch=scratch,
@@ -108,16 +123,16 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
     return substrate
 
 
-def open_host(demand: Demand, page_bytes: int) -> HostPool | None:
-    """Allocate the host's pool, if there is a CPU tier; shared if several processes need it.
+def open_host(demand: Demand, name: str, pages: int, page_bytes: int, setting: str) -> HostPool | None:
+    """Allocate one of the host's pools, unless it is empty; shared if several processes need it.
 
-    Raises UsageError if memory is insufficient.
+    Raises UsageError, which names the ``setting``, if memory is insufficient.
     """
-    if not demand.host_pages:
+    if not pages:
         return None
     is_shared = demand.engines * demand.ranks > 1
-    file = shared_file("host", demand.host_pages * page_bytes) if is_shared else None
-    return HostPool(demand.host_pages, page_bytes, file)
+    file = shared_file(name, pages * page_bytes) if is_shared else None
+    return HostPool(pages, page_bytes, file, setting=setting)
 
 
 def check(demand: Demand, device: torch.device) -> None:
@@ -133,22 +148,28 @@ def check(demand: Demand, device: torch.device) -> None:
             f"cluster.engines={demand.engines} with hardware.gpus={demand.ranks} needs {gpus} GPUs, but this machine has "
             f"{torch.cuda.device_count()}: decrease them"
         )
-    page_bytes = model.page_bytes(demand.page_tokens)
-    weight_bytes = int(model.parameters * model.weight_dtype_bytes) * demand.engines
-    check_host_room(demand.engines * demand.gpu_pages * page_bytes, demand.host_pages * page_bytes, weight_bytes, device)
+    own = gpu_demand(demand, PageNames(0), (None, None), 0)
+    gpu_bytes = demand.engines * (demand.gpu_pages * own.page_bytes * demand.ranks + own.state_bytes)
+    host_bytes = demand.host_pages * model.page_bytes(demand.page_tokens) + demand.host_states * model.state_bytes
+    check_host_room(gpu_bytes, host_bytes, int(model.parameters * model.weight_dtype_bytes) * demand.engines, device)
+
+
+Hosts = tuple[HostPool | None, HostPool | None]
+"""The host's pools of pages and of states."""
 
 
 def open_gpus(
-    demand: Demand, names: PageNames, host: HostPool | None, book: OrderBook, device: torch.device
+    demand: Demand, names: PageNames, hosts: Hosts, book: OrderBook, device: torch.device
 ) -> tuple[Sequence[Gpu], Callable[[], bool]]:
     """Open all GPUs, and return them and what closes them. A single one stays in this process."""
-    demands = [gpu_demand(demand, names, host, number) for number in range(demand.engines * demand.ranks)]
+    demands = [gpu_demand(demand, names, hosts, number) for number in range(demand.engines * demand.ranks)]
     if len(demands) > 1:
         processes = GpuProcesses(demands, [Party(book, own.number) for own in demands], device)
-        if host is not None:
-            host.close_file()
+        for host in hosts:
+            if host is not None:
+                host.close_file()
         return processes.gpus, processes.close
-    gpu = LocalGpu(demands[0], host, Party(book, 0), device)
+    gpu = LocalGpu(demands[0], hosts[0], Party(book, 0), device, hosts[1])
     try:
         gpu.warm_up()
     except BaseException:
@@ -157,8 +178,9 @@ def open_gpus(
     return [gpu], gpu.close
 
 
-def gpu_demand(demand: Demand, names: PageNames, host: HostPool | None, number: int) -> GpuDemand:
+def gpu_demand(demand: Demand, names: PageNames, hosts: Hosts, number: int) -> GpuDemand:
     """Return what is required of one of the GPUs."""
+    host, host_states = hosts
     return GpuDemand(
         number=number,
         model=rank_share(demand.model, demand.ranks),
@@ -174,6 +196,10 @@ def gpu_demand(demand: Demand, names: PageNames, host: HostPool | None, number: 
         rank=number % demand.ranks,
         ranks=demand.ranks,
         host_file=None if host is None else host.file,
+        gpu_states=demand.gpu_states,
+        cpu_states=demand.host_states,
+        kept_states=demand.detached_states,
+        host_states_file=None if host_states is None else host_states.file,
     )
 
 

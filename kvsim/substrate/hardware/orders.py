@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -25,6 +25,12 @@ class GpuDemand:
     gpu_pages: int
     cpu_pages: int
     """Pages of the host's pool; 0 without one."""
+    gpu_states: int = 0
+    """Slots of a pool of recurrent states; 0 if they are saved in pages, or if there are none."""
+    cpu_states: int = 0
+    """States of the host's pool of states; 0 without one."""
+    kept_states: int = 0
+    """States kept outside the pools, beside those of running requests."""
     copy_rule: CopyRule
     max_batch_tokens: int
     max_running_requests: int
@@ -36,6 +42,8 @@ class GpuDemand:
     ranks: int = 1
     host_file: int | None = None
     """File descriptor of the host's pool if several processes share it."""
+    host_states_file: int | None = None
+    """The same for the host's pool of states."""
     step_file: int | None = None
     """File descriptor of what keeps several ranks in step."""
     pool_file: int | None = None
@@ -44,12 +52,22 @@ class GpuDemand:
     @property
     def fragment_bytes(self) -> int:
         """Bytes of this GPU's share of a page in one layer."""
-        return self.model.page_bytes(self.page_tokens) // self.model.layers
+        return self.model.page_bytes(self.page_tokens) // self.model.attention_layers
 
     @property
     def page_bytes(self) -> int:
         """Bytes of this GPU's share of a page."""
-        return self.fragment_bytes * self.model.layers
+        return self.fragment_bytes * self.model.attention_layers
+
+    @property
+    def state_slots(self) -> int:
+        """Slots of states outside the pools: one per request, the kept ones, and one that belongs to none."""
+        return self.max_running_requests + self.kept_states + 1 if self.model.is_hybrid else 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all states in GPU memory, whether of requests, kept or in their own pool."""
+        return (self.state_slots + self.gpu_states) * self.model.state_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +79,36 @@ class CopyOrder:
     """To the GPU; otherwise to the host."""
     gpu_slots: np.ndarray
     host_slots: np.ndarray
+    of_states: bool = False
+    """Whether the slots are those of the pools of states."""
+    after: Sequence[int] = ()
+    """Numbers of orders for states that must have ended before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateCopy:
+    """One recurrent state that is copied within the GPU.
+
+    save    from a request's slot, where its pattern is written first, to ``saved``: slots of the pool of states or pages
+    load    from ``saved`` to a request's slot, or to one where it is kept; verified there
+    share   from ``source``, where it is kept, to a request's slot; verified there
+    """
+
+    kind: Literal["save", "load", "share"]
+    slot: int
+    """Slot of a request, or where the state is kept."""
+    page: int
+    """The page after which the state was saved: its name."""
+    saved: np.ndarray = field(default_factory=lambda: NOTHING)
+    source: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOrder:
+    """Copy states, in order, after the steps ordered before and before those ordered later."""
+
+    number: int
+    copies: Sequence[StateCopy]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +140,10 @@ class ChunkPages:
     """Slots of the pages that this chunk completes."""
     filled_ids: np.ndarray
     """Ids of the pages that this chunk completes."""
+    state: int = 0
+    """Slot of the request's recurrent state, if the model has one."""
+    begins: StateCopy | None = None
+    """The saved state that the request begins from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +159,8 @@ class DecodePages:
     """Slots of the pages that are complete after the last step of the leap."""
     filled_ids: np.ndarray
     """Ids of these pages."""
+    state: int = 0
+    """Slot of the request's recurrent state, if the model has one."""
     reused_slots: np.ndarray = field(default_factory=lambda: NOTHING)
     """Slots of the prompt's pages, in the first leap of a request whose prompt another GPU has computed."""
     reused_ids: np.ndarray = field(default_factory=lambda: NOTHING)
@@ -122,6 +176,8 @@ class StepOrder:
     loads: Sequence[int]
     """Numbers of the copy orders that the step follows layer by layer; those that have ended do not matter."""
     steps: int
+    state_loads: Sequence[int] = ()
+    """Numbers of the copy orders that bring recurrent states, which must have ended before the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +187,10 @@ class GpuReport:
     device: str
     verified_pages: int
     wrong_words: int
+    """Of pages and states."""
     wrong_pages: int
+    verified_states: int = 0
+    wrong_states: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +221,9 @@ class Gpu(Protocol):
 
     def copy(self, order: CopyOrder) -> None:
         """Copy pages; the answer is the number that arrived, all or none."""
+
+    def copy_states(self, order: StateOrder) -> None:
+        """Copy recurrent states within the GPU; the answer is their number."""
 
     def send(self, order: SendOrder) -> None:
         """Copy pages to another GPU; the answer is the number that arrived."""

@@ -21,6 +21,9 @@ def rank_share(model: ModelSpec, ranks: int) -> ModelSpec:
     """
     if ranks == 1:
         return model
+    for name in ("recurrent_layers", "kv_latent_dim"):
+        if getattr(model, name):
+            raise ValueError(f"{name}: on hardware, one GPU computes such a model: set hardware.gpus=1")
     divided = ["heads", "kv_heads", "vocabulary"]
     divided += [name for name in ("mlp_width", "expert_width") if getattr(model, name)]
     for name in divided:

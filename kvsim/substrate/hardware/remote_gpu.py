@@ -16,7 +16,7 @@ from typing import Any
 from kvsim.engine.substrate import LOST
 from kvsim.errors import UsageError
 from kvsim.substrate.hardware.channel import Channel
-from kvsim.substrate.hardware.orders import Answers, CopyOrder, GpuReport, SendOrder, StepOrder
+from kvsim.substrate.hardware.orders import Answers, CopyOrder, GpuReport, SendOrder, StateOrder, StepOrder
 
 PATIENCE_S = 60.0
 """Time after which a process that does not end is killed."""
@@ -68,6 +68,9 @@ class RemoteGpu:
 
     def copy(self, order: CopyOrder) -> None:
         self._order(order.number, 0, "copy", order)
+
+    def copy_states(self, order: StateOrder) -> None:
+        self._order(order.number, 0, "copy_states", order)
 
     def send(self, order: SendOrder) -> None:
         self._order(order.number, 0, "send", order)

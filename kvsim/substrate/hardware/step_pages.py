@@ -15,17 +15,19 @@ from kvsim.substrate.hardware.orders import NOTHING, ChunkPages, DecodePages
 
 if TYPE_CHECKING:
     from kvsim.engine.job import Job
+    from kvsim.substrate.hardware.state_slots import StateSlots
 
 
 class StepPages:
     """Determines the pages that one engine's work reads and writes.
 
-    With ``caches_output``, answer pages have ids and may be reused.
+    With ``caches_output``, answer pages have ids and may be reused. ``states`` has the recurrent states of a hybrid model.
     """
 
     def __init__(self, page_tokens: int, *, caches_output: bool) -> None:
         self.page_tokens = page_tokens
         self.caches_output = caches_output
+        self.states: StateSlots | None = None
         self._begun: dict[Job, Lease] = {}
         """Lease of the last chunk of each running request."""
         self._decoding: dict[Lease, tuple[int, np.ndarray]] = {}
@@ -66,7 +68,8 @@ class StepPages:
         gpu, all_slots = lease.gpu.index, slots_of(lease)
         ids = self._ids(job.request)
         is_there = np.repeat([not is_gap(node, gpu) for node in path], [node.pages for node in path]).astype(bool)
-        reused = np.flatnonzero(is_there) if is_first else NOTHING
+        pages = -(-end // self.page_tokens)
+        reused = np.flatnonzero(is_there[:pages]) if is_first else NOTHING  # a hit that ends early for its state pins more
         filled = np.arange(start // self.page_tokens, self._whole_pages(job.request, end, len(ids)))
         filled = filled[(filled >= len(is_there)) | ~np.append(is_there, False)[np.minimum(filled, len(is_there))]]
         if is_last:
@@ -75,14 +78,18 @@ class StepPages:
             tokens=tokens,
             start=start,
             is_sampled=is_last,
-            slots=all_slots[: -(-end // self.page_tokens)],
+            slots=all_slots[:pages],
             reused=reused,
             reused_ids=ids[reused],
             filled_slots=all_slots[filled],
             filled_ids=ids[filled],
+            state=0 if self.states is None else self.states.of(lease),
+            begins=self.states.start_of(lease) if self.states is not None and is_first else None,
         )
 
     def _decode(self, job: "Job", number: int, slots: np.ndarray, work: Work, *, has_changed: bool) -> DecodePages:
+        lease = job.lease
+        assert lease is not None
         context, filled, filled_ids = job.cached_tokens(work.decode_step), NOTHING, NOTHING
         first, end = context // self.page_tokens, (context + work.max_steps) // self.page_tokens
         if self.caches_output and end > first:
@@ -95,6 +102,7 @@ class StepPages:
             slots=slots if has_changed else None,
             filled_slots=slots[filled],
             filled_ids=filled_ids,
+            state=0 if self.states is None else self.states.of(lease),
         )
 
     def _with_sent_pages(self, item: DecodePages, request: Request, slots: np.ndarray) -> DecodePages:

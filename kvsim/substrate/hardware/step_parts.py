@@ -8,8 +8,9 @@ import torch
 
 from kvsim.hardware_curves import Rows
 from kvsim.substrate.hardware.decode_graph import recorded
+from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
 from kvsim.substrate.hardware.stopwatch import Stopwatch
-from kvsim.substrate.hardware.transformer import ChunkSlots, DecodeSlots, Transformer
+from kvsim.substrate.hardware.transformer import Transformer
 from kvsim.substrate.hardware.warming import warming
 
 DECODE_TOKENS = 256
@@ -30,22 +31,37 @@ class StepParts:
         self.layers = self.model.attention_layers
         self.rng = np.random.default_rng(seed)
         self._products: dict[tuple[int, int], float] = {}
+        self._recurrences: dict[tuple[int, int], float] = {}
         self.overhead_s = self._overhead_s()
 
     def linear_row(self, tokens: int) -> list[float]:
-        """Return FLOPs per byte of weights, and rate, of a step without attention."""
+        """Return FLOPs per byte of weights, and rate, of a step without attention and recurrences."""
         model, sampled = self.model, tokens if tokens <= DECODE_TOKENS else 1
-        flops = tokens * model.linear_flops_per_token + sampled * model.sampling_flops_per_token
+        flops = tokens * (model.linear_flops_per_token - model.recurrence_flops_per_token)
+        flops += sampled * model.sampling_flops_per_token
         return [flops / model.weight_bytes(tokens), flops / max(self._products_s(tokens, sampled) - self.overhead_s, 1e-9)]
 
     def prefill_row(self, tokens: int, context: int) -> list[float]:
-        """Return query rows, context and rate of a chunk's attention."""
+        """Return query rows, context and rate of a chunk's attention; latents of its prefix are expanded at the peak rate."""
         chunk = ChunkSlots(tokens, context - tokens, self._slots(context))
         step_s = self._replayed_s(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
         pairs = tokens * (context - tokens) + tokens * (tokens + 1) / 2
         flops = self.model.attention_flops_per_pair * pairs
-        seconds = max(step_s - self._products_s(tokens, 1), flops / self.flops_per_s)
+        prefix_s = self.model.prefix_flops_per_token * (context - tokens) / self.flops_per_s
+        seconds = max(step_s - self._without_attention_s(tokens, 0) - prefix_s, flops / self.flops_per_s)
         return [tokens * self.model.heads, context, flops / seconds]
+
+    def scan_row(self, tokens: int) -> list[float]:
+        """Return tokens and state elements per second of a chunk's recurrence."""
+        seconds = max(self._without_attention_s(tokens, 0) - self._products_s(tokens, 1), 1e-9)
+        return [tokens, tokens * self.model.state_elements / seconds]
+
+    def state_row(self, batch: int) -> list[float]:
+        """Return bytes per layer, read and written, and rate of the recurrence of a decoding batch."""
+        layers = self.model.recurrent_layers
+        n_bytes = 2 * batch * self.model.state_bytes / layers
+        layer_s = (self._without_attention_s(0, batch) - self._products_s(batch, batch)) / layers
+        return [round(n_bytes), n_bytes / max(layer_s, n_bytes / self.memory_bytes_per_s)]
 
     def decode_rows(self, totals: Sequence[int], batches: Sequence[int]) -> tuple[Rows, float]:
         """Return rows of bytes per layer and rate, one per total number of context tokens, and the spread between batches.
@@ -74,9 +90,20 @@ class StepParts:
 
     def _decode_s(self, context: int, batch: int) -> float:
         """Return the seconds that the attention of a batch takes in one layer."""
-        decodes = [DecodeSlots(context, self._slots(context)) for _ in range(batch)]
+        decodes = [DecodeSlots(context, self._slots(context), state) for state in range(batch)]
         step_s = self.watch.seconds(lambda: self.transformer.step([], decodes))
-        return (step_s - self._products_s(batch, batch)) / self.layers
+        return (step_s - self._without_attention_s(0, batch)) / self.layers
+
+    def _without_attention_s(self, tokens: int, batch: int) -> float:
+        """Return the time of the products and recurrences of a chunk of ``tokens`` or of a decoding ``batch``."""
+        if not self.model.is_hybrid:
+            return self._products_s(tokens, 1) if tokens else self._products_s(batch, batch)
+        if (tokens, batch) not in self._recurrences:
+            chunks = [ChunkSlots(tokens, tokens, self._slots(tokens))] if tokens else []
+            decodes = [DecodeSlots(1, self._slots(1), state) for state in range(batch)]
+            step = lambda: self.transformer.step_without_attention(chunks, decodes, sampled_tokens=len(chunks))  # noqa: E731
+            self._recurrences[tokens, batch] = self._replayed_s(step)
+        return self._recurrences[tokens, batch]
 
     def _products_s(self, tokens: int, sampled: int) -> float:
         if (tokens, sampled) not in self._products:

@@ -21,19 +21,23 @@ class Stopwatch:
 
     def seconds(self, action: Callable[[], object]) -> float:
         """Return the median time from the call of ``action`` to the end of the work it starts."""
+        return statistics.median(self.times(action, self.repeats))
+
+    def times(self, action: Callable[[], object], count: int) -> list[float]:
+        """Return the times of ``count`` calls of ``action``, each to the end of the work it starts."""
         until = time.perf_counter() + self.heat_s
         action()
         while time.perf_counter() < until:
             action()
             self.wait()
         times = []
-        for _ in range(self.repeats):
+        for _ in range(count):
             self.wait()
             start = time.perf_counter()
             action()
             self.wait()
             times.append(time.perf_counter() - start)
-        return statistics.median(times)
+        return times
 
     def course(self, action: Callable[[], object], *, rest_s: float, seconds: float) -> list[float]:
         """Return the times of consecutive calls, for ``seconds`` and at least once, after a rest of ``rest_s``."""

@@ -21,7 +21,7 @@ from kvsim.substrate.hardware.disk_link import Disk, DiskLink
 from kvsim.substrate.hardware.flight import Flight, Meter
 from kvsim.substrate.hardware.host_pool import HostPool
 from kvsim.substrate.hardware.order_book import OrderBook
-from kvsim.substrate.hardware.orders import NOTHING, CopyOrder, Gpu, SendOrder, StepOrder
+from kvsim.substrate.hardware.orders import NOTHING, CopyOrder, Gpu, SendOrder, StateOrder, StepOrder
 from kvsim.substrate.hardware.remote_gpu import GpuLost
 from kvsim.substrate.hardware.step_pages import StepPages, ids_of, slots_of
 
@@ -43,6 +43,8 @@ class UnderWay:
     number: int
     carriers: Sequence[Carrier]
     done: Event
+    is_state: bool = False
+    """Whether a recurrent state is copied."""
     is_cancelled: bool = False
 
 
@@ -67,7 +69,7 @@ class HardwareSubstrate:
         page_bytes: int,
         rates: HardwareSpec,
         device: str,
-        host: HostPool | None,
+        hosts: Sequence[HostPool],
         disk: Disk | None,
         disk_links: dict[bool, DiskLink],
         scratch: Path | None = None,
@@ -80,7 +82,7 @@ class HardwareSubstrate:
         self.gpus, self.ranks, self.close_gpus = gpus, ranks, close_gpus
         self.pages, self.page_tokens, self.page_bytes = pages, page_tokens, page_bytes
         self.rates, self.device = rates, device
-        self.host, self.disk, self.disk_links, self.scratch = host, disk, disk_links, scratch
+        self.hosts, self.disk, self.disk_links, self.scratch = hosts, disk, disk_links, scratch
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self.meters: dict[tuple[str, int], Meter] = {}
@@ -93,6 +95,8 @@ class HardwareSubstrate:
         Without it, or without an engine that is left, a loss ends the run."""
         self.lost_gpus: list[int] = []
         self._under_way: dict[Transfer, UnderWay] = {}
+        self._state_orders: dict[int, tuple[int, bool, np.ndarray]] = {}
+        """Engine, whether states have a pool of their own, and slots there, of the orders for states that have not ended."""
 
     # Copies
 
@@ -103,25 +107,35 @@ class HardwareSubstrate:
         meter = self._meter(transfer.source, transfer.target)
         gpu = transfer.source if transfer.source.level == GPU else transfer.target
         is_disk = gpu.level != GPU
+        is_state = bool(transfer.nodes) and transfer.nodes[0].is_state
         number, done = self.book.enter(
             parties=1 if is_disk else self.ranks,
             combined=one_or_all,
             meter=meter,
             pages=len(sources),
-            page_bytes=self.page_bytes,
+            page_bytes=transfer.target.slot_bytes or self.page_bytes,
             request=request_of(transfer),
         )
         if is_disk:
             page_ids = ids_of(tuple(run for node in transfer.nodes for run in node.runs))
             link = self.disk_links[transfer.source.level == DISK]
             link.send(Flight(number=number, sources=sources, targets=targets, page_ids=page_ids))
-            self._under_way[transfer] = UnderWay(number, [link], done)
+            self._under_way[transfer] = UnderWay(number, [link], done, is_state)
         else:
             is_load, ranks = gpu is transfer.target, self._gpus_of(gpu.owner)
             gpu_slots, host_slots = (targets, sources) if is_load else (sources, targets)
+            of_states = gpu.slot_bytes is not None
+            order = CopyOrder(
+                number=number,
+                is_load=is_load,
+                gpu_slots=gpu_slots,
+                host_slots=host_slots,
+                of_states=of_states,
+                after=self._state_orders_of(gpu.owner, gpu_slots, in_own_pool=of_states),
+            )
             for rank in ranks:
-                rank.copy(CopyOrder(number=number, is_load=is_load, gpu_slots=gpu_slots, host_slots=host_slots))
-            self._under_way[transfer] = UnderWay(number, ranks, done)
+                rank.copy(order)
+            self._under_way[transfer] = UnderWay(number, ranks, done, is_state)
         done.callbacks.append(lambda event: self._landed(transfer, len(sources), event))
         return done
 
@@ -129,7 +143,7 @@ class HardwareSubstrate:
         order = self._under_way.pop(transfer)
         answer: Any = event.value
         arrived: int = answer if isinstance(answer, int) else min(answer)
-        self._count(transfer.name, arrived)
+        self._count(transfer.name if transfer.target.slot_bytes is None else f"{transfer.name} states", arrived)
         transfer.has_fault = transfer.source.level == DISK and arrived < pages and not order.is_cancelled
 
     def cancel(self, transfer: Transfer) -> None:
@@ -137,6 +151,30 @@ class HardwareSubstrate:
             order.is_cancelled = True
             for carrier in order.carriers:
                 carrier.cancel(order.number)
+
+    def _order_states(self, engine: int) -> None:
+        """Order the copies of states that the cache's decisions require, before anything else uses their slots."""
+        states = self.pages[engine].states
+        if states is None or not states.pending:
+            return
+        copies = states.taken()
+        number, done = self.book.enter()
+        slots = np.concatenate([copy.saved for copy in copies])
+        self._state_orders[number] = engine, states.in_own_pool, slots
+        done.callbacks.append(lambda _: self._states_copied(number))
+        self._gpus_of(engine)[0].copy_states(StateOrder(number=number, copies=copies))
+
+    def _states_copied(self, number: int) -> None:
+        del self._state_orders[number]
+
+    def _state_orders_of(self, engine: int, slots: np.ndarray, *, in_own_pool: bool) -> list[int]:
+        """Return the orders for states under way that read or write some of these slots."""
+        self._order_states(engine)
+        return [
+            number
+            for number, (owner, is_own, used) in self._state_orders.items()
+            if owner == engine and is_own == in_own_pool and np.isin(used, slots).any()
+        ]
 
     def send_pages(self, from_engine: int, to_engine: int, sources: np.ndarray, targets: np.ndarray, request: int = -1) -> Event:
         """Copy pages from one engine's GPU tier to another's. The event's value is the number that arrived, all or none.
@@ -196,6 +234,7 @@ class HardwareSubstrate:
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         pages, gpus = self.pages[work.engine], self._gpus_of(work.engine)
+        self._order_states(work.engine)
         number, done = self.book.enter(parties=self.ranks)
         awaited = [self._under_way[load] for load in loads if load in self._under_way]
         if awaited:
@@ -204,7 +243,8 @@ class HardwareSubstrate:
             number=number,
             chunks=pages.chunks(work),
             decodes=pages.decodes(work),
-            loads=[load.number for load in awaited],
+            loads=[load.number for load in awaited if not load.is_state],
+            state_loads=[load.number for load in awaited if load.is_state],
             steps=work.max_steps,
         )
         for gpu in gpus:
@@ -269,7 +309,7 @@ class HardwareSubstrate:
         return [use for use in used if use.transfers]
 
     def findings(self) -> dict[str, Any]:
-        """Return pages moved and verified, wrong words, disk faults, and how far event handling fell behind the clock.
+        """Return pages and states moved and verified, wrong words, disk faults, and how far event handling fell behind the clock.
 
         What a lost GPU has verified is not known.
         """
@@ -287,6 +327,8 @@ class HardwareSubstrate:
             "verified_pages": sum(report.verified_pages for report in reports) // self.ranks,
             "wrong_words": sum(report.wrong_words for report in reports),
             "wrong_pages": sum(report.wrong_pages for report in reports),
+            "verified_states": sum(report.verified_states for report in reports),
+            "wrong_states": sum(report.wrong_states for report in reports),
             "page_moves": {name: pages for name, pages in self.moved_pages.items() if pages},
             "restored_pages": self.restored_pages,
             "disk_faults": {} if self.disk is None else {name: count for name, count in self.disk.faults.items() if count},
@@ -301,8 +343,9 @@ class HardwareSubstrate:
         has_ended = [self.close_gpus(), *[link.close() for link in self.disk_links.values()]]
         if self.disk is not None:
             self.disk.close()
-        if self.host is not None and all(has_ended):
-            self.host.close()
+        if all(has_ended):
+            for host in self.hosts:
+                host.close()
         remove(self.scratch)
         sys.setswitchinterval(self._switch_s)
 

@@ -1,19 +1,23 @@
-"""Performs the work of a step on a GPU: all matrix products and all attention of a model, with random weights."""
+"""Performs the work of a step on a GPU: all products, attention and recurrences of a model, with random weights."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import rms_norm
 
 from kvsim.kernels.gated_silu import gate_silu
-from kvsim.kernels.page_gather import gather_pages
-from kvsim.kernels.paged_attention import ContextParts, ContextRoom, attend_pages, check_fragment, cut_contexts
+from kvsim.kernels.paged_attention import ContextParts, ContextRoom, cut_contexts
 from kvsim.model import ModelSpec
+from kvsim.substrate.hardware.attention import Attention, GroupedAttention
+from kvsim.substrate.hardware.buffers import Buffers, rounded
 from kvsim.substrate.hardware.decode_graph import DecodeGraph, graph_sizes, recorded
+from kvsim.substrate.hardware.latent_attention import LatentAttention
+from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots, Layer
+from kvsim.substrate.hardware.recurrence import Recurrence, Sequences, check_states, decode_rows, uploaded
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 """Element types by bytes per element."""
@@ -23,46 +27,6 @@ so on. Products and attention work in tiles of 64 or 128 rows: on an H200 a step
 Besides, the library takes milliseconds to choose a kernel for a product of a new size."""
 SPARE_BYTES = 2 << 30
 """GPU memory left for the tensors of a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkSlots:
-    """A prefill chunk: ``tokens`` of a prompt, from position ``start`` on."""
-
-    tokens: int
-    start: int
-    slots: torch.Tensor
-    """Slots of the prompt's pages, at least up to the chunk's end; int32, in GPU memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeSlots:
-    """A request that decodes one token, which attends to ``context_tokens`` cached tokens."""
-
-    context_tokens: int
-    slots: torch.Tensor
-    """Slots of the request's pages, at least those of its context; int32, in GPU memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The weights of one layer, ``[in, out]``, as views of matrices stored as ``[out, in]``."""
-
-    inward: torch.Tensor
-    """Projections of queries, keys, values and, if the model has one, the attention gate, concatenated."""
-    outward: torch.Tensor
-    up: torch.Tensor | None = None
-    """Gate and up projections concatenated, or up alone; None in a layer without a dense MLP."""
-    down: torch.Tensor | None = None
-    router: torch.Tensor | None = None
-    experts_up: torch.Tensor | None = None
-    """Gate and up projections concatenated, ``[expert, in, out]``."""
-    experts_down: torch.Tensor | None = None
-
-    @property
-    def weights(self) -> Iterator[torch.Tensor | None]:
-        """All weights, in order."""
-        return (getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +42,13 @@ class Routes:
 class Transformer:
     """Enqueues the work of a serving engine's steps on the current stream, and never waits for it.
 
-    ``kv`` is the GPU's pool ``[layer, page, fragment bytes]``, uint8. A fragment has the keys of a page's tokens, then their
-    values, each ``[token, kv head, head dim]``. The content of pages does not affect the time of a step: keys and values are
-    masked as ``kernels/paged_attention.py`` describes, so any bits are numbers below 2. The pool is never written; rotary
-    embedding is left out, as in ``ModelSpec``.
+    ``kv`` is the GPU's pool ``[attention layer, page, fragment bytes]``, uint8. A fragment has the keys of a page's tokens, then
+    their values, each ``[token, kv head, head dim]``; with latent attention, ``[token, latent and rope key]``. The content of
+    pages does not affect the time of a step: keys and values are masked as ``kernels/paged_attention.py`` describes, so any bits
+    are numbers below 2. The pool is never written; rotary embedding is left out, as in ``ModelSpec``.
+
+    A hybrid model also has ``states``, as ``Recurrence`` describes: a slot per request, which steps read and write, and one more.
+    Its attention layers are spread evenly among the recurrent ones, which come first.
 
     Each layer has its own random weights, drawn with ``seed``, so a step reads as many bytes as ModelSpec says. In a mixture of
     experts, every token has its own experts, drawn once with equal probability; the router's product is computed but not used.
@@ -89,27 +56,37 @@ class Transformer:
     stream, because they share buffers. Raises ValueError for a model that is not supported or does not fit.
     """
 
-    def __init__(self, model: ModelSpec, kv: torch.Tensor, page_tokens: int, *, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        kv: torch.Tensor,
+        page_tokens: int,
+        *,
+        device: torch.device,
+        seed: int,
+        states: torch.Tensor | None = None,
+    ) -> None:
         check_model(model, device)
-        if kv.dim() != 3 or kv.shape[0] != model.layers:
-            raise ValueError(f"the pool must be [layer, page, fragment] with {model.layers} layers, not {tuple(kv.shape)}")
+        if kv.dim() != 3 or kv.shape[0] != model.attention_layers:
+            layers = model.attention_layers
+            raise ValueError(f"the pool must be [layer, page, fragment] with {layers} layers, not {tuple(kv.shape)}")
         self.model, self.kv, self.page_tokens, self.device = model, kv.view(torch.uint8), page_tokens, device
         self.dtype = DTYPES[model.kv_dtype_bytes]
-        shape = {"kv_heads": model.kv_heads, "head_dim": model.head_dim, "element_bytes": model.kv_dtype_bytes}
-        check_fragment(self.kv[0], page_tokens=page_tokens, **shape)
+        self.buffers = Buffers(self.dtype, device)
+        attention = LatentAttention if model.is_latent else GroupedAttention
+        self.attention: Attention = attention(model, self.kv[0], page_tokens, self.buffers)
+        if model.is_hybrid == (states is None):
+            raise ValueError("states are for models with recurrent layers, which need them")
+        self.recurrence = None if states is None else Recurrence(model, states, self.buffers)
         check_memory(model, device)
         if device.type == "cuda":
             # Use one attention kernel for all chunks: cuDNN's handles only those at the start of a prompt.
             torch.backends.cuda.enable_cudnn_sdp(False)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.attention: dict[str, Any] = {
-            "heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim, "device": device,
-        }  # fmt: skip
-        self.query_width, self.kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.embeddings = self._matrix(model.vocabulary, model.hidden_size)
         self.head = (self.embeddings if model.tied_embeddings else self._matrix(model.vocabulary, model.hidden_size)).t()
+        self.mixers = list(enumerate_layers(model))
         self.layers = [self._layer(index) for index in range(model.layers)]
-        self.buffers: dict[tuple[str, int], torch.Tensor] = {}
         self.inputs = torch.empty(0, dtype=torch.int64, device=device)
         self.choices = torch.empty(0, model.experts_per_token, dtype=torch.int64, device=device)
         self.graphs: list[DecodeGraph] = []
@@ -122,12 +99,16 @@ class Transformer:
         """
         if self.device.type != "cuda":
             return
-        empty = DecodeSlots(1, torch.zeros(1, dtype=torch.int32, device=self.device))
         for requests in graph_sizes(most):
-            room = ContextRoom(requests, **self.attention)
-            self._cut([empty] * requests, room)
-            graph, logits = recorded(lambda room=room: self._decode(room.parts))  # type: ignore[misc]
-            self.graphs.append(DecodeGraph(room, graph, logits, [*self.buffers.values(), self.inputs, self.choices]))
+            idle = 0 if self.recurrence is None else self.recurrence.idle_slot
+            empty = DecodeSlots(1, torch.zeros(1, dtype=torch.int32, device=self.device), idle)
+            room, decodes = ContextRoom(requests, **self.attention.cut), [empty] * requests
+            self._cut(decodes, room)
+            sequences = self._sequences([], decodes)
+            graph, logits = recorded(lambda room=room, sequences=sequences: self._decode(room.parts, sequences))  # type: ignore[misc]
+            table = None if sequences is None else sequences.decodes
+            kept = [*self.buffers.all(), self.inputs, self.choices]
+            self.graphs.append(DecodeGraph(room, graph, logits, kept, table))
 
     @torch.inference_mode()
     def step(
@@ -140,35 +121,60 @@ class Transformer:
     ) -> torch.Tensor:
         """Enqueue one step: one token of each of ``decodes``, then the chunks.
 
-        ``wait_layer(l)`` is called before layer l is enqueued; it makes the stream wait until that layer's pages have arrived.
-        The first ``sampled_tokens`` chunks end their prompts and so produce a token. Returns the logits
+        ``wait_layer(l)`` is called before attention layer l is enqueued; it makes the stream wait until that layer's pages have
+        arrived. The first ``sampled_tokens`` chunks end their prompts and so produce a token. Returns the logits
         ``[sampled, vocabulary]`` of the decodes and these chunks, in a buffer that the next step reuses.
         """
         if not chunks and wait_layer is None and (graph := self._graph(len(decodes))) is not None:
             self._cut(decodes, graph.room)
+            self._replace_sequences(graph, decodes)
             return graph.replay(len(decodes))
-        tokens = len(decodes) + sum(chunk.tokens for chunk in chunks)
         cut = self._cut(decodes) if decodes else None
-        prompts = Prompts(self, chunks, len(decodes)) if chunks else None
-        hidden = self._run(self._rows(tokens) if chunks else tokens, cut, prompts, wait_layer)
+        prompts = self.attention.chunks(chunks, len(decodes)) if chunks else None
+        return self._step(chunks, decodes, cut, prompts, self._sequences(chunks, decodes), wait_layer, sampled_tokens)
+
+    @torch.inference_mode()
+    def step_without_attention(
+        self, chunks: Sequence[ChunkSlots], decodes: Sequence[DecodeSlots], *, sampled_tokens: int = 0
+    ) -> torch.Tensor:
+        """Enqueue the products and recurrences of a step: its cost does not depend on contexts."""
+        return self._step(chunks, decodes, None, None, self._sequences(chunks, decodes), None, sampled_tokens)
+
+    def _step(
+        self,
+        chunks: Sequence[ChunkSlots],
+        decodes: Sequence[DecodeSlots],
+        cut: ContextParts | None,
+        prompts: Any,
+        sequences: Sequences | None,
+        wait_layer: Callable[[int], None] | None,
+        sampled_tokens: int,
+    ) -> torch.Tensor:
+        tokens = len(decodes) + sum(chunk.tokens for chunk in chunks)
+        rows = self._rows(tokens) if chunks else tokens
+        hidden = self._run(rows, len(decodes), cut, prompts, sequences, wait_layer)
         ends = len(decodes) + np.cumsum([chunk.tokens for chunk in chunks[:sampled_tokens]], dtype=int)
         return self._sample([hidden[: len(decodes)], *(hidden[end - 1 : end] for end in ends.tolist())])
 
     @torch.inference_mode()
     def warm_up_products(self, most: int) -> None:
         """Make the library choose the kernels for prefill steps of up to ``most`` tokens, using one layer of each kind."""
-        layers, kinds = self.layers, {}
-        for layer in layers:
-            kinds[tuple(None if weights is None else weights.shape for weights in layer.weights)] = layer
-        self.layers = list(kinds.values())
+        layers, mixers, kinds = self.layers, self.mixers, {}
+        for layer, mixer in zip(layers, mixers, strict=True):
+            kinds[tuple(None if weights is None else weights.shape for weights in layer.weights)] = layer, mixer
+        self.layers, self.mixers = [layer for layer, _ in kinds.values()], [mixer for _, mixer in kinds.values()]
         for tokens in range(most, 0, -PADDING):
             self.products(self._rows(tokens), sampled_tokens=1)
-        self.layers = layers
+        self.layers, self.mixers = layers, mixers
 
     @torch.inference_mode()
     def products(self, tokens: int, *, sampled_tokens: int) -> torch.Tensor:
-        """Enqueue a step without attention, with ``sampled_tokens`` sampled tokens: its cost does not depend on contexts."""
-        return self._sample([self._run(tokens, None, None, None)[:sampled_tokens]])
+        """Enqueue a step without attention and recurrences, with ``sampled_tokens`` sampled tokens; if these are all, it decodes.
+
+        Its cost does not depend on contexts.
+        """
+        decodes = tokens if sampled_tokens == tokens else 0
+        return self._sample([self._run(tokens, decodes, None, None, None, None)[:sampled_tokens]])
 
     def _rows(self, tokens: int) -> int:
         """Return the rows of a step with prefill. Without a GPU, rows are not padded."""
@@ -178,59 +184,48 @@ class Transformer:
         """Return the smallest graph that fits this many requests."""
         return next((graph for graph in self.graphs if graph.room.requests >= requests), None)
 
-    def _decode(self, cut: ContextParts) -> torch.Tensor:
+    def _decode(self, cut: ContextParts, sequences: Sequences | None) -> torch.Tensor:
         """Enqueue a step that only decodes."""
-        return self._sample([self._run(cut.spans.shape[1], cut, None, None)])
+        requests = cut.spans.shape[1]
+        return self._sample([self._run(requests, requests, cut, None, sequences, None)])
 
     def _run(
         self,
         tokens: int,
+        decodes: int,
         cut: ContextParts | None,
-        prompts: "Prompts | None",
+        prompts: Any,
+        sequences: Sequences | None,
         wait_layer: Callable[[int], None] | None,
     ) -> torch.Tensor:
-        """Enqueue all layers and return the hidden states."""
-        hidden = self._buffer("hidden", tokens, self.model.hidden_size)
+        """Enqueue all layers and return the hidden states; the first ``decodes`` tokens decode."""
+        hidden = self.buffers.take("hidden", tokens, self.model.hidden_size)
         torch.index_select(self.embeddings, 0, self._inputs(tokens), out=hidden)
         routes = self._routes(tokens) if self.model.routed_experts else None
-        for index, layer in enumerate(self.layers):
-            if wait_layer is not None:
-                wait_layer(index)
-            self._attention(index, layer, hidden, cut, prompts)
+        for layer, (is_recurrent, index) in zip(self.layers, self.mixers, strict=True):
+            if is_recurrent:
+                assert self.recurrence is not None
+                self.recurrence.run(index, layer, hidden, sequences)
+            else:
+                if wait_layer is not None:
+                    wait_layer(index)
+                self.attention.run(self.kv[index], layer, hidden, decodes, cut, prompts)
             self._mlp(layer, hidden, routes)
         return hidden
 
     # One layer
-
-    def _attention(
-        self, index: int, layer: Layer, hidden: torch.Tensor, cut: ContextParts | None, prompts: "Prompts | None"
-    ) -> None:
-        model, tokens = self.model, len(hidden)
-        mixed = self._buffer("mixed", tokens, layer.inward.shape[1])
-        torch.mm(rms_norm(hidden, hidden.shape[1:]), layer.inward, out=mixed)
-        query = mixed[:, : self.query_width].view(tokens, model.heads, model.head_dim)
-        attended = self._buffer("attended", tokens, self.query_width)
-        out = attended.view(query.shape)
-        if cut is not None:
-            count = cut.spans.shape[1]
-            attend_pages(query[:count], self.kv[index], cut, out[:count], page_tokens=self.page_tokens, kv_heads=model.kv_heads)
-        if prompts is not None:
-            prompts.attend(self.kv[index], query, out)
-        if model.attention_gate:
-            attended.mul_(torch.sigmoid(mixed[:, -self.query_width :]))
-        hidden.addmm_(attended, layer.outward)
 
     def _mlp(self, layer: Layer, hidden: torch.Tensor, routes: Routes | None) -> None:
         if layer.up is None and layer.router is None:
             return
         normed = rms_norm(hidden, hidden.shape[1:])
         if layer.up is not None and layer.down is not None:
-            both = self._buffer("both", len(hidden), layer.up.shape[1])
+            both = self.buffers.take("both", len(hidden), layer.up.shape[1])
             torch.mm(normed, layer.up, out=both)
             hidden.addmm_(self._activate(both, layer.down.shape[0]), layer.down)
         if layer.router is not None and layer.experts_up is not None and layer.experts_down is not None:
             assert routes is not None
-            torch.mm(normed, layer.router, out=self._buffer("routed", len(hidden), layer.router.shape[1]))
+            torch.mm(normed, layer.router, out=self.buffers.take("routed", len(hidden), layer.router.shape[1]))
             both = functional.grouped_mm(normed[routes.tokens], layer.experts_up, offs=routes.ends)
             result = functional.grouped_mm(self._activate(both, self.model.expert_width), layer.experts_down, offs=routes.ends)
             hidden.index_add_(0, routes.tokens, result, alpha=1 / self.model.experts_per_token)
@@ -239,14 +234,14 @@ class Transformer:
         """Apply a gated SiLU, or a squared ReLU without a gate."""
         if both.shape[1] == width:
             return both.relu_().square_()
-        activated = self._buffer("activated", len(both), width)
+        activated = self.buffers.take("activated", len(both), width)
         gate_silu(both, activated)
         return activated
 
     def _sample(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Return the logits of these rows of hidden states."""
         sampled = torch.cat(parts) if len(parts) > 1 else parts[0]
-        logits = self._buffer("logits", len(sampled), self.model.vocabulary)
+        logits = self.buffers.take("logits", len(sampled), self.model.vocabulary)
         if len(sampled):
             torch.mm(rms_norm(sampled, sampled.shape[1:]), self.head, out=logits)
         return logits
@@ -259,8 +254,18 @@ class Transformer:
             [request.slots for request in decodes],
             page_tokens=self.page_tokens,
             room=room,
-            **self.attention,
+            **self.attention.cut,
         )
+
+    def _sequences(self, chunks: Sequence[ChunkSlots], decodes: Sequence[DecodeSlots]) -> Sequences | None:
+        return None if self.recurrence is None else Sequences.of(chunks, decodes, self.device)
+
+    def _replace_sequences(self, graph: DecodeGraph, decodes: Sequence[DecodeSlots]) -> None:
+        """Let a recorded step take these requests by a token; if there are fewer, the others share the slot that nobody has."""
+        if self.recurrence is not None and graph.sequences is not None:
+            idle = [self.recurrence.idle_slot] * (graph.room.requests - len(decodes))
+            rows = decode_rows([request.state for request in decodes] + idle)
+            graph.sequences.copy_(uploaded(rows, self.device))
 
     def _inputs(self, tokens: int) -> torch.Tensor:
         """Return ``tokens`` random input tokens, drawn once."""
@@ -279,32 +284,24 @@ class Transformer:
         ends = torch.searchsorted(experts, every, right=True).int()
         return Routes(order // model.experts_per_token, ends)
 
-    def _buffer(self, name: str, rows: int, width: int) -> torch.Tensor:
-        """Return the first rows of a reused buffer that grows to the needs of the largest step."""
-        buffer = self.buffers.get((name, width))
-        if buffer is None or len(buffer) < rows:
-            self.buffers.pop((name, width), None)
-            buffer = self.buffers[name, width] = torch.empty(rounded(rows), width, dtype=self.dtype, device=self.device)
-        return buffer[:rows]
-
     # Weights
 
     def _layer(self, index: int) -> Layer:
-        model = self.model
-        hidden, gate = model.hidden_size, self.query_width if model.attention_gate else 0
-        inward = self._matrix(self.query_width + 2 * self.kv_width + gate, hidden).t()
-        outward = self._matrix(hidden, self.query_width).t()
+        model, hidden = self.model, self.model.hidden_size
+        is_recurrent, _ = self.mixers[index]
+        mixer = self.recurrence if is_recurrent else self.attention
+        assert mixer is not None
+        mixing = mixer.weights(self._matrix)
         if index >= (model.mlp_layers or model.layers):
-            return Layer(inward, outward)
+            return Layer(**mixing)
         if not model.routed_experts or index < model.dense_layers:
-            return Layer(inward, outward, *self._dense(model.mlp_width, model.mlp_matrices))
+            up, down = self._dense(model.mlp_width, model.mlp_matrices)
+            return Layer(**mixing, up=up, down=down)
         shared = model.shared_experts * model.expert_width
-        up, down = self._dense(shared, 3) if shared else (None, None)
+        given = dict(zip(("up", "down"), self._dense(shared, 3), strict=True)) if shared else {}
         return Layer(
-            inward,
-            outward,
-            up,
-            down,
+            **mixing,
+            **given,
             router=self._matrix(model.routed_experts, hidden).t(),
             experts_up=self._matrix(model.routed_experts, 2 * model.expert_width, hidden).transpose(1, 2),
             experts_down=self._matrix(model.routed_experts, hidden, model.expert_width).transpose(1, 2),
@@ -320,63 +317,24 @@ class Transformer:
         return matrix.normal_(0, shape[-1] ** -0.5, generator=self.generator)
 
 
-class Prompts:
-    """The attention of a step's chunks. Each layer gathers the pages of all chunks at once; then the chunks attend in turn."""
-
-    def __init__(self, transformer: Transformer, chunks: Sequence[ChunkSlots], first_row: int) -> None:
-        model, page_tokens = transformer.model, transformer.page_tokens
-        self.kv_heads = model.kv_heads
-        pages = [-(-(chunk.start + chunk.tokens) // page_tokens) for chunk in chunks]
-        for chunk, needed in zip(chunks, pages, strict=True):
-            if len(chunk.slots) < needed:
-                raise ValueError(
-                    f"a chunk that ends at {chunk.start + chunk.tokens} needs {needed} pages, not {len(chunk.slots)}"
-                )
-        self.slots = torch.cat([chunk.slots[:needed] for chunk, needed in zip(chunks, pages, strict=True)])
-        tokens = sum(pages) * page_tokens
-        gathered = transformer._buffer("gathered", 2 * tokens, transformer.kv_width)
-        self.gathered = gathered.view(2, tokens, model.kv_heads, model.head_dim)
-        self.parts = []
-        row, begin = first_row, 0
-        for chunk, needed in zip(chunks, pages, strict=True):
-            keys, values = self.gathered[:, begin : begin + chunk.start + chunk.tokens].transpose(1, 2).unsqueeze(1)
-            mask = causal_mask(chunk.tokens, chunk.start + chunk.tokens, transformer.device)
-            self.parts.append((slice(row, row + chunk.tokens), keys, values, mask))
-            row += chunk.tokens
-            begin += needed * page_tokens
-
-    def attend(self, pool: torch.Tensor, query: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend in one layer. ``query`` and ``out`` are ``[row, head, dim]`` for the whole step."""
-        gather_pages(pool, self.slots, self.gathered)
-        for rows, keys, values, mask in self.parts:
-            asked = query[rows].transpose(0, 1).unsqueeze(0)
-            attended = scaled_dot_product_attention(asked, keys, values, attn_mask=mask, enable_gqa=True)
-            out[rows].copy_(attended[0].transpose(0, 1))
-
-
-def causal_mask(tokens: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Return the mask that lets the last of ``tokens`` queries attend to all ``keys``, and each earlier query to one key fewer.
-
-    On a GPU it is a symbolic mask that flash attention understands, because the mask itself would take memory for every pair.
-    """
-    if device.type == "cuda":
-        from torch.nn.attention.bias import causal_lower_right  # takes a second to import
-
-        return causal_lower_right(tokens, keys)
-    return torch.ones(tokens, keys, dtype=torch.bool, device=device).tril(keys - tokens)
+def enumerate_layers(model: ModelSpec) -> Iterator[tuple[bool, int]]:
+    """Yield whether each layer is recurrent, and its number among those of its kind; attention ends each group of layers."""
+    attention = 0
+    for index in range(model.layers):
+        is_recurrent = (index + 1) * model.attention_layers // model.layers == attention
+        yield is_recurrent, index - attention if is_recurrent else attention
+        attention += not is_recurrent
 
 
 def check_model(model: ModelSpec, device: torch.device) -> None:
     """Raise ValueError for a model whose work, as counted by ModelSpec, ``Transformer`` cannot do."""
-    if model.is_hybrid:
-        raise ValueError("recurrent_layers: there is no kernel for recurrent layers: choose a model with attention only")
-    if model.is_latent:
-        raise ValueError("kv_latent_dim: there is no kernel for latent attention: choose a model with grouped-query attention")
     for name in ("kv_dtype_bytes", "weight_dtype_bytes"):
         if getattr(model, name) not in DTYPES:
             raise ValueError(f"{name} must be 2 (bf16) or 4 (float32) on hardware, not {getattr(model, name)}")
     if model.kv_dtype_bytes != model.weight_dtype_bytes:
         raise ValueError(f"weight_dtype_bytes must equal kv_dtype_bytes={model.kv_dtype_bytes}, not {model.weight_dtype_bytes}")
+    if model.is_hybrid:
+        check_states(model)
     if model.routed_experts and not hasattr(functional, "grouped_mm"):
         raise ValueError(f"routed_experts: torch {torch.__version__} has no grouped_mm: install torch 2.10 or later")
     if model.routed_experts and device.type == "cuda" and model.weight_dtype_bytes != 2:
@@ -399,8 +357,3 @@ def padded(tokens: int) -> int:
     """Return the padded rows of a step with prefill of ``tokens`` tokens."""
     step = max(PADDING, 1 << max(0, tokens.bit_length() - 7))
     return -(-tokens // step) * step
-
-
-def rounded(rows: int) -> int:
-    """Round up to a power of two, so that buffers rarely grow."""
-    return 1 << max(0, rows - 1).bit_length()

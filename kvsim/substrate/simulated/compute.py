@@ -110,13 +110,17 @@ class MeasuredParts(Steps):
                        (if a step has prefill, both count tokens rounded up to multiples of ``prefill_tile_tokens``)
     decode attention   seconds per layer by bytes of keys and values, linear between the measured points, times the attention
                        layers; at least the time of the smallest measured point, and at least the time of the FLOPs
-    recurrent states   read and written once for each chunk and decoding request, at the rate of GPU memory
+    recurrences        elements of each chunk's states times its tokens, and bytes of states that decoding requests read and
+                       write, at the rates for their numbers; without curves for them, states are read and written once for each
+                       chunk and decoding request, at the rate of GPU memory, and FLOPs count as matrix products
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         assert hardware.compute_curves is not None
         self.model, self.hardware, self.curves = model, hardware, hardware.compute_curves
+        self._has_scan = model.is_hybrid and self.curves.scan is not None
         self._state_s = 2 * model.state_bytes / hardware.effective_memory_bytes_per_s
+        self._product_flops = model.linear_flops_per_token - (model.recurrence_flops_per_token if self._has_scan else 0.0)
         layer_bytes = model.kv_bytes_per_token / model.attention_layers / hardware.gpus
         flops_s = model.decode_attention_flops_per_pair / hardware.effective_flops_per_s
         measured = [
@@ -134,9 +138,18 @@ class MeasuredParts(Steps):
 
     def _constant_s(self, work: Work) -> float:
         """Return the seconds of the parts that are equal in every step of a leap."""
-        sequences = work.decode_requests + len(work.chunks)
         attention_s = sum(self._attention_s(tokens, start) for tokens, start in work.chunks)
-        return self._products_s(work) + attention_s + sequences * self._state_s
+        return self._products_s(work) + attention_s + self._recurrences_s(work)
+
+    def _recurrences_s(self, work: Work) -> float:
+        if not self._has_scan:
+            return (work.decode_requests + len(work.chunks)) * self._state_s
+        model, gpus = self.model, self.hardware.gpus
+        seconds = sum(model.state_elements * tokens / self.curves.scan_elements_per_s(tokens) for tokens, _ in work.chunks) / gpus
+        if work.decode_requests:
+            n_bytes = 2 * work.decode_requests * model.state_bytes / model.recurrent_layers / gpus
+            seconds += model.recurrent_layers * n_bytes / self.curves.state_bytes_per_s(n_bytes)
+        return seconds
 
     def _products_s(self, work: Work) -> float:
         model = self.model
@@ -145,7 +158,7 @@ class MeasuredParts(Steps):
             tokens = self.curves.tiled(tokens + sum(count for count, _ in work.chunks))
         prefix = sum(start for _, start in work.chunks)
         sampled = work.decode_requests + work.sampled_tokens
-        flops = tokens * model.linear_flops_per_token + prefix * model.prefix_flops_per_token
+        flops = tokens * self._product_flops + prefix * model.prefix_flops_per_token
         flops += sampled * model.sampling_flops_per_token
         rate = self.curves.linear_flops_per_s(flops / model.weight_bytes(tokens))
         return flops / (rate * self.hardware.gpus)

@@ -1,8 +1,9 @@
-"""How tensor-parallel ranks share a transfer: each moves its part of every page, at its own speed, until a page fails on it."""
+"""How tensor-parallel ranks carry a transfer: each moves its part of every page, at its own speed, until a page fails on it."""
 
 import numpy as np
 
 from kvsim.hardware import HardwareSpec, RankFault
+from kvsim.substrate.simulated.noise import LinkFactors, NoiseSource
 
 STREAM = 2**32
 """Second word of the seed: a random stream that nothing else draws from."""
@@ -54,7 +55,8 @@ class Split:
 class Ranks:
     """Draws, for every transfer, the speed of each rank and the page at which it fails, if it does.
 
-    speed   1 less up to ``rank_jitter``, evenly distributed, times the rank's own ``speed`` on that link (``rank_faults``)
+    speed   1 less up to ``rank_jitter``, evenly distributed, times the rank's own ``speed`` on that link (``rank_faults``),
+            divided by the transfer's factor, which all ranks share (``noise``)
     fault   each page fails on the rank with probability ``share``; its transfer ends there, and the failure takes no time
     """
 
@@ -62,20 +64,27 @@ class Ranks:
         self.jitter = hardware.rank_jitter
         self._count = hardware.gpus
         self._random = np.random.default_rng([seed, STREAM])
+        self._noise = None if hardware.noise is None else LinkFactors(NoiseSource(hardware.noise, seed))
         self._faults: dict[str, list[RankFault]] = {}
         for fault in hardware.rank_faults:
             self._faults.setdefault(fault.link, []).append(fault)
 
-    def split(self, link: str, pages: int, slot_bytes: int) -> Split | None:
-        """Split a transfer over a link, such as ``disk-cpu``, among the ranks; None if all ranks carry it alike."""
+    def split(self, link: str, pages: int, slot_bytes: int, owner: int = 0) -> Split | None:
+        """Split a transfer over a link of an engine or a disk, such as ``disk-cpu``, among the ranks.
+
+        Return None if all ranks carry it at the link's rate.
+        """
         faults = self._faults.get(link, NO_FAULTS)
-        if not self.jitter and not faults:
+        if not self.jitter and not faults and self._noise is None:
             return None
         speeds = [1.0] * self._count
         if self.jitter:
             speeds = [1.0 - self.jitter * drawn for drawn in self._random.random(self._count).tolist()]
         for fault in faults:
             speeds[fault.rank] *= fault.speed
+        if self._noise is not None:
+            factor = self._noise.draw(link, owner)
+            speeds = [speed / factor for speed in speeds]
         return Split(pages, slot_bytes, speeds, self._limits(faults, pages))
 
     def _limits(self, faults: list[RankFault], pages: int) -> list[int] | None:

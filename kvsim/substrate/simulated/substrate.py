@@ -15,8 +15,8 @@ from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
-from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.links import Flow
+from kvsim.substrate.simulated.noisy_steps import steps_of_run
 from kvsim.substrate.simulated.ranks import Ranks
 from kvsim.substrate.simulated.sending import Sending
 from kvsim.substrate.simulated.warmth import Warmth
@@ -43,13 +43,13 @@ class SimulatedSubstrate:
         self.env = Environment()
         self.page_bytes = model.page_bytes(page_tokens)
         self.layers = model.layers
-        self.steps = step_times(model, hardware)
+        self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
         self.warmth = [Warmth(hardware) for _ in range(layout.engines)]
         self.wiring = Wiring(self.env, hardware, self.page_bytes, model.attention_layers, layout, links)
         self.channels = self.wiring.engines[0]
         """The channels of the first engine, by name."""
-        self.ranks = Ranks(hardware, seed) if hardware.rank_jitter or hardware.rank_faults else None
-        """None: all ranks are alike and move the same pages at any time."""
+        self.ranks = Ranks(hardware, seed) if hardware.rank_jitter or hardware.rank_faults or hardware.noise else None
+        """None: all ranks are alike, have no noise, and move the same pages at any time."""
         self.flows: dict[Transfer, Flow] = {}
         self.sending = Sending(self.env, self.wiring, model.kv_bytes_per_token, self.layers) if layout.pairs else None
 
@@ -73,7 +73,7 @@ class SimulatedSubstrate:
     def _send_by_rank(self, transfer: Transfer, slot_bytes: int, ranks: Ranks) -> Flow:
         """Send a transfer that occupies its link until the slowest rank has ended."""
         pages, channel = transfer.pages, self.wiring.channel(transfer)
-        split = ranks.split(transfer.name, pages, slot_bytes)
+        split = ranks.split(transfer.name, pages, slot_bytes, channel.use.owner)
         n_bytes = pages * slot_bytes if split is None else split.work_bytes
         return channel.send(n_bytes, slot_bytes, split, request_of(transfer))
 

@@ -67,7 +67,7 @@ def test_a_wrong_page_is_found_in_the_process_that_uses_it():
     def pages():
         yield step(substrate, 0, some(0, 1), some(3, 4), is_fill=True)[0]
         yield copy(substrate, 0, some(0, 1), some(0, 1), is_load=False)[0]
-        substrate.host.rows[1, 8:16] ^= 1
+        substrate.hosts[0].rows[1, 8:16] ^= 1
         yield copy(substrate, 1, some(0, 1), some(0, 1), is_load=True)[0]
         yield step(substrate, 1, some(0, 1), some(3, 4))[0]
 

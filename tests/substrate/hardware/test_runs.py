@@ -23,6 +23,7 @@ from tests.engine.small import ask, make_requests  # noqa: E402
 from tests.substrate.hardware.small import PAGE_BYTES, PAGE_TOKENS, SMALL, in_turn, plan, serve, tiers  # noqa: E402
 
 STORY = ("abcd", "abcx", "klmn", "abcdef", "pq", "klmno", "abcx")
+HITS = ("identical hits", "hit_rate gpu")
 EAGER = ("prefetch=threshold", "prefetch.min_tokens=1", "prefetch.load_min_tokens=0", "prefetch.in_flight_fraction=1.0")
 
 
@@ -48,6 +49,16 @@ def test_one_at_a_time_all_is_as_simulated_and_every_reused_page_is_right(placem
     assert found["page_moves"] == {name: n_bytes // PAGE_BYTES for name, n_bytes in bytes_of(real).items()}
     assert real.phases_s.sum(axis=1) == pytest.approx(real.ttft_s)
     assert (real.phases_s >= 0).all()
+
+
+def test_pages_of_latents_are_as_simulated_and_right(tmp_path):
+    latents = ["model.kv_heads=0", "model.head_dim=0", "+model.kv_latent_dim=24", "+model.rope_dim=8", "+model.nope_dim=8"]
+    settings = [*tiers(8, 30), *latents, "+model.value_dim=8", "+model.query_latent_dim=16"]
+    real = serve(plan(tmp_path, *settings), in_turn(*STORY[:4], "klmno"))
+    simulated = serve(plan(tmp_path, *settings, substrate="simulated"), in_turn(*STORY[:4], "klmno"))
+    assert real.hit_pages.tolist() == simulated.hit_pages.tolist() and real.hit_pages[:, 1].sum() > 0
+    assert bytes_of(real) == bytes_of(simulated)
+    assert (real.hardware["verified_pages"], real.hardware["wrong_words"]) == (real.hit_pages.sum(), 0)
 
 
 def bytes_of(outcome):
@@ -126,7 +137,7 @@ def test_a_page_that_has_changed_is_found_out(tmp_path):
     assert outcome.hit_pages[3].tolist() == [0, 0, 4]
     assert (outcome.hardware["wrong_words"], outcome.hardware["wrong_pages"]) == (1, 1)
     with pytest.raises(WrongResult, match="1 words in 1 of 4 reused pages are wrong"):
-        check_verified(outcome)
+        check_verified(outcome.hardware)
 
 
 def test_what_the_disk_does_not_deliver_is_computed(tmp_path):
@@ -227,7 +238,7 @@ def test_a_thread_that_fails_ends_the_run(where, tmp_path):
         ),
         (
             ["model=deepseek_v3", "model.weight_dtype_bytes=0.1", "tiers.gpu.capacity=10pages"],
-            "model.kv_latent_dim: there is no kernel for latent attention",
+            "model.weight_dtype_bytes must be 2 (bf16) or 4 (float32) on hardware, not 0.1",
         ),
         (["disk.folder=trace.jsonl", *tiers(10, 10, 10)[1:]], "disk.folder: cannot write to trace.jsonl"),
         (["tiers.disk.capacity=1000TiB", "tiers.cpu.capacity=10pages"], "tiers.disk.capacity: 1,024,000.0 GiB, more than"),
@@ -286,12 +297,49 @@ def test_a_validation_runs_both_and_ends_with_1_beyond_its_tolerances(trace, cap
     assert main([*words, "validate.ttft_p50=2", "validate.ttft_p99=2"]) == 0
 
 
+def test_repeated_real_runs_are_recorded_and_compared_again_without_hardware(trace, capsys, monkeypatch):
+    """The interpreter is no H200: every time is off, every hit is the same."""
+    words = ["validate", *trace, *tiers(10), "hardware=h200"]
+    assert main([*words, "validate.runs=2"]) == 1
+    shown = capsys.readouterr()
+    assert "1 simulation and 2 runs on a CPU" in shown.out and "no measured noise" in shown.out
+    assert "the simulation is outside its tolerances: ttft_p50 is off by -" in shown.err
+    record = json.loads(Path("run/validate.json").read_text())
+    assert [figure["is_off"] for figure in record["figures"] if figure["name"] in HITS] == [False, False]
+    assert [json.loads(Path(f"run/hardware/{number}/result.json").read_text())["requests"] for number in (1, 2)] == [2, 2]
+    assert main(words) == 2
+    assert "run/hardware/1 is a real run of another validation" in capsys.readouterr().err
+    monkeypatch.setattr("kvsim.substrate.hardware.device.find_device", lambda: pytest.fail("recordings need no device"))
+    again = [*words, "validate.measured=run/hardware", "output=again", "hardware.step_overhead_s=1e-3"]
+    assert main(again) == 1
+    assert sorted(path.name for path in Path("again").iterdir()) == ["simulated", "validate.html", "validate.json"]
+    assert json.loads(Path("again/validate.json").read_text())["measured"] == ["run/hardware/1", "run/hardware/2"]
+    noise = "+hardware.noise={prefill_steps:{run:0.1,each:[[0,0.5],[1,2.0]]},seed:5}"
+    assert main([*words, "validate.measured=run/hardware", "output=noisy", noise, "validate.simulations=3"]) == 1
+    assert json.loads(Path("noisy/validate.json").read_text())["simulations"] == 3
+    runs = [json.loads(Path(f"noisy/simulated/{number}/result.json").read_text()) for number in (1, 2, 3)]
+    assert [run["config"]["hardware"]["noise"]["seed"] for run in runs] == [5, 6, 7]
+    assert len({run["ttft_s"]["p50"] for run in runs}) == 3
+    capsys.readouterr()
+    assert main([*words, "validate.measured=[run/hardware]", "output=again", "tiers.gpu.capacity=9pages"]) == 2
+    assert "the two runs differ in tiers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         ([], "hardware: set hardware=NAME"),
         (["hardware=h200", "substrate=hardware"], "substrate has no effect on kvsim validate"),
-        (["hardware=h200", "validate.identical=2"], "validate.identical must be from 0 to 1, not 2.0"),
+        (["hardware=h200", "validate.identical=2"], "validate.identical must be from 0 to 1"),
+        (["hardware=h200", "validate.runs=0"], "validate.runs must be at least 1"),
+        (["hardware=h200", "validate.simulations=1"], "validate.simulations must be at least 2"),
+        (["hardware=h200", "validate.simulations=9"], "validate.simulations has no effect with a single real run"),
+        (
+            ["hardware=h200", "validate.runs=2", "validate.simulations=9"],
+            "validate.simulations has no effect on a machine without",
+        ),
+        (["hardware=h200", "validate.runs=2", "validate.measured=x"], "validate.runs has no effect with validate.measured"),
+        (["hardware=h200", "validate.measured=x"], "validate.measured: there is no folder x"),
         (["hardware=h200", "-m"], "-m: kvsim validate takes a single configuration"),
     ],
 )

@@ -1,5 +1,6 @@
 """With curves a step is the sum of its parts, and copies and reads are as fast as pages of the run's size are."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,28 +116,41 @@ def test_gpus_share_rows_bytes_and_flops() -> None:
     assert measured(gpus=2, linear=[[1, 70.0]]).leap_s(decode, 1) == pytest.approx(1 + 2 * 4.0 + 0.5)
 
 
+HYBRID = replace(
+    MODEL,
+    recurrent_layers=1,
+    state_heads=1,
+    state_key_dim=3,
+    state_value_dim=5,
+    recurrent_in_width=1,
+    state_flops_per_element=1.0,
+)
+"""15 elements, 60 bytes of states."""
+
+
 def test_states_are_read_and_written_at_the_memorys_rate() -> None:
-    hybrid = ModelSpec(
-        layers=2,
-        hidden_size=2,
-        vocabulary=5,
-        heads=2,
-        kv_heads=1,
-        head_dim=1,
-        mlp_width=3,
-        recurrent_layers=1,
-        state_heads=1,
-        state_key_dim=3,
-        state_value_dim=5,
-        recurrent_in_width=1,
-        state_flops_per_element=1.0,
-    )
     curves = ComputeCurves(**CURVES)
     fast, slow = (
-        step_times(hybrid, machine(compute_curves=curves, memory_bytes_per_s=rate)).leap_s(Work(chunks=[(3, 0), (1, 0)]), 1)
+        step_times(HYBRID, machine(compute_curves=curves, memory_bytes_per_s=rate)).leap_s(Work(chunks=[(3, 0), (1, 0)]), 1)
         for rate in (1e9, 1.0)
     )
     assert slow - fast == pytest.approx(2 * 2 * 60)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_recurrences_take_the_time_of_their_own_curves(gpus: int) -> None:
+    """Chunks of 4 tokens and 1 token, the latter as long as 2: 60 elements at 20 a second, 15 at 5. Two decoding requests
+    read and write 240 bytes at 30 a second. GPUs share both, and the FLOPs of a recurrence are no products any more."""
+    rows: dict[str, Any] = {"scan": [[2, 10.0], [4, 20.0]], "state_update": [[240 / gpus, 30.0]]}
+    linear = {"linear": [[1, 1.0]], "prefill_attention": [[1, 1, 1e9]]}
+    own, without = (
+        step_times(model, machine(gpus=gpus, compute_curves=ComputeCurves(**(CURVES | linear | more))))
+        for model, more in ((HYBRID, rows), (replace(HYBRID, state_flops_per_element=1e-12), {}))
+    )
+    chunks, decode = Work(chunks=[(4, 0), (1, 0)]), Work(decode_requests=2, decode_context_tokens=2)
+    memory_s = 2 * 2 * 60 / machine(gpus=gpus).effective_memory_bytes_per_s
+    assert own.leap_s(chunks, 1) - without.leap_s(chunks, 1) == pytest.approx((60 / 20 + 15 / 5) / gpus - memory_s)
+    assert own.leap_s(decode, 3) - without.leap_s(decode, 3) == pytest.approx(3 * (240 / gpus / 30 - memory_s))
 
 
 WORK = st.builds(Work, decode_requests=st.integers(1, 60), decode_context_tokens=st.integers(0, 300))

@@ -1,0 +1,77 @@
+"""The recurrent states in a GPU's memory, and their copies there."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvsim.errors import UsageError
+from kvsim.kernels.page_copy import check_pools
+from kvsim.kernels.state_copy import load_states, save_states
+from kvsim.substrate.hardware.memory import gib
+from kvsim.substrate.hardware.orders import GpuDemand, StateCopy
+from kvsim.substrate.hardware.patterns import Patterns, upload
+from kvsim.substrate.hardware.recurrence import state_layer_bytes
+
+
+class StateMemory:
+    """The states of running requests and kept ones, ``states``, and the pool in which states are saved.
+
+    The pool is one of states alone (``own_pool``), or that of the pages, of which a state takes several. ``states`` is
+    ``[layer, slot, bytes]``. A state that is saved is overwritten with a pattern first, as pages hold patterns in place of keys
+    and values, so it can be verified wherever it has been copied to when a request begins from it.
+    """
+
+    def __init__(self, demand: GpuDemand, pages: torch.Tensor, device: torch.device) -> None:
+        """Allocate the memory; ``pages`` is the pool of pages. Raises UsageError if memory is insufficient."""
+        self.device, self.names, model = device, demand.names, demand.model
+        shape = (model.recurrent_layers, demand.state_slots, state_layer_bytes(model))
+        try:
+            self.states = torch.zeros(shape, dtype=torch.uint8, device=device)
+            self.own_pool = None
+            if demand.gpu_states:
+                self.own_pool = torch.zeros(shape[0], demand.gpu_states, shape[2], dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            raise UsageError(
+                f"engine.max_running_requests: the GPU cannot allocate {gib(demand.state_bytes)} for states; decrease it"
+            ) from error
+        if self.own_pool is not None:
+            try:
+                check_pools(self.own_pool.transpose(0, 1))
+            except ValueError as error:
+                raise UsageError(f"model.state_heads: {error}: set tiers.gpu.states=shared") from error
+        self.pool = pages if self.own_pool is None else self.own_pool
+        self.units = -(-model.state_bytes // (self.pool.shape[0] * self.pool.shape[2]))
+        self.patterns = Patterns(self.states)
+
+    def carry_out(self, copies: Sequence[StateCopy]) -> None:
+        """Enqueue copies on the current stream, one after another."""
+        if not copies:
+            return
+        lists = [slots for copy in copies for slots in (np.array([copy.slot]), np.array([copy.source]), copy.saved)]
+        slots = iter(upload(lists, torch.int32, self.device))
+        numbers = upload(
+            [self.names.state_patterns(np.array([copy.page])) for copy in copies], torch.int64, self.device
+        )  # fmt: skip
+        for copy, number in zip(copies, numbers, strict=True):
+            self._carry_out(copy, next(slots), next(slots), next(slots), number)
+
+    def _carry_out(
+        self, copy: StateCopy, slot: torch.Tensor, source: torch.Tensor, saved: torch.Tensor, number: torch.Tensor
+    ) -> None:
+        if copy.kind == "save":
+            self.patterns.fill(slot, number)
+            save_states(self.states, slot, self.pool, saved.view(1, -1))
+            return
+        if copy.kind == "load":
+            load_states(self.states, slot, self.pool, saved.view(1, -1))
+        else:
+            load_states(self.states, slot, self.states, source.view(1, -1))
+        self.patterns.verify(slot, number)
+
+    def warm_up(self) -> None:
+        """Compile what copies use. Overwrites states and pages."""
+        saved = np.arange(self.units) % self.pool.shape[1]
+        self.carry_out([StateCopy(kind="save", slot=0, page=0, saved=saved), StateCopy(kind="load", slot=0, page=0, saved=saved)])
+        self.carry_out([StateCopy(kind="share", slot=self.states.shape[1] - 1, page=0, source=0)])
+        self.patterns.reset()

@@ -1,0 +1,42 @@
+"""The duration of steps on a machine with noise."""
+
+from dataclasses import replace
+
+from kvsim.engine.substrate import Work
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.compute import Steps, step_times
+from kvsim.substrate.simulated.noise import NoiseSource
+
+
+def steps_of_run(model: ModelSpec, hardware: HardwareSpec, *, seed: int, engines: int) -> Steps:
+    """Return the step times of a run: with noise if the machine has any."""
+    return step_times(model, hardware) if hardware.noise is None else NoisySteps(model, hardware, seed=seed, engines=engines)
+
+
+class NoisySteps(Steps):
+    """Multiplies the expected durations by the machine's factors, found by the number of the engine's step.
+
+    decode steps  the sum over the leap; each step differs from the expected one by its factor times the leap's first step
+    prefill       computation times its factor, or launch times its own, whichever is longer, both with their overheads
+    """
+
+    def __init__(self, model: ModelSpec, hardware: HardwareSpec, *, seed: int, engines: int) -> None:
+        assert hardware.noise is not None
+        source = NoiseSource(hardware.noise, seed)
+        self._expected = step_times(model, replace(hardware, prefill_launch_s=0.0))
+        self._launch_s = 0.0
+        if hardware.prefill_launch_s:
+            self._launch_s = hardware.prefill_launch_s + hardware.prefill_overhead_s + hardware.step_overhead_s
+        self._decode = [source.factors("decode_steps", engine) for engine in range(engines)]
+        self._prefill = [source.factors("prefill_steps", engine) for engine in range(engines)]
+        self._launch = [source.factors("launches", engine) for engine in range(engines)]
+
+    def leap_s(self, work: Work, steps: int) -> float:
+        """Implement the contract. A step has the same factors however often it is asked for."""
+        expected_s, number = self._expected.leap_s(work, steps), work.decode_step
+        if work.chunks:
+            computed_s = expected_s * (1.0 + self._prefill[work.engine].excess(number, 1))
+            return max(computed_s, self._launch_s * (1.0 + self._launch[work.engine].excess(number, 1)))
+        first_s = expected_s if steps == 1 else self._expected.leap_s(work, 1)
+        return expected_s + first_s * self._decode[work.engine].excess(number, steps)
