@@ -226,7 +226,6 @@ def test_in_one_budget_states_and_pages_move_down_and_come_back() -> None:
     cache.check()
 
 
-<<<<<<< HEAD
 def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_it_would_begin_from() -> None:
     """Otherwise a request that waits for that room, and one that is refused, take it from each other without end."""
     cache = hybrid(Last(), gpu=12, cpu=30, shared_pages=3, placement=WriteBack)
@@ -239,8 +238,6 @@ def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_i
     cache.check()
 
 
-=======
->>>>>>> help-hybridhw
 def test_states_on_their_way_are_in_flight_like_pages() -> None:
     """An engine that is idle must wait for them, not reject a request that has no room meanwhile."""
     cache = hybrid(Last(), gpu=10, cpu=10, states=1, cpu_states=2)
@@ -251,21 +248,6 @@ def test_states_on_their_way_are_in_flight_like_pages() -> None:
     assert list(cache.core.in_flight) == list(PassingCache(cache.core).in_flight) == started
     cache.move(started)
     assert not cache.core.in_flight
-<<<<<<< HEAD
-=======
-
-
-def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_it_would_begin_from() -> None:
-    """Otherwise a request that waits for that room, and one that is refused, take it from each other without end."""
-    cache = hybrid(Last(), gpu=12, cpu=30, shared_pages=3, placement=WriteBack)
-    use(cache, "abcdef")
-    assert cache.admit(cache.look("uvwxyz"), 6, next(cache.clock), 0)
-    leaving = cache.gpu.leaving_pages
-    second = cache.look("abcdefg")
-    assert second.gpu_pages == 6 and not cache.admit(second, 7, next(cache.clock), 0)
-    assert cache.gpu.leaving_pages == leaving == 6
-    cache.check()
->>>>>>> help-hybridhw
 
 
 # --- detached --------------------------------------------------------------------------------------------------------
