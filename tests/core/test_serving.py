@@ -33,7 +33,7 @@ def test_tree_counts_time_and_transfers_are_those_of_its_parts(kind: str) -> Non
     cache.use("abc")
     core: Any = cache.core
     assert core.tree is core.residency.tree and core.counts is core.residency.counts
-    assert core.now == core.residency.now and core.in_flight is core.transfers.in_flight
+    assert core.now == core.residency.now and list(core.in_flight) == list(core.transfers.in_flight)
     assert core.gpu is core.tiers[0] and core.page_tokens == 1
 
 

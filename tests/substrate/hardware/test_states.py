@@ -145,7 +145,7 @@ def test_a_state_that_has_changed_is_found_out(rooms, pool, tmp_path):
     found = outcome.hardware
     assert (found["wrong_words"], found["wrong_states"], found["wrong_pages"]) == (1, 1, 0)
     with pytest.raises(WrongResult, match="1 words in 0 of 4 reused pages and 1 of 1 reused states are wrong"):
-        check_verified(outcome)
+        check_verified(outcome.hardware)
 
 
 @pytest.mark.parametrize(
