@@ -33,6 +33,8 @@ def convert(arguments: Sequence[str]) -> None:
     if len(paths) != 2:
         raise UsageError("kvsim trace convert needs FILE and OUT: see kvsim trace convert --help")
     path, out = paths
+    if not path or not out:
+        raise UsageError(f"kvsim trace convert: {'OUT' if path else 'FILE'} is empty; name a file")
     if Path(out).exists() and path != "-" and Path(out).samefile(path):
         raise UsageError(f"{out} is the trace itself; choose another name for the converted one")
     source, _ = build_trace(compose([*overrides, f"trace.path={quoted(path) if path != '-' else path}"]))

@@ -3,10 +3,10 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from kvsim.errors import UsageError
+from kvsim.errors import TraceError, UsageError
 from kvsim.numbers import Whole, check_settings
 from kvsim.trace.base import OF_MAX_TOKENS
 from kvsim.trace.records import Record
@@ -69,6 +69,10 @@ class TextTrace(Tokens):
             )
         tokenizer = Tokenizer(self.tokenizer)
         turns = self._all_turns(tokenizer)
+        first = next(turns, None)
+        if first is None:
+            raise TraceError(self.path, None, "no conversation has a prompt: it contains no requests")
+        turns = chain([first], turns)
         while chunk := list(islice(turns, CHUNK)):
             tokenizer.encode_all(_texts(chunk))
             for turn in chunk:
