@@ -9,4 +9,5 @@ import pytest
 def device() -> Any:
     """The GPU if there is one, else the CPU, on which Triton interprets."""
     torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
