@@ -13,6 +13,7 @@ import hydra.utils
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from kvsim.arguments import FAMILIES
 from kvsim.bounds.curves import curve_settings
 from kvsim.build import build_run
 from kvsim.catalog import choices
@@ -24,12 +25,6 @@ from kvsim.errors import UsageError
 from kvsim.execute import draw, execute
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource
-from kvsim.policies.checkpoint.base import CheckpointPolicy
-from kvsim.policies.eviction.base import EvictionPolicy
-from kvsim.policies.placement.base import PlacementPolicy
-from kvsim.policies.prefetch.base import PrefetchPolicy
-from kvsim.policies.routing.base import RoutingPolicy
-from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.trace.base import TraceSource
 
 KINDS: dict[str, type] = {
@@ -38,12 +33,7 @@ KINDS: dict[str, type] = {
     "hardware": HardwareSpec,
     "engine": EngineSettings,
     "rules": Rules,
-    "eviction": EvictionPolicy,
-    "placement": PlacementPolicy,
-    "prefetch": PrefetchPolicy,
-    "checkpoint": CheckpointPolicy,
-    "routing": RoutingPolicy,
-    "scheduling": SchedulingPolicy,
+    **FAMILIES,
 }
 NO_NUMBERS = (nan, 10**60, True)
 """What no setting is that is a number."""

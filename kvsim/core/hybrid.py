@@ -210,7 +210,7 @@ class HybridCache(ServedCache):
         return True
 
     def _idle_state_pages(self, state: Node | None) -> int:
-        """Count the pages of the GPU's room that could be had now, but not once a request begins from this state."""
+        """Count the pages of a state that could be evicted now, but not once a request begins from it."""
         if not self.shares_room or state is None:
             return 0
         is_idle = state.state[GPU] == LEAVING or state.state[GPU] == READY and not state.pins[GPU]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _is_frozen = [gc.get_freeze_count() > 0]
-"""Whether anything must stay out of the collector's sight. To ask the collector takes longer the more that is."""
+"""Whether any object is frozen. The collector would count the frozen objects to answer that, one by one."""
 
 
 def freeze() -> None:

@@ -177,7 +177,7 @@ class QueueEviction(EvictionPolicy):
     def on_hit(self, node: Node, now: float) -> None:
         if node.runs[0][0] >= 0:  # not a state
             if self._request is not None and not is_on_path(node, self._request.runs):
-                self._expect()  # another request ends, and its answer meets pages that are there
+                self._expect()  # the hit belongs to another request, which has just finished
             self._hit_pages = node.depth + node.pages
         if self.mixed and node in self.mixed:
             self._set_parts(node, [(pages, self.use(mark)) for pages, mark in self.parts(node)])

@@ -1,6 +1,6 @@
 """Any requests on any cluster of small engines: all end, nothing leaks, the same run twice is the same, failures included.
 
-KVSIM_ENGINE_RUNS=5000 makes as many runs, with new seeds.
+KVSIM_ENGINE_RUNS=5000 makes as many runs.
 """
 
 from collections.abc import Callable
