@@ -22,9 +22,11 @@ OPTIONAL_RATES = ("host_memory_bytes_per_s", "cluster_disk_read_bytes_per_s", "c
 
 LATENCIES = (
     "host_latency_s",
+    "copy_overhead_s",
     "disk_latency_s",
     "interconnect_latency_s",
     "step_overhead_s",
+    "leap_overhead_s",
     "prefill_overhead_s",
     "prefill_launch_s",
 )
@@ -85,6 +87,8 @@ class HardwareSpec:
     """Limit on the total rate while both directions are busy."""
     host_latency_s: float = 1e-5
     """Time from the request of a copy to its first byte."""
+    copy_overhead_s: float = 0.0
+    """Further latency of a copy between GPU and host in a serving engine, whose host submits it while it launches steps."""
 
     disk_read_bytes_per_s: float
     disk_write_bytes_per_s: float
@@ -105,6 +109,9 @@ class HardwareSpec:
     """Fraction of ``memory_bytes_per_s`` that long reads reach."""
     step_overhead_s: float = 5e-4
     """Time per step beyond compute and memory access: scheduling, launch, sampling."""
+    leap_overhead_s: float = 0.0
+    """Further time of a leap, which is one decode step or several in a row before the engine decides anew: it sends the steps to
+    the GPU, with the pages of requests that have joined, and hears of their end."""
     prefill_overhead_s: float = 0.0
     """Overhead of a step with prefill in addition to ``step_overhead_s``."""
     prefill_launch_s: float = 0.0

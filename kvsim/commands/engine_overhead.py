@@ -1,19 +1,22 @@
 """Measures the overhead of a serving-engine step on this machine: its time beyond matrix products and attention."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 from kvsim.core.cache import Cache
+from kvsim.core.edge import chain
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.serving import ServedCache
-from kvsim.core.tier import Tier
+from kvsim.core.tier import LEVELS, Tier
 from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
+from kvsim.engine.outcome import LinkUse
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Batch, RecordedCache, Recorder
 from kvsim.engine.substrate import Work
@@ -23,12 +26,14 @@ from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.hardware.machine import Demand, open_machine
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.warmth import Warmth
+from kvsim.substrate.simulated.wiring import host_link
 from kvsim.substrates import watch_states
 
 if TYPE_CHECKING:
@@ -43,9 +48,11 @@ class Course:
     """The measured workload: requests that arrive and decode together, then short and long ones, each on an idle engine."""
 
     together: int = 8
+    together_tokens: int = TOGETHER_TOKENS
     output_tokens: int = 400
-    single: int = 20
-    single_output_tokens: int = 40
+    single: int = 32
+    single_output_tokens: tuple[int, ...] = (40, 2)
+    """Of a short and a long prompt in turn."""
     begin_s: float = 5.0
     """Arrival of the first single request, after those that arrive together."""
     pause_s: float = 0.5
@@ -54,13 +61,18 @@ class Course:
     """Whether a single request waits for the answer to the one before, and then for ``pause_s``."""
     long_tokens: int = LONG_TOKENS
     """Prompt of every other single request."""
+    batch_tokens: int = EngineSettings().max_batch_tokens
+    """Prompt tokens of a step at most."""
+    is_written_through: bool = False
+    """Whether pages are copied to the host's memory as soon as they are computed."""
 
     def requests(self, page_tokens: int) -> list[Request]:
         """Build the requests. Their prompts share no pages; only full pages have ids."""
-        together = [(0.0, TOGETHER_TOKENS, self.output_tokens)] * self.together
-        arrivals = [self.begin_s + index * self.pause_s for index in range(self.single)]
+        together = [(0.0, self.together_tokens, self.output_tokens)] * self.together
+        answers = self.single_output_tokens
         single = [
-            (at_s, (SHORT_TOKENS, self.long_tokens)[index % 2], self.single_output_tokens) for index, at_s in enumerate(arrivals)
+            (self.begin_s + at * self.pause_s, (SHORT_TOKENS, self.long_tokens)[at % 2], answers[at // 2 % len(answers)])
+            for at in range(self.single)
         ]
         return [
             Request(
@@ -77,46 +89,88 @@ class Course:
         ]
 
 
-INTERPRETED = Course(together=2, output_tokens=8, single=2, single_output_tokens=2, begin_s=0.0, pause_s=0.0)
+COPIES = Course(
+    together=16, together_tokens=LONG_TOKENS, output_tokens=2, single=0, batch_tokens=LONG_TOKENS, is_written_through=True
+)
+"""Prompts one after another: the pages of each are copied while the host launches the step of the next."""
+INTERPRETED = Course(together=2, output_tokens=8, single=4, single_output_tokens=(4, 2), begin_s=0.0, pause_s=0.0)
 """For Triton's interpreter."""
+INTERPRETED_COPIES = replace(COPIES, together=2, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What a course has shown."""
+
+    batches: list[Batch]
+    links: list[LinkUse]
 
 
 def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device") -> HardwareSpec:
-    """Return ``hardware`` with the overheads measured in a short run of the serving engine.
+    """Return ``hardware`` with the overheads measured in short runs of the serving engine.
 
-    An overhead is the time of a step beyond its parts, as given by ``hardware.compute_curves``: Python, launches, and the
-    notification that the step has ended. A short chunk takes as long as launching its kernels. All overheads are medians and at
-    least 0. Raises UsageError if model and pages do not fit the machine.
+    The overhead of a step is its time beyond its parts, as given by ``hardware.compute_curves``: Python, launches, and the
+    notification that the step has ended. A short chunk takes as long as launching its kernels. The overhead of a copy is its time
+    beyond its latency and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not fit the
+    machine.
     """
-    batches = play(Course() if device.type == "cuda" else INTERPRETED, model, hardware, page_tokens, device)
+    courses = (Course(), COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_COPIES)
+    alone, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
+    fragment_bytes = model.page_bytes(page_tokens) / model.attention_layers
+    known = with_step_overheads(hardware, model, alone.batches)
+    return replace(known, copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copying.links))
+
+
+def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch]) -> HardwareSpec:
+    """Return ``hardware`` with the overheads of these steps, of which some decode single requests.
+
+    Decode steps in a row have the overhead of a leap once: a single step shows it whole, many in a row hardly show it.
+    """
     decodes = [batch for batch in batches if not batch.prefill_requests]
     prefills = [batch for batch in batches if batch.prefill_requests]
     lengths = [batch.prefill_tokens for batch in prefills]
     short = [batch for batch in prefills if batch.prefill_tokens == min(lengths)]
     long = [batch for batch in prefills if batch.prefill_tokens == LONG_TOKENS]
-    known = replace(hardware, step_overhead_s=0.0, prefill_overhead_s=0.0, prefill_launch_s=0.0)
-    known = replace(known, step_overhead_s=left_s(decodes, model, known))
-    known = replace(known, prefill_overhead_s=left_s(long, model, known))
+    known = replace(hardware, step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0, prefill_launch_s=0.0)
+    single = [batch for batch in decodes if batch.decode_requests == 1]
+    step_s, row_s = (
+        middle(lefts_s([batch for batch in single if (batch.steps == 1) == is_step], model, known)) for is_step in (True, False)
+    )
+    rows = lefts_s([batch for batch in decodes if batch.steps > 1], model, known)
+    known = replace(known, step_overhead_s=max(0.0, middle(rows)), leap_overhead_s=max(0.0, step_s - row_s))
+    known = replace(known, prefill_overhead_s=max(0.0, middle(lefts_s(long, model, known))))
     launch_s = median(batch.end_s - batch.start_s for batch in short) - known.step_overhead_s - known.prefill_overhead_s
     return replace(known, prefill_launch_s=max(0.0, launch_s))
 
 
+def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterable[LinkUse]) -> float:
+    """Return the median time of copies to the host beyond what ``hardware`` predicts; at least 0."""
+    bytes_per_s, latency_s = host_link(replace(hardware, copy_overhead_s=0.0), fragment_bytes)[1]
+    stores = [row for use in links if use.name == "gpu-cpu" for row in use.intervals.tolist()]
+    return max(0.0, middle([end_s - start_s - latency_s - n_bytes / bytes_per_s for start_s, end_s, n_bytes, _ in stores]))
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median; 0 without values."""
+    return median(values) if values else 0.0
+
+
 def play(
     course: Course, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device", seed: int = 0
-) -> list[Batch]:
-    """Serve the requests of a course with the serving engine, on this machine, and return its steps and leaps.
+) -> Played:
+    """Serve the requests of a course with the serving engine, on this machine.
 
     ``seed`` is that of the weights. Raises UsageError if model and pages do not fit the machine.
     """
     requests = course.requests(page_tokens)
     pages = sum(-(-(request.prompt_tokens + request.output_tokens) // page_tokens) for request in requests)
-    settings = EngineSettings()
+    settings = EngineSettings(max_batch_tokens=course.batch_tokens)
     demand = Demand(
         model=model,
         hardware=hardware,
         page_tokens=page_tokens,
         gpu_pages=pages,
-        cpu_pages=0,
+        cpu_pages=pages if course.is_written_through else 0,
         disk_pages=0,
         max_batch_tokens=settings.max_batch_tokens,
         max_running_requests=settings.max_running_requests,
@@ -129,9 +183,7 @@ def play(
         keeps_disk=False,
         disk_threads=1,
     )
-    eviction = LRU()
-    eviction.bind(PolicyContext(capacity_pages=pages, page_tokens=page_tokens))
-    tiers = [Tier("gpu", 0, SlotPool(pages), eviction)]
+    tiers = build_tiers(["gpu", "cpu"] if course.is_written_through else ["gpu"], pages, page_tokens)
     cache = build_cache(model, tiers, page_tokens)
     substrate = open_machine(demand, device)
     try:
@@ -139,14 +191,24 @@ def play(
         recorder = Recorder(substrate, tiers)
         recorded = RecordedCache(cache, recorder)
         Cluster([Engine(recorder, recorded, Prefetching(recorded, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
+        return Played(batches=recorder.batches, links=recorder.link_use())
     finally:
         substrate.close()
-    return recorder.batches
+
+
+def build_tiers(names: Sequence[str], pages: int, page_tokens: int) -> list[Tier]:
+    """Build tiers of this many pages each."""
+    tiers = []
+    for index, name in enumerate(names):
+        eviction = LRU()
+        eviction.bind(PolicyContext(capacity_pages=pages, page_tokens=page_tokens))
+        tiers.append(Tier(name, index, SlotPool(pages), eviction, LEVELS.index(name)))
+    return tiers
 
 
 def build_cache(model: ModelSpec, tiers: list[Tier], page_tokens: int) -> ServedCache:
-    """Build a cache of one tier that saves no recurrent states."""
-    cache = Cache(tiers, [], Rules(), page_tokens)
+    """Build a cache that writes every page through its tiers and saves no recurrent states."""
+    cache = Cache(tiers, chain(tiers, [WriteThrough() for _ in tiers[1:]]), Rules(), page_tokens)
     if not model.is_hybrid:
         return cache
     return HybridCache(
@@ -159,12 +221,12 @@ def build_cache(model: ModelSpec, tiers: list[Tier], page_tokens: int) -> Served
     )
 
 
-def left_s(batches: list[Batch], model: ModelSpec, hardware: HardwareSpec) -> float:
-    """Return the median time by which a step of these batches exceeded what ``hardware`` predicts; at least 0, 0 without batches.
+def lefts_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec) -> list[float]:
+    """Return the time by which a step of each batch exceeded what ``hardware`` predicts.
 
     Each batch may have one chunk at most.
     """
-    times, warmth, left = step_times(model, hardware), Warmth(hardware), [0.0]
+    times, warmth, left = step_times(model, hardware), Warmth(hardware), []
     for batch in batches:
         work = Work(
             chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,
@@ -176,4 +238,4 @@ def left_s(batches: list[Batch], model: ModelSpec, hardware: HardwareSpec) -> fl
         if batch.prefill_requests:
             known_s = warmth.prefill_s(batch.start_s, known_s)
         left.append((batch.end_s - batch.start_s - known_s) / batch.steps)
-    return max(0.0, median(left[1:] or left))
+    return left

@@ -45,7 +45,7 @@ class Rounds:
     @property
     def course(self) -> Course:
         return Course(
-            together=0, single=self.prompts, single_output_tokens=2, begin_s=0.0, pause_s=self.pause_s, in_turn=True,
+            together=0, single=self.prompts, single_output_tokens=(2,), begin_s=0.0, pause_s=self.pause_s, in_turn=True,
             long_tokens=self.long_tokens,
         )  # fmt: skip
 
@@ -84,7 +84,7 @@ def measured_noise(
     found: list[Times] = []
     for number in range(rounds.rounds):
         say(f"measuring noise, round {number + 1} of {rounds.rounds}")
-        batches = play(rounds.course, model, hardware, page_tokens, device, seed)
+        batches = play(rounds.course, model, hardware, page_tokens, device, seed).batches
         times = step_times(batches, rounds.long_tokens)
         times |= link_times(model, hardware.copy_rule, page_tokens, rounds, device, seed + number)
         found.append(times | disk_times(model, page_tokens, rounds, folder, seed))

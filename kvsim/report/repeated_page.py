@@ -1,4 +1,4 @@
-"""Shows a validation with several real runs: a table of its figures on the terminal, and a page with pictures."""
+"""Shows a validation with several real runs: tables of its figures and steps on the terminal, and a page with pictures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from rich.text import Text
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
 from kvsim.report.repeated import BY_CHANCE
 from kvsim.report.result import RunRecord, hit_definition
+from kvsim.report.step_table import step_table
 from kvsim.report.summary import Table, count
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
@@ -19,15 +20,15 @@ SCALES = {"share": (100.0, " %"), "s": (1000.0, " ms"), "bytes": (1e-9, " GB")}
 
 
 def print_repeated(record: RunRecord, console: Console) -> None:
-    """Print the table."""
+    """Print the tables."""
     width = min(console.width, 100)
     console.print(Text("kvsim validate", "bold"))
     for line in lines(record):
         console.print(Text(line, "dim"), width=width)
-    table = figure_table(record)
-    console.print()
-    console.print(Text(table.title, "bold"), width=width)
-    print_summary(table, console, width)
+    for table in tables(record):
+        console.print()
+        console.print(Text(table.title, "bold"), width=width)
+        print_summary(table, console, width)
 
 
 def lines(record: RunRecord) -> list[str]:
@@ -44,6 +45,11 @@ def lines(record: RunRecord) -> list[str]:
         f"{record['off']} of {len(figures)} figures are off; about {BY_CHANCE * len(figures):.0f} would be by chance.",
         hit_definition(record["config"]),
     ]
+
+
+def tables(record: RunRecord) -> list[Table]:
+    """Return the figures, and the steps of the real runs if they have been recorded."""
+    return [table for table in (figure_table(record), step_table(record["hardware"])) if table.rows]
 
 
 def figure_table(record: RunRecord) -> Table:
@@ -92,7 +98,7 @@ def render_repeated(record: RunRecord) -> str:
     pictures = [Picture("Runs relative to the mean of the real runs", strips(record["figures"]))]
     pictures += [Picture(title, scatter(*record[key]), note) for key, title in titles.items()]
     return render_page(
-        "plain.html", "kvsim validate", pictures, about=[], lines=lines(record), tables=[figure_table(record)],
+        "plain.html", "kvsim validate", pictures, about=[], lines=lines(record), tables=tables(record),
         pictures_first=False, foot=foot(record),
     )  # fmt: skip
 

@@ -229,6 +229,17 @@ class GpuMemory(TypedDict):
     states_bytes: Count
 
 
+class StepSum(TypedDict):
+    """Steps of one kind and size of a run on hardware."""
+
+    kind: Literal["prefill", "both", "decode"]
+    least: Count
+    leaps: Count
+    steps: Count
+    measured_s: Number
+    expected_s: Number
+
+
 class Hardware(TypedDict):
     """What a run on hardware found."""
 
@@ -236,6 +247,7 @@ class Hardware(TypedDict):
     verified_pages: Count
     wrong_words: Count
     disk_faults: dict[str, Count]
+    steps: NotRequired[list[StepSum]]
 
 
 class Result(TypedDict):

@@ -14,6 +14,7 @@ from kvsim.numbers import Real, Whole, check_settings
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
 from kvsim.report.recording import Recording
 from kvsim.report.result import SCHEMA, RunRecord, hit_definition, plain, to_json
+from kvsim.report.step_table import step_table
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
@@ -213,7 +214,7 @@ def device_name(record: RunRecord) -> str:
 
 
 def tables(record: RunRecord) -> list[Table]:
-    """Return the tables: hit rates, times, links, and the checks."""
+    """Return the tables: hit rates, times, links, steps, and the checks."""
     rates: list[tuple[str, ...]] = [
         (tier, percent(pair["simulated"]), percent(pair["hardware"]), f"{100 * pair['difference']:+.2f}")
         for tier, pair in record["hit_rate"].items()
@@ -233,6 +234,7 @@ def tables(record: RunRecord) -> list[Table]:
         Table(f"Hit rate ({count(record['different_requests'])} requests differ)", ("tier", *both, "points"), rates),
         Table("Times in seconds", ("", *both, "error"), times),
         Table("Links", ("", *both, "error"), moved),
+        step_table([record["hardware"]]),
         Table("Tolerances", ("", "measured", "required", ""), [_verdict(check) for check in record["checks"]]),
     ]
     return [table for table in drawn if table.rows]

@@ -65,12 +65,14 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     products_s = model.linear_flops_per_token + model.sampling_flops_per_token
     decode_s = model.layers * 4096 / spec.compute_curves.decode_attention[0][1]
     parts_s = products_s / spec.compute_curves.linear[0][1] + decode_s
-    assert step_s == pytest.approx(parts_s + spec.step_overhead_s, rel=1e-2)
+    assert step_s == pytest.approx(parts_s + spec.step_overhead_s + spec.leap_overhead_s, rel=1e-2)
     assert spec.noise and all(
         (kind := getattr(spec.noise, name)).each[5][0] == 0.5 and len(kind.each) == 13 and 0 <= kind.run < 1 for name in KINDS
     )
     assert "Noise: factors of durations" in shown and "  prefill_steps:\n    run: " in text and "\n  seed: 0\n" in text
     assert spec.step_overhead_s >= 0 and spec.prefill_overhead_s >= 0 and spec.prefill_launch_s > 0
+    assert spec.leap_overhead_s >= 0 and spec.copy_overhead_s > 0
+    assert "extra overhead of decode steps in a row, µs" in shown and "extra latency of copies while serving, µs" in shown
 
 
 HYBRID = {

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.commands.engine_overhead import LONG_TOKENS, Course, left_s
+from kvsim.commands.engine_overhead import LONG_TOKENS, Course, copy_overhead_s, lefts_s, with_step_overheads
 from kvsim.commands.machine_noise import step_times
+from kvsim.engine.outcome import LinkUse
 from kvsim.engine.recorder import Batch
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves
@@ -30,18 +32,46 @@ MACHINE = HardwareSpec(
 )
 
 
-def test_what_is_left_is_the_median_of_a_step() -> None:
+def test_what_is_left_of_a_step() -> None:
     """A decode step takes 60 + 20 seconds, and 8 more for each cached token; two of them 160 + 8."""
     batches = [Batch(0.0, 80.0 + more, 0, 0, 1, 0, 1) for more in (1.0, 3.0, 50.0)]
-    assert left_s(batches, MODEL, MACHINE) == pytest.approx(3.0)
-    assert left_s([Batch(10.0, 10.0 + 168.0 + 4.0, 0, 0, 1, 0, 2)], MODEL, MACHINE) == pytest.approx(2.0)
+    assert lefts_s(batches, MODEL, MACHINE) == pytest.approx([1.0, 3.0, 50.0])
+    assert lefts_s([Batch(10.0, 10.0 + 168.0 + 4.0, 0, 0, 1, 0, 2)], MODEL, MACHINE) == pytest.approx([2.0])
 
 
-def test_a_chunk_is_known_too_and_nothing_is_below_0() -> None:
+def test_a_chunk_is_known_too() -> None:
     """Three tokens from the start: 3 * 60 FLOPs, 8 for each of 6 pairs, 20 for the token that is sampled."""
-    assert left_s([Batch(0.0, 180.0 + 48.0 + 20.0 + 7.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == pytest.approx(7.0)
-    assert left_s([Batch(0.0, 1.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == 0.0
-    assert left_s([], MODEL, MACHINE) == 0.0
+    assert lefts_s([Batch(0.0, 180.0 + 48.0 + 20.0 + 7.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == pytest.approx([7.0])
+
+
+def test_overheads_of_steps() -> None:
+    """Rows of decode steps leave 2 a step and single ones 7, so a row has 5 once; no prompt has 1,024 tokens. A short prompt of
+    two tokens takes 164 seconds and is not expected to take less."""
+    row = Batch(0.0, 80.0 * 10 + 8.0 * 45 + 20.0, 0, 0, 1, 0, 10)
+    together = Batch(0.0, 160.0 * 10 + 16.0 * 45 + 20.0, 0, 0, 2, 0, 10)
+    step, short = Batch(0.0, 87.0, 0, 0, 1, 0, 1), Batch(0.0, 164.0, 1, 2, 0, 0, 1)
+    found = with_step_overheads(MACHINE, MODEL, [row, together, step, short])
+    assert (found.step_overhead_s, found.leap_overhead_s) == pytest.approx((2.0, 5.0))
+    assert (found.prefill_overhead_s, found.prefill_launch_s) == pytest.approx((0.0, 162.0))
+
+
+def test_overheads_are_not_negative() -> None:
+    """Three decode steps take 264 seconds, one 80; the prompt's three tokens take 248."""
+    batches = [Batch(0.0, 255.0, 0, 0, 1, 0, 3), Batch(0.0, 0.5, 0, 0, 1, 0, 1), Batch(0.0, 1.0, 1, LONG_TOKENS, 0, 0, 1)]
+    found = with_step_overheads(MACHINE, MODEL, batches)
+    assert (found.step_overhead_s, found.leap_overhead_s, found.prefill_overhead_s) == (0.0, 0.0, 0.0)
+
+
+def test_the_overhead_of_copies_is_what_rate_and_latency_leave() -> None:
+    """At 4 bytes and after 2 seconds; loads do not count, nor what has been measured before."""
+    machine = replace(
+        MACHINE, device_to_host_bytes_per_s=4.0, both_directions_bytes_per_s=4.0, host_latency_s=2.0, copy_overhead_s=9.0
+    )
+    stores = np.array([[0.0, 2.0 + 3.0 + more, 12.0, 0] for more in (0.5, 1.0, 8.0)])
+    links = [LinkUse(name="gpu-cpu", intervals=stores), LinkUse(name="cpu-gpu", intervals=np.array([[0.0, 90.0, 1.0, 0]] * 9))]
+    assert copy_overhead_s(machine, 1.0, links) == pytest.approx(1.0)
+    assert copy_overhead_s(machine, 1.0, links[1:]) == 0.0
+    assert copy_overhead_s(machine, 1.0, [LinkUse(name="gpu-cpu", intervals=stores - [0, 4.5, 0, 0])]) == 0.0
 
 
 def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
@@ -56,7 +86,7 @@ def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
     batches = [Batch(50.0, 50.0 + rested_s + 7.0, 1, 3, 0, 0, 1)]
     batches += [Batch(batches[0].end_s, batches[0].end_s + warm_s + 9.0, 1, 3, 0, 0, 1)]
     assert rested_s < 210 and warm_s > 220
-    assert left_s(batches, MODEL, machine) == pytest.approx(8.0), "the median of 7 and 9"
+    assert lefts_s(batches, MODEL, machine) == pytest.approx([7.0, 9.0])
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])
@@ -68,11 +98,18 @@ def test_prompts_are_as_long_whatever_a_page_is(page_tokens: int) -> None:
 
 
 def test_prompts_in_turn_wait_for_the_answer_before() -> None:
-    requests = Course(together=0, single=3, single_output_tokens=2, in_turn=True, pause_s=0.25, long_tokens=64).requests(16)
+    requests = Course(together=0, single=3, single_output_tokens=(2,), in_turn=True, pause_s=0.25, long_tokens=64).requests(16)
     assert [(request.after, request.delay_s, request.prompt_tokens) for request in requests] == [
         (-1, 0.25, 32), (0, 0.25, 64), (1, 0.25, 32),
     ]  # fmt: skip
     assert {request.after for request in Course().requests(16)} == {-1}
+
+
+def test_answers_are_long_and_short_after_prompts_of_both_lengths() -> None:
+    requests = Course(together=0, single=6).requests(16)
+    assert [(request.prompt_tokens, request.output_tokens) for request in requests] == [
+        (32, 40), (1024, 40), (32, 2), (1024, 2), (32, 40), (1024, 40),
+    ]  # fmt: skip
 
 
 def test_steps_of_one_kind_are_told_apart() -> None:

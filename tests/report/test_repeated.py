@@ -16,6 +16,7 @@ from kvsim.report.recording import Recording, read_measured, read_recording, rec
 from kvsim.report.repeated_page import print_repeated, render_repeated, repeated_failures
 from kvsim.report.result import RunRecord
 from kvsim.report.spreads import distance_of_means
+from kvsim.report.step_table import step_table
 from kvsim.report.validation import write_validation
 from tests.report.fake_machine import FOUND, figures, play, real, validated
 from tests.report.test_html import Page
@@ -109,6 +110,27 @@ def test_the_record_and_the_page_say_what_was_compared(tmp_path: Path, capsys: p
     assert "4 of 13 figures are off; about 1 would be by chance." in shown
     assert "95% interval" in shown and "off, FAILS" in shown
     assert max(len(line) for line in shown.splitlines()) <= 100
+
+
+def test_steps_of_real_runs_are_shown_beside_what_was_expected_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs, each with 3 steps with prefill of up to 128 tokens, 1 with more, and 2 single decode steps; a third has none."""
+    rows = [
+        {"kind": "decode", "least": 1, "leaps": 2, "steps": 2, "measured_s": 0.02, "expected_s": 0.01},
+        {"kind": "prefill", "least": 1, "leaps": 3, "steps": 3, "measured_s": 0.03, "expected_s": 0.033},
+        {"kind": "prefill", "least": 513, "leaps": 1, "steps": 1, "measured_s": 0.25, "expected_s": 0.25},
+    ]
+    found = step_table([{"steps": rows}, {"steps": rows}, {}])
+    assert found.rows == [
+        ("prefill, 1 to 512 tokens", "6", "11", "10", "+10.0%"),
+        ("prefill, 513 or more tokens", "2", "250", "250", "+0.0%"),
+        ("decoding, 1 or more steps", "4", "5", "10", "-50.0%"),
+    ]
+    assert not step_table([{}, {}]).rows
+    record = validated(SIMULATED, [measured(times(10.0))] * 2)
+    record["hardware"][0]["steps"] = rows
+    print_repeated(record, Console(width=100))
+    assert "Steps that did not wait for loads (mean ms)" in capsys.readouterr().out
+    assert "513 or more tokens" in render_repeated(record)
 
 
 def test_a_machine_without_noise_is_named(capsys: pytest.CaptureFixture[str]) -> None:

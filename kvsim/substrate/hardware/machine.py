@@ -20,6 +20,7 @@ from kvsim.substrate.hardware.order_book import OrderBook, Party
 from kvsim.substrate.hardware.orders import Gpu, GpuDemand
 from kvsim.substrate.hardware.page_names import PageNames
 from kvsim.substrate.hardware.rank_share import rank_share
+from kvsim.substrate.hardware.step_check import StepCheck
 from kvsim.substrate.hardware.step_pages import StepPages
 from kvsim.substrate.hardware.substrate import HardwareSubstrate, remove
 from kvsim.substrate.hardware.transformer import check_model
@@ -113,6 +114,7 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
             page_tokens=demand.page_tokens,
             page_bytes=page_bytes,
             rates=demand.hardware,
+            steps=StepCheck(demand.model, demand.hardware, demand.engines),
             device=str(device),
             hosts=[pool for pool in hosts if pool is not None],
             disk=disk,

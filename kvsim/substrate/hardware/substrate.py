@@ -23,6 +23,7 @@ from kvsim.substrate.hardware.host_pool import HostPool
 from kvsim.substrate.hardware.order_book import OrderBook
 from kvsim.substrate.hardware.orders import NOTHING, CopyOrder, Gpu, SendOrder, StateOrder, StepOrder
 from kvsim.substrate.hardware.remote_gpu import GpuLost
+from kvsim.substrate.hardware.step_check import StepCheck
 from kvsim.substrate.hardware.step_pages import StepPages, ids_of, slots_of
 
 SWITCH_S = 5e-4
@@ -68,6 +69,7 @@ class HardwareSubstrate:
         page_tokens: int,
         page_bytes: int,
         rates: HardwareSpec,
+        steps: StepCheck,
         device: str,
         hosts: Sequence[HostPool],
         disk: Disk | None,
@@ -75,13 +77,13 @@ class HardwareSubstrate:
         scratch: Path | None = None,
     ) -> None:
         """``pages`` has one entry per engine; ``disk_links`` are by whether they read. ``rates`` are assumed for links that have
-        carried nothing yet. The folder ``scratch`` is removed at the end."""
+        carried nothing yet; ``steps`` is told of the duration of each step. The folder ``scratch`` is removed at the end."""
         self.book, self.clock = book, book.clock
         book.on_lost = self._lost
         self.env: Environment = book.clock
         self.gpus, self.ranks, self.close_gpus = gpus, ranks, close_gpus
         self.pages, self.page_tokens, self.page_bytes = pages, page_tokens, page_bytes
-        self.rates, self.device = rates, device
+        self.rates, self.steps, self.device = rates, steps, device
         self.hosts, self.disk, self.disk_links, self.scratch = hosts, disk, disk_links, scratch
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
@@ -239,6 +241,9 @@ class HardwareSubstrate:
         awaited = [self._under_way[load] for load in loads if load in self._under_way]
         if awaited:
             self._note_stall(work, awaited, done)
+        else:
+            began_s = self.env.now
+            done.callbacks.append(lambda event: self._note_step(work, event, began_s))
         order = StepOrder(
             number=number,
             chunks=pages.chunks(work),
@@ -252,6 +257,11 @@ class HardwareSubstrate:
         if work.stop is not None and work.max_steps > 1:
             self._stop_after(work.stop, number, gpus)
         return done
+
+    def _note_step(self, work: Work, done: Event, began_s: float) -> None:
+        steps: Any = done.value
+        if isinstance(steps, int) and steps > 0:
+            self.steps.add(work, steps, began_s, self.env.now)
 
     def _note_stall(self, work: Work, awaited: Sequence[UnderWay], done: Event) -> None:
         """Set ``work.stalled_s``: the seconds from now until the last of the loads has landed, or the step has ended."""
@@ -309,7 +319,8 @@ class HardwareSubstrate:
         return [use for use in used if use.transfers]
 
     def findings(self) -> dict[str, Any]:
-        """Return pages and states moved and verified, wrong words, disk faults, and how far event handling fell behind the clock.
+        """Return pages and states moved and verified, wrong words, disk faults, how far event handling fell behind the clock, and
+        the durations of steps.
 
         What a lost GPU has verified is not known.
         """
@@ -333,6 +344,7 @@ class HardwareSubstrate:
             "restored_pages": self.restored_pages,
             "disk_faults": {} if self.disk is None else {name: count for name, count in self.disk.faults.items() if count},
             "most_behind_s": self.clock.most_behind_s,
+            "steps": self.steps.rows(),
         }
 
     def close(self) -> None:

@@ -57,8 +57,8 @@ class Formula(Steps):
 
 
 class Roofline(Steps):
-    """A step takes as long as its FLOPs, its memory traffic or the launch of its prefill, whichever is longest, plus a fixed
-    overhead (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009).
+    """A step takes as long as its FLOPs, its memory traffic or the launch of its prefill, whichever is longest, plus fixed
+    overheads (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009).
 
     Per step, weights are read once, the KV of each chunk's prefix and of each decoding request is read once, and a recurrent
     state is read and written once for each chunk and decoding request.
@@ -66,7 +66,7 @@ class Roofline(Steps):
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         self.model = model
-        self.overhead_s = hardware.step_overhead_s
+        self.overhead_s, self.leap_overhead_s = hardware.step_overhead_s, hardware.leap_overhead_s
         self.prefill_overhead_s, self.launch_s = hardware.prefill_overhead_s, hardware.prefill_launch_s
         self._flops_per_s = hardware.effective_flops_per_s
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
@@ -91,19 +91,17 @@ class Roofline(Steps):
         """Implement the contract. Each side of the roofline grows by a constant amount from step to step."""
         flops, n_bytes = self.first_step(work)
         compute_s, memory_s = flops / self._flops_per_s, n_bytes / self._bytes_per_s
-        if steps == 1:
-            seconds = max(compute_s, memory_s)
-            if work.chunks:
-                seconds = max(seconds, self.launch_s) + self.prefill_overhead_s
-            return seconds + self.overhead_s
+        if work.chunks:
+            return max(compute_s, memory_s, self.launch_s) + self.prefill_overhead_s + self.overhead_s
         compute_more_s = work.decode_requests * self._attention_flops / self._flops_per_s
         memory_more_s = work.decode_requests * self._kv_bytes / self._bytes_per_s
-        return _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps) + steps * self.overhead_s
+        seconds = _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps)
+        return seconds + steps * self.overhead_s + self.leap_overhead_s
 
 
 class MeasuredParts(Steps):
-    """A step takes the sum of its parts, by the machine's ``compute_curves``, or at least the launch of its prefill, plus an
-    overhead.
+    """A step takes the sum of its parts, by the machine's ``compute_curves``, or at least the launch of its prefill, plus
+    overheads.
 
     matrix products    FLOPs of all weight matrices, at the rate for the step's FLOPs per byte of weights
     prefill attention  FLOPs of each chunk, at the rate for its query rows and context
@@ -132,9 +130,12 @@ class MeasuredParts(Steps):
         seconds = steps * self._constant_s(work)
         if work.decode_requests:
             seconds += self._decode_attention.total(work.decode_context_tokens, work.decode_requests, steps)
+        hardware = self.hardware
         if work.chunks:
-            seconds = max(seconds, self.hardware.prefill_launch_s) + self.hardware.prefill_overhead_s
-        return seconds + steps * self.hardware.step_overhead_s
+            seconds = max(seconds, hardware.prefill_launch_s) + hardware.prefill_overhead_s
+        else:
+            seconds += hardware.leap_overhead_s
+        return seconds + steps * hardware.step_overhead_s
 
     def _constant_s(self, work: Work) -> float:
         """Return the seconds of the parts that are equal in every step of a leap."""

@@ -14,7 +14,9 @@ from kvsim.substrate.simulated.ranks import Split
 class Flow:
     """Bytes on their way through a channel. ``event`` triggers when they have arrived; its value is the number that did."""
 
-    __slots__ = ("bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled", "request")
+    __slots__ = (
+        "bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled", "request", "interval"
+    )  # fmt: skip
 
     def __init__(
         self, n_bytes: float, event: Event, unit_bytes: int | None = None, split: Split | None = None, request: int = -1
@@ -29,6 +31,8 @@ class Flow:
         """Times at which the first byte leaves and the last one arrives."""
         self.joined_at = 0.0
         self.is_cancelled = False
+        self.interval: list[float] = []
+        """Its row of ``LinkUse.intervals``, once its last byte has left."""
 
 
 class Channel:
@@ -61,8 +65,7 @@ class Channel:
         """Sum over the active flows of the value of ``_served`` at which each ends."""
         self._queued_bytes = 0.0
         self._timers = 0
-        self._busy_since = 0.0
-        self._intervals: list[tuple[float, float, float, int]] = []
+        self._intervals: list[list[float]] = []
 
     def send(self, n_bytes: float, unit_bytes: int | None = None, split: Split | None = None, request: int = -1) -> Flow:
         """Queue bytes of a request, if they belong to one; the flow's event triggers ``latency_s`` after the last byte has left.
@@ -97,7 +100,7 @@ class Channel:
         self._active.remove(entry)
         self._active.sort()
         n_bytes = self._served - flow.joined_at
-        self._leave(flow, n_bytes)
+        self._leave(flow, n_bytes, self.env.now)
         _end(flow, n_bytes)
 
     def queued_s(self) -> float:
@@ -121,7 +124,6 @@ class Channel:
         self._targets += self._served + flow.bytes
         heappush(self._active, (self._served + flow.bytes, self._flows, flow))
         if was_idle:
-            self._busy_since = now
             self._notify_others()
         self._set_timer()
 
@@ -152,33 +154,33 @@ class Channel:
         self._at = self.env.now
         target, _, flow = heappop(self._active)
         self._served = target
-        self._leave(flow, flow.bytes)
+        self._leave(flow, flow.bytes, self.env.now + self.latency_s)
         _end(flow, flow.bytes, self.latency_s)
 
-    def _leave(self, flow: Flow, n_bytes: float) -> None:
+    def _leave(self, flow: Flow, n_bytes: float, arrival_s: float) -> None:
         """Record a flow that has left, and serve the next one."""
-        now, use = self.env.now, self.use
+        use = self.use
         self._targets = self._targets - flow.joined_at - flow.bytes if self._active else 0.0
         moved = n_bytes if flow.split is None else flow.split.moved_bytes(n_bytes)
         use.bytes += round(moved)
         use.transfers += 1
-        self._intervals.append((flow.started_s, now, moved, flow.request))
+        flow.interval = [flow.started_s, arrival_s, moved, flow.request]
+        self._intervals.append(flow.interval)
         if self._queue and not self._active:
             self._queued_bytes -= self._queue[0].bytes
             self._activate(self._queue.popleft())
-            use.busy_s += now - flow.started_s
-            self._busy_since = now
         elif self._active:
             self._set_timer()
         else:
-            use.busy_s += now - self._busy_since
             self._timers += 1
             self._notify_others()
 
     def used(self) -> LinkUse:
-        """Return what the channel has carried so far."""
-        self.use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 4)
-        return self.use
+        """Return what the channel has carried so far. It is busy from a flow's first byte until the last one has arrived."""
+        use = self.use
+        use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 4)
+        use.busy_s = covered_s(use.intervals)
+        return use
 
 
 class Total:
@@ -204,6 +206,12 @@ class Total:
         return min(1.0, self.bytes_per_s / bytes_per_s) if busy > 1 else 1.0
 
 
+def covered_s(intervals: np.ndarray) -> float:
+    """Return the seconds covered by intervals (start_s, end_s, ...), in order of start."""
+    start, end = intervals[:, 0], np.maximum.accumulate(intervals[:, 1])
+    return float(np.sum(end - np.maximum(start, np.concatenate((start[:1], end[:-1])))))
+
+
 def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:
     """Trigger the flow's event after ``delay_s``, with the bytes, whole units or pages by rank that have arrived."""
     event = flow.event
@@ -224,5 +232,5 @@ def _end_now(flow: Flow) -> None:
         return
     flow.event = env.event()
     flow.event.callbacks, late.callbacks = late.callbacks, []
-    flow.ended_s = env.now
+    flow.ended_s = flow.interval[1] = env.now
     flow.event.succeed(late.value)

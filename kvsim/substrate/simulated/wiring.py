@@ -122,10 +122,12 @@ def disk_rates(hardware: HardwareSpec, page_bytes: int) -> tuple[Rate, Rate, flo
 
 def host_link(hardware: HardwareSpec, fragment_bytes: float) -> tuple[Rate, Rate, float]:
     """Return rate and latency to the GPU, rate and latency to the host, and the total rate while both directions are busy."""
+    more_s = hardware.copy_overhead_s
     if (links := hardware.link_curves) is None:
-        to_device = hardware.total_host_to_device_bytes_per_s, hardware.host_latency_s
-        to_host = hardware.total_device_to_host_bytes_per_s, hardware.host_latency_s
+        latency_s = hardware.host_latency_s + more_s
+        to_device = hardware.total_host_to_device_bytes_per_s, latency_s
+        to_host = hardware.total_device_to_host_bytes_per_s, latency_s
         return to_device, to_host, hardware.total_both_directions_bytes_per_s
     (down, down_s), (up, up_s) = links.to_device(fragment_bytes), links.to_host(fragment_bytes)
     gpus = hardware.gpus
-    return (down * gpus, down_s), (up * gpus, up_s), links.total_bytes_per_s(fragment_bytes) * gpus
+    return (down * gpus, down_s + more_s), (up * gpus, up_s + more_s), links.total_bytes_per_s(fragment_bytes) * gpus

@@ -21,6 +21,7 @@ def roofline(
     model: ModelSpec = MODEL,
     launch_s: float = 0.0,
     prefill_overhead_s: float = 0.0,
+    leap_overhead_s: float = 0.0,
 ) -> Roofline:
     hardware = HardwareSpec(
         flops_per_s=flops_per_s,
@@ -34,6 +35,7 @@ def roofline(
         step_overhead_s=overhead_s,
         prefill_launch_s=launch_s,
         prefill_overhead_s=prefill_overhead_s,
+        leap_overhead_s=leap_overhead_s,
     )
     return Roofline(model, hardware)
 
@@ -50,6 +52,14 @@ def test_a_step_with_prefill_takes_its_launch_at_least() -> None:
     assert roofline(launch_s=50.0, overhead_s=1.0).leap_s(chunk, 1) == 60 + 8 + 1
     assert roofline(launch_s=50.0, overhead_s=1.0, prefill_overhead_s=9.0).leap_s(chunk, 1) == 60 + 8 + 1 + 9
     assert roofline(launch_s=100.0, overhead_s=1.0, prefill_overhead_s=9.0).leap_s(decode, 2) == 2 * (60 + 20 + 1) + 8
+
+
+def test_decode_steps_in_a_row_have_the_overhead_of_a_leap_once_and_prefill_has_none() -> None:
+    chunk, decode = Work(chunks=[(1, 0)], decode_requests=1), Work(decode_requests=1, decode_context_tokens=0)
+    known, leaping = roofline(overhead_s=1.0), roofline(overhead_s=1.0, leap_overhead_s=7.0)
+    assert [leaping.leap_s(decode, steps) - known.leap_s(decode, steps) for steps in (1, 2, 5)] == [7, 7, 7]
+    assert leaping.leap_s(chunk, 1) == known.leap_s(chunk, 1)
+    assert leaping.steps_by(decode, leaping.leap_s(decode, 3), 9) == 3
 
 
 def test_the_head_is_applied_to_sampled_tokens_only() -> None:

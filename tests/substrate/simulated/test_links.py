@@ -62,12 +62,30 @@ def test_bytes_take_their_number_over_the_rate() -> None:
     assert bench.run() == {"a": (8, 50)}
 
 
-def test_latency_delays_the_end_but_does_not_occupy_the_channel() -> None:
+def test_latency_delays_the_end_but_not_the_next_transfer() -> None:
     bench = Bench(latency_s=0.5)
     bench.send("a", 0, 50)
     bench.send("b", 0, 50)
     assert bench.ends() == seconds([5.5, 10.5])
-    assert bench.channels[0].used().busy_s == seconds(10)
+
+
+def test_a_channel_is_busy_until_the_last_byte_has_arrived() -> None:
+    bench = Bench(latency_s=0.5)
+    bench.send("a", 0, 50)
+    bench.send("b", 0, 50)
+    bench.send("c", 20, 10)
+    bench.run()
+    use = bench.channels[0].used()
+    assert use.busy_s == seconds(10.5 + 1.5)
+    assert use.intervals[:, :2].ravel().tolist() == seconds([0, 5.5, 5, 10.5, 20, 21.5])
+
+
+def test_what_is_cancelled_on_its_way_makes_nothing_busy_any_more() -> None:
+    bench = Bench(latency_s=0.5)
+    bench.send("a", 0, 50)
+    bench.cancel("a", 5.2)
+    assert bench.run() == {"a": seconds((5.2, 50))}
+    assert bench.channels[0].used().busy_s == seconds(5.2)
 
 
 def test_first_come_first_served() -> None:

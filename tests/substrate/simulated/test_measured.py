@@ -101,6 +101,13 @@ def test_a_step_with_prefill_takes_its_launch_at_least_and_a_decode_step_does_no
         assert steps.leap_s(work, 1) == pytest.approx(expected_s)
 
 
+def test_measured_decode_steps_in_a_row_have_the_overhead_of_a_leap_once() -> None:
+    chunk, decode = Work(chunks=[(10, 0)], decode_requests=1), Work(decode_requests=1, decode_context_tokens=1)
+    known, leaping = measured(), measured(leap_overhead_s=7.0)
+    assert [leaping.leap_s(decode, steps) - known.leap_s(decode, steps) for steps in (1, 5)] == pytest.approx([7, 7])
+    assert leaping.leap_s(chunk, 1) == known.leap_s(chunk, 1)
+
+
 def test_decode_attention_takes_its_flops_at_least() -> None:
     """At 100 tokens 16 * 100 FLOPs; a rate of 40 FLOPs a second makes more of them than the 16 seconds of their bytes."""
     steps = step_times(MODEL, machine(flops_per_s=40.0, compute_curves=ComputeCurves(**(CURVES | {"linear": [[1, 140.0]]}))))
@@ -204,6 +211,16 @@ def test_a_disk_that_reads_and_writes_at_once_carries_no_more_than_was_measured(
     flows = [channels["disk-cpu"].send(40.0), channels["cpu-disk"].send(24.0)]
     channels["disk-cpu"].env.run()
     assert [flow.ended_s for flow in flows] == pytest.approx([10.0, 11.0])  # 4 and 2 bytes a second; then 4 for the last 4
+
+
+@pytest.mark.parametrize(
+    "curves", [None, LinkCurves(host_to_device=[[4, 0.5, 30.0]], device_to_host=[[4, 0.25, 30.0]], both_directions=[[4, 60.0]])]
+)
+def test_copies_begin_later_in_a_serving_engine(curves: LinkCurves | None) -> None:
+    plain, serving = (machine(link_curves=curves, host_latency_s=1.0, copy_overhead_s=more_s) for more_s in (0.0, 3.0))
+    found = [SimulatedSubstrate(MODEL, spec, 2, links="fifo").channels for spec in (plain, serving)]
+    for name, more_s in (("cpu-gpu", 3.0), ("gpu-cpu", 3.0), ("disk-gpu", 3.0), ("disk-cpu", 0.0)):
+        assert found[1][name].latency_s - found[0][name].latency_s == pytest.approx(more_s)
 
 
 @pytest.mark.parametrize(
