@@ -103,7 +103,8 @@ def test_a_step_with_prefill_takes_its_launch_at_least_and_a_decode_step_does_no
 
 def test_measured_decode_steps_in_a_row_have_the_overhead_of_a_leap_once() -> None:
     chunk, decode = Work(chunks=[(10, 0)], decode_requests=1), Work(decode_requests=1, decode_context_tokens=1)
-    known, leaping = measured(), measured(leap_overhead_s=7.0)
+    curves = ComputeCurves(**CURVES)
+    known, leaping = (step_times(MODEL, machine(compute_curves=curves, leap_overhead_s=more_s)) for more_s in (0.0, 7.0))
     assert [leaping.leap_s(decode, steps) - known.leap_s(decode, steps) for steps in (1, 5)] == pytest.approx([7, 7])
     assert leaping.leap_s(chunk, 1) == known.leap_s(chunk, 1)
 
