@@ -372,6 +372,21 @@ def test_reused_pages(tmp_path: Path) -> None:
     assert "all that were hit | holds |" in table and "| disk faults | 0 | 0 | holds |" in table
 
 
+def test_decode_steps_are_timed_and_judged(tmp_path: Path) -> None:
+    """In the interpreter nothing takes as long as on an H200; the claims are tried with times of our own."""
+    module = hardware_study("decode_attention")
+    assert module.main(["--tiny", "--output", str(tmp_path)]) == 1
+    table = (tmp_path / "decode_attention.md").read_text()
+    assert "| 2 | 64 | " in table and "| contexts of their own | -100.0% with " in table
+    times = {0.0: 1.0, 0.5: 0.9, 0.9: 0.8}
+    for changes, holds in (({}, True), ({0.9: 1.03}, False), ({0.0: 1.06}, False), ({0.0: 0.94, 0.9: 0.9}, False)):
+        cases = [
+            module.Case(requests=2, context=1024, share=share, seconds=seconds, expected_s=1.0)
+            for share, seconds in (times | changes).items()
+        ]
+        assert module.page(cases, "A GPU")[1] is holds
+
+
 @pytest.mark.long
 def test_two_gpus_share_the_hosts_memory_in_miniature(tmp_path: Path) -> None:
     assert hardware_study("two_gpus").main(["--tiny", "--output", str(tmp_path)]) == 0
