@@ -134,11 +134,11 @@ def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Seque
     known = replace(hardware, step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0, prefill_launch_s=0.0)
     single = [batch for batch in decodes if batch.decode_requests == 1]
     step_s, row_s = (
-        middle(lefts_s([batch for batch in single if (batch.steps == 1) == is_step], model, known)) for is_step in (True, False)
+        middle(excess_s([batch for batch in single if (batch.steps == 1) == is_step], model, known)) for is_step in (True, False)
     )
-    rows = lefts_s([batch for batch in decodes if batch.steps > 1], model, known)
+    rows = excess_s([batch for batch in decodes if batch.steps > 1], model, known)
     known = replace(known, step_overhead_s=max(0.0, middle(rows)), leap_overhead_s=max(0.0, step_s - row_s))
-    known = replace(known, prefill_overhead_s=max(0.0, middle(lefts_s(long, model, known))))
+    known = replace(known, prefill_overhead_s=max(0.0, middle(excess_s(long, model, known))))
     launch_s = median(batch.end_s - batch.start_s for batch in short) - known.step_overhead_s - known.prefill_overhead_s
     return replace(known, prefill_launch_s=max(0.0, launch_s))
 
@@ -221,12 +221,12 @@ def build_cache(model: ModelSpec, tiers: list[Tier], page_tokens: int) -> Served
     )
 
 
-def lefts_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec) -> list[float]:
+def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec) -> list[float]:
     """Return the time by which a step of each batch exceeded what ``hardware`` predicts.
 
     Each batch may have one chunk at most.
     """
-    times, warmth, left = step_times(model, hardware), Warmth(hardware), []
+    times, warmth, excess = step_times(model, hardware), Warmth(hardware), []
     for batch in batches:
         work = Work(
             chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,
@@ -237,5 +237,5 @@ def lefts_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec) 
         known_s = times.leap_s(work, batch.steps)
         if batch.prefill_requests:
             known_s = warmth.prefill_s(batch.start_s, known_s)
-        left.append((batch.end_s - batch.start_s - known_s) / batch.steps)
-    return left
+        excess.append((batch.end_s - batch.start_s - known_s) / batch.steps)
+    return excess

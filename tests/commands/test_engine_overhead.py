@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.commands.engine_overhead import LONG_TOKENS, Course, copy_overhead_s, lefts_s, with_step_overheads
+from kvsim.commands.engine_overhead import LONG_TOKENS, Course, copy_overhead_s, excess_s, with_step_overheads
 from kvsim.commands.machine_noise import step_times
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.recorder import Batch
@@ -32,16 +32,16 @@ MACHINE = HardwareSpec(
 )
 
 
-def test_what_is_left_of_a_step() -> None:
+def test_what_exceeds_the_known_parts_of_a_step() -> None:
     """A decode step takes 60 + 20 seconds, and 8 more for each cached token; two of them 160 + 8."""
     batches = [Batch(0.0, 80.0 + more, 0, 0, 1, 0, 1) for more in (1.0, 3.0, 50.0)]
-    assert lefts_s(batches, MODEL, MACHINE) == pytest.approx([1.0, 3.0, 50.0])
-    assert lefts_s([Batch(10.0, 10.0 + 168.0 + 4.0, 0, 0, 1, 0, 2)], MODEL, MACHINE) == pytest.approx([2.0])
+    assert excess_s(batches, MODEL, MACHINE) == pytest.approx([1.0, 3.0, 50.0])
+    assert excess_s([Batch(10.0, 10.0 + 168.0 + 4.0, 0, 0, 1, 0, 2)], MODEL, MACHINE) == pytest.approx([2.0])
 
 
 def test_a_chunk_is_known_too() -> None:
     """Three tokens from the start: 3 * 60 FLOPs, 8 for each of 6 pairs, 20 for the token that is sampled."""
-    assert lefts_s([Batch(0.0, 180.0 + 48.0 + 20.0 + 7.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == pytest.approx([7.0])
+    assert excess_s([Batch(0.0, 180.0 + 48.0 + 20.0 + 7.0, 1, 3, 0, 0, 1)], MODEL, MACHINE) == pytest.approx([7.0])
 
 
 def test_overheads_of_steps() -> None:
@@ -86,7 +86,7 @@ def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
     batches = [Batch(50.0, 50.0 + rested_s + 7.0, 1, 3, 0, 0, 1)]
     batches += [Batch(batches[0].end_s, batches[0].end_s + warm_s + 9.0, 1, 3, 0, 0, 1)]
     assert rested_s < 210 and warm_s > 220
-    assert lefts_s(batches, MODEL, machine) == pytest.approx([7.0, 9.0])
+    assert excess_s(batches, MODEL, machine) == pytest.approx([7.0, 9.0])
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])
