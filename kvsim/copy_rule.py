@@ -19,7 +19,7 @@ class CopyRule:
     """
 
     programs: int = 4
-    """Programs of the copy kernel; each keeps 128 KiB in flight."""
+    """Programs of the copy kernel; each keeps 96 KiB in flight."""
     memcpy_fragment_bytes: int = 1 << 15
     """Minimum fragment size for memcpy."""
     staged_load_page_bytes: int = 1 << 16
