@@ -104,12 +104,11 @@ class TierCopy:
 
         ``is_shared`` means that pages are, or will be, loaded meanwhile: the kernel then leaves room on the link for them.
         """
-        known = self.rule
-        method = method or known.store_method(self.fragment_bytes, self.page_bytes)
+        method = method or self.rule.store_method(self.fragment_bytes, self.page_bytes)
         lists = self._lists(gpu_pages, host_pages)
         if method == "kernel":
-            pace = known.store_beside_load_bytes_per_s if is_shared else known.store_bytes_per_s
-            copy_pages(self.gpu, self.host, lists[0], lists[1], programs=known.programs, bytes_per_s=pace)
+            pace = self.rule.store_beside_load_bytes_per_s if is_shared else None
+            copy_pages(self.gpu, self.host, lists[0], lists[1], programs=self.rule.programs, bytes_per_s=pace)
         else:
             self._spread(self.storing, "store", gpu_pages, host_pages, lists, slice(0, self.layers), is_staged=method == "staged")
         self._check_unique(gpu_pages, host_pages)
