@@ -314,9 +314,9 @@ class Loop:
         self.product = lambda: torch.mm(left, right, out=out)
         self.stream, self.copies = torch.cuda.Stream(), torch.cuda.Stream()
         self.repeats = 10
-        self.repeats = max(1, round(0.02 / (self._segments([None])[0] / 10)))
+        self.repeats = max(1, round(0.02 / (self.segments([None])[0] / 10)))
 
-    def _segments(self, beside: list[Callable[[], None] | None]) -> list[float]:
+    def segments(self, beside: list[Callable[[], None] | None]) -> list[float]:
         """Seconds of each segment of the loop next to an action or None, all queued before the GPU starts."""
         copies, marks = self.copies, []
         with torch.cuda.stream(self.stream):
@@ -341,7 +341,7 @@ class Loop:
         """Median over five segments next to ``action``, each relative to the mean of its two neighbours without."""
         action()
         machine.wait()
-        times = self._segments([None, action] * 5 + [None])
+        times = self.segments([None, action] * 5 + [None])
         return statistics.median(2 * times[k] / (times[k - 1] + times[k + 1]) for k in range(1, 11, 2))
 
 
