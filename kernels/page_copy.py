@@ -106,11 +106,11 @@ def copy_pages(
     A pool is a tensor ``[page, layer, fragment]`` with any strides: pass a layer-first pool as ``pool.transpose(0, 1)``, and
     some of its layers as a slice. Either pool may be pinned host memory, which the kernel accesses over the bus. The page lists
     are int32 tensors in GPU memory. They are not checked here; a duplicate target page gets the content of either source. The
-    call returns immediately.
+    call returns immediately. It copies less than 1 TiB.
 
     ``bytes_per_s`` throttles the programs to that rate. A kernel that writes to the host faster than the link can carry fills
-    the queues in front of the link, and delays reads over the same link and the rest of the GPU. On a CPU there is no link, and
-    the rate is ignored.
+    the queues in front of the link, and delays reads over the same link and the rest of the GPU. A tile of each program may be
+    ahead of the rate. On a CPU there is no link, and the rate is ignored.
 
     Raises ValueError if shapes differ, or if fragments are shorter than 512 bytes or cannot be read 16 bytes at a time.
     """
