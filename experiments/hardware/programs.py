@@ -2,7 +2,7 @@
 
 Alone: 1 GiB of pages of 32 fragments, in random order on both sides, as a share of one memcpy of 1 GiB. Measured from the call
 to the last byte, with everything that the host does before and after the launch, and in a row of copies, where the host prepares
-one while the GPU still copies another.
+one while the GPU still copies another. What was copied is compared.
 
 Next to products: fragments of 2 KiB, and loops of bf16 products, relative to the same loops alone on the whole GPU. Their kernels
 have a program on every multiprocessor, so the one that shares its multiprocessor ends late, however little the copy takes: a
@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -66,6 +67,8 @@ SIZES = tuple(KIB << k for k in range(1, 11))
 """Fragments of the copies alone."""
 ROW = 8
 """Copies in a row."""
+CHECKED_BYTES = 64 << 20
+"""Bytes of each copy that are compared afterwards."""
 GOALS = {"load": 0.92, "store": 0.945, "products": 1.05}
 """Lowest shares of memcpy's rate, and the largest slowdown of products."""
 PACE = 0.945
@@ -94,10 +97,19 @@ def alone(machine: Machine, rates: dict[str, float]) -> Iterator[Alone]:
         tiers = TierCopy(*machine.pools(fragment_bytes, LAYERS), calibration(rates))
         pages = GIB // tiers.page_bytes
         for way in WAYS:
-            action = copying(tiers, way, *machine.lists(tiers.host.shape[0], pages), "kernel")
+            lists = machine.lists(tiers.host.shape[0], pages)
+            action = copying(tiers, way, *lists, "kernel")
             whole, in_row = machine.seconds(action, 9), seconds_in_row(machine, action)
+            check_copied(tiers, *lists)
             bytes_per_s = pages * tiers.page_bytes / rates[way]
             yield Alone(fragment_bytes, way, bytes_per_s / whole, bytes_per_s / in_row)
+
+
+def check_copied(tiers: TierCopy, gpu_pages: np.ndarray, host_pages: np.ndarray) -> None:
+    """Exit unless the pages at the ends of both lists are equal."""
+    last = slice(-max(1, CHECKED_BYTES // tiers.page_bytes), None)
+    if not torch.equal(tiers.gpu[gpu_pages[last].tolist()].cpu(), tiers.host[host_pages[last].tolist()]):
+        sys.exit(f"the kernel copied wrong bytes, with pages of {tiers.layers} fragments of {tiers.fragment_bytes} bytes")
 
 
 def seconds_in_row(machine: Machine, action: Callable[[], None]) -> float:
@@ -140,6 +152,7 @@ def copy_beside(machine: Machine, rates: dict[str, float], way: Way, programs: i
     gpu_pages, host_pages = machine.lists(tiers.host.shape[0], tiers.host.shape[0] // 2)
     some = slice(GIB // tiers.page_bytes)
     seconds = machine.seconds(copying(tiers, way, gpu_pages[some], host_pages[some], "kernel", is_shared=is_paced))
+    check_copied(tiers, gpu_pages[some], host_pages[some])
     return Neighbour(
         name=f"{way}, held back" if is_paced else way,
         programs=programs,
