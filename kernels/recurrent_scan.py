@@ -23,6 +23,31 @@ def softplus(x):
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
+@triton.jit
+def begin(
+    states,
+    sequences,
+    sequence_count,
+    state_stride,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    KEEP: tl.constexpr,
+    KIND: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    """Return this program's key and value elements, their places in ``states``, and their state, or zeros for a new sequence."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(sequences + 2 * sequence_count + sequence)
+    is_begun = tl.load(sequences + 3 * sequence_count + sequence) != 0
+    key_dim = tl.arange(0, KEYS)
+    value_dim = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    place = slot * state_stride + (head * KEY + key_dim)[:, None] * VALUE + value_dim[None, :]
+    is_element = (key_dim < KEY)[:, None] & (value_dim < VALUE)[None, :]
+    bits = tl.load(states + place, mask=is_element & is_begun, other=0) & KEEP
+    return key_dim, value_dim, place, bits.to(KIND, bitcast=True).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["sequence_count"])
 def scan_kernel(
     query,
@@ -44,6 +69,7 @@ def scan_kernel(
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
     KEEP: tl.constexpr,
+    KIND: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -54,16 +80,10 @@ def scan_kernel(
     head = tl.program_id(1)
     row = tl.load(sequences + sequence)
     tokens = tl.load(sequences + sequence_count + sequence).to(tl.int32)
-    slot = tl.load(sequences + 2 * sequence_count + sequence)
-    is_begun = tl.load(sequences + 3 * sequence_count + sequence) != 0
-    key_dim = tl.arange(0, KEYS)
-    value_dim = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    key_dim, value_dim, place, state = begin(
+        states, sequences, sequence_count, state_stride, KEY, VALUE, KEEP, KIND, KEYS, VALUES
+    )
     is_key, is_value = key_dim < KEY, value_dim < VALUE
-    place = slot * state_stride + (head * KEY + key_dim)[:, None] * VALUE + value_dim[None, :]
-    is_element = is_key[:, None] & is_value[None, :]
-    bits = tl.load(states + place, mask=is_element & is_begun, other=0) & KEEP
-    kind: tl.constexpr = tl.float32 if states.dtype.element_ty == tl.int32 else tl.bfloat16
-    state = bits.to(kind, bitcast=True).to(tl.float32)
     group = head // GROUP
 
     for first in range(0, tokens, BLOCK):
@@ -93,7 +113,8 @@ def scan_kernel(
         weight = step * scale * tl.exp(decayed - whole)
         update = tl.dot(tl.trans((keys.to(tl.float32) * weight[:, None]).to(PRODUCT)), given, input_precision="ieee")
         state = state * tl.exp(-whole) + update
-    tl.store(states + place, state.to(kind).to(states.dtype.element_ty, bitcast=True), mask=is_element)
+    bits = state.to(KIND).to(states.dtype.element_ty, bitcast=True)
+    tl.store(states + place, bits, mask=is_key[:, None] & is_value[None, :])
 
 
 @triton.jit(do_not_specialize=["sequence_count"])
@@ -117,6 +138,7 @@ def update_kernel(
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
     KEEP: tl.constexpr,
+    KIND: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
@@ -124,16 +146,10 @@ def update_kernel(
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.load(sequences + sequence)
-    slot = tl.load(sequences + 2 * sequence_count + sequence)
-    is_begun = tl.load(sequences + 3 * sequence_count + sequence) != 0
-    key_dim = tl.arange(0, KEYS)
-    value_dim = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    key_dim, value_dim, place, state = begin(
+        states, sequences, sequence_count, state_stride, KEY, VALUE, KEEP, KIND, KEYS, VALUES
+    )
     is_key, is_value = key_dim < KEY, value_dim < VALUE
-    place = slot * state_stride + (head * KEY + key_dim)[:, None] * VALUE + value_dim[None, :]
-    is_element = is_key[:, None] & is_value[None, :]
-    bits = tl.load(states + place, mask=is_element & is_begun, other=0) & KEEP
-    kind: tl.constexpr = tl.float32 if states.dtype.element_ty == tl.int32 else tl.bfloat16
-    state = bits.to(kind, bitcast=True).to(tl.float32)
     group = head // GROUP
     asked = tl.load(query + row * query_stride + group * KEY + key_dim, mask=is_key, other=0.0).to(tl.float32)
     keys = tl.load(key + row * key_stride + group * KEY + key_dim, mask=is_key, other=0.0).to(tl.float32)
@@ -142,7 +158,8 @@ def update_kernel(
     state = state * tl.exp(-step) + (keys * step * scale)[:, None] * given[None, :]
     result = tl.sum(state * asked[:, None], 0)
     tl.store(out + row * out_stride + head * VALUE + value_dim, result.to(out.dtype.element_ty), mask=is_value)
-    tl.store(states + place, state.to(kind).to(states.dtype.element_ty, bitcast=True), mask=is_element)
+    bits = state.to(KIND).to(states.dtype.element_ty, bitcast=True)
+    tl.store(states + place, bits, mask=is_key[:, None] & is_value[None, :])
 
 
 def scan(
@@ -194,6 +211,7 @@ def scan(
         "KEY": key_dim,
         "VALUE": value_dim,
         "KEEP": keep,
+        "KIND": tl.float32 if states.dtype == torch.int32 else tl.bfloat16,
         "KEYS": max(LEAST_DIM, triton.next_power_of_2(key_dim)),
         "VALUES": values,
     }

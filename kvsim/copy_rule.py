@@ -19,7 +19,7 @@ class CopyRule:
     """
 
     programs: int = 4
-    """Programs of the copy kernel; each keeps 128 KiB in flight."""
+    """Programs of the copy kernel; each keeps 96 KiB in flight."""
     memcpy_fragment_bytes: int = 1 << 15
     """Minimum fragment size for memcpy."""
     staged_load_page_bytes: int = 1 << 16
@@ -29,10 +29,9 @@ class CopyRule:
     staged_load_beside_store_page_bytes: int = 1 << 16
     """Like ``staged_load_page_bytes``, while pages are also on their way to the host: two kernels share the link worse than a
     kernel and a copy engine."""
-    store_bytes_per_s: float = 52.3e9
-    """Rate to which a kernel that writes to the host throttles itself: just below what the link can carry."""
     store_beside_load_bytes_per_s: float = 47e9
-    """The same while pages are on their way to the GPU: the read requests of that copy use the same direction."""
+    """Rate to which a kernel that writes to the host throttles itself while pages are also on their way to the GPU: the read
+    requests of that copy use the same direction."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

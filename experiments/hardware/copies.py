@@ -38,7 +38,7 @@ import triton
 
 from kvsim.copy_rule import METHODS, CopyRule, Method
 from kvsim.substrate.hardware import method_rates
-from kvsim.substrate.hardware.method_rates import STORE_PACE, derived_rule
+from kvsim.substrate.hardware.method_rates import derived_rule
 from kvsim.substrate.hardware.tier_copy import WAYS, TierCopy, Way
 
 HERE = Path(__file__).resolve().parent
@@ -210,15 +210,17 @@ def measure_reach(machine: Machine, rates: dict[str, float], fragment_sizes: lis
                 yield Cell(way, method, fragment_bytes, LAYERS, pages * LAYERS, seconds, share)
 
 
-def copying(tiers: TierCopy, way: str, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method) -> Callable[[], None]:
+def copying(
+    tiers: TierCopy, way: str, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method, *, is_shared: bool = False
+) -> Callable[[], None]:
     if way == "load":
-        return lambda: tiers.load(host_pages, gpu_pages, method)
-    return lambda: tiers.store(gpu_pages, host_pages, method)
+        return lambda: tiers.load(host_pages, gpu_pages, method, is_shared=is_shared)
+    return lambda: tiers.store(gpu_pages, host_pages, method, is_shared=is_shared)
 
 
 def calibration(rates: dict[str, float]) -> CopyRule:
-    """The default methods, with store rates that fit this link."""
-    return replace(CopyRule(), store_bytes_per_s=STORE_PACE * rates["store"], store_beside_load_bytes_per_s=0.45 * rates["both"])
+    """The default methods, with a pace of stores beside loads that fits this link."""
+    return replace(CopyRule(), store_beside_load_bytes_per_s=0.45 * rates["both"])
 
 
 @dataclass(frozen=True)
@@ -241,12 +243,11 @@ def measure_pairs(machine: Machine, rates: dict[str, float], fragment_sizes: lis
         for store in METHODS:
             for pace in (0.80, 0.85, 0.90, 0.95, 1.0) if store == "kernel" else (1.0,):
                 rate = pace * rates["both"] / 2
-                known = replace(CopyRule(), store_bytes_per_s=rate, store_beside_load_bytes_per_s=rate)
-                tiers = TierCopy(*pools, known)
+                tiers = TierCopy(*pools, replace(CopyRule(), store_beside_load_bytes_per_s=rate))
                 for load in METHODS:
                     ways = (
-                        copying(tiers, "store", lists[0][0], lists[1][0], store),
-                        copying(tiers, "load", lists[0][1], lists[1][1], load),
+                        copying(tiers, "store", lists[0][0], lists[1][0], store, is_shared=True),
+                        copying(tiers, "load", lists[0][1], lists[1][1], load, is_shared=True),
                     )
                     seconds = machine.seconds(lambda ways=ways: machine.beside(*ways), 3)  # type: ignore[misc]
                     yield Pair(fragment_bytes, load, store, pace, 2 * count * tiers.page_bytes / seconds / rates["both"])
@@ -313,9 +314,9 @@ class Loop:
         self.product = lambda: torch.mm(left, right, out=out)
         self.stream, self.copies = torch.cuda.Stream(), torch.cuda.Stream()
         self.repeats = 10
-        self.repeats = max(1, round(0.02 / (self._segments([None])[0] / 10)))
+        self.repeats = max(1, round(0.02 / (self.segments([None])[0] / 10)))
 
-    def _segments(self, beside: list[Callable[[], None] | None]) -> list[float]:
+    def segments(self, beside: list[Callable[[], None] | None]) -> list[float]:
         """Seconds of each segment of the loop next to an action or None, all queued before the GPU starts."""
         copies, marks = self.copies, []
         with torch.cuda.stream(self.stream):
@@ -340,7 +341,7 @@ class Loop:
         """Median over five segments next to ``action``, each relative to the mean of its two neighbours without."""
         action()
         machine.wait()
-        times = self._segments([None, action] * 5 + [None])
+        times = self.segments([None, action] * 5 + [None])
         return statistics.median(2 * times[k] / (times[k - 1] + times[k + 1]) for k in range(1, 11, 2))
 
 
@@ -354,7 +355,6 @@ def derive(reach: list[Cell], pairs: list[Pair], rates: dict[str, float]) -> Cop
             if pair.store == "kernel" and pair.load != "memcpy"
         ],
         layers=LAYERS,
-        store_bytes_per_s=rates["store"],
     )
 
 

@@ -51,7 +51,7 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
     assert isinstance(spec, HardwareSpec) and spec.link_curves and spec.disk_curves and spec.compute_curves
     assert [row[0] for row in spec.link_curves.host_to_device] == [512, 1024]
     assert spec.copy_rule and spec.copy_rule.programs in (1, 2)
-    assert spec.copy_rule.store_bytes_per_s < spec.device_to_host_bytes_per_s
+    assert spec.copy_rule.store_beside_load_bytes_per_s < spec.both_directions_bytes_per_s
     assert spec.disk_curves.both and len(spec.disk_curves.both) == 6
     page_sizes = (12288, 16384, 65536)  # the first is the model's
     assert [row[:2] for row in spec.disk_curves.read] == [[depth, size] for depth in (1, 2) for size in page_sizes]

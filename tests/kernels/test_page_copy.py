@@ -1,11 +1,16 @@
 """Pages arrive whole and in order, whatever the layout, the size and the list; nothing else changes."""
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.kernels.page_copy import copy_pages, copy_tokens  # noqa: E402
+from kvsim.kernels.page_copy import best_piece, copy_pages, copy_tokens  # noqa: E402
 
 
 def pool(*shape: int, device: "torch.device") -> "torch.Tensor":
@@ -16,7 +21,7 @@ def int32(pages: list[int], device: "torch.device") -> "torch.Tensor":
     return torch.tensor(pages, dtype=torch.int32, device=device)
 
 
-@pytest.mark.parametrize("fragment_bytes", [512, 528, 1040, 2048, 6144, 4096 + 512, 18432])
+@pytest.mark.parametrize("fragment_bytes", [512, 528, 1040, 1152, 2048, 6144, 4096 + 512, 18432])
 @pytest.mark.parametrize(("layers", "programs"), [(1, 1), (3, 4)])
 def test_pages_go_from_a_layer_first_to_a_page_first_pool(fragment_bytes, layers, programs, device):
     gpu, host = pool(layers, 9, fragment_bytes, device=device), pool(12, layers, fragment_bytes, device=device)
@@ -65,6 +70,55 @@ def test_a_rate_changes_no_byte(device):
     every = int32(list(range(40)), device)
     copy_pages(source, target, every, every, programs=2, bytes_per_s=1e9)
     assert torch.equal(source, target)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fragment_bytes", [1152, 2048])
+def test_a_rate_is_one_of_bytes_however_they_fill_pieces(fragment_bytes, device):
+    count = (32 << 20) // fragment_bytes
+    source = pool(count, 1, fragment_bytes, device=device)
+    target, every = torch.empty_like(source), torch.arange(count, dtype=torch.int32, device=device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):
+        start.record()
+        copy_pages(source, target, every, every, programs=4, bytes_per_s=1e9)
+        end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) / 1e3 == pytest.approx(count * fragment_bytes / 1e9, rel=0.05)
+
+
+def test_pieces_leave_little_room_in_the_last_one():
+    sizes = {512: 512, 528: 1024, 1040: 512, 1152: 512, 2048: 2048, 4096 + 512: 512, 6144: 2048, 18432: 2048, 65536: 4096}
+    assert {fragment_bytes: best_piece(fragment_bytes) for fragment_bytes in sizes} == sizes
+
+
+COMPILED = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kvsim.kernels.page_copy import STAGES, TILE_BYTES, WARPS, page_copy_kernel
+
+sizes = {"LAYERS": 32, "PARTS": 1, "FRAGMENT_PIECES": 1, "ROWS": TILE_BYTES // 2048, "COLUMNS": 256, "STAGES": STAGES}
+sizes["IS_PACED"] = sys.argv[1] == "paced"
+names = page_copy_kernel.arg_names
+types = {"source": "*i64", "target": "*i64", "source_pages": "*i32", "target_pages": "*i32"}
+signature = {name: "constexpr" if name in sizes else types.get(name, "i32") for name in names}
+aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in types}
+kernel = ASTSource(page_copy_kernel, signature, {(names.index(name),): size for name, size in sizes.items()}, aligned)
+print(triton.compile(kernel, target=GPUTarget("cuda", 90, 32), options={"num_warps": WARPS}).asm["ptx"])
+"""
+
+
+@pytest.mark.parametrize("pace", ["paced", "unpaced"])
+def test_the_compiled_kernel_reads_three_tiles_ahead_and_moves_16_bytes_at_a_time(pace):
+    """Each of 128 threads reads 16 vectors of a tile of 32 KiB: three times before the loop and once in it; one store in it."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILED, pace]
+    ptx = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global .*, 0x10,", ptx)) == 4 * 16
+    assert re.findall(r"st\.global[.\w]*", ptx) == ["st.global.v2.b64"] * 16
+    assert ptx.count("globaltimer") == (pace == "paced")
 
 
 def test_an_empty_list_is_no_launch(device):
@@ -134,3 +188,9 @@ def test_tokens_that_cannot_be_read_16_bytes_at_a_time_are_refused(device):
     pools, one = (pool(2, 1, 2, 32, 24, device=device) for _ in range(2)), int32([0], device)
     with pytest.raises(ValueError, match="a token's keys must be a multiple of 16 bytes, not 24"):
         copy_tokens(*pools, one, one, one, one, programs=1)
+
+
+def test_every_entry_needs_its_first_tokens(device):
+    pools, one, two = (pool(2, 1, 2, 32, 32, device=device) for _ in range(2)), int32([0], device), int32([0, 1], device)
+    with pytest.raises(ValueError, match="2 pages do not match 1 and 2 first tokens"):
+        copy_tokens(*pools, two, one, two, two, programs=1)

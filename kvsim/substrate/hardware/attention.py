@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from kvsim.kernels.page_gather import gather_pages
 from kvsim.kernels.paged_attention import ContextParts, attend_pages, check_fragment
@@ -68,8 +68,7 @@ class GroupedAttention:
         chunks: "GroupedChunks | None",
     ) -> None:
         model, tokens = self.model, len(hidden)
-        mixed = self.buffers.take("mixed", tokens, layer.inward.shape[1])
-        torch.mm(rms_norm(hidden, hidden.shape[1:]), layer.inward, out=mixed)
+        mixed = layer.project(hidden, self.buffers)
         query = mixed[:, : self.query_width].view(tokens, model.heads, model.head_dim)
         attended = self.buffers.take("attended", tokens, self.query_width)
         out = attended.view(query.shape)

@@ -206,7 +206,6 @@ class Calibration:
             list_bytes=sizes.list_bytes,
             programs=sizes.programs,
             paces=sizes.paces,
-            store_bytes_per_s=peaks["device_to_host_bytes_per_s"],
             both_bytes_per_s=peaks["both_directions_bytes_per_s"],
         )
 

@@ -9,7 +9,7 @@ from kvsim.substrate.hardware import ipc
 from kvsim.substrate.hardware.host_pool import mapped
 from kvsim.substrate.hardware.memory import GIB, gib
 from kvsim.substrate.hardware.orders import PoolAddress
-from kvsim.substrate.hardware.page_list import check_page_list, upload_page_lists
+from kvsim.substrate.hardware.page_list import check_range, check_unique, upload_page_lists
 from kvsim.substrate.hardware.raw_tensor import raw_tensor
 
 GPU_RESERVE_BYTES = 4 * GIB
@@ -86,13 +86,16 @@ class PeerPools:
     def send(self, peer: int, sources: np.ndarray, targets: np.ndarray, *, programs: int = SEND_PROGRAMS) -> None:
         """Copy pages to another GPU's pool on the current stream, without waiting for it.
 
-        Raises ValueError for a list with a duplicate page or one that a pool does not have.
+        Raises ValueError for a list with a page that a pool does not have, or with a duplicate page: the content of the target
+        pages is then undefined.
         """
         pool = self.pools[peer]
-        for pages, count, name in ((sources, self.own.shape[0], "sources"), (targets, pool.shape[0], "targets")):
-            check_page_list(pages, self._seen[:count], name=name)
+        check_range(sources, self.own.shape[0], name="sources")
+        check_range(targets, pool.shape[0], name="targets")
         lists = upload_page_lists(sources, targets, device=self.own.device)
         copy_pages(self.own, pool, lists[0], lists[1], programs=programs)
+        check_unique(sources, self._seen, name="sources")
+        check_unique(targets, self._seen, name="targets")
 
     def close(self) -> None:
         """Give up the access."""

@@ -7,7 +7,7 @@ their context to keys and values, which takes fewer FLOPs there.
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kvsim.kernels.page_gather import gather_pages
 from kvsim.kernels.paged_attention import ContextParts, attend_latents, check_latents, latent_groups
@@ -59,8 +59,7 @@ class LatentAttention:
         chunks: "LatentChunks | None",
     ) -> None:
         model, tokens = self.model, len(hidden)
-        mixed = self.buffers.take("mixed", tokens, layer.inward.shape[1])
-        torch.mm(rms_norm(hidden, hidden.shape[1:]), layer.inward, out=mixed)
+        mixed = layer.project(hidden, self.buffers)
         asked = mixed[:, : self.query_width]
         if layer.query is not None:
             asked = self.buffers.take("asked", tokens, self.query_width)

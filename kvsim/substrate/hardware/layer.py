@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import torch
+from torch.nn.functional import rms_norm
+
+from kvsim.substrate.hardware.buffers import Buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class Layer:
     experts_up: torch.Tensor | None = None
     """Gate and up projections concatenated, ``[expert, in, out]``."""
     experts_down: torch.Tensor | None = None
+
+    def project(self, hidden: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+        """Return ``hidden``, normalized, times ``inward``, in a buffer that the next layer reuses."""
+        mixed = buffers.take("mixed", len(hidden), self.inward.shape[1])
+        return torch.mm(rms_norm(hidden, hidden.shape[1:]), self.inward, out=mixed)
 
     @property
     def weights(self) -> Iterator[torch.Tensor | None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from statistics import harmonic_mean
 
@@ -10,7 +11,7 @@ import torch
 
 from kvsim.copy_rule import METHODS, CopyRule, Method
 from kvsim.hardware_curves import LinkCurves, Rows
-from kvsim.substrate.hardware.method_rates import STORE_PACE, Pair, derived_rule, fewest_programs, paced
+from kvsim.substrate.hardware.method_rates import Pair, derived_rule, fewest_programs
 from kvsim.substrate.hardware.stopwatch import Stopwatch
 from kvsim.substrate.hardware.tier_copy import WAYS, TierCopy, Way
 
@@ -47,30 +48,27 @@ class LinkRates:
         list_bytes: int,
         programs: Sequence[int],
         paces: Sequence[float],
-        store_bytes_per_s: float,
         both_bytes_per_s: float,
     ) -> CopyRule:
         """Measure the methods with lists of ``list_bytes``, derive the rule, and use it from here on.
 
-        ``paces`` are rates of a kernel that stores during loads, as shares of half of ``both_bytes_per_s``. The two rates given
-        are those of plain copies.
+        ``paces`` are rates of a kernel that stores during loads, as shares of half of ``both_bytes_per_s``, the rate of plain
+        copies both ways.
         """
         by_programs: dict[int, float] = {}
         for count in programs:
-            self.rule = CopyRule(programs=count, store_bytes_per_s=STORE_PACE * store_bytes_per_s)
+            self.rule = CopyRule(programs=count)
             rates = [self._rate(size, list_bytes, way, "kernel") for size in fragments for way in WAYS]
             by_programs[count] = harmonic_mean(rates)
-        self.rule = CopyRule(programs=fewest_programs(by_programs), store_bytes_per_s=STORE_PACE * store_bytes_per_s)
+        self.rule = CopyRule(programs=fewest_programs(by_programs))
         cells = [(way, method, size) for size in fragments for method in METHODS for way in WAYS]
         alone = {(way, method, size): self._rate(size, list_bytes, way, method) for way, method, size in cells}
         pairs = []
         for size in fragments:
             for pace in (share * both_bytes_per_s / 2 for share in paces):
-                tiers = self._tiers(size, paced(self.rule, pace))
+                tiers = self._tiers(size, replace(self.rule, store_beside_load_bytes_per_s=pace))
                 pairs += [Pair(size, load, pace, self._both(tiers, load, "kernel")) for load in LOADS]
-        self.rule = derived_rule(
-            alone, pairs, layers=self.layers, store_bytes_per_s=store_bytes_per_s, programs=self.rule.programs
-        )
+        self.rule = derived_rule(alone, pairs, layers=self.layers, programs=self.rule.programs)
         return self.rule
 
     def curves(self, fragments: Sequence[int], copies: Sequence[int]) -> LinkCurves:

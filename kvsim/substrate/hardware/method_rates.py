@@ -1,13 +1,11 @@
 """Derives the rule that chooses a copy method by fragment size, from measured rates."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvsim.copy_rule import CopyRule, Method
 from kvsim.substrate.hardware.tier_copy import Way
 
-STORE_PACE = 0.945
-"""Rate to which a storing kernel is throttled, as a share of memcpy's: just below its limit, so that no queue builds up."""
 KEEPS_UP = 0.98
 """Staging is preferred to a kernel that accesses the bus if it reaches at least this share of the kernel's rate."""
 WITHOUT_KERNELS = 0.75
@@ -33,11 +31,10 @@ class Pair:
     rate: float
 
 
-def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, store_bytes_per_s: float, programs: int = 4) -> CopyRule:
+def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, programs: int = 4) -> CopyRule:
     """Derive the rule from the rates of long copies of pages of ``layers`` fragments: use copy engines where they keep up.
 
-    ``pairs`` must contain loads by ``kernel`` and ``staged`` for the same fragment sizes. ``store_bytes_per_s`` is the rate of
-    a plain copy.
+    ``pairs`` must contain loads by ``kernel`` and ``staged`` for the same fragment sizes.
     """
     sizes = sorted({size for _, _, size in alone}, reverse=True)
 
@@ -64,14 +61,8 @@ def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, store_byte
         staged_load_page_bytes=layers * good_from("staged", ("kernel",), ("load",)),
         staged_store_page_bytes=layers * good_from("staged", ("kernel",), ("store",)),
         staged_load_beside_store_page_bytes=layers * staged_beside,
-        store_bytes_per_s=STORE_PACE * store_bytes_per_s,
         store_beside_load_bytes_per_s=fastest.pace_bytes_per_s,
     )
-
-
-def paced(rule: CopyRule, bytes_per_s: float) -> CopyRule:
-    """Return the rule with stores throttled to one rate, whether or not loads are under way."""
-    return replace(rule, store_bytes_per_s=bytes_per_s, store_beside_load_bytes_per_s=bytes_per_s)
 
 
 def fewest_programs(rates: Mapping[int, float]) -> int:

@@ -7,16 +7,20 @@ ALIGNED_ENTRIES = 4
 """Alignment of rows in entries: each begins at a multiple of 16 bytes; otherwise kernels would be recompiled."""
 
 
-def check_page_list(pages: np.ndarray, seen: np.ndarray, *, name: str) -> None:
-    """Raise ValueError if ``pages`` contains a duplicate or a page that the pool does not have.
-
-    ``seen`` is int32 scratch space with one entry per page of the pool; its content does not matter.
-    """
+def check_range(pages: np.ndarray, pool_pages: int, *, name: str) -> None:
+    """Raise ValueError if ``pages`` contains a page that the pool does not have. A copy of such a page hits other memory."""
     if not len(pages):
         return
     least, most = int(pages.min()), int(pages.max())
-    if least < 0 or most >= len(seen):
-        raise ValueError(f"{name} contains page {least if least < 0 else most}, but the pool has pages 0 to {len(seen) - 1}")
+    if least < 0 or most >= pool_pages:
+        raise ValueError(f"{name} contains page {least if least < 0 else most}, but the pool has pages 0 to {pool_pages - 1}")
+
+
+def check_unique(pages: np.ndarray, seen: np.ndarray, *, name: str) -> None:
+    """Raise ValueError if ``pages`` contains a page twice. This takes longer than ``check_range``: do it while the GPU copies.
+
+    ``seen`` is int32 scratch space with one entry per page of the pool; its content does not matter.
+    """
     order = np.arange(len(pages), dtype=np.int32)
     seen[pages] = order
     again = np.flatnonzero(seen[pages] != order)

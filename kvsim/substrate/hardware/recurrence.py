@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import silu
 
 from kvsim.kernels.recurrent_scan import LEAST_DIM, scan
 from kvsim.kernels.short_convolution import convolve
@@ -160,8 +160,7 @@ class Recurrence:
     def run(self, index: int, layer: Layer, hidden: torch.Tensor, sequences: Sequences | None) -> None:
         """Add recurrent layer ``index`` to ``hidden``. Without ``sequences``, only the products are computed."""
         shape, tokens = self.shape, len(hidden)
-        mixed = self.buffers.take("mixed", tokens, layer.inward.shape[1])
-        torch.mm(rms_norm(hidden, hidden.shape[1:]), layer.inward, out=mixed)
+        mixed = layer.project(hidden, self.buffers)
         inputs = self._convolved(index, layer, mixed, sequences)
         inner = None
         if layer.inner is not None:

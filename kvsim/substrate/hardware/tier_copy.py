@@ -10,7 +10,7 @@ import torch
 from kvsim.copy_rule import CopyRule, Method
 from kvsim.kernels.page_copy import check_pools, copy_pages
 from kvsim.substrate.hardware.batch_memcpy import copy_batch
-from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES, check_page_list, upload_page_lists
+from kvsim.substrate.hardware.page_list import ALIGNED_ENTRIES, check_range, check_unique, upload_page_lists
 
 Way = Literal["load", "store"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -27,8 +27,9 @@ class TierCopy:
     Copies are ordered with the current stream like any kernel. Calls do not wait for the GPU, but a driver whose queue is full
     blocks the caller, so submit long lists for copy engines from a thread. Streams that share a hardware queue wait for each
     other, and copies use several: set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` before CUDA starts.
-    The n-th page of one list is copied to the n-th page of the other. A list with a duplicate page, or a page that the pool does
-    not have, raises ValueError.
+    The n-th page of one list is copied to the n-th page of the other. A list with a page that the pool does not have raises
+    ValueError, and nothing is copied. A list with a duplicate page raises ValueError, too, but it is looked for while the GPU
+    copies: the content of the target pages is then undefined.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class TierCopy:
                 self._spread(self.loading, "load", gpu_pages, host_pages, lists, layers, is_staged=method == "staged")
             if submitted is not None:
                 submitted()
+        self._check_unique(gpu_pages, host_pages)
 
     def store(
         self, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method | None = None, *, is_shared: bool = False
@@ -102,22 +104,26 @@ class TierCopy:
 
         ``is_shared`` means that pages are, or will be, loaded meanwhile: the kernel then leaves room on the link for them.
         """
-        known = self.rule
-        method = method or known.store_method(self.fragment_bytes, self.page_bytes)
+        method = method or self.rule.store_method(self.fragment_bytes, self.page_bytes)
         lists = self._lists(gpu_pages, host_pages)
         if method == "kernel":
-            pace = known.store_beside_load_bytes_per_s if is_shared else known.store_bytes_per_s
-            copy_pages(self.gpu, self.host, lists[0], lists[1], programs=known.programs, bytes_per_s=pace)
+            pace = self.rule.store_beside_load_bytes_per_s if is_shared else None
+            copy_pages(self.gpu, self.host, lists[0], lists[1], programs=self.rule.programs, bytes_per_s=pace)
         else:
             self._spread(self.storing, "store", gpu_pages, host_pages, lists, slice(0, self.layers), is_staged=method == "staged")
+        self._check_unique(gpu_pages, host_pages)
 
     def _lists(self, gpu_pages: np.ndarray, host_pages: np.ndarray) -> torch.Tensor:
-        """Check both lists and return them in GPU memory."""
+        """Check the ranges of both lists and return them in GPU memory."""
         if len(gpu_pages) != len(host_pages):
             raise ValueError(f"{len(gpu_pages)} pages of the GPU do not match {len(host_pages)} pages of the host")
-        check_page_list(gpu_pages, self.gpu_seen, name="gpu_pages")
-        check_page_list(host_pages, self.host_seen, name="host_pages")
+        check_range(gpu_pages, self.gpu.shape[0], name="gpu_pages")
+        check_range(host_pages, self.host.shape[0], name="host_pages")
         return upload_page_lists(gpu_pages, host_pages, device=self.device)
+
+    def _check_unique(self, gpu_pages: np.ndarray, host_pages: np.ndarray) -> None:
+        check_unique(gpu_pages, self.gpu_seen, name="gpu_pages")
+        check_unique(host_pages, self.host_seen, name="host_pages")
 
     def _spread(
         self,

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from kvsim.copy_rule import CopyRule  # noqa: E402
 from kvsim.substrate.hardware.batch_memcpy import merged  # noqa: E402
-from kvsim.substrate.hardware.page_list import check_page_list, upload_page_lists  # noqa: E402
+from kvsim.substrate.hardware.page_list import check_unique, upload_page_lists  # noqa: E402
 from kvsim.substrate.hardware.tier_copy import TierCopy  # noqa: E402
 
 METHODS = ["kernel", "staged", "memcpy", None]
@@ -68,8 +68,6 @@ def test_layers_can_be_loaded_one_part_after_another(method, device):
 @pytest.mark.parametrize(
     ("gpu_pages", "host_pages", "problem"),
     [
-        ([1, 2, 1], [0, 1, 2], "gpu_pages contains page 1 twice"),
-        ([0, 1, 2], [4, 4, 5], "host_pages contains page 4 twice"),
         ([0, 20], [0, 1], "gpu_pages contains page 20, but the pool has pages 0 to 19"),
         ([0, 1], [0, -1], "host_pages contains page -1, but the pool has pages 0 to 24"),
         ([0, 1], [0], "2 pages of the GPU do not match 1 pages of the host"),
@@ -87,6 +85,23 @@ def test_bad_lists_are_refused_and_nothing_moves(gpu_pages, host_pages, problem,
     assert torch.equal(copies.gpu, before[0]) and torch.equal(copies.host, before[1])
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("gpu_pages", "host_pages", "problem"),
+    [([1, 2, 1], [0, 1, 2], "gpu_pages contains page 1 twice"), ([0, 1, 2], [4, 4, 5], "host_pages contains page 4 twice")],
+)
+def test_a_duplicate_page_is_reported_and_other_pages_stay_unchanged(method, gpu_pages, host_pages, problem, device):
+    copies = tiers(device)
+    before = copies.gpu.clone(), copies.host.clone()
+    for call in (copies.store, lambda gpu, host, method: copies.load(host, gpu, method)):
+        with pytest.raises(ValueError, match=problem):
+            call(np.array(gpu_pages), np.array(host_pages), method)
+        wait(device)
+    others = np.setdiff1d(np.arange(20), gpu_pages), np.setdiff1d(np.arange(25), host_pages)
+    assert torch.equal(copies.gpu[others[0]], before[0][others[0]])
+    assert torch.equal(copies.host[others[1]], before[1][others[1]])
+
+
 def test_a_host_page_with_gaps_is_refused(device):
     gpu, host = torch.zeros(2, 4, 512, dtype=torch.uint8, device=device), torch.zeros(4, 2, 1024, dtype=torch.uint8)
     with pytest.raises(ValueError, match="a page of the host's pool must be contiguous"):
@@ -95,10 +110,10 @@ def test_a_host_page_with_gaps_is_refused(device):
 
 def test_scratch_space_need_not_be_cleared():
     seen = np.full(5, 2, dtype=np.int32)
-    check_page_list(np.array([4, 0, 1]), seen, name="pages")
-    check_page_list(np.array([2, 4]), seen, name="pages")
+    check_unique(np.array([4, 0, 1]), seen, name="pages")
+    check_unique(np.array([2, 4]), seen, name="pages")
     with pytest.raises(ValueError, match="pages contains page 4 twice"):
-        check_page_list(np.array([4, 2, 4]), seen, name="pages")
+        check_unique(np.array([4, 2, 4]), seen, name="pages")
 
 
 def test_lists_are_uploaded_as_rows(device):
