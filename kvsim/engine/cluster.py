@@ -14,7 +14,8 @@ from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.engine.book import Book
 from kvsim.engine.collector import without_garbage_collector
-from kvsim.engine.engine import Engine, Frontend
+from kvsim.engine.engine import Engine
+from kvsim.engine.frontend import Frontend
 from kvsim.engine.hand_over import HandOver
 from kvsim.engine.job import Job
 from kvsim.engine.layout import ONE_ENGINE, Layout

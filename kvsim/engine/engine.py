@@ -1,7 +1,5 @@
 """The serving engine: continuous batching over the cache core, independent of what makes time pass."""
 
-from abc import ABCMeta, abstractmethod
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -16,7 +14,8 @@ from kvsim.core.serving import Growth, ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
-from kvsim.engine.book import Book
+from kvsim.engine.claims import Claims
+from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import LEAP_STEPS, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetch, Prefetching
@@ -50,43 +49,6 @@ class EngineSettings:
         times: Any = self.reset_at_s  # its items may be anything
         for time_s in times:
             check_number("reset_at_s", SECONDS, time_s, hint="it is a list of times")
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Frontend(metaclass=ABCMeta):
-    """What an engine reports to: the cluster that it belongs to."""
-
-    book: Book
-    is_done: bool
-    """Whether all requests have ended."""
-
-    @abstractmethod
-    def ended(self, request: Request, engine: int) -> None:
-        """A request, or one of its samples, is finished or rejected."""
-
-    @abstractmethod
-    def first_token(self, job: Job, engine: int) -> None:
-        """The prompt of a request has been computed."""
-
-    @abstractmethod
-    def prepares(self, job: Job, engine: int) -> bool:
-        """Whether a request may wait for its turn at once; if not, the engine's ``start`` is called later."""
-
-    @abstractmethod
-    def continues(self, job: Job, engine: int) -> bool:
-        """Whether the engine itself decodes a request whose prompt it has just computed; if not, it has been taken from it."""
-
-    @abstractmethod
-    def retracted(self, job: Job, engine: int) -> bool:
-        """Whether the engine itself queues a request that it has retracted; if not, it has been taken from it."""
-
-    @abstractmethod
-    def drained(self) -> None:
-        """An engine that admits no request because of a reset has become idle."""
-
-    @abstractmethod
-    def stepped(self, engine: int) -> None:
-        """An engine has made a step, or has admitted or lost requests."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -125,7 +87,7 @@ class Engine:
         self.queue = WaitingQueue(scheduling, cache, self.gpu)
         self.admitted: list[Job] = []
         """Jobs that wait for slots, loads or the rest of their prefill, in order of admission."""
-        self.claims: deque[tuple[Job, Lease]] = deque()
+        self.claims = Claims(cache, self.mover)
         """Admitted jobs whose slots are still being freed."""
         self.decoding: dict[Job, None] = {}
         self.fetching: dict[Job, None] = {}
@@ -370,7 +332,7 @@ class Engine:
         if lease.waits:
             self.mover.submit(lease.waits)
         if lease.promised_pages:
-            self.claims.append((job, lease))
+            self.claims.add(job, lease)
             self._serve_claims()
         else:
             self._claimed(job, lease)
@@ -378,17 +340,9 @@ class Engine:
     def _serve_claims(self) -> bool:
         """Give admitted requests their promised slots, in order, as far as these are free. Returns whether any got theirs."""
         served = False
-        while self.claims:
-            job, lease = self.claims[0]
-            if job.lease is not lease:
-                self.claims.popleft()
-                continue
-            claim = self.cache.claim(lease, self.env.now)
-            if claim.waits:
-                self.mover.submit(claim.waits)
-                break
-            self.claims.popleft()
-            if claim.is_lost:
+        while (settled := self.claims.settle(self.env.now)) is not None:
+            job, lease, is_lost = settled
+            if is_lost:
                 self._give_up(job)
             else:
                 self._claimed(job, lease)

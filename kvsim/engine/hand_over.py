@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any
 
-from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.engine.claims import Claims
 from kvsim.engine.engine import Engine
 from kvsim.engine.job import Job, Send
 from kvsim.engine.router import Router
@@ -26,7 +26,7 @@ class Receiver:
         self.engine = engine
         self.waiting: deque[Job] = deque()
         """Requests without pages, first come, first served."""
-        self.claims: deque[tuple[Job, Lease]] = deque()
+        self.claims = Claims(engine.cache, engine.mover)
         """Requests whose slots were promised."""
 
     def has_place(self) -> bool:
@@ -119,24 +119,15 @@ class HandOver:
             job.reserved = lease
             engine.mover.submit(lease.waits)
             if lease.promised_pages:
-                receiver.claims.append((job, lease))
+                receiver.claims.add(job, lease)
                 self._serve_claims(receiver)
             else:
                 self._reserved(job, receiver)
 
     def _serve_claims(self, receiver: Receiver) -> None:
-        engine = receiver.engine
-        while receiver.claims:
-            job, lease = receiver.claims[0]
-            if job.reserved is not lease:
-                receiver.claims.popleft()
-                continue
-            claim = engine.cache.claim(lease, engine.env.now)
-            if claim.waits:
-                engine.mover.submit(claim.waits)
-                return
-            receiver.claims.popleft()
-            if claim.is_lost:
+        while (settled := receiver.claims.settle(receiver.engine.env.now)) is not None:
+            job, _, is_lost = settled
+            if is_lost:
                 self._release(job, receiver)
                 self._wait(job, receiver, is_first=True)
             else:
