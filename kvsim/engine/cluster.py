@@ -76,7 +76,7 @@ class Cluster(Frontend):
         """Engines whose GPUs are lost for good."""
         self._advance: Callable[[int], None] | None = None
         for engine in engines:
-            engine.frontend = self
+            engine.report_to(self)
             own = self._router_of(engine.number)
             engine.reports = own is not None and own.policy.needs_reports
         if hand_over is not None:
@@ -132,8 +132,8 @@ class Cluster(Frontend):
                 raise
 
     def _where(self) -> str:
-        queued = sum(len(engine.queue) for engine in self.engines)
-        admitted = sum(len(engine.admitted) for engine in self.engines)
+        queued = sum(len(engine.waiting.queue) for engine in self.engines)
+        admitted = sum(len(engine.running.admitted) for engine in self.engines)
         waiting = sum(len(one.waiting) for one in self.hand_over.receivers.values()) if self.hand_over else 0
         homeless = len(self._homeless)
         return f"{queued} queued, {admitted} admitted, {waiting} without pages to decode on, {homeless} without an engine"
@@ -262,7 +262,7 @@ class Cluster(Frontend):
         if router is not None:
             one = self.engines[engine]
             pool = one.gpu.pool
-            router.engines[engine].report(len(one.queue), one.running_requests, pool.capacity - pool.free)
+            router.engines[engine].report(len(one.waiting.queue), len(one.running), pool.capacity - pool.free)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 

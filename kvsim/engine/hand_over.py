@@ -32,9 +32,9 @@ class Receiver:
     def has_place(self) -> bool:
         """Whether one more request may run on the engine."""
         engine = self.engine
-        if not engine.is_up or engine.is_draining or engine.is_full and engine.decoding:
+        if not engine.is_up or engine.is_draining or engine.running.is_full and engine.running.decoding.jobs:
             return False
-        return engine.running_requests < engine.settings.max_running_requests
+        return len(engine.running) < engine.settings.max_running_requests
 
 
 class HandOver:
@@ -96,7 +96,7 @@ class HandOver:
             waiting.appendleft(job)
         else:
             waiting.append(job)
-        engine.most_queued = max(engine.most_queued, len(waiting))
+        engine.waiting.most_queued = max(engine.waiting.most_queued, len(waiting))
 
     def _advance(self, receiver: Receiver) -> None:
         """Give waiting requests pages on a decode engine, as far as there are any."""
@@ -114,8 +114,8 @@ class HandOver:
                 self.senders[waiting.popleft()].reject(job.request)
                 continue
             waiting.popleft()
-            engine.waited_s += engine.env.now - job.queued_at_s
-            engine.held += 1
+            engine.waiting.waited_s += engine.env.now - job.queued_at_s
+            engine.running.held += 1
             job.reserved = lease
             engine.mover.submit(lease.waits)
             if lease.promised_pages:
@@ -139,14 +139,14 @@ class HandOver:
         assert job.reserved is not None
         known_tokens = job.reserved.gpu_pages * receiver.engine.cache.page_tokens
         job.send = Send(sender.number, receiver.engine.number, known_tokens, job.reserved, is_layerwise=self.is_layerwise)
-        sender.start(job)
+        sender.waiting.start(job)
 
     @staticmethod
     def _release(job: Job, receiver: Receiver) -> None:
         """Give back what a request has on the decode engine."""
         if job.reserved is not None:
             receiver.engine.cache.release(job.reserved)
-            receiver.engine.held -= 1
+            receiver.engine.running.held -= 1
             job.reserved = job.send = None
 
     # --- resets ------------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class HandOver:
 
     def prefilled(self, job: Job, sender: Engine) -> None:
         """Send what is left of a computed prompt; the request decodes when everything has landed."""
-        sender.held += 1
+        sender.running.held += 1
         send = job.send
         assert send is not None
         send.source = job.lease
@@ -202,9 +202,9 @@ class HandOver:
         del self.senders[job]
         source, job.lease, job.reserved, job.send = job.lease, job.reserved, None, None
         engine = self.receivers[job.decoder].engine
-        engine.held -= 1
+        engine.running.held -= 1
         engine.mover.submit(engine.cache.insert(job.lease, now))
-        sender.held -= 1
+        sender.running.held -= 1
         sender.mover.submit(sender.cache.end_prefill(source, now))
         self.on_sent_on(job)
         sender.wake()
@@ -254,13 +254,13 @@ class HandOver:
         if job.send is not None:
             sender.substrate.withdraw(job.send)
             if job.send.source is not None:
-                sender.held -= 1
+                sender.running.held -= 1
                 job.generated -= 1  # a token that never arrived
                 if not job.generated:
                     job.first_token_s = nan
         if job in receiver.waiting:
             receiver.waiting.remove(job)
-            receiver.engine.waited_s += sender.env.now - job.queued_at_s
+            receiver.engine.waiting.waited_s += sender.env.now - job.queued_at_s
         sender.drop(job)
         self._release(job, receiver)
         del self.senders[job]
