@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +11,7 @@ from simpy import Process
 from kvsim.core.request import Request, Reset
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.engine.arrivals import due_in_order
 from kvsim.engine.book import Book
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.engine import Engine
@@ -338,21 +338,3 @@ class Cluster(Frontend):
             for job, is_new in homeless:
                 engine = self.send(job)
                 engine.accept(job) if is_new else engine.take(job)
-
-
-def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "list[tuple[float, Request | Reset]]":
-    """Return the arrivals that wait for no other request and the resets that have a time, each with that time, in order.
-
-    At the same time, a reset comes before the request that it belongs to, and before all requests if it belongs to none.
-    """
-    due: list[tuple[float, int, int, Request | Reset]] = [
-        (time_s, -1, number, Reset("drain", time_s)) for number, time_s in enumerate(reset_at_s)
-    ]
-    for request in requests:
-        if request.resets:
-            timed = [reset for reset in request.resets if not isnan(reset.at_s)]
-            due += [(reset.at_s, request.index, number - len(timed), reset) for number, reset in enumerate(timed)]
-        if request.after < 0:
-            due.append((request.arrival_s, request.index, 0, request))
-    due.sort(key=itemgetter(0, 1, 2))
-    return [(time_s, what) for time_s, _, _, what in due]
