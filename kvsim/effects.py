@@ -1,4 +1,9 @@
-"""Which settings have no effect on which command: to set one of them is a mistake, and help leaves them out."""
+"""Which settings have no effect on which command, and which ones the user has given.
+
+To set one without effect is a mistake, and help leaves it out.
+"""
+
+from collections.abc import Iterable
 
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate", "saturate"),
@@ -17,3 +22,13 @@ WITHOUT_EFFECT = {
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it."""
+
+
+def keys_of(overrides: Iterable[str]) -> set[str]:
+    """The keys that overrides set."""
+    return {override.lstrip("+~").split("=", 1)[0] for override in overrides}
+
+
+def given(keys: set[str], name: str) -> str | None:
+    """The first of the user's override keys that is ``name`` or below it."""
+    return next((key for key in sorted(keys) if key == name or key.startswith(f"{name}.")), None)

@@ -7,7 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from kvsim.arguments import Arguments
-from kvsim.build import build_run, check_plan
+from kvsim.build import build_run
+from kvsim.combinations import check_plan
 from kvsim.configuration import compose_with_choices
 from kvsim.errors import UsageError
 from kvsim.plan import Plan, TierPlan

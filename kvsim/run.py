@@ -8,7 +8,7 @@ from kvsim.assembly import build_cache, build_cluster, build_graphs, build_prefe
 from kvsim.blame import policies_named
 from kvsim.bounds.bypass import BypassTier
 from kvsim.bounds.limits import not_bounded
-from kvsim.build import check_bypass
+from kvsim.combinations import check_bypass
 from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request

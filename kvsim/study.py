@@ -149,6 +149,11 @@ def write_figure(folder: Path, figure: Any) -> None:
     take_screenshot(page, folder / "results.png", width=width, height=height)
 
 
+def capacities(**gib: float) -> tuple[str, ...]:
+    """Return the overrides that give tiers these sizes, in GiB: ``capacities(gpu=60, cpu=800)``."""
+    return tuple(f"tiers.{tier}.capacity={size}GiB" for tier, size in gib.items())
+
+
 def lowest(values: Mapping[Place, float]) -> tuple[Place, float]:
     """Return the place with the lowest value, and the value."""
     return min(values.items(), key=itemgetter(1))
@@ -165,6 +170,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
+def section(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *text: str) -> list[str]:
+    """Return the lines of a section: a table, after the lines that say what it shows."""
+    return ["", f"## {title}", "", *((*text, "") if text else ()), *markdown(head, rows)]
+
+
 def verdict(holds: bool) -> str:
     return "holds" if holds else "FAILS"
 
@@ -172,6 +182,12 @@ def verdict(holds: bool) -> str:
 def claim_table(claims: Iterable[Claim]) -> list[str]:
     """Return the Markdown table of claims."""
     return markdown(("claim", "measured", ""), [(text, measured, verdict(holds)) for text, measured, holds in claims])
+
+
+def opening(title: str, text: Iterable[str], picture: str, claims: Iterable[Claim], finding: str = "") -> list[str]:
+    """Return the lines that a page begins with: what was played, the figure, the claims and, if there is one, the finding."""
+    lines = [f"# {title}", "", *text, "", f"![{picture}](results.png)", "", *claim_table(claims)]
+    return [*lines, "", finding] if finding else lines
 
 
 def bold(values: Sequence[float], best: float | None, form: str = ".4f") -> list[str]:

@@ -29,7 +29,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import Claim, Study, claim_table, markdown
+from kvsim.study import Claim, Study, capacities, opening, section
 from kvsim.trace.base import Trace
 
 CPU_GIB = (1, 2, 4, 8, 16, 32)
@@ -87,7 +87,7 @@ def load(seed: int, limit: int) -> Trace:
 
 
 def run(options: Namespace, cell: Cell) -> Row:
-    tiers = "tiers.gpu.capacity=20GiB", f"tiers.cpu.capacity={cell.cpu_gib}GiB", "tiers.disk.capacity=1TiB"
+    tiers = capacities(gpu=20, cpu=cell.cpu_gib, disk=1024)
     trace = load(cell.seed, options.limit)
     result = kvsim.simulate(trace, *tiers, "hardware=h200", "placement=write_through", f"prefetch={cell.policy}")
     counts = result.record["prefetch"]
@@ -156,22 +156,15 @@ def finding(rows: Rows) -> str:
 
 
 def page(options: Namespace, rows: Rows) -> Iterator[str]:
-    yield from [
-        "# Prefetch under scarce host memory: all or nothing, or what fits?",
-        "",
+    text = [
         f"Llama 3 8B on one H200, {options.limit:,} requests of the synthetic trace for each of {len(SEEDS)} seeds; 20 GiB of",
         "GPU memory, 1 TiB of disk. Means over the seeds with 95% confidence intervals; gains are paired by seed. Made by",
         "`python experiments/adaptive_prefetch/run.py`; all numbers are in [results.csv](results.csv).",
-        "",
-        "![Hit rate and mean TTFT of both policies by CPU memory, and the difference](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
-        "",
-        "## Hit rate and mean TTFT",
-        "",
     ]
+    picture = "Hit rate and mean TTFT of both policies by CPU memory, and the difference"
+    yield from opening(
+        "Prefetch under scarce host memory: all or nothing, or what fits?", text, picture, claims(rows), finding(rows)
+    )
     lines = []
     for cpu_gib in CPU_GIB:
         rates = [over_seeds(rows, cpu_gib, policy, lambda row: row.hit_rate) for policy in POLICIES]
@@ -186,15 +179,15 @@ def page(options: Namespace, rows: Rows) -> Iterator[str]:
         *(f"TTFT, {policy}" for policy in POLICIES),
         "change",
     )
-    yield from markdown(head, lines)
-    yield from ["", "## What became of the pages that only the disk had (thousands, means)", ""]
+    yield from section("Hit rate and mean TTFT", head, lines)
     lines = []
     for cpu_gib in CPU_GIB:
         for policy in POLICIES:
             of_seeds = [rows[Cell(cpu_gib, seed, policy)] for seed in SEEDS]
             counts = [f"{fmean(row[at] for row in of_seeds) / 1000:.1f}" for at in range(2, len(Row._fields))]
             lines.append([str(cpu_gib), policy, *counts])
-    yield from markdown(("CPU GiB", "prefetch", "used", "wasted", "refused by memory", "refused by rate limit"), lines)
+    head = ("CPU GiB", "prefetch", "used", "wasted", "refused by memory", "refused by rate limit")
+    yield from section("What became of the pages that only the disk had (thousands, means)", head, lines)
 
 
 def table(rows: Rows) -> Iterator[tuple[object, ...]]:

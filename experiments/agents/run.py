@@ -31,7 +31,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import WEKA, Claim, Study, claim_table, highest, lowest, markdown
+from kvsim.study import WEKA, Claim, Study, capacities, highest, lowest, opening, section
 from kvsim.trace.base import Trace
 
 SESSIONS = (16, 32, 64)
@@ -97,10 +97,10 @@ def load(path: str, limit: int, sessions: int) -> Trace:
 
 def run(options: Namespace, cell: Cell) -> Row:
     trace = load(options.trace, options.limit, cell.place.sessions)
-    capacity = f"tiers.gpu.capacity={cell.place.gib}GiB"
+    capacity = capacities(gpu=cell.place.gib)
     if cell.policy == BOUND:
-        return Row(kvsim.replay(trace, f"eviction={BOUND}", capacity, "replay.hold_output=false").hit_rate)
-    settings = (*POLICIES[cell.policy], capacity)
+        return Row(kvsim.replay(trace, f"eviction={BOUND}", *capacity, "replay.hold_output=false").hit_rate)
+    settings = (*POLICIES[cell.policy], *capacity)
     gpus = (f"hardware.gpus={GPUS}",)
     # The learned time depends on the cost of recomputing, so its replay needs the hardware too.
     replayed = kvsim.replay(trace, *settings, *(gpus if cell.policy == "continuum" else ())).hit_rate
@@ -167,25 +167,19 @@ def finding(rows: Rows) -> str:
 
 
 def page(options: Namespace, rows: Rows) -> Iterator[str]:
-    yield from [
-        "# Agents: LRU, a time to live, Continuum",
-        "",
+    text = [
         f"Llama 3 8B on {GPUS} H200, {options.limit:,} requests of WEKA's agent sessions in a closed loop, pages of 64 tokens.",
         "Made by `python experiments/agents/run.py`; all numbers are in [results.csv](results.csv).",
-        "",
-        "![Replayed hit rate, simulated hit rate and mean TTFT by policy, memory and sessions](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
     ]
+    picture = "Replayed hit rate, simulated hit rate and mean TTFT by policy, memory and sessions"
+    yield from opening("Agents: LRU, a time to live, Continuum", text, picture, claims(rows), finding(rows))
     for title, names, text in (
         ("Hit rate, replayed", (*POLICIES, BOUND), lambda row: f"{row.replayed:.4f}"),
         ("Hit rate, simulated", tuple(POLICIES), lambda row: f"{row.hit_rate:.4f}"),
         ("Mean TTFT (s), 99th percentile in brackets", tuple(POLICIES), lambda row: f"{row.ttft_s:.3f} ({row.p99_s:.1f})"),
     ):
         body = [[str(place), *(text(rows[Cell(place, name)]) for name in names)] for place in places()]
-        yield from ["", f"## {title}", "", *markdown(("sessions, GiB", *names), body)]
+        yield from section(title, ("sessions, GiB", *names), body)
 
 
 def table(rows: Rows) -> Iterator[tuple[object, ...]]:

@@ -28,7 +28,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, claim_table, highest, markdown
+from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, capacities, highest, opening, section
 from kvsim.trace.base import Trace
 
 AGENTS, CHATS = "agents (WEKA)", "conversation"
@@ -84,7 +84,7 @@ def load_chats(path: str, limit: int) -> Trace:
 def run(options: Namespace, cell: Cell) -> Row:
     limit = options.limit
     trace = load_agents(options.weka, limit) if cell.trace == AGENTS else load_chats(options.conversation, limit)
-    result = kvsim.simulate(trace, *MODEL, f"tiers.gpu.capacity={cell.gib}GiB", f"checkpoint.tokens={cell.tokens}")
+    result = kvsim.simulate(trace, *MODEL, *capacities(gpu=cell.gib), f"checkpoint.tokens={cell.tokens}")
     record, states = result.record, result.record["checkpoints"]
     inserted_bytes = record["tiers"]["gpu"]["inserted_pages"] * record["page_bytes"]
     return Row(
@@ -191,32 +191,25 @@ def finding(rows: Rows) -> str:
 
 
 def page(options: Namespace, rows: Rows) -> Iterator[str]:
-    yield from [
-        "# Checkpoint interval of a hybrid model",
-        "",
+    text = [
         "Qwen3-Next 80B on two H200, pages of 64 tokens; hit tokens per prompt token. Made by",
         "`python experiments/checkpoint_interval/run.py`; all numbers are in [results.csv](results.csv).",
         "",
         *(f"- {trace}: {options.limit:,} requests" for trace in (AGENTS, CHATS)),
-        "",
-        "![Hit rate, mean TTFT and the share of states by interval and memory](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
     ]
+    picture = "Hit rate, mean TTFT and the share of states by interval and memory"
+    yield from opening("Checkpoint interval of a hybrid model", text, picture, claims(rows), finding(rows))
     for trace in (AGENTS, CHATS):
         for title, name, best in (
             ("hit rate", "hit_rate", max),
             ("mean TTFT (s)", "ttft_s", min),
             ("share of states in the inserted bytes", "state_share", None),
         ):
-            yield from ["", f"## {trace}: {title}", ""]
             body = []
             for gib in GIB:
                 values = [getattr(rows[Cell(trace, gib, tokens)], name) for tokens in INTERVALS]
                 body.append([str(gib), *bold(values, best(values) if best else None)])
-            yield from markdown(("GiB", *(f"{tokens:,}" for tokens in INTERVALS)), body)
+            yield from section(f"{trace}: {title}", ("GiB", *(f"{tokens:,}" for tokens in INTERVALS)), body)
 
 
 def table(rows: Rows) -> Iterator[tuple[object, ...]]:

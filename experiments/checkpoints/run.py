@@ -39,7 +39,7 @@ from kvsim.model import ModelSpec
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.flop_aware import FlopAware
 from kvsim.report.result import hit_tokens
-from kvsim.study import CONVERSATION, WEKA, Claim, Study, claim_table, highest, lowest, markdown
+from kvsim.study import CONVERSATION, WEKA, Claim, Study, claim_table, highest, lowest, section
 from kvsim.trace.base import Trace
 
 READERS = {"conversation": "mooncake", "weka": "weka"}
@@ -244,22 +244,22 @@ def page(options: Namespace, rows: Rows) -> Iterator[str]:
     for trace in READERS:
         for model in MODELS:
             lines = [policy_line(rows, trace, model, gib) for gib in GIB]
-            yield from ["", f"## {trace}, {model}", "", *markdown(["GiB", "rejected", *POLICIES, *WITHOUT_STATES], lines)]
+            yield from section(f"{trace}, {model}", ("GiB", "rejected", *POLICIES, *WITHOUT_STATES), lines)
     for study in CHECKPOINTS:
         lines = [
             (trace, f"{int(choice):,}", f"{row.hit_rate:.4f}", f"{row.ttft_s:.4f}", f"{row.rejected:,}")
             for trace in READERS
             for choice, row in results(rows, study, trace).items()
         ]
-        yield from ["", f"## {study}: the interval, simulated with {INTERVAL_GIB} GiB", ""]
-        yield from markdown(("trace", "tokens", "hit rate", "mean TTFT (s)", "rejected"), lines)
+        head = ("trace", "tokens", "hit rate", "mean TTFT (s)", "rejected")
+        yield from section(f"{study}: the interval, simulated with {INTERVAL_GIB} GiB", head, lines)
     splits = [
         (trace, f"{float(choice):.2%}", f"{row.hit_rate:.4f}", f"{row.rejected:,}")
         for trace in READERS
         for choice, row in results(rows, "split", trace).items()
     ]
-    yield from ["", f"## Split of {SPLIT_GIB} GiB between pages and states, {MODELS[0]}, last", ""]
-    yield from markdown(("trace", "for pages", "hit rate", "rejected"), splits)
+    title = f"Split of {SPLIT_GIB} GiB between pages and states, {MODELS[0]}, last"
+    yield from section(title, ("trace", "for pages", "hit rate", "rejected"), splits)
 
 
 def policy_line(rows: Rows, trace: str, model: str, gib: float) -> list[str]:

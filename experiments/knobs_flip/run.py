@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, highest, markdown, verdict
+from kvsim.study import CONVERSATION, Claim, Study, bold, highest, markdown, section, verdict
 from kvsim.trace.base import Trace
 
 GPU_PAGES = (1_000, 3_000, 6_000, 12_000, 30_000)
@@ -193,7 +193,7 @@ def page(_: Namespace, rates: Rates) -> Iterator[str]:
     ]
     for knob in KNOBS:
         head = ("GPU + CPU pages", "no cache", *knob.choices, BOUND, UNLIMITED)
-        yield from ["", f"## {knob.name.capitalize()}", "", *markdown(head, places(knob, rates))]
+        yield from section(knob.name.capitalize(), head, places(knob, rates))
 
 
 def places(knob: Knob, rates: Rates) -> Iterator[list[str]]:

@@ -27,7 +27,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, claim_table, highest, lowest, markdown
+from kvsim.study import CONVERSATION, Claim, Study, capacities, highest, lowest, markdown, opening
 from kvsim.trace.base import Trace
 
 RATE = 0.5
@@ -61,7 +61,7 @@ class Cell:
 
     def overrides(self) -> tuple[str, ...]:
         gib = {tier: size + self.more_gib * (tier == self.tier) for tier, size in zip(TIERS, self.base.sizes, strict=True)}
-        return *(f"tiers.{tier}.capacity={size}GiB" for tier, size in gib.items()), f"placement={self.base.policy}"
+        return *capacities(**gib), f"placement={self.base.policy}"
 
 
 @dataclass(frozen=True)
@@ -179,20 +179,14 @@ def finding(rows: Rows) -> str:
 
 
 def page(options: Namespace, rows: Rows) -> Iterator[str]:
-    yield from [
-        "# One more GiB: GPU, CPU or disk?",
-        "",
+    text = [
         f"Llama 3 8B on one H200, {options.limit:,} requests of the Mooncake conversation trace at half its rate; the worth of",
         "one more GiB, ± its standard error. Made by `python experiments/memory_split/run.py`; all runs are in",
         "[results.csv](results.csv).",
-        "",
-        "![Points of hit rate that one more GiB in each tier adds, and the TTFT that it saves](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
-        "",
     ]
+    picture = "Points of hit rate that one more GiB in each tier adds, and the TTFT that it saves"
+    yield from opening("One more GiB: GPU, CPU or disk?", text, picture, claims(rows), finding(rows))
+    yield ""
     lines = []
     for base in bases():
         row = rows[Cell(base, TIERS[0], 0)]

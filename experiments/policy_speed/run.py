@@ -34,7 +34,7 @@ from kvsim.configuration import compose
 from kvsim.errors import UsageError
 from kvsim.plan import Plan
 from kvsim.policies.eviction.base import BypassEviction
-from kvsim.study import CONVERSATION, WEKA, markdown, option_parser, verdict
+from kvsim.study import CONVERSATION, WEKA, option_parser, section, verdict
 from kvsim.trace.base import Trace
 
 POLICIES = tuple((path.stem,) for path in sorted((Path(kvsim.conf.__file__).parent / "eviction").glob("*.yaml")))
@@ -191,7 +191,7 @@ def write(folder: Path, name: str, tables: Sequence[Table], limit: dict[str, int
     ]
     for table in tables:
         rows = [(*row.cells, verdict(row.holds)) for row in table.rows]
-        lines += ["", f"## {table.title}", "", *markdown((*table.head, ""), rows)]
+        lines += section(table.title, (*table.head, ""), rows)
     suffix = "" if build_name() == "compiled" else "_pure"
     (folder / f"results_{name}{suffix}.md").write_text("\n".join(lines) + "\n")
 

@@ -31,7 +31,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, claim_table, highest, markdown
+from kvsim.study import CONVERSATION, Claim, Study, bold, highest, opening, section
 from kvsim.trace.base import Trace
 
 RATE = 0.5
@@ -171,31 +171,27 @@ def finding(rows: Rows) -> str:
 
 
 def page(options: Namespace, rows: Rows) -> Iterator[str]:
-    yield from [
-        "# Prefetch from disk: from which length on, and how long to wait",
-        "",
+    text = [
         f"Llama 3 8B on one H200, {options.limit:,} requests of the Mooncake conversation trace at half its rate; 80 GiB of GPU",
         "memory, 200 GiB of CPU memory, 4 TiB of disk. Made by `python experiments/prefetch_threshold/run.py`; all numbers are",
         "in [results.csv](results.csv).",
-        "",
-        "![Mean TTFT and hit rate by threshold and bandwidth, and by stop rule](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
     ]
+    picture = "Mean TTFT and hit rate by threshold and bandwidth, and by stop rule"
+    yield from opening(
+        "Prefetch from disk: from which length on, and how long to wait", text, picture, claims(rows), finding(rows)
+    )
     for title, choices in (
         ("By threshold (tokens), stop=timeout", [ON_DEMAND, *map(str, THRESHOLDS)]),
         (f"By stop rule, {STOP_TOKENS} tokens", list(STOPS)),
     ):
-        yield from ["", f"## {title}", "", "Mean TTFT (s) with the hit rate in brackets; the lowest TTFT in bold.", ""]
         lines = []
         for gb_per_s in GB_PER_S:
             row = [rows[Cell(0, NO_DISK)], *(rows[Cell(gb_per_s, choice)] for choice in choices)]
             times = [one.ttft_s for one in row]
             texts = zip(bold(times, min(times), ".3f"), row, strict=True)
             lines.append([str(gb_per_s), *(f"{text} ({one.hit_rate:.3f})" for text, one in texts)])
-        yield from markdown(("GB/s", NO_DISK, *choices), lines)
+        shown = "Mean TTFT (s) with the hit rate in brackets; the lowest TTFT in bold."
+        yield from section(title, ("GB/s", NO_DISK, *choices), lines, shown)
 
 
 def table(rows: Rows) -> Iterator[tuple[object, ...]]:

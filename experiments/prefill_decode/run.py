@@ -36,7 +36,7 @@ from plotly.subplots import make_subplots
 
 import kvsim
 from kvsim.engine.outcome import FINISHED, Outcome
-from kvsim.study import CONVERSATION, Claim, Study, claim_table, highest, lowest, markdown
+from kvsim.study import CONVERSATION, Claim, Study, capacities, highest, lowest, opening, section
 from kvsim.trace.base import Trace
 
 RATES = (0.3, 0.6, 0.9, 1.2)
@@ -105,7 +105,7 @@ def load(path: str, limit: int, rate: float) -> Trace:
 
 
 def run(options: Namespace, cell: Cell) -> Row:
-    tiers = "tiers.gpu.capacity=100GiB", "tiers.cpu.capacity=800GiB", "routing=kv_aware"
+    tiers = *capacities(gpu=100, cpu=800), "routing=kv_aware"
     cluster = [f"cluster.engines={ENGINES}"]
     if cell.prefill:
         cluster = [f"cluster.prefill={cell.prefill}", f"cluster.decode={ENGINES - cell.prefill}"]
@@ -224,34 +224,26 @@ def claims_of_links(rows: Rows) -> list[Claim]:
 
 
 def page(options: Namespace, rows: Rows) -> Iterator[str]:
-    yield from [
-        "# Prefill and decode apart",
-        "",
+    text = [
         f"Llama 3 8B on four H200; {options.limit:,} requests of the Mooncake conversation trace. Made by",
         "`python experiments/prefill_decode/run.py`; all numbers are in [results.csv](results.csv).",
-        "",
-        "![TTFT, TPOT and the share of good requests by rate and split, and TTFT by link](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
-        "",
-        f"## {USUAL:g} GB/s per GPU, by rate and split",
-        "",
+    ]
+    picture = "TTFT, TPOT and the share of good requests by rate and split, and TTFT by link"
+    yield from opening("Prefill and decode apart", text, picture, claims(rows), finding(rows))
+    shown = [
         f"Good: the first token within {TTFT_S:g} s, and at most {1e3 * TPOT_S:g} ms per further one on average; strict:",
         f"{1e3 * STRICT_TPOT_S:g} ms. Busy: mean share of time in steps, first of engines that compute prompts, then of those",
         "that decode.",
-        "",
     ]
     head = ("rate", "GPUs", "TTFT p50", "p99 (s)", "TPOT p50", "p99 (ms)", "good", "strict", "busy", "retracted", "sent (GB)")
-    yield from markdown(head, (line(cell, rows[cell]) for rate in RATES for cell in (Cell(rate), *splits(rate, (USUAL,)))))
-    yield from ["", "## Mean TTFT (s) by link", ""]
+    lines = [line(cell, rows[cell]) for rate in RATES for cell in (Cell(rate), *splits(rate, (USUAL,)))]
+    yield from section(f"{USUAL:g} GB/s per GPU, by rate and split", head, lines, *shown)
     lines = []
     for rate in RATES:
         for prefill in SPLITS:
             times = [f"{rows[Cell(rate, prefill, link)].ttft_s:.3f}" for link in LINKS]
             lines.append([f"{rate:g}", split_name(prefill), *times, f"{rows[Cell(rate)].ttft_s:.3f}"])
-    yield from markdown(("rate", "GPUs", *(f"{link:g} GB/s" for link in LINKS), "undivided"), lines)
+    yield from section("Mean TTFT (s) by link", ("rate", "GPUs", *(f"{link:g} GB/s" for link in LINKS), "undivided"), lines)
 
 
 def finding(rows: Rows) -> str:

@@ -6,6 +6,7 @@ from functools import cache
 
 import kvsim
 from kvsim.core.request import Request
+from kvsim.study import capacities
 from kvsim.trace.base import Trace
 
 CHATS, AGENTS = "conversation", "agents (WEKA)"
@@ -18,8 +19,8 @@ USUAL = {CHATS: 0.35, AGENTS: 12}
 LOADED_ENGINES = 8
 """The number of engines that is played with all loads."""
 MACHINES = {
-    CHATS: ("hardware.gpus=1", "tiers.gpu.capacity=80GiB"),
-    AGENTS: ("hardware.gpus=2", "tiers.gpu.capacity=200GiB"),
+    CHATS: ("hardware.gpus=1", *capacities(gpu=80)),
+    AGENTS: ("hardware.gpus=2", *capacities(gpu=200)),
 }
 CPU_GIB = {CHATS: 128, AGENTS: 256}
 """CPU memory per engine of a host."""
@@ -123,7 +124,7 @@ def run(options: Namespace, cell: Cell) -> Row:
     place = cell.place
     on_host = min(ENGINES_PER_HOST, place.engines)
     cluster = (f"cluster.engines={place.engines}", f"cluster.engines_per_host={on_host}")
-    memory = (*MACHINES[place.trace], f"tiers.cpu.capacity={CPU_GIB[place.trace] * on_host}GiB")
+    memory = (*MACHINES[place.trace], *capacities(cpu=CPU_GIB[place.trace] * on_host))
     result = kvsim.simulate(load(options, place), *cluster, *memory, *ROUTERS[cell.router], "warmup=0.25")
     record, times = result.record, result.record["ttft_s"]
     uneven = record["imbalance"]["both"]

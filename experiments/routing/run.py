@@ -53,7 +53,7 @@ from clusters import (
 )
 from plotly.subplots import make_subplots
 
-from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, claim_table, highest, lowest, markdown
+from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, highest, lowest, opening, section
 
 COLOURS = (
     dict(zip(PLAIN, ("#888888", "#bbbbbb", "#3d8fd1", "#8cc3ee", "#d55e00", "#e69f00", "#0a9e74"), strict=True))
@@ -186,32 +186,26 @@ MEASURES = (
 
 def page(options: Namespace, rows: Rows) -> Iterator[str]:
     chats, agents = options.limit
-    yield from [
-        "# Which router, from 2 to 32 engines",
-        "",
+    text = [
         f"Llama 3 8B, hosts of {ENGINES_PER_HOST} engines; {chats:,} requests of the Mooncake conversation trace and, with "
         f"{max(ENGINES)} engines,",
         f"{agents:,} of WEKA's agent sessions. Made by `python experiments/routing/run.py`; all numbers are in",
         "[results.csv](results.csv).",
-        "",
-        "![Hit rate, p99 TTFT and imbalance by router and engines, and p99 TTFT by load](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
     ]
+    picture = "Hit rate, p99 TTFT and imbalance by router and engines, and p99 TTFT by load"
+    yield from opening("Which router, from 2 to 32 engines", text, picture, claims(rows), finding(rows))
     for trace in LOADS:
         for name, title, form, of in MEASURES:
-            yield from ["", f"## {trace}: {title}", "", *grid(rows, trace, name, form, of)]
+            yield from section(f"{trace}: {title}", ("engines", "load", *ROUTERS), grid(rows, trace, name, form, of))
 
 
-def grid(rows: Rows, trace: str, name: str, form: str, of: Callable[[list[float]], float]) -> list[str]:
-    """Return a table of one measure: all numbers of engines at the usual load, then the other loads."""
+def grid(rows: Rows, trace: str, name: str, form: str, of: Callable[[list[float]], float]) -> list[list[str]]:
+    """Return the lines of a table of one measure: all numbers of engines at the usual load, then the other loads."""
     body = []
     for place in dict.fromkeys((*sizes(trace), *loads(trace))):
         values = [getattr(rows[Cell(place, router)], name) for router in ROUTERS]
         body.append([str(place.engines), f"{place.load:g}", *bold(values, of(values), form)])
-    return markdown(("engines", "load", *ROUTERS), body)
+    return body
 
 
 def table(rows: Rows) -> Iterator[tuple[object, ...]]:

@@ -34,7 +34,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, claim_table, highest, lowest, markdown
+from kvsim.study import CONVERSATION, Claim, Study, capacities, highest, lowest, opening, section
 from kvsim.trace.base import Trace
 
 ENGINES = (2, 4, 8)
@@ -96,7 +96,7 @@ def load(path: str, limit: int, engines: int) -> Trace:
 def run(options: Namespace, cell: Cell) -> Row:
     engines, router, policy = cell.place
     cluster = f"cluster.engines={engines}", f"routing={router}", f"placement={policy}", f"tiers.cpu.scope={cell.scope}"
-    tiers = f"tiers.gpu.capacity={GPU_GIB}GiB", f"tiers.cpu.capacity={CPU_GIB}GiB"
+    tiers = capacities(gpu=GPU_GIB, cpu=CPU_GIB)
     result = kvsim.simulate(load(options.trace, options.limit, engines), *cluster, *tiers)
     record, outcome = result.record, result.outcome
     return Row(
@@ -202,21 +202,14 @@ def finding(rows: Rows) -> str:
 
 
 def page(options: Namespace, rows: Rows) -> Iterator[str]:
-    yield from [
-        "# One CPU tier per host, or a part for each engine",
-        "",
+    text = [
         f"Llama 3 8B on H200s of one host, {GPU_GIB} GiB of KV per GPU and {CPU_GIB} GiB of CPU memory in all; {options.limit:,}",
         "requests of the Mooncake conversation trace, the rate in proportion to the engines. Made by",
         "`python experiments/shared_host/run.py`; all numbers are in [results.csv](results.csv).",
-        "",
-        "![Hit rate with one tier and with the same bytes divided, by router, write policy and engines](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
     ]
+    picture = "Hit rate with one tier and with the same bytes divided, by router, write policy and engines"
+    yield from opening("One CPU tier per host, or a part for each engine", text, picture, claims(rows), finding(rows))
     for router in ROUTERS:
-        yield from ["", f"## {router}", "", "Hit rate, then mean TTFT in seconds: one tier against the same bytes divided.", ""]
         lines = []
         for policy in POLICIES:
             here = [[rows[Cell(Place(engines, router, policy), scope)] for scope in SCOPES] for engines in ENGINES]
@@ -224,7 +217,7 @@ def page(options: Namespace, rows: Rows) -> Iterator[str]:
             times = [f"{shared.ttft_s:.3f} / {divided.ttft_s:.3f}" for shared, divided in here]
             lines.append([policy, *hits, *times])
         head = ("placement", *(f"{engines} engines" for engines in ENGINES), *(f"TTFT, {engines}" for engines in ENGINES))
-        yield from markdown(head, lines)
+        yield from section(router, head, lines, "Hit rate, then mean TTFT in seconds: one tier against the same bytes divided.")
 
 
 def table(rows: Rows) -> Iterator[tuple[object, ...]]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 import kvsim
-from kvsim.study import Claim, Study, bold, claim_table, lowest, markdown
+from kvsim.study import Claim, Study, bold, lowest, markdown, opening
 from kvsim.trace.base import Trace
 
 CAPACITIES = (4_000, 16_000, 64_000)
@@ -69,17 +69,13 @@ def claims(rates: Rates) -> list[Claim]:
 
 
 def page(options: Namespace, rates: Rates) -> Iterator[str]:
-    yield from [
-        "# LRU or ARC?",
-        "",
+    text = [
         f"{options.limit:,} requests of the synthetic trace; hit tokens per prompt token. Made by",
         "`python experiments/template/run.py`; all numbers are in [results.csv](results.csv).",
-        "",
-        "![Hit rate by capacity and policy](results.png)",
-        "",
-        *claim_table(claims(rates)),
-        "",
     ]
+    picture = "Hit rate by capacity and policy"
+    yield from opening("LRU or ARC?", text, picture, claims(rates))
+    yield ""
     lines = []
     for pages in CAPACITIES:
         values = [rates[Cell(pages, policy)] for policy in POLICIES]

@@ -25,7 +25,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, claim_table, highest, lowest, markdown
+from kvsim.study import CONVERSATION, Claim, Study, bold, capacities, highest, lowest, opening, section
 from kvsim.trace.base import Trace
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -58,8 +58,7 @@ class Cell:
     policy: str
 
     def overrides(self) -> tuple[str, ...]:
-        tiers = f"tiers.gpu.capacity={self.place.gpu}GiB", f"tiers.cpu.capacity={self.place.cpu}GiB"
-        return *tiers, f"placement={self.policy}"
+        return *capacities(gpu=self.place.gpu, cpu=self.place.cpu), f"placement={self.policy}"
 
 
 @dataclass(frozen=True)
@@ -194,34 +193,26 @@ def finding(rows: Rows) -> str:
 
 
 def page(_: Namespace, rows: Rows) -> Iterator[str]:
-    yield from [
-        "# Write policies: hit rate and time to first token",
-        "",
+    text = [
         "Llama 3 8B on one H200, the Mooncake conversation trace at half its rate, pages of 512 tokens; hit tokens per prompt",
         "token. Made by `python experiments/write_policy/run.py`; all numbers are in [results.csv](results.csv).",
-        "",
-        "![Hit rate and mean TTFT by policy, GPU and CPU memory, and link](results.png)",
-        "",
-        *claim_table(claims(rows)),
-        "",
-        finding(rows),
-        "",
-        "## Hit rate, replayed",
-        "",
-        *by_policy(rows, lambda row: row.replayed, max, ".4f"),
     ]
+    picture = "Hit rate and mean TTFT by policy, GPU and CPU memory, and link"
+    yield from opening("Write policies: hit rate and time to first token", text, picture, claims(rows), finding(rows))
+    head = ("GPU + CPU", *POLICIES)
+    yield from section("Hit rate, replayed", head, by_policy(rows, lambda row: row.replayed, max, ".4f"))
     for link, gb_per_s in LINKS.items():
-        yield from ["", f"## Mean TTFT (s), {gb_per_s:g} GB/s", ""]
-        yield from by_policy(rows, lambda row: row.ttft_s[link], min, ".3f")  # noqa: B023
+        lines = by_policy(rows, lambda row: row.ttft_s[link], min, ".3f")  # noqa: B023
+        yield from section(f"Mean TTFT (s), {gb_per_s:g} GB/s", head, lines)
 
 
-def by_policy(rows: Rows, value: Callable[[Row], float], best: Callable[[Iterable[float]], float], form: str) -> list[str]:
-    """A table with a line per place, the best value in bold."""
+def by_policy(rows: Rows, value: Callable[[Row], float], best: Callable[[Iterable[float]], float], form: str) -> list[list[str]]:
+    """A line per place, the best value in bold."""
     lines = []
     for place in places():
         values = [value(rows[Cell(place, policy)]) for policy in POLICIES]
         lines.append([str(place), *bold(values, best(values), form)])
-    return markdown(("GPU + CPU", *POLICIES), lines)
+    return lines
 
 
 def table(rows: Rows) -> Iterator[tuple[object, ...]]:

@@ -4,6 +4,7 @@ from math import nan
 
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.engine.job import Job
 from kvsim.engine.outcome import FINISHED, REJECTED
 from kvsim.engine.read_times import ReadTimes
 
@@ -30,6 +31,26 @@ class Book:
         """Record that a request could not run even alone."""
         self.status[request.index] = REJECTED
         self.hits[request.index] = (0, 0, 0)
+
+    def unread(self, request: Request, pages: int) -> None:
+        """Take pages that could not be read from disk out of a request's hits."""
+        gpu_pages, cpu_pages, disk_pages = self.hits[request.index]
+        left = max(0, disk_pages - pages)
+        self.hits[request.index] = gpu_pages, cpu_pages - (pages - (disk_pages - left)), left
+
+    def waited(self, job: Job) -> None:
+        """Record for how long a request has waited until its prompt was computed."""
+        self.queue_s[job.request.index], self.load_s[job.request.index] = job.queue_s, job.load_s
+
+    def finished(self, job: Job, engine: int, now: float) -> None:
+        """Record the end of a request, or of one of its samples, that an engine has decoded."""
+        request, index = job.request, job.request.index
+        if not request.sample:
+            self.ttft_s[index] = job.first_token_s - job.arrival_s
+        if request.output_tokens > 1:
+            self.tpot_s[index] = (now - job.first_token_s) / (request.output_tokens - 1)
+        self.e2e_s[index] = now - job.arrival_s
+        self.decoders[index] = engine
 
     def landed(self, transfer: Transfer, now: float) -> None:
         """Record the end of a transfer: the time that a read took."""

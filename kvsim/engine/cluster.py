@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
@@ -12,9 +11,11 @@ from simpy import Process
 from kvsim.core.request import Request, Reset
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.engine.arrivals import due_in_order
 from kvsim.engine.book import Book
 from kvsim.engine.collector import without_garbage_collector
-from kvsim.engine.engine import Engine, Frontend
+from kvsim.engine.engine import Engine
+from kvsim.engine.frontend import Frontend
 from kvsim.engine.hand_over import HandOver
 from kvsim.engine.job import Job
 from kvsim.engine.layout import ONE_ENGINE, Layout
@@ -75,7 +76,7 @@ class Cluster(Frontend):
         """Engines whose GPUs are lost for good."""
         self._advance: Callable[[int], None] | None = None
         for engine in engines:
-            engine.frontend = self
+            engine.report_to(self)
             own = self._router_of(engine.number)
             engine.reports = own is not None and own.policy.needs_reports
         if hand_over is not None:
@@ -131,8 +132,8 @@ class Cluster(Frontend):
                 raise
 
     def _where(self) -> str:
-        queued = sum(len(engine.queue) for engine in self.engines)
-        admitted = sum(len(engine.admitted) for engine in self.engines)
+        queued = sum(len(engine.waiting.queue) for engine in self.engines)
+        admitted = sum(len(engine.running.admitted) for engine in self.engines)
         waiting = sum(len(one.waiting) for one in self.hand_over.receivers.values()) if self.hand_over else 0
         homeless = len(self._homeless)
         return f"{queued} queued, {admitted} admitted, {waiting} without pages to decode on, {homeless} without an engine"
@@ -261,7 +262,7 @@ class Cluster(Frontend):
         if router is not None:
             one = self.engines[engine]
             pool = one.gpu.pool
-            router.engines[engine].report(len(one.queue), one.running_requests, pool.capacity - pool.free)
+            router.engines[engine].report(len(one.waiting.queue), len(one.running), pool.capacity - pool.free)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -337,21 +338,3 @@ class Cluster(Frontend):
             for job, is_new in homeless:
                 engine = self.send(job)
                 engine.accept(job) if is_new else engine.take(job)
-
-
-def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "list[tuple[float, Request | Reset]]":
-    """Return the arrivals that wait for no other request and the resets that have a time, each with that time, in order.
-
-    At the same time, a reset comes before the request that it belongs to, and before all requests if it belongs to none.
-    """
-    due: list[tuple[float, int, int, Request | Reset]] = [
-        (time_s, -1, number, Reset("drain", time_s)) for number, time_s in enumerate(reset_at_s)
-    ]
-    for request in requests:
-        if request.resets:
-            timed = [reset for reset in request.resets if not isnan(reset.at_s)]
-            due += [(reset.at_s, request.index, number - len(timed), reset) for number, reset in enumerate(timed)]
-        if request.after < 0:
-            due.append((request.arrival_s, request.index, 0, request))
-    due.sort(key=itemgetter(0, 1, 2))
-    return [(time_s, what) for time_s, _, _, what in due]

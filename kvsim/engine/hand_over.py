@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any
 
-from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.engine.claims import Claims
 from kvsim.engine.engine import Engine
 from kvsim.engine.job import Job, Send
 from kvsim.engine.router import Router
@@ -26,15 +26,15 @@ class Receiver:
         self.engine = engine
         self.waiting: deque[Job] = deque()
         """Requests without pages, first come, first served."""
-        self.claims: deque[tuple[Job, Lease]] = deque()
+        self.claims = Claims(engine.cache, engine.mover)
         """Requests whose slots were promised."""
 
     def has_place(self) -> bool:
         """Whether one more request may run on the engine."""
         engine = self.engine
-        if not engine.is_up or engine.is_draining or engine.is_full and engine.decoding:
+        if not engine.is_up or engine.is_draining or engine.running.is_full and engine.running.decoding.jobs:
             return False
-        return engine.running_requests < engine.settings.max_running_requests
+        return len(engine.running) < engine.settings.max_running_requests
 
 
 class HandOver:
@@ -96,7 +96,7 @@ class HandOver:
             waiting.appendleft(job)
         else:
             waiting.append(job)
-        engine.most_queued = max(engine.most_queued, len(waiting))
+        engine.waiting.most_queued = max(engine.waiting.most_queued, len(waiting))
 
     def _advance(self, receiver: Receiver) -> None:
         """Give waiting requests pages on a decode engine, as far as there are any."""
@@ -114,29 +114,20 @@ class HandOver:
                 self.senders[waiting.popleft()].reject(job.request)
                 continue
             waiting.popleft()
-            engine.waited_s += engine.env.now - job.queued_at_s
-            engine.held += 1
+            engine.waiting.waited_s += engine.env.now - job.queued_at_s
+            engine.running.held += 1
             job.reserved = lease
             engine.mover.submit(lease.waits)
             if lease.promised_pages:
-                receiver.claims.append((job, lease))
+                receiver.claims.add(job, lease)
                 self._serve_claims(receiver)
             else:
                 self._reserved(job, receiver)
 
     def _serve_claims(self, receiver: Receiver) -> None:
-        engine = receiver.engine
-        while receiver.claims:
-            job, lease = receiver.claims[0]
-            if job.reserved is not lease:
-                receiver.claims.popleft()
-                continue
-            claim = engine.cache.claim(lease, engine.env.now)
-            if claim.waits:
-                engine.mover.submit(claim.waits)
-                return
-            receiver.claims.popleft()
-            if claim.is_lost:
+        while (settled := receiver.claims.settle(receiver.engine.env.now)) is not None:
+            job, _, is_lost = settled
+            if is_lost:
                 self._release(job, receiver)
                 self._wait(job, receiver, is_first=True)
             else:
@@ -148,14 +139,14 @@ class HandOver:
         assert job.reserved is not None
         known_tokens = job.reserved.gpu_pages * receiver.engine.cache.page_tokens
         job.send = Send(sender.number, receiver.engine.number, known_tokens, job.reserved, is_layerwise=self.is_layerwise)
-        sender.start(job)
+        sender.waiting.start(job)
 
     @staticmethod
     def _release(job: Job, receiver: Receiver) -> None:
         """Give back what a request has on the decode engine."""
         if job.reserved is not None:
             receiver.engine.cache.release(job.reserved)
-            receiver.engine.held -= 1
+            receiver.engine.running.held -= 1
             job.reserved = job.send = None
 
     # --- resets ------------------------------------------------------------------------------------------------------------
@@ -196,7 +187,7 @@ class HandOver:
 
     def prefilled(self, job: Job, sender: Engine) -> None:
         """Send what is left of a computed prompt; the request decodes when everything has landed."""
-        sender.held += 1
+        sender.running.held += 1
         send = job.send
         assert send is not None
         send.source = job.lease
@@ -211,9 +202,9 @@ class HandOver:
         del self.senders[job]
         source, job.lease, job.reserved, job.send = job.lease, job.reserved, None, None
         engine = self.receivers[job.decoder].engine
-        engine.held -= 1
+        engine.running.held -= 1
         engine.mover.submit(engine.cache.insert(job.lease, now))
-        sender.held -= 1
+        sender.running.held -= 1
         sender.mover.submit(sender.cache.end_prefill(source, now))
         self.on_sent_on(job)
         sender.wake()
@@ -263,13 +254,13 @@ class HandOver:
         if job.send is not None:
             sender.substrate.withdraw(job.send)
             if job.send.source is not None:
-                sender.held -= 1
+                sender.running.held -= 1
                 job.generated -= 1  # a token that never arrived
                 if not job.generated:
                     job.first_token_s = nan
         if job in receiver.waiting:
             receiver.waiting.remove(job)
-            receiver.engine.waited_s += sender.env.now - job.queued_at_s
+            receiver.engine.waiting.waited_s += sender.env.now - job.queued_at_s
         sender.drop(job)
         self._release(job, receiver)
         del self.senders[job]

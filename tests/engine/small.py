@@ -175,8 +175,10 @@ def check_idle(engine: SmallEngine) -> None:
     for tier in cache.tiers:
         assert tier.promised_pages == tier.leaving_pages == 0
         assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
-    assert not engine.queue and not engine.admitted and not engine.decoding and not engine.claims
-    assert engine._context_offset == 0 and not engine.frontend._followers and not engine.fetching
+    waiting, running = engine.waiting, engine.running
+    assert not waiting.queue and not waiting.fetching and not engine.frontend._followers
+    assert not running.admitted and not running.claims
+    assert not running.decoding.jobs and running.decoding.context_tokens == 0
     assert engine.prefetching.in_flight_pages == 0
     assert not engine.substrate.flows and not any(engine.mover._lines)
 

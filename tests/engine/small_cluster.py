@@ -159,7 +159,7 @@ class SmallCluster(Cluster):
         """Assert that nothing is left of any request, on the engines, on their way, or in what the router knows."""
         for engine in self.engines:
             check_idle(engine)
-            assert engine.is_idle and not engine.held and not engine.joining
+            assert engine.is_idle and not engine.running.held and not engine.running.joining
         assert not self._sent and not self._homeless and not self._samples_left
         for router in [one.router for one in (self, self.hand_over) if one is not None]:
             for known in router.engines.values() if router is not None else ():

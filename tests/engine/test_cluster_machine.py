@@ -129,15 +129,17 @@ class ClusterMachine(RuleBasedStateMachine):
     def an_engine_that_is_down_runs_nothing(self) -> None:
         for engine, process in self.failing.items():
             if not process.is_alive:
-                assert engine.is_idle and not engine.queue and not engine.transfers()
+                assert engine.is_idle and not engine.waiting.queue and not engine.transfers()
                 assert engine.gpu.pool.free == engine.gpu.pool.capacity
 
     @invariant()
     def requests_are_counted_where_they_are(self) -> None:
         for engine in self.cluster.engines:
-            assert engine.held >= 0 and not set(engine.admitted) & set(engine.decoding)
-            assert all(job.lease is not None for job in [*engine.admitted, *engine.decoding, *engine.joining])
-            assert not any(job.is_lost for job in [*engine.queue, *engine.admitted, *engine.decoding, *engine.joining])
+            running = engine.running
+            jobs = [*running.admitted, *running.decoding.jobs, *running.joining]
+            assert running.held >= 0 and not set(running.admitted) & set(running.decoding.jobs)
+            assert all(job.lease is not None for job in jobs)
+            assert not any(job.is_lost for job in [*engine.waiting.queue, *jobs])
 
     def teardown(self) -> None:
         if not hasattr(self, "failing"):

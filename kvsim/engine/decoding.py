@@ -1,0 +1,103 @@
+"""The requests that decode on one engine, counted in steps: when each ends, and when it needs its next pages."""
+
+from heapq import heappop, heappush
+from typing import cast
+
+from kvsim.core.lease import Lease
+from kvsim.engine.job import Job
+
+
+class Decoding:
+    """The requests that decode on one engine, a token each per step. Takes no pages itself, and makes no time pass."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self.jobs: dict[Job, None] = {}
+        """In the order in which they began."""
+        self.step = 0
+        """Decode steps done."""
+        self._ends: list[tuple[int, int, Job]] = []
+        self._page_needs: list[tuple[int, int, Job]] = []
+        self._context_offset = 0
+        """Sum over the requests of (cached tokens - steps done)."""
+        self._order = 0
+        """Breaks ties between jobs."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Cached tokens of all requests together."""
+        return self._context_offset + len(self.jobs) * self.step
+
+    def add(self, job: Job) -> None:
+        """Let a request decode: its next token comes with the next step."""
+        request, page_tokens = job.request, self.page_tokens
+        tokens = job.target_tokens - 1
+        job.joined_step = self.step
+        job.last_step = self.step + request.output_tokens - job.generated
+        room = max(request.prompt_pages, -(-tokens // page_tokens)) * page_tokens - tokens
+        job.next_page_step = self.step + room + 1
+        self.jobs[job] = None
+        self._context_offset += tokens - self.step
+        self._order += 1
+        heappush(self._ends, (job.last_step, self._order, job))
+        self.need_page(job)
+
+    def remove(self, job: Job) -> None:
+        """Take out a request, which has generated a token in each step since it began."""
+        del self.jobs[job]
+        done = self.step - job.joined_step
+        tokens = job.target_tokens - 1
+        self._context_offset -= tokens - job.joined_step
+        job.generated += done
+
+    def remove_ended(self) -> Job | None:
+        """Take out and return a request whose answer is complete; None if there is none."""
+        while self._ends and self._ends[0][0] <= self.step:
+            _, _, job = heappop(self._ends)
+            if job in self.jobs and job.last_step <= self.step:
+                self.remove(job)
+                return job
+        return None
+
+    def steps_to_end(self) -> int:
+        """Return the number of steps until a request may end; there must be one."""
+        return self._ends[0][0] - self.step
+
+    def pages_due(self, steps: int) -> list[tuple[Job, Lease, int]]:
+        """Remove and return the page needs of requests within ``steps`` steps, as (job, its lease, pages)."""
+        due, needs, last = [], self._page_needs, self.step + steps
+        decoding, page_tokens = self.jobs, self.page_tokens
+        while needs and needs[0][0] <= last:
+            step, order, job = heappop(needs)
+            if job.page_need == order and job in decoding:
+                until = job.last_step
+                if last < until:
+                    until = last
+                if step <= until:
+                    due.append((job, cast(Lease, job.lease), 1 + (until - step) // page_tokens))
+        return due
+
+    def pages_used(self, due: list[tuple[Job, Lease, int]], steps: int) -> list[tuple[Lease, int]]:
+        """Return what ``steps`` steps use of the pages that were due for more, as (lease, pages); note the needs after them."""
+        last = self.step + steps
+        used: list[tuple[Lease, int]] = []
+        for job, lease, _ in due:
+            until = min(last, job.last_step)
+            if job.next_page_step <= until:
+                pages = 1 + (until - job.next_page_step) // self.page_tokens
+                used.append((lease, pages))
+                job.next_page_step += pages * self.page_tokens
+            self.need_page(job)
+        return used
+
+    def need_page(self, job: Job) -> None:
+        """Note when a request needs its next page."""
+        self._order += 1
+        job.page_need = self._order
+        heappush(self._page_needs, (job.next_page_step, self._order, job))
+
+    def clear(self) -> None:
+        """Forget the needs of the requests, which have all been taken out."""
+        self._ends.clear()
+        self._page_needs.clear()
+        assert not self._context_offset, "tokens of requests that do not decode any more"

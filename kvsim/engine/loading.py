@@ -1,0 +1,71 @@
+"""Brings to the GPU what requests reuse of the tiers below it."""
+
+from functools import partial
+
+from simpy import Event
+
+from kvsim.core.lease import Lease
+from kvsim.core.serving import ServedCache
+from kvsim.core.transfer import Transfer
+from kvsim.engine.book import Book
+from kvsim.engine.job import Job
+from kvsim.engine.mover import Mover
+from kvsim.engine.prefetching import Prefetching
+
+
+class Loading:
+    """The loads of the requests on one engine. Records what they have hit."""
+
+    def __init__(self, cache: ServedCache, mover: Mover, prefetching: Prefetching, *, engine: int, is_layerwise: bool) -> None:
+        """``is_layerwise``: a step can follow a load that is under way, layer by layer."""
+        self.env = mover.env
+        self.cache = cache
+        self.mover = mover
+        self.prefetching = prefetching
+        self.engine = engine
+        self.is_layerwise = is_layerwise
+
+    def start(self, job: Job, lease: Lease, book: Book) -> None:
+        """Start the loads of a request that has its slots, and determine what is left to compute."""
+        job.is_claimed = True
+        job.has_pages(self.env.now)
+        if lease.has_load:
+            transfers, loads = self.cache.load(lease, self.env.now)
+            planned = [(load, load.pages) for load in loads]
+            for transfer in transfers:
+                if not transfer.goes_down:
+                    transfer.request = job.request
+            self.mover.submit(transfers)
+            for load, pages in planned:
+                self.mover.end_of(load).callbacks.append(partial(self._loaded, job, lease, load, pages, book))
+        job.loads, job.ready_loads = self.cache.arriving(lease), 0
+        if job.admissions == 1 and not job.request.sample:
+            disk_pages = lease.loaded_disk_pages
+            if job.prefetch is not None:
+                disk_pages += self.prefetching.settle(job.prefetch, lease)
+                job.prefetch = None
+            if not job.is_counted:
+                job.is_counted, job.counted = True, lease
+                book.hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+                book.engines[job.request.index] = self.engine
+        reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
+        job.computed = min(reused, job.target_tokens - 1)
+
+    def _loaded(self, job: Job, lease: Lease, load: Transfer, pages: int, book: Book, _: Event) -> None:
+        """Take pages that a load of ``pages`` failed to read from disk out of the hits: they are computed instead."""
+        missing = pages - load.arrived_pages
+        if missing and job.lease is lease:
+            lease.loaded_pages -= missing
+            job.computed = max(0, job.computed - missing * self.cache.page_tokens)
+            if job.counted is lease:
+                book.unread(job.request, missing)
+
+    def is_followed(self, job: Job) -> bool:
+        """Whether a request's loads have arrived, or a step can follow them."""
+        loads = job.loads
+        while job.ready_loads < len(loads):
+            load = loads[job.ready_loads]
+            if not (load.done or self.is_layerwise and load.begun):
+                return False
+            job.ready_loads += 1
+        return True

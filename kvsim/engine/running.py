@@ -1,0 +1,289 @@
+"""The requests of one engine that have pages: who gets more, and who gives up all of them when there are too few."""
+
+from math import isnan
+from typing import Any, cast
+
+from kvsim.core.lease import Lease
+from kvsim.core.serving import Growth, ServedCache
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import Transfer
+from kvsim.engine.claims import Claims
+from kvsim.engine.decoding import Decoding
+from kvsim.engine.frontend import Frontend
+from kvsim.engine.job import LEAP_STEPS, Job
+from kvsim.engine.loading import Loading
+from kvsim.engine.mover import Mover
+from kvsim.engine.waiting import WaitingRequests
+
+
+class RunningRequests:
+    """Requests that are admitted: they get their slots and their loads, are prefilled in chunks, and decode.
+
+    When pages run out, a request is retracted: it waits again and recomputes what is not cached of its prompt and its answer so
+    far.
+    """
+
+    frontend: Frontend
+
+    def __init__(
+        self, cache: ServedCache, gpu: Tier, mover: Mover, waiting: WaitingRequests, loading: Loading, *, engine: int
+    ) -> None:
+        self.env = mover.env
+        self.cache = cache
+        self.gpu = gpu
+        self.mover = mover
+        self.waiting = waiting
+        self.loading = loading
+        self.engine = engine
+        self.admitted: list[Job] = []
+        """Those that wait for slots, loads or the rest of their prefill, in order of admission."""
+        self.claims = Claims(cache, mover)
+        """Those among them whose slots are still being freed."""
+        self.decoding = Decoding(cache.page_tokens)
+        self.joining: list[Job] = []
+        """Those computed elsewhere that decode here from the next step on."""
+        self.held = 0
+        """Those that hold pages here and neither compute nor decode: their prompts are on the way to or from another engine."""
+        self.budget_tokens = 0
+        """Tokens left in the step that is being planned."""
+        self.is_full = False
+        """Set by a retraction: no request is admitted until one has finished."""
+        self.retractions = 0
+        self._due_late: list[tuple[Job, Lease, int]] = []
+        """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
+
+    def __len__(self) -> int:
+        return len(self.admitted) + len(self.decoding.jobs) + len(self.joining) + self.held
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any of them is to be computed here."""
+        return bool(self.admitted or self.decoding.jobs)
+
+    # --- admission ---------------------------------------------------------------------------------------------------
+
+    def takes_more(self, max_requests: int) -> bool:
+        """Whether one more request may be admitted to the step that is being planned."""
+        if self.is_full or self.budget_tokens <= 0:
+            return False
+        return len(self.admitted) + len(self.decoding.jobs) < max_requests
+
+    def admit(self, job: Job, lease: Lease) -> None:
+        """Begin to run a request that the cache has admitted."""
+        job.lease, job.is_claimed, job.is_known = lease, False, True
+        job.admissions += 1
+        self.admitted.append(job)
+        if lease.waits:
+            self.mover.submit(lease.waits)
+        if lease.promised_pages:
+            self.claims.add(job, lease)
+            self.serve_claims()
+        else:
+            self.loading.start(job, lease, self.frontend.book)
+
+    def serve_claims(self) -> bool:
+        """Give admitted requests their promised slots, in order, as far as these are free. Returns whether any got theirs."""
+        served = False
+        while (settled := self.claims.settle(self.env.now)) is not None:
+            job, lease, is_lost = settled
+            if is_lost:
+                self._give_up(job)
+            else:
+                self.loading.start(job, lease, self.frontend.book)
+                served = True
+        return served
+
+    # --- prefill -----------------------------------------------------------------------------------------------------
+
+    def plan_prefill(self, batch: list[tuple[Job, int]], max_tokens: int) -> None:
+        """Add the chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
+        self.budget_tokens = max_tokens - len(self.decoding.jobs)
+        for job in self.admitted.copy():
+            if job.lease is not None:
+                self.plan_chunk(job, batch)
+
+    def plan_chunk(self, job: Job, batch: list[tuple[Job, int]]) -> None:
+        """Add a request's next chunk to the step if it can be computed and tokens are left; retract it if pages are not."""
+        if self.budget_tokens <= 0 or not job.is_claimed:
+            return
+        if not self.loading.is_followed(job):
+            if isnan(job.refused_at_s):
+                job.refused_at_s = self.env.now
+            return
+        if not isnan(job.refused_at_s):
+            job.has_loads(self.env.now)
+        tokens = min(self.budget_tokens, job.target_tokens - job.computed)
+        while not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
+            if not self._retract_for(job, batch):
+                return
+        batch.append((job, tokens))
+        self.budget_tokens -= tokens
+
+    def _retract_for(self, job: Job, batch: list[tuple[Job, int]]) -> bool:
+        """Retract a running request because there is no room for a job's chunk. Returns False if it is the job itself.
+
+        Which one is retracted is the policy's choice, if it makes one; otherwise it is the job.
+        """
+        victim, queue, decoding = job, self.waiting.queue, self.decoding.jobs
+        if queue.ranks_retractions:
+            victim = max([*decoding, *self.admitted], key=queue.retraction_key)
+        self.budget_tokens += sum([tokens for planned, tokens in batch if planned is victim]) + (victim in decoding)
+        batch[:] = [chunk for chunk in batch if chunk[0] is not victim]
+        self._retract(victim)
+        return victim is not job
+
+    # --- decode ------------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Let requests decode whose prompts have come from other engines."""
+        for job in self.joining:
+            self.decoding.add(job)
+        self.joining.clear()
+
+    def leap_steps(self) -> int:
+        """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
+        if self.is_full and not self.cache.rules.pauses_after_retraction:
+            return 1
+        return min(LEAP_STEPS, self.decoding.steps_to_end())
+
+    def make_room(self, steps: int) -> Any:
+        """Take the pages that the next ``steps`` decode steps need, or those of fewer steps if there are too few.
+
+        Returns the number of steps that have room; 0 if a request has been retracted or transfers have ended: then plan again.
+        """
+        cache = self.cache
+        while due := self.decoding.pages_due(steps):
+            if steps > 1 and cache.takes_pages_late:
+                if sum([pages for _, _, pages in due]) <= self.gpu.available_pages:
+                    self._due_late = due
+                    return steps
+            else:
+                growth = cache.grow([(lease, pages) for _, lease, pages in due], self.env.now)
+                if growth.has_room:
+                    return steps if (yield from self._take_pages(due, growth)) else 0
+            if steps == 1:
+                yield from self._make_room_one_by_one(due)
+                return 0
+            for job, _, _ in due:
+                self.decoding.need_page(job)
+            steps //= 2
+        return steps
+
+    def _make_room_one_by_one(self, due: list[tuple[Job, Lease, int]]) -> Any:
+        """Give decoding requests their pages, oldest first, until one finds no room; then retract the youngest."""
+        due.sort(key=lambda need: need[0].request.index)
+        while due:
+            _, lease, pages = due[0]
+            growth = self.cache.grow([(lease, pages)], self.env.now)
+            if not growth.has_room:
+                break
+            served = due.pop(0)
+            if not (yield from self._take_pages([served], growth)):
+                break
+        for job, _, _ in due:
+            self.decoding.need_page(job)
+        if not growth.has_room:
+            yield from self._retract_youngest()
+
+    def _take_pages(self, due: list[tuple[Job, Lease, int]], growth: Growth) -> Any:
+        """Wait until decoding requests have the slots that they have been given. Returns False if those of one are lost."""
+        page_tokens = self.cache.page_tokens
+        for job, _, pages in due:
+            job.next_page_step += pages * page_tokens
+            self.decoding.need_page(job)
+        if growth.transfers:
+            self.mover.submit(growth.transfers)
+        for job, lease, _ in due:
+            while lease.promised_pages:
+                claim = self.cache.claim(lease, self.env.now)
+                if claim.is_lost:
+                    self._give_up(job)
+                    return False
+                if claim.waits:
+                    yield from self._wait_for(claim.waits)
+        return True
+
+    def advance(self, steps: int) -> None:
+        """Record that decode steps have been made, and take the pages that they have needed where these are taken late."""
+        if self._due_late:
+            growth = self.cache.grow(self.decoding.pages_used(self._due_late, steps), self.env.now)
+            self._due_late = []
+            assert growth.has_room and not growth.transfers, "a leap had no room for its pages"
+        self.decoding.step += steps
+        if not self.cache.rules.pauses_after_retraction:
+            self.is_full = False
+
+    def _wait_for(self, transfers: list[Transfer]) -> Any:
+        """Submit transfers and wait for the end of the last one."""
+        self.mover.submit(transfers)
+        yield self.mover.end_of(transfers[-1])
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _retract_youngest(self) -> Any:
+        """Retract the request that arrived last, or that the policy names, and admit none until one has finished.
+
+        If only one request runs and transfers are in flight, wait for the oldest of them instead: it may free the pages.
+        """
+        running = [*self.decoding.jobs, *self.admitted]
+        jobs = [job for job in running if job.is_claimed and all(load.done for load in job.loads)]
+        if len(jobs) == 1 and self.cache.in_flight:
+            yield from self._wait_for(list(self.cache.in_flight)[:1])
+            return
+        queue = self.waiting.queue
+        self._retract(max(jobs, key=queue.retraction_key if queue.ranks_retractions else lambda job: job.request.index))
+
+    def _retract(self, job: Job) -> None:
+        """Let a running request wait again, and admit none before a step has ended or a request has finished."""
+        self.retractions += 1
+        self.frontend.book.retractions[job.request.index] += 1
+        self.is_full = True
+        self._give_up(job)
+
+    def _give_up(self, job: Job) -> None:
+        """Give back a request's slots and pages, and put it back into the queue."""
+        assert job.lease is not None
+        is_decoding = job in self.decoding.jobs
+        tokens = job.cached_tokens(self.decoding.step) if is_decoding else job.computed
+        self.cache.retract(job.lease, tokens, self.env.now)
+        job.waits_again(self.env.now)
+        if not job.is_claimed:
+            job.admissions -= 1
+        job.was_running = job.admissions > 0
+        job.lease, job.loads, job.ready_loads = None, [], 0
+        if is_decoding:
+            self.decoding.remove(job)
+        else:
+            self.admitted.remove(job)
+        if self.frontend.retracted(job, self.engine):
+            self.waiting.push(job)
+
+    def finish(self, job: Job) -> None:
+        """Let go of a request whose answer is complete."""
+        assert job.lease is not None
+        self.mover.submit(self.cache.finish_request(job.lease, self.env.now))
+        job.lease = None
+        self.is_full = False
+
+    def drop(self, job: Job, *, keeps_pages: bool) -> None:
+        """Take out a request wherever it is, if it runs; with ``keeps_pages``, ``release`` gives back its pages later."""
+        if job in self.decoding.jobs:
+            self.decoding.remove(job)
+        for jobs in (self.admitted, self.joining):
+            if job in jobs:
+                jobs.remove(job)
+        if not keeps_pages:
+            self.release(job)
+
+    def release(self, job: Job) -> None:
+        """Give back the pages of a request that was dropped, if it has any."""
+        if job.lease is not None:
+            self.cache.release(job.lease)
+            job.lease = None
+
+    def clear(self) -> None:
+        """Forget what is left of requests when all have been dropped."""
+        self.is_full = False
+        self.claims.clear()
+        self.decoding.clear()
+        self._due_late = []

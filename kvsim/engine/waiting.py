@@ -1,0 +1,111 @@
+"""The requests of one engine that are not admitted: their prefetches, and the queue."""
+
+from collections.abc import Callable
+from math import inf
+
+from kvsim.core.serving import ServedCache
+from kvsim.core.tier import Tier
+from kvsim.engine.job import Job
+from kvsim.engine.mover import Mover
+from kvsim.engine.prefetching import Prefetch, Prefetching
+from kvsim.engine.queue import WaitingQueue
+
+
+class WaitingRequests:
+    """Requests that wait for pages of one GPU tier: in the queue or, before that, for what is fetched for them."""
+
+    def __init__(
+        self,
+        cache: ServedCache,
+        gpu: Tier,
+        mover: Mover,
+        prefetching: Prefetching,
+        queue: WaitingQueue,
+        wake: Callable[[], None],
+    ) -> None:
+        """``wake`` is called when a request has joined the queue."""
+        self.env = mover.env
+        self.cache = cache
+        self.gpu = gpu
+        self.mover = mover
+        self.prefetching = prefetching
+        self.queue = queue
+        self.fetching: dict[Job, None] = {}
+        """Those that wait for their prefetch and are not queued yet."""
+        self.waited_s = 0.0
+        """Sum of the times that requests were in the queue."""
+        self.most_queued = 0
+        self._wake = wake
+        fetches_to = cache.views[gpu.index].fetches_to
+        self._can_fetch = fetches_to is not None
+        if fetches_to is not None:
+            disk_edge = fetches_to.below[0]
+            prefetching.queued_s = lambda: mover.substrate.queued_s(disk_edge)
+
+    def start(self, job: Job) -> None:
+        """Start a request's prefetch, if it gets one, or queue it."""
+        if self._can_fetch:
+            self._prefetch(job)
+        if job.prefetch is None:
+            self._enqueue(job)
+
+    def start_samples(self, job: Job) -> None:
+        """Queue the other samples of a request whose first one has computed the prompt: all count as one use of its pages."""
+        for request in job.request.other_samples():
+            sample = Job(request, job.arrival_s)
+            sample.is_known = True
+            self._enqueue(sample)
+
+    def _prefetch(self, job: Job) -> None:
+        """Start the job's prefetch if the policy wants one. The job is queued when that ends or has lasted long enough."""
+        lease = self.cache.match(job.request, self.gpu)
+        prefetch = self.prefetching.start(lease, self.env.now) if lease.disk_pages else None
+        if prefetch is None:
+            return
+        job.prefetch = prefetch
+        self.fetching[job] = None
+        prefetch.fetch.request = job.request
+        self.mover.submit(prefetch.transfers)
+        self.mover.end_of(prefetch.fetch).callbacks.append(lambda _: self._fetched(job, prefetch))
+        wait_s = self.prefetching.wait_s(prefetch.pages * self.cache.page_tokens)
+        if wait_s < inf:
+            self.env.timeout(wait_s).callbacks.append(lambda _: self._enqueue(job))
+
+    def _fetched(self, job: Job, prefetch: Prefetch) -> None:
+        self.prefetching.end(prefetch)
+        self._enqueue(job)
+
+    def _enqueue(self, job: Job) -> None:
+        if not job.is_queued and not job.admissions and not job.is_lost:
+            self.fetching.pop(job, None)
+            self.push(job)
+            self._wake()
+
+    def push(self, job: Job) -> None:
+        """Queue a request that waits again after a retraction, or for the first time."""
+        job.queued_at_s = self.env.now
+        self.queue.push(job)
+        self.most_queued = max(self.most_queued, len(self.queue))
+
+    def leave_queue(self, job: Job) -> None:
+        """Take a request out of the queue, and record how long it was there."""
+        self.queue.remove(job)
+        job.is_queued = False
+        self.waited_s += self.env.now - job.queued_at_s
+
+    def reject(self, job: Job) -> None:
+        """Take a request out of the queue that could not run even alone, and give up what was fetched for it."""
+        self.queue.remove(job)
+        if job.prefetch is not None:
+            self.prefetching.give_up(job.prefetch)
+
+    def drop(self, job: Job) -> None:
+        """Take out a request wherever it is, if it waits here, and give up what is fetched for it."""
+        if job.is_queued:
+            self.leave_queue(job)
+        self.fetching.pop(job, None)
+        if job.prefetch is not None:
+            if job.prefetch.is_under_way:
+                self.mover.cancel(job.prefetch.fetch)
+            self.prefetching.give_up(job.prefetch)
+            job.prefetch = None
