@@ -477,7 +477,7 @@ class Cache(ServedCache):
         residency, request = self.residency, lease.request
         now = residency.tick(now)
         residency.notify_request(request, now, lease.gpu)
-        if lease.loaded_pages:
+        if not self._is_single:
             self._fill_gaps(lease, now)
         rest = lease.rest
         if rest:

@@ -189,6 +189,14 @@ class ServedCache(metaclass=ABCMeta):
         there, and all pages after it, are computed instead.
         """
 
+    def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
+        """Take ``pages`` pages that one of a request's loads did not bring out of what it reuses: they are computed instead.
+
+        Returns by how many pages it reuses less.
+        """
+        lease.loaded_pages -= pages
+        return pages
+
     @abstractmethod
     def arriving(self, lease: Lease) -> list[Transfer]:
         """Return the loads, its own and those of other requests, that still fill a request's pinned path."""

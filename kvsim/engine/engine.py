@@ -428,16 +428,18 @@ class Engine:
         job.computed = min(reused, job.target_tokens - 1)
 
     def _loaded(self, job: Job, lease: Lease, load: Transfer, pages: int, _: Event) -> None:
-        """Take pages that a load of ``pages`` failed to read from disk out of the hits: they are computed instead."""
+        """Take what a load of ``pages`` pages failed to bring out of the hits: it is computed instead."""
         missing = pages - load.arrived_pages
         if missing and job.lease is lease:
-            lease.loaded_pages -= missing
-            job.computed = max(0, job.computed - missing * self.cache.page_tokens)
+            lost = self.cache.shorten_hit(lease, load, missing, self.env.now)
+            job.computed = max(0, job.computed - lost * self.cache.page_tokens)
             if job.counted is lease:
                 hits = self.frontend.book.hits
                 gpu_pages, cpu_pages, disk_pages = hits[job.request.index]
-                left = max(0, disk_pages - missing)
-                hits[job.request.index] = gpu_pages, cpu_pages - (missing - (disk_pages - left)), left
+                from_disk = min(lost, disk_pages)
+                from_cpu = min(lost - from_disk, cpu_pages)
+                left = gpu_pages - (lost - from_disk - from_cpu), cpu_pages - from_cpu, disk_pages - from_disk
+                hits[job.request.index] = left
 
     def _give_up(self, job: Job) -> None:
         """Give back a request's slots and pages, and put it back into the queue."""

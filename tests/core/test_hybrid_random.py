@@ -129,6 +129,8 @@ class Walk:
         self.transfers: list[Any] = []
         self.requests = 0
         self.looked: list[Any] = []
+        self.loading: list[Any] = []
+        """(lease, load, pages that it set out to bring)"""
         self.watched = [Watched() for _ in cache.tiers]
         for tier, watched in zip(cache.tiers, self.watched, strict=True):
             tier.watch = watched
@@ -197,7 +199,10 @@ class Walk:
             else:
                 entry[1] = "claimed"
         elif stage == "claimed":
-            self.learn(self.cache.load(lease, self.now()).transfers)
+            transfers, loads = self.cache.load(lease, self.now())
+            self.learn(transfers)
+            self.loading += [(lease, load, load.pages) for load in loads]
+            self.check_start(lease)
             entry[1] = "loading"
         elif stage == "loading":
             arriving = self.cache.arriving(lease)
@@ -236,7 +241,27 @@ class Walk:
             else:
                 follow = self.cache.finish(transfer, self.now())
             self.learn(follow)
+            self.shorten(transfer)
         self.transfers = [other for other in self.transfers if not other.done]
+
+    def shorten(self, load: Any) -> None:
+        """Take what a load has not brought out of its request's hit, as an engine does."""
+        for lease, own, planned in self.loading:
+            if own is load and lease in self.cache.leases and load.arrived_pages < planned:
+                before = lease.gpu_pages + lease.loaded_pages
+                lost = self.cache.shorten_hit(lease, load, planned - load.arrived_pages, self.now())
+                assert 0 <= before - lost == lease.gpu_pages + lease.loaded_pages
+                self.check_start(lease)
+
+    def check_start(self, lease: Any) -> None:
+        """What a request reuses ends at a state that the GPU has or is receiving, and that stays."""
+        states, cache = lease.states, self.cache
+        reused = lease.gpu_pages + lease.loaded_pages
+        assert 0 <= lease.loaded_disk_pages <= lease.loaded_pages or not lease.loaded_pages
+        assert (states.state is not None or states.detached is not None) == (reused > 0)
+        if states.state is not None:
+            assert states.tier is cache.states.gpu and states.state.pins[0] and states.state.state[0]
+            assert states.state.depth + states.state.pages == reused
 
     def check_states(self) -> None:
         """A state is whole; one that no transfer carries and nothing pins has its pages beside it."""
