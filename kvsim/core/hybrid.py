@@ -14,7 +14,7 @@ from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.serving import Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.states import DetachedStates, Place, StateStore, StateWatch, places_after
-from kvsim.core.tier import GPU, Tier
+from kvsim.core.tier import DISK, GPU, Tier
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
@@ -157,9 +157,10 @@ class HybridCache(ServedCache):
 
     def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
         """As for any cache: up to the deepest usable state."""
-        on_gpu, below = self.kv.cached_pages(request, gpu)
-        depth = self._deepest_state(request, on_gpu + below)[0]
-        return min(on_gpu, depth), max(0, depth - on_gpu)
+        on_gpu, lower = self.kv.count_cached(request, gpu or self.gpu, lowest=DISK)
+        depth = self._deepest_state(request, on_gpu + lower)[0]
+        below = self.kv.cached_pages(request, gpu)[1]
+        return min(on_gpu, depth), min(below, max(0, depth - on_gpu))
 
     @staticmethod
     def _states_of(lease: Lease) -> StateLease:
