@@ -18,6 +18,7 @@ from kvsim.core.edge import Edge, chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING
 from kvsim.engine.prefetching import Prefetching
@@ -45,7 +46,6 @@ from tests.core.small import NAMES, Watched
 from tests.core.small_hybrid import SmallHybrid, hybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
 from tests.test_presets import CONF
-from tests.workloads import pages_of
 
 RUNS = 100
 SETTINGS = settings(max_examples=RUNS)
@@ -166,8 +166,7 @@ class Walk:
             self.cache.request(word, index=self.requests, output_tokens=len(answer) + 1),
         )
         self.requests += 1
-        pages = pages_of(whole.runs)[len(word) :]
-        request.output_runs = tuple((page, 1) for page in pages)
+        request.output_runs = split_runs(whole.runs, len(word))[1]
         found = self.cache.cached_pages(request)
         self.looked = [*self.looked[-5:], (request, self.cache.version, found)]
         lease = self.cache.match(request)
