@@ -377,3 +377,16 @@ def test_every_eviction_policy_takes_states_beside_pages(eviction: str, room: tu
     assert hits > 0 and states["evicted"] > 0 and states["used"] > 0
     for upper, lower in pairwise(tiers):
         assert upper.evicted_pages > 0 and lower.inserted_pages > 0
+
+
+@pytest.mark.parametrize("room", [(*SHARED, *DISK), (*SHARED, *DISK, "prefetch=threshold")])
+def test_what_a_disk_fails_to_read_is_no_hit(room: tuple[str, ...]) -> None:
+    """Every page fails with a probability of one in fifty, states' pages too."""
+    faults = "hardware.rank_faults=[{rank: 0, link: disk-cpu, share: 0.02}]"
+    settings = (*room, "tiers.cpu.capacity=100pages", "checkpoint=last", "engine.overlap=none")
+    whole, failing = (plan_of("simulate", *settings, *some) for some in ((), (faults,)))
+    hits = [simulate(plan, requests_of(plan)) for plan in (whole, failing)]
+    assert (hits[1].hit_pages >= 0).all() and (hits[1].status == 0).sum() > 0
+    assert hits[1].hit_pages[:, 2].sum() < hits[0].hit_pages[:, 2].sum()
+    assert hits[1].known_pages is not None
+    assert (hits[1].hit_pages.sum(axis=1)[hits[1].status == 0] <= hits[1].known_pages[hits[1].status == 0]).all()
