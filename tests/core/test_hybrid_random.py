@@ -256,7 +256,7 @@ class Walk:
         """What a request reuses ends at a state that the GPU has or is receiving, and that stays."""
         states, cache = lease.states, self.cache
         reused = lease.gpu_pages + lease.loaded_pages
-        assert 0 <= lease.loaded_disk_pages <= lease.loaded_pages or not lease.loaded_pages
+        assert 0 <= lease.loaded_disk_pages <= lease.loaded_pages
         assert (states.state is not None or states.detached is not None) == (reused > 0)
         if states.state is not None:
             assert states.tier is cache.states.gpu and states.state.pins[0] and states.state.state[0]
