@@ -290,7 +290,10 @@ class HybridCache(ServedCache):
         self.kv.let_go(hold)
 
     def load(self, lease: Lease, now: float) -> Load:
-        """As for any cache; the state is loaded first. What it was to begin from may be out of reach by now."""
+        """As for any cache; the state is loaded first, or another request's load of it is among the loads.
+
+        If pages, or the state, are out of reach by now, the request begins from an earlier state.
+        """
         states, reused = self._states_of(lease), lease.gpu_pages + lease.loaded_pages
         own = self._load_state(lease, now) if states.is_below else NO_TRANSFERS
         load = self.kv.load(lease, now)
@@ -298,7 +301,8 @@ class HybridCache(ServedCache):
         limit = min(pages, reused - states.is_below)
         if limit < reused:
             self._begin_earlier(lease, pages, limit, now)
-        return Load(own + load.transfers, own[-1:] + load.loads) if own else load
+        loads = load.loads if states.load is None else [states.load, *load.loads]
+        return Load(own + load.transfers, loads)
 
     def _load_state(self, lease: Lease, now: float) -> list[Transfer]:
         """Start loading the state, unless another request has done so.

@@ -45,7 +45,7 @@ class Fetch(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The transfers to carry out, in order, and those among them that bring pages to the GPU."""
+    """The transfers to carry out, in order, and the loads to the GPU that shorten the request's hit if they fail."""
 
     transfers: list[Transfer]
     loads: list[Transfer]

@@ -116,6 +116,22 @@ def test_a_request_whose_own_loads_fail_begins_from_what_has_arrived(room: dict[
 
 
 @ROOMS
+def test_two_requests_that_share_the_load_of_a_state_miss_it_together(room: dict[str, Any]) -> None:
+    cache, first, second = two_requests(room)
+    loads = cache.load(first, next(cache.clock)).loads
+    (state,) = [load for load in loads if load.nodes[0].is_state]
+    transfers, shared = cache.load(second, next(cache.clock))
+    assert not transfers and shared == [state] and reused(second) == 3
+    units = state.pages
+    cache.move(load for load in loads if load is not state)
+    cache.abort(state, 0, next(cache.clock))
+    for lease in (first, second):
+        assert cache.shorten_hit(lease, state, units, next(cache.clock)) == 3
+        assert (reused(lease), begun_from(cache, lease)) == (0, 0)
+    end(cache, first, second)
+
+
+@ROOMS
 def test_after_a_reset_nothing_is_loaded(room: dict[str, Any]) -> None:
     cache, first, second = two_requests(room)
     cache.release(second)
@@ -155,3 +171,20 @@ def test_pages_that_no_load_brings_are_computed_even_if_none_was_brought() -> No
     cache.move(cache.finish_request(lease))
     cache.check()
     assert cache.on("gpu") == "abcd"
+
+
+@ROOMS
+def test_a_state_whose_pages_cannot_follow_is_loaded_nevertheless(room: dict[str, Any]) -> None:
+    """The load has begun when it turns out that another request's load of the pages has failed."""
+    cache, first, second = two_requests(room)
+    for load in cache.load(first, next(cache.clock)).loads:
+        units = load.pages
+        cache.abort(load, 0, next(cache.clock))
+        cache.shorten_hit(first, load, units, next(cache.clock))
+    transfers, loads = cache.load(second, next(cache.clock))
+    assert [transfer.nodes[0].is_state for transfer in transfers] == [True] and loads == []
+    assert (reused(second), begun_from(cache, second)) == (0, 0)
+    assert cache.arriving(second) == []
+    cache.move(transfers)
+    assert cache.states_on("gpu") == {"abc"}
+    end(cache, first, second)
