@@ -14,12 +14,21 @@ requests    the most of ``COUNTS`` with which a run is simulated to end in time 
             they arrive over 80 % of that time; or a half or three quarters of them, evenly, for less load
 
 A draw is repeated if even the fewest requests take too long, or one does not fit.
+
+Two further lists come from the draws, by simulations on that same machine:
+
+ranking     of those with a disk, the one whose four pairs of policies differ most in p50 of time to first token: the largest
+            over the least
+hybrid      the first with a CPU tier and no disk that, with a hybrid model in place of Llama 3 8B, loads from the CPU tier.
+            Trace, requests, their rate, policies and the tiers' bytes are those of the draw; states take pages of the tiers and
+            are saved at the ends of prompts and answers
 """
 
 import gzip
 import json
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -42,6 +51,11 @@ SHARES = {"gpu": (0.1, 0.25, 0.5), "cpu": (0.0, 0.25, 0.5), "disk": (0.0, 1.0)}
 MOST_GIB = {"gpu": 40, "cpu": 16, "disk": 32}
 PAGE_BYTES = 16 * 131_072
 """A page of 16 tokens of Llama 3 8B."""
+ORDERS = ("fcfs", "shortest_prefill")
+"""Orders of the queue, which change times by much; ranked with the first two placement policies."""
+HYBRID = ("model=nemotron_h_8b", "checkpoint=last")
+SMALLER_PAGES = 8
+"""Pages of Nemotron-H 8B in the bytes of one of Llama 3 8B: 4 of its layers have keys and values, of 32 there."""
 SHORTER, SHORTER_ANSWERS = 4, 8
 MIX = {
     "chat": {"system_tokens": 600, "message_tokens": 5000, "answer_tokens": 343},
@@ -63,6 +77,9 @@ class Drawn:
     """All but the machine's description and the output."""
     refused: int
     """Draws before it that were repeated."""
+
+    def has(self, tier: str) -> bool:
+        return any(word.startswith(f"tiers.{tier}.") for word in self.overrides)
 
 
 def draw(seed: int, count: int, traces: dict[str, Path], seconds: float, folder: Path) -> Iterator[Drawn]:
@@ -130,10 +147,15 @@ def overrides_of(settings: list[str], choices: dict[str, Any], count: int, secon
 
 
 def simulated_s(overrides: list[str]) -> float:
-    """Return the simulated duration on the H200 of the datasheet."""
+    """Return the simulated duration."""
+    return float(simulated(overrides)["simulated_s"])
+
+
+def simulated(overrides: list[str]) -> Mapping[str, Any]:
+    """Return the record of a simulation on the H200 of the datasheet, without noise."""
     of_trace = [word for word in overrides if word.startswith("trace")]
     others = [word for word in overrides if not word.startswith(("trace", "page_tokens"))]
-    return float(kvsim.simulate(load(of_trace), *others, "hardware=h200").record["simulated_s"])
+    return kvsim.simulate(load(of_trace), *others, "hardware=h200").record
 
 
 def load(words: list[str]) -> Any:
@@ -146,6 +168,43 @@ def loaded(words: tuple[str, ...]) -> Any:
     given = dict(word.split("=", 1) for word in words)
     settings = {key.removeprefix("trace."): value for key, value in given.items() if key != "trace"}
     return kvsim.load_trace(given["trace"], page_tokens=16, **settings)
+
+
+# What else is made of the draws
+
+
+def to_rank(overrides: list[str]) -> dict[str, list[str]]:
+    """Return a drawn configuration's overrides with each of the four pairs of policies, by their names."""
+    others = [word for word in overrides if not word.startswith("placement=")]
+    return {
+        f"{placement} {order}": [*others, f"placement={placement}", f"scheduling={order}"]
+        for placement in PLACEMENTS[:2]
+        for order in ORDERS
+    }
+
+
+def with_hybrid_model(overrides: list[str]) -> list[str]:
+    """Return a drawn configuration's overrides with the hybrid model and tiers of the same bytes."""
+    pages = re.compile(r"(?<=capacity=)\d+(?=pages)")
+    others = [word for word in overrides if not word.startswith("model=")]
+    return [*(pages.sub(lambda found: str(SMALLER_PAGES * int(found[0])), word) for word in others), *HYBRID]
+
+
+def pick_to_rank(drawn: Sequence[Drawn]) -> str | None:
+    """Return the name of the draw to rank policies with; None if none has a disk."""
+
+    def ratio(one: Drawn) -> float:
+        medians = [simulated(overrides)["ttft_s"]["p50"] for overrides in to_rank(one.overrides).values()]
+        return float(max(medians) / min(medians))
+
+    with_disk = [one for one in drawn if one.has("disk")]
+    return max(with_disk, key=ratio).name if with_disk else None
+
+
+def pick_for_hybrid(drawn: Sequence[Drawn]) -> str | None:
+    """Return the name of the draw to serve with the hybrid model; None if there is none."""
+    fitting = (one for one in drawn if one.has("cpu") and not one.has("disk"))
+    return next((one.name for one in fitting if "cpu-gpu" in simulated(with_hybrid_model(one.overrides))["links"]), None)
 
 
 # Stretches of traces

@@ -11,15 +11,15 @@ from typing import Any
 import plotly.graph_objects as go
 
 from kvsim.report.figure import COLOURS, GREY, SYMBOLS
-from kvsim.report.repeated_page import shown, verdict
+from kvsim.report.repeated_page import shown
 from kvsim.report.screenshot import take_screenshot
 from kvsim.report.seeds import student_t
 from kvsim.report.spreads import deviation, mean
 from kvsim.study import Claim, claim_table, markdown
 
 Record = dict[str, Any]
-SHOWN = ("identical hits", "hit_rate all", "ttft_p50", "ttft_p99", "tpot_p50", "ttft by request")
-"""Figures in the tables; results.csv has all."""
+SHOWN = ("identical hits", "hit_rate all", "ttft_p50", "ttft_p99", "tpot_p50")
+"""Figures in the tables; the CSV file has all."""
 SCALES = {"share": (100.0, "%"), "s": (1000.0, "ms"), "bytes": (1e-9, "GB")}
 CLAIMED = ("identical hits", "hit_rate", "link_bytes", "ttft_p50", "ttft_p99")
 """Figures with tolerances: their names begin so."""
@@ -58,8 +58,9 @@ def claims(parts: Sequence[Part]) -> list[Claim]:
     records = [record for part in parts for record in part.records.values()]
     runs = [run for record in records for run in record["hardware"]]
     wrong, verified = (sum(run[key] for run in runs) for key in ("wrong_words", "verified_pages"))
-    text = f"{wrong} wrong words in {verified:,} reused pages of {len(runs)} runs"
-    return [*found, Claim("bytes: no word of a reused page is wrong", text, wrong == 0 and verified > 0)]
+    states = sum(run.get("verified_states", 0) for run in runs)
+    text = f"{wrong} wrong words in {verified:,} reused pages{f' and {states:,} states' if states else ''} of {len(runs)} runs"
+    return [*found, Claim("bytes: no word of a reused page or state is wrong", text, wrong == 0 and verified > 0)]
 
 
 def claims_of_figures(part: Part) -> list[Claim]:
@@ -114,21 +115,28 @@ def ranked_pairs(records: Mapping[str, Record]) -> list[dict[str, Any]]:
 # Tables
 
 
-def page(parts: Sequence[Part], made_by: str, image: str | None) -> list[str]:
-    """Return the lines of the Markdown page; ``image`` is the name of the picture's file, if there is one."""
+def page(parts: Sequence[Part], made_by: str, image: str | None, findings: str) -> list[str]:
+    """Return the lines of the Markdown page.
+
+    ``image`` is the name of the picture's file, if there is one; ``findings`` is Markdown, or empty.
+    """
     records = [record for part in parts for record in part.records.values()]
     devices = ", ".join(sorted({record["device"] for record in records}))
-    lines = [
-        "# Simulated and measured, with the spread of both", "",
+    lines = ["# Simulated and measured, with the spread of both", "", *claim_table(claims(parts)), ""]
+    lines += [f"![Times simulated and measured, with the ranges of the runs]({image})", ""] if image else []
+    lines += [findings, ""] if findings else []
+    lines += [
+        "## All configurations", "",
         f"{devices}. Made by `{made_by}`. Each configuration was served {runs_text(records)} by the machine, and simulated with "
-        "the machine's noise. A cell is mean ± standard deviation, measured and then simulated. The last column counts figures "
-        f"that are off, as about {BY_CHANCE:.0%} are by chance. The CSV file beside this one has all figures.", "",
-        "## Claims", "", *claim_table(claims(parts)),
+        "the machine's noise. A cell has the mean ± the standard deviation of the real runs, then how far the mean of the "
+        "simulations is from it, in points or percent: in italics where that is more than the spread of the runs but within the "
+        "tolerance, **bold** where it is more than both. The last column counts the figures outside the spread, as about "
+        f"{BY_CHANCE:.0%} are by chance. The CSV file beside this page has all figures.",
     ]  # fmt: skip
-    lines += ["", f"![Times simulated and measured, with the ranges of the runs]({image})"] if image else []
     for part in parts:
-        lines += ["", f"## {part.name.capitalize()}", "", part.text, "", *table(part)]
+        lines += ["", f"### {part.name.capitalize()}", "", part.text, "", *table(part)]
         lines += ranking_table(part) if part.name == "ranking" and not part.missing else []
+    lines += ["", "## Settings"]
     for part in parts:
         lines += ["", f"### Settings: {part.name}", "", *markdown(("", "settings"), settings_rows(part))]
     return lines
@@ -155,13 +163,11 @@ def table(part: Part) -> list[str]:
 
 
 def cell(figure: Record) -> str:
-    """Return both spreads of a figure, and the verdict if it is off."""
-    scale = SCALES[figure["unit"]][0]
-    real, simulated = (
-        f"{figure[side]['mean'] * scale:.4g} ± {figure[side]['deviation'] * scale:.2g}" for side in ("hardware", "simulated")
-    )
-    off = f", **{verdict(figure)}** ({shown(figure, figure['distance'])})" if figure["is_off"] else ""
-    return f"{real}; {simulated}{off}"
+    """Return the spread of the real runs and the distance of the simulations, marked if it is off."""
+    scale, real = SCALES[figure["unit"]][0], figure["hardware"]
+    distance = shown(figure, figure["distance"])
+    mark = "" if not figure["is_off"] else "*" if figure["holds"] else "**"
+    return f"{real['mean'] * scale:.4g} ± {real['deviation'] * scale:.2g}, {mark}{distance}{mark}"
 
 
 def ranking_table(part: Part) -> list[str]:
@@ -223,7 +229,7 @@ def picture(parts: Sequence[Part]) -> go.Figure:
         both = [min(ends) / 1.3, max(ends) * 1.3]
         traces.append(go.Scatter(x=both, y=both, mode="lines", name="equal", line={"color": GREY, "dash": "dash"}))
     axes = {"xaxis": {"type": "log", "title": "measured (s)"}, "yaxis": {"type": "log", "title": "simulated (s)"}}
-    return go.Figure(traces, {"width": 860, "height": 620, "template": "plotly_white", **axes})
+    return go.Figure(traces, {"width": 860, "height": 620, "template": "plotly_white", "margin": {"t": 20}, **axes})
 
 
 def bars(spreads: Sequence[Record]) -> dict[str, Any]:

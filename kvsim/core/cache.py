@@ -70,29 +70,29 @@ class Cache(ServedCache):
         return lease
 
     def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
-        pages = request.prompt_pages
-        if self._recomputes_last_token:
-            pages = request.lookup_pages(self.page_tokens)
-        return self.count_cached(request, pages, gpu or self.gpu)
+        return self.count_cached(request, gpu or self.gpu, lowest=CPU)
 
-    def count_cached(self, request: Request, limit: int, gpu: Tier) -> tuple[int, int]:
-        """Return what ``cached_pages`` finds of the first ``limit`` pages of a prompt."""
+    def count_cached(self, request: Request, gpu: Tier, *, lowest: int) -> tuple[int, int]:
+        """Return what ``cached_pages`` finds, with the pages in tiers from the CPU's level down to ``lowest``."""
         tree = self.residency.tree
+        limit = request.prompt_pages
+        if self._recomputes_last_token:
+            limit = request.lookup_pages(self.page_tokens)
         path, partial, agreed, _ = tree.walk(tree.root, request.runs, limit)
         on_gpu, below = path[-1].depth + path[-1].pages if path else 0, 0
         if partial is not None:
             path.append(partial)
             on_gpu += agreed
         if not self._is_single:
-            on_gpu, below = self._count_by_level(path, on_gpu, gpu)
+            on_gpu, below = self._count_by_level(path, on_gpu, gpu, lowest)
         if request.images:
             kept = request.pages_outside_images(on_gpu + below, self.page_tokens)
             on_gpu = min(on_gpu, kept)
             below = kept - on_gpu
         return on_gpu, below
 
-    def _count_by_level(self, path: list[Node], pages: int, gpu: Tier) -> tuple[int, int]:
-        """Return how many of the ``pages`` pages of a path are on the GPU, and how many after them in a CPU tier.
+    def _count_by_level(self, path: list[Node], pages: int, gpu: Tier, lowest: int) -> tuple[int, int]:
+        """Return how many of the ``pages`` pages of a path are on the GPU, and how many after them in tiers down to ``lowest``.
 
         The last node may have more pages than belong to the path.
         """
@@ -104,7 +104,7 @@ class Cache(ServedCache):
             on_gpu = min(pages, path[at].depth + path[at].pages)
             at += 1
         found = on_gpu
-        while at < len(path) and self._level_below(path[at], gpu) == CPU:
+        while at < len(path) and CPU <= self._level_below(path[at], gpu) <= lowest:
             found = min(pages, path[at].depth + path[at].pages)
             at += 1
         return on_gpu, found - on_gpu
@@ -477,7 +477,7 @@ class Cache(ServedCache):
         residency, request = self.residency, lease.request
         now = residency.tick(now)
         residency.notify_request(request, now, lease.gpu)
-        if lease.loaded_pages:
+        if not self._is_single:
             self._fill_gaps(lease, now)
         rest = lease.rest
         if rest:

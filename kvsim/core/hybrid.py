@@ -14,10 +14,10 @@ from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.serving import Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.states import DetachedStates, Place, StateStore, StateWatch, places_after
-from kvsim.core.tier import GPU, Tier
+from kvsim.core.tier import DISK, GPU, Tier
 from kvsim.core.transfer import Hold, Transfer
-from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
-from kvsim.core.tree import ABSENT, LEAVING, READY, Node
+from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving
+from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 
 if TYPE_CHECKING:
     from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
@@ -130,10 +130,15 @@ class HybridCache(ServedCache):
         elif detached is not None:
             states.detached = detached[1]
 
-    def _deepest_state(self, request: Request, limit: int) -> tuple[int, tuple[int, Node] | None, tuple[int, int] | None]:
-        """Return the depth of the deepest usable state within ``limit`` pages, and (depth, state), (depth, detached state)."""
+    def _deepest_state(
+        self, request: Request, limit: int, *, on_gpu: bool = False
+    ) -> tuple[int, tuple[int, Node] | None, tuple[int, int] | None]:
+        """Return the depth of the deepest usable state within ``limit`` pages, and (depth, state), (depth, detached state).
+
+        With ``on_gpu``, states that would have to be loaded are not usable.
+        """
         while True:
-            found = self.states.deepest(request.runs, limit)
+            found = self.states.deepest(request.runs, limit, on_gpu=on_gpu)
             detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
             depth = max(found[0] if found else 0, detached[0] if detached else 0)
             limit = request.pages_outside_images(depth, self.page_tokens)
@@ -152,9 +157,10 @@ class HybridCache(ServedCache):
 
     def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
         """As for any cache: up to the deepest usable state."""
-        on_gpu, below = self.kv.cached_pages(request, gpu)
-        depth = self._deepest_state(request, on_gpu + below)[0]
-        return min(on_gpu, depth), max(0, depth - on_gpu)
+        on_gpu, lower = self.kv.count_cached(request, gpu or self.gpu, lowest=DISK)
+        depth = self._deepest_state(request, on_gpu + lower)[0]
+        below = self.kv.cached_pages(request, gpu)[1]
+        return min(on_gpu, depth), min(below, max(0, depth - on_gpu))
 
     @staticmethod
     def _states_of(lease: Lease) -> StateLease:
@@ -198,16 +204,22 @@ class HybridCache(ServedCache):
         if not self.kv.admit(lease, pages + states.pages, now, load_pages):
             self._release_start(lease)
             return False
-        if state is not None:
-            if self.shares_room:
-                self.states.join_to(state, lease.path[-1])
-                states.states.append(state)
-            self.states.begin_from(state, self.now, is_first=not lease.is_resumed)
-        elif states.detached is not None and self.detached is not None and states.detached in self.detached:
-            self.detached.touch(states.detached)
+        if state is not None and self.shares_room:
+            self.states.join_to(state, lease.path[-1])
+        self._use_start(lease)
         if not lease.is_resumed:
             self._count_admission(lease)
         return True
+
+    def _use_start(self, lease: Lease) -> None:
+        """Record that a request begins from its state, or from its detached state."""
+        states = self._states_of(lease)
+        if states.state is not None:
+            if self.shares_room:
+                states.states.append(states.state)
+            self.states.begin_from(states.state, self.now, is_first=not lease.is_resumed)
+        elif states.detached is not None and self.detached is not None and states.detached in self.detached:
+            self.detached.touch(states.detached)
 
     def _idle_state_pages(self, state: Node | None) -> int:
         """Count the pages of a state that could be evicted now, but not once a request begins from it."""
@@ -278,26 +290,35 @@ class HybridCache(ServedCache):
         self.kv.let_go(hold)
 
     def load(self, lease: Lease, now: float) -> Load:
-        """As for any cache; the state is loaded first."""
-        states = self._states_of(lease)
+        """As for any cache; the state is loaded first, or another request's load of it is among the loads.
+
+        If pages, or the state, are out of reach by now, the request begins from an earlier state.
+        """
+        states, reused = self._states_of(lease), lease.gpu_pages + lease.loaded_pages
         own = self._load_state(lease, now) if states.is_below else NO_TRANSFERS
-        planned, limit = lease.loaded_pages, lease.gpu_pages + lease.loaded_pages
-        if states.is_below:
-            self._release_start(lease)
-            limit -= 1  # the state could not be loaded
         load = self.kv.load(lease, now)
-        if lease.loaded_pages < planned or limit < lease.gpu_pages + lease.loaded_pages:
-            self._shorten_hit(lease, limit)
-        return Load(own + load.transfers, load.loads) if own else load
+        pages = lease.gpu_pages + lease.loaded_pages
+        limit = min(pages, reused - states.is_below)
+        if limit < reused:
+            self._begin_earlier(lease, pages, limit, now)
+        loads = load.loads if states.load is None else [states.load, *load.loads]
+        return Load(own + load.transfers, loads)
 
     def _load_state(self, lease: Lease, now: float) -> list[Transfer]:
-        """Start loading the state, unless another request has done so. Without room on the way it stays below."""
+        """Start loading the state, unless another request has done so.
+
+        Without room on the way, after a reset, or if the other request's load has failed, it stays below.
+        """
         states, home = self._states_of(lease), self.states
         state = states.state
         assert state is not None and states.tier is not None
         loads: list[Transfer] = []
+        if lease.epoch != self.kv.epoch:
+            return loads
         if state.state[GPU]:
             states.load = next((load for load in state.transfers if load.target is home.gpu), None)
+            if states.load is None and state.state[GPU] != READY:
+                return loads
         else:
             if self.shares_room:
                 slots, left = home.gpu.pool.split(lease.slots, home.units)
@@ -316,13 +337,42 @@ class HybridCache(ServedCache):
         states.tier, states.is_below = home.gpu, False
         return loads
 
-    def _shorten_hit(self, lease: Lease, limit: int) -> None:
-        """Cut the match back to an earlier state, within ``limit`` pages, when KV or the state could not be loaded."""
-        there = min(limit, lease.gpu_pages + lease.loaded_pages)
-        found = self.states.deepest(lease.request.runs, there)
-        usable = found[0] if found else 0
-        lease.loaded_pages = max(0, usable - lease.gpu_pages)
-        lease.gpu_pages = min(lease.gpu_pages, usable)
+    def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
+        """As for any cache; the request begins from an earlier state, since none follows the last page that has arrived."""
+        reused, gpu = lease.gpu_pages + lease.loaded_pages, lease.gpu
+        gaps = [node.depth for node in lease.node.path() if node.state[GPU] == INCOMING and not is_arriving(node, gpu)]
+        there = min([reused, *gaps])
+        limit = min(there, reused - (load is self._states_of(lease).load))
+        if limit < reused:
+            self._begin_earlier(lease, there, limit, now)
+        return reused - lease.gpu_pages - lease.loaded_pages
+
+    def _begin_earlier(self, lease: Lease, pages: int, limit: int, now: float) -> None:
+        """Cut what an admitted request reuses back to a state within ``limit`` pages, of ``pages`` whose KV is there.
+
+        The state must be on the GPU: what is still below would hold up the request again. Without one, nothing is reused.
+        """
+        states, counts = self._states_of(lease), self.states.counts
+        had_one = states.state is not None or states.detached is not None
+        depth, found, detached = self._deepest_state(lease.request, limit, on_gpu=True)
+        self._release_start(lease)
+        if states.state in states.states:
+            states.states.remove(states.state)
+        states.state = states.detached = states.load = None
+        if found is not None and found[0] == depth:
+            states.state, states.tier = found[1], self.states.pin(found[1], now)
+        elif detached is not None and depth:
+            states.detached = detached[1]
+            if self.watch is not None:
+                self.watch.begins_detached(lease, states.detached)
+        self._use_start(lease)
+        if not lease.is_resumed:
+            counts.used -= had_one and not depth
+            counts.tokens_lost_to_missing_state += (pages - depth) * self.page_tokens
+        lost = lease.gpu_pages + lease.loaded_pages - depth
+        lease.loaded_disk_pages = max(0, lease.loaded_disk_pages - lost)
+        lease.loaded_pages = max(0, depth - lease.gpu_pages)
+        lease.gpu_pages = min(lease.gpu_pages, depth)
 
     def arriving(self, lease: Lease) -> list[Transfer]:
         """As for any cache, including the load of the request's state."""

@@ -45,7 +45,7 @@ class Fetch(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The transfers to carry out, in order, and those among them that bring pages to the GPU."""
+    """The transfers to carry out, in order, and the loads to the GPU that shorten the request's hit if they fail."""
 
     transfers: list[Transfer]
     loads: list[Transfer]
@@ -188,6 +188,14 @@ class ServedCache(metaclass=ABCMeta):
         Pages that only the disk has pass through the CPU tier if the disk is below it. The first page that finds no room
         there, and all pages after it, are computed instead.
         """
+
+    def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
+        """Take ``pages`` pages that one of a request's loads did not bring out of what it reuses: they are computed instead.
+
+        Returns by how many pages it reuses less.
+        """
+        lease.loaded_pages -= pages
+        return pages
 
     @abstractmethod
     def arriving(self, lease: Lease) -> list[Transfer]:

@@ -184,9 +184,9 @@ class StateWatch(metaclass=ABCMeta):
 
     @abstractmethod
     def begins_detached(self, lease: "Lease", page: int) -> None:
-        """A request that is about to be admitted begins from a detached state, which may leave to make room for the request.
+        """A request begins from a detached state. If it is about to be admitted, the state may leave to make room for it.
 
-        If the request is not admitted after all, it gets a new lease the next time.
+        If the request is not admitted after all, it gets a new lease the next time. Of several states, it begins from the last.
         """
 
 
@@ -256,11 +256,14 @@ class StateStore:
         assert node is not None
         return node.slots[self.gpu.index]
 
-    def deepest(self, runs: tuple[Run, ...], limit: int) -> tuple[int, Node] | None:
-        """Return (depth in pages, state) of the prompt's deepest usable state within its first ``limit`` pages, or None."""
+    def deepest(self, runs: tuple[Run, ...], limit: int, *, on_gpu: bool = False) -> tuple[int, Node] | None:
+        """Return (depth in pages, state) of the prompt's deepest usable state within its first ``limit`` pages, or None.
+
+        With ``on_gpu``, states that would have to be loaded are not usable.
+        """
         gone, found = [], None
         for depth, node in self.index.deepest_first(runs, limit):
-            if self.is_usable(node):
+            if node.state[GPU] == READY or not on_gpu and self.is_usable(node):
                 found = depth, node
                 break
             if not any(node.state):

@@ -33,10 +33,12 @@ class Book:
         self.hits[request.index] = (0, 0, 0)
 
     def unread(self, request: Request, pages: int) -> None:
-        """Take pages that could not be read from disk out of a request's hits."""
+        """Take pages that a load did not bring, or that cannot be used without them, out of a request's hits, the lowest first."""
         gpu_pages, cpu_pages, disk_pages = self.hits[request.index]
-        left = max(0, disk_pages - pages)
-        self.hits[request.index] = gpu_pages, cpu_pages - (pages - (disk_pages - left)), left
+        from_disk = min(pages, disk_pages)
+        from_cpu = min(pages - from_disk, cpu_pages)
+        from_gpu = pages - from_disk - from_cpu
+        self.hits[request.index] = gpu_pages - from_gpu, cpu_pages - from_cpu, disk_pages - from_disk
 
     def waited(self, job: Job) -> None:
         """Record for how long a request has waited until its prompt was computed."""

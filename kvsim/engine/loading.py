@@ -52,13 +52,13 @@ class Loading:
         job.computed = min(reused, job.target_tokens - 1)
 
     def _loaded(self, job: Job, lease: Lease, load: Transfer, pages: int, book: Book, _: Event) -> None:
-        """Take pages that a load of ``pages`` failed to read from disk out of the hits: they are computed instead."""
+        """Take what a load of ``pages`` pages failed to bring out of the hits: it is computed instead."""
         missing = pages - load.arrived_pages
         if missing and job.lease is lease:
-            lease.loaded_pages -= missing
-            job.computed = max(0, job.computed - missing * self.cache.page_tokens)
+            lost = self.cache.shorten_hit(lease, load, missing, self.env.now)
+            job.computed = max(0, job.computed - lost * self.cache.page_tokens)
             if job.counted is lease:
-                book.unread(job.request, missing)
+                book.unread(job.request, lost)
 
     def is_followed(self, job: Job) -> bool:
         """Whether a request's loads have arrived, or a step can follow them."""

@@ -76,6 +76,9 @@ class PassingCache(ServedCache):
     def load(self, lease: Lease, now: float) -> Load:
         return self.cache.load(lease, now)
 
+    def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
+        return self.cache.shorten_hit(lease, load, pages, now)
+
     def arriving(self, lease: Lease) -> list[Transfer]:
         return self.cache.arriving(lease)
 

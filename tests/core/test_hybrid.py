@@ -422,6 +422,16 @@ def test_a_state_on_a_disk_directly_below_comes_straight(shape: Any, capacities:
     assert ways(cache, "abc") == [("disk-gpu", "", 1), ("disk-gpu", "abc", 0)]
 
 
+def test_what_is_cached_reaches_to_a_state_that_only_the_disk_has() -> None:
+    """Page a is still on the GPU; b, c and the state after them are not."""
+    cache = hybrid_of(STRAIGHT, 9, 30)
+    use(cache, "abc", "xyz", "klm")
+    assert cache.on("gpu") == "axyzklm"
+    assert cache.cached_pages(cache.request("abcd")) == (1, 0)
+    lease = cache.look("abcd")
+    assert (lease.gpu_pages, lease.disk_pages) == (1, 2)
+
+
 def test_without_room_on_its_way_a_state_stays_below_and_the_prompt_is_computed() -> None:
     cache = hybrid_of(CHAIN, 9, 4, 30)
     use(cache, "abc", "xyzu", "klmnopq")

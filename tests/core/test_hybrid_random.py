@@ -18,6 +18,7 @@ from kvsim.core.edge import Edge, chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.runs import split_runs
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING
 from kvsim.engine.prefetching import Prefetching
@@ -45,7 +46,6 @@ from tests.core.small import NAMES, Watched
 from tests.core.small_hybrid import SmallHybrid, hybrid
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
 from tests.test_presets import CONF
-from tests.workloads import pages_of
 
 RUNS = 100
 SETTINGS = settings(max_examples=RUNS)
@@ -129,6 +129,8 @@ class Walk:
         self.transfers: list[Any] = []
         self.requests = 0
         self.looked: list[Any] = []
+        self.loading: list[Any] = []
+        """(lease, load, pages that it set out to bring)"""
         self.watched = [Watched() for _ in cache.tiers]
         for tier, watched in zip(cache.tiers, self.watched, strict=True):
             tier.watch = watched
@@ -164,8 +166,7 @@ class Walk:
             self.cache.request(word, index=self.requests, output_tokens=len(answer) + 1),
         )
         self.requests += 1
-        pages = pages_of(whole.runs)[len(word) :]
-        request.output_runs = tuple((page, 1) for page in pages)
+        request.output_runs = split_runs(whole.runs, len(word))[1]
         found = self.cache.cached_pages(request)
         self.looked = [*self.looked[-5:], (request, self.cache.version, found)]
         lease = self.cache.match(request)
@@ -197,7 +198,10 @@ class Walk:
             else:
                 entry[1] = "claimed"
         elif stage == "claimed":
-            self.learn(self.cache.load(lease, self.now()).transfers)
+            transfers, loads = self.cache.load(lease, self.now())
+            self.learn(transfers)
+            self.loading += [(lease, load, load.pages) for load in loads]
+            self.check_start(lease)
             entry[1] = "loading"
         elif stage == "loading":
             arriving = self.cache.arriving(lease)
@@ -236,7 +240,27 @@ class Walk:
             else:
                 follow = self.cache.finish(transfer, self.now())
             self.learn(follow)
+            self.shorten(transfer)
         self.transfers = [other for other in self.transfers if not other.done]
+
+    def shorten(self, load: Any) -> None:
+        """Take what a load has not brought out of its request's hit, as an engine does."""
+        for lease, own, planned in self.loading:
+            if own is load and lease in self.cache.leases and load.arrived_pages < planned:
+                before = lease.gpu_pages + lease.loaded_pages
+                lost = self.cache.shorten_hit(lease, load, planned - load.arrived_pages, self.now())
+                assert 0 <= before - lost == lease.gpu_pages + lease.loaded_pages
+                self.check_start(lease)
+
+    def check_start(self, lease: Any) -> None:
+        """What a request reuses ends at a state that the GPU has or is receiving, and that stays."""
+        states, cache = lease.states, self.cache
+        reused = lease.gpu_pages + lease.loaded_pages
+        assert 0 <= lease.loaded_disk_pages <= lease.loaded_pages
+        assert (states.state is not None or states.detached is not None) == (reused > 0)
+        if states.state is not None:
+            assert states.tier is cache.states.gpu and states.state.pins[0] and states.state.state[0]
+            assert states.state.depth + states.state.pages == reused
 
     def check_states(self) -> None:
         """A state is whole; one that no transfer carries and nothing pins has its pages beside it."""
@@ -353,3 +377,16 @@ def test_every_eviction_policy_takes_states_beside_pages(eviction: str, room: tu
     assert hits > 0 and states["evicted"] > 0 and states["used"] > 0
     for upper, lower in pairwise(tiers):
         assert upper.evicted_pages > 0 and lower.inserted_pages > 0
+
+
+@pytest.mark.parametrize("room", [(*SHARED, *DISK), (*SHARED, *DISK, "prefetch=threshold")])
+def test_what_a_disk_fails_to_read_is_no_hit(room: tuple[str, ...]) -> None:
+    """Every page fails with a probability of one in fifty, states' pages too."""
+    faults = "hardware.rank_faults=[{rank: 0, link: disk-cpu, share: 0.02}]"
+    settings = (*room, "tiers.cpu.capacity=100pages", "checkpoint=last", "engine.overlap=none")
+    whole, failing = (plan_of("simulate", *settings, *some) for some in ((), (faults,)))
+    hits = [simulate(plan, requests_of(plan)) for plan in (whole, failing)]
+    assert (hits[1].hit_pages >= 0).all() and (hits[1].status == 0).sum() > 0
+    assert hits[1].hit_pages[:, 2].sum() < hits[0].hit_pages[:, 2].sum()
+    assert hits[1].known_pages is not None
+    assert (hits[1].hit_pages.sum(axis=1)[hits[1].status == 0] <= hits[1].known_pages[hits[1].status == 0]).all()

@@ -42,7 +42,7 @@ class StateSlots(StateWatch):
     def start_of(self, lease: Lease) -> StateCopy | None:
         """Return the copy by which a request begins from a saved state, which is on the GPU or being loaded; None without one.
 
-        A state that a load did not bring is not copied: the request computes with whatever its slot has.
+        A state that a load did not bring is not copied: until its hit is shortened, the request computes with what its slot has.
         """
         held, gpu = lease.states, self.cache.states.gpu.index
         if held is None or held.state is None or held.tier is None or is_gap(held.state, gpu):
