@@ -33,7 +33,7 @@ class Book:
         self.hits[request.index] = (0, 0, 0)
 
     def unread(self, request: Request, pages: int) -> None:
-        """Take pages that a load did not bring, or that cannot be used without them, out of a request's hits, the lowest first."""
+        """Take pages that a load did not bring, or that cannot be used without them, out of a request's hits, lowest first."""
         gpu_pages, cpu_pages, disk_pages = self.hits[request.index]
         from_disk = min(pages, disk_pages)
         from_cpu = min(pages - from_disk, cpu_pages)
