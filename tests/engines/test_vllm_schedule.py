@@ -62,8 +62,8 @@ class Watched(PageWatch):
     def check(self, cache: SteppedCache) -> None:
         """Recount the cache, and compare."""
         cache.check()
-        younger = [copy for copies in cache.pool._younger.values() for copy in copies]
-        nodes = [*cache.tree.root.descendants(), *(node for copy in younger for node in (copy, *copy.descendants()))]
+        younger = [copy for copies in cache.pool._copies.values() for copy in copies[1:]]
+        nodes = [*cache.tree.root.descendants(), *younger]
         assert +self.copies == Counter(page for node in nodes for page in pages_of(node.runs))
 
 
