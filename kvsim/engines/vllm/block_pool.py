@@ -96,15 +96,19 @@ class BlockPool:
 
     def hold(self, lease: BlockLease, path: list[Node], now: float) -> None:
         """Pin what a request reuses."""
-        residency = self.residency
+        gpu, residency = self.gpu, self.residency
         now = residency.tick(now)
         residency.notify_request(lease.request, now)
+        for node in path:
+            pins = node.pins
+            if not pins[0]:
+                gpu.evictable_pages -= node.pages
+            pins[0] += 1
         if path:
             lease.node = node = path[-1]
             lease.held_pages = node.depth + node.pages
-            residency.pin_path(path, self.gpu, lease.held_pages)
             residency.use(path, now, is_first=not lease.is_resumed)
-        lease.slots = self.gpu.pool.take(0)
+        lease.slots = gpu.pool.take(0)
 
     def take(self, lease: BlockLease, pages: int) -> bool:
         """Give a request ``pages`` slots. Returns False, with nothing changed, if there is not enough room."""
