@@ -10,7 +10,7 @@ from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import Tier
-from kvsim.core.tree import DOOMED, NO_CHILDREN, NO_LIMIT, READY, Node, RadixTree
+from kvsim.core.tree import ABSENT, DOOMED, NO_CHILDREN, NO_LIMIT, READY, Node, RadixTree
 
 
 class BlockLease(Lease):
@@ -164,8 +164,9 @@ class BlockPool:
             node = parent
             parent = node.parent
         gpu.evictable_pages += evictable
-        for copy in copies.values():
-            self._owners.pop(copy, None)
+        if copies:
+            for copy in copies.values():
+                self._owners.pop(copy, None)
 
     def finish(self, lease: BlockLease, now: float = -inf) -> None:
         """End a request: notify policies, and free what it holds. Without a clock, the pool's last use gives the time."""
@@ -219,7 +220,7 @@ class BlockPool:
         """Evict one of several copies. If it was in the tree, the next one takes its place."""
         parent, page = node.parent, node.runs[0][0]
         assert parent is not None
-        self.residency.free(node, self.gpu)
+        self._vacate(node)
         copies.remove(node)
         heir = copies[0]
         self.tree.attach(heir, parent)
@@ -239,18 +240,18 @@ class BlockPool:
 
     def make_room(self, pages: int) -> bool:
         """Evict exactly what is missing to ``pages`` free slots. Returns False, with nothing changed, if that is impossible."""
-        gpu = self.gpu
-        missing = pages - gpu.pool.free
+        gpu, residency = self.gpu, self.residency
+        missing, tree = pages - gpu.pool.free, residency.tree
         if missing > gpu.evictable_pages:
             return False
         if missing <= 0:
             return True
-        for offered in victims(gpu, self.residency.now):
-            node = victim(offered, self.tree, gpu)
+        for offered in victims(gpu, residency.now):
+            node = victim(offered, tree, gpu)
             gpu.eviction.cut_offered(node)
             if node.pages > missing:
                 if gpu.may_shorten and node.runs[0][0] not in self._copies:
-                    self.residency.trim(node, gpu, missing)
+                    residency.trim(node, gpu, missing)
                     return True
                 self._cut(node, node.pages - missing)
             missing -= node.pages
@@ -261,16 +262,30 @@ class BlockPool:
         return True
 
     def _remove(self, node: Node) -> None:
+        copies = self._copies.get(node.runs[0][0]) if self._copies else None
+        if copies:
+            self._remove_copy(node, copies)
+            return
+        parent = node.parent
+        assert parent is not None
         self.residency.counts.dropped_pages += node.pages
-        if self._copies:
-            parent, copies = node.parent, self._copies.get(node.runs[0][0])
-            assert parent is not None
-            if copies or self._copies_of(parent):
-                parent.children_in[0] += 1  # a copy takes the node's place, or the parent does not count its children
-            if copies:
-                self._remove_copy(node, copies)
-                return
         self.residency.free(node, self.gpu)
+        if parent.children_in[0] < 0:  # it has copies
+            parent.children_in[0] = 0
+
+    def _vacate(self, node: Node) -> None:
+        """Free the slots of a node that is evicted, wherever it is."""
+        gpu, residency = self.gpu, self.residency
+        residency.version += 1
+        node.state[0] = ABSENT
+        gpu.pool.give(node.slots[0])
+        gpu.evictable_pages -= node.pages
+        gpu.evicted_pages += node.pages
+        residency.counts.dropped_pages += node.pages
+        if gpu.wants_removals:
+            gpu.eviction.on_remove(node)
+        if gpu.watch is not None and not node.is_state:
+            gpu.watch.dropped(node.runs)
 
     def reset(self) -> None:
         """Drop every page. Slots in use are freed when their requests end."""
