@@ -3,6 +3,7 @@
 import csv
 import gzip
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from random import Random
 
@@ -19,8 +20,9 @@ from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.engines.vllm.stepped import SteppedCache
-from kvsim.hardware import LinearHardware
+from kvsim.hardware import HardwareSpec, LinearHardware
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
@@ -30,6 +32,7 @@ from kvsim.policies.scheduling.priority import Priority
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_schedule import SlowSchedule
+from tests.policies.small import POLICIES, policy_of
 from tests.workloads import EXAMPLES, Words, make_request, pages_of, runs_of
 
 PAGE_TOKENS = 4
@@ -74,14 +77,26 @@ def serve(
     *,
     names_answers: bool,
     scheduling: SchedulingPolicy | None = None,
+    eviction: EvictionPolicy | None = None,
+    resets: Container[int] = (),
 ) -> list[Row]:
-    """The engine's schedule by vLLM's rules; everything is recounted whenever a request ends."""
-    gpu = Tier("gpu", 0, SlotPool(capacity), LRU())
-    gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=PAGE_TOKENS))
+    """The engine's schedule by vLLM's rules; everything is recounted whenever a request ends.
+
+    The cache is reset after these numbers of requests have ended.
+    """
+    gpu = Tier("gpu", 0, SlotPool(capacity), eviction or LRU())
+    known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE)}
+    gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=PAGE_TOKENS, **known))
     cache, gpu.watch = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS), (watched := Watched())
     substrate = SimulatedSubstrate(MODEL, FORMULA, PAGE_TOKENS, links="fifo")
     engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings, scheduling or FCFS())
-    rows = rows_of(Cluster([engine]).run(requests, lambda _: watched.check(cache)))
+
+    def inspect(ended: int) -> None:
+        if ended in resets:
+            cache.reset()
+        watched.check(cache)
+
+    rows = rows_of(Cluster([engine]).run(requests, inspect))
     assert gpu.pool.free + gpu.evictable_pages == capacity
     return rows
 
@@ -96,10 +111,10 @@ def check_schedule(
     assert_same(serve(requests, capacity, settings, names_answers=names_answers), expected)
 
 
-def draw(random: Random, *, shares_answers: bool) -> list[Request]:
+def draw(random: Random, *, shares_answers: bool, most: int = 14) -> list[Request]:
     """Requests whose prompts share beginnings and often end with a page. Answers are unique, or are shared like prompts."""
     words, requests, now = Words(), list[Request](), 0.0
-    for index in range(random.randint(2, 14)):
+    for index in range(random.randint(2, most)):
         now += random.choice([0.0, 0.0, 0.004, 0.02, 0.1]) * random.random()
         prompt = tuple(random.choices("ab", [3, 1], k=random.randint(1, 7)))
         tail = random.choice([0, 0, 1, 3])
@@ -155,6 +170,21 @@ def test_the_schedule_by_priority_is_that_of_the_slow_model(names_answers: bool)
         rows = serve(requests, capacity, settings, names_answers=names_answers, scheduling=Priority())
         assert_same(rows, expected)
     assert compared > EXAMPLES and preempted > EXAMPLES // 4
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_any_eviction_policy_keeps_the_pool_right(name: str):
+    """With copies of any page, found in turn, and with resets while requests hold them."""
+    for seed in range(8):
+        random = Random(seed)
+        requests = draw(random, shares_answers=True, most=40)
+        for one in requests:
+            one.turn, one.session = divmod(one.index, 1 + len(requests) // 2)
+            one.kind, one.priority = "chat", one.index % 3
+        settings = EngineSettings(max_batch_tokens=16, max_running_requests=4)
+        resets = random.sample(range(len(requests)), 2) if seed % 2 else ()
+        rows = serve(requests, 18, settings, names_answers=True, eviction=policy_of(name), resets=resets)
+        assert sum(pages for pages, *_ in rows) > 0
 
 
 def request(words: Words, word: str, index: int, *, tail: int = 0, output: int = 1) -> Request:
