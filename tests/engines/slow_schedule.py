@@ -4,15 +4,8 @@ from dataclasses import dataclass, field
 
 from kvsim.core.request import Request
 from kvsim.hardware import LinearHardware
+from tests.engines.slow_blocks import Block
 from tests.workloads import pages_of
-
-
-@dataclass(eq=False)
-class Block:
-    """A slot of the GPU. A free one keeps its page until it is taken."""
-
-    page: int | None = None
-    users: int = 0
 
 
 @dataclass(eq=False)
@@ -160,7 +153,7 @@ class SlowSchedule:
             self.name(one, tokens)
         for _ in range(missing):
             block = self.free.pop(0)
-            if block.page is not None:
+            if block.key is not None:
                 self.forget(block)
             block.users = 1
             one.blocks.append(block)
@@ -171,16 +164,15 @@ class SlowSchedule:
     def name(self, one: Served, tokens: int) -> None:
         """Name the full ones among the blocks of a request's first tokens."""
         for page, block in zip(one.pages, one.blocks[: tokens // self.page_tokens], strict=False):
-            if block.page is None:
-                block.page = page
+            if block.key is None:
+                block.key = page
                 self.named.setdefault(page, []).append(block)
 
     def forget(self, block: Block) -> None:
-        assert block.page is not None
-        self.named[block.page].remove(block)
-        if not self.named[block.page]:
-            del self.named[block.page]
-        block.page = None
+        self.named[block.key].remove(block)
+        if not self.named[block.key]:
+            del self.named[block.key]
+        block.key = None
 
     def give_back(self, one: Served) -> None:
         """Free a request's blocks, the last one first: it is taken first. A block without a page is taken before all others."""
@@ -189,7 +181,7 @@ class SlowSchedule:
         for block in reversed(one.blocks):
             block.users -= 1
             if not block.users:
-                self.free.insert(0 if block.page is None else len(self.free), block)
+                self.free.insert(0 if block.key is None else len(self.free), block)
         one.blocks = []
 
     def preempt(self) -> Served:
