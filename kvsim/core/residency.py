@@ -290,7 +290,7 @@ class Residency:
                     if not node.children_in[index]:
                         tier.eviction.on_evictable(node)
                 elif state == DOOMED:
-                    self._free_doomed(node, tier)
+                    self.free_doomed(node, tier)
                 elif state == INCOMING:
                     self.drop_copy(node, tier)
             node = parent
@@ -471,9 +471,10 @@ class Residency:
             node.slots[index] = tier.pool.take(0)
         node.state[index] = DOOMED
         if not node.pins[index]:
-            self._free_doomed(node, tier)
+            self.free_doomed(node, tier)
 
-    def _free_doomed(self, node: Node, tier: Tier) -> None:
+    def free_doomed(self, node: Node, tier: Tier) -> None:
+        """Free a doomed copy, which nothing uses any more."""
         tier.pool.give(node.slots[tier.index])
         node.state[tier.index], node.slots[tier.index] = ABSENT, None
         if not any(node.state):

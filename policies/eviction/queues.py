@@ -335,10 +335,14 @@ class QueueEviction(EvictionPolicy):
         return self.clock - 1
 
     def move(self, leaf: Node, mark: Mark) -> None:
-        """Give a new mark to the last part of a leaf and to all pages above it that have the same mark."""
+        """Give a new mark to the last part of a leaf and to all pages above it that have the same mark.
+
+        Under the rules of vLLM, a node above it may be a leaf, too.
+        """
         node: Node | None = leaf
-        old = self._marks[leaf]
+        old, moved = self._marks[leaf], []
         while node is not None and self._marks.get(node) == old:
+            moved.append(node)
             pages = self._last_pages(node)
             self.sizes[old[0]] -= pages
             self.sizes[mark[0]] += pages
@@ -347,7 +351,9 @@ class QueueEviction(EvictionPolicy):
                 break
             self._marks[node] = mark
             node = node.parent
-        self.on_evictable(leaf)
+        for node in moved:
+            if self.is_leaf(node):
+                self.on_evictable(node)
 
     def demote(self, upper: int, lower: int, most_pages: float) -> None:
         """Move first leaves of ``upper`` to the end of ``lower`` while ``upper`` has more than ``most_pages`` pages."""

@@ -1,6 +1,7 @@
 """vLLM's block pool and its CPU tier, block by block and page by page: obvious and slow. Lists, the next to leave first."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvsim.core.request import Request
 from tests.workloads import pages_of
@@ -11,9 +12,9 @@ Row = tuple[int, int]
 
 @dataclass(eq=False)
 class Block:
-    """A slot of the GPU. A free one keeps its page until it is taken."""
+    """A slot of the GPU. A free one keeps its key, that of a page or a part of a state, until it is taken."""
 
-    page: int | None = None
+    key: Any = None
     users: int = 0
 
 
@@ -148,7 +149,7 @@ class SlowBlocks:
         self.offload, self.page_tokens = offload, page_tokens
 
     def find(self, page: int) -> Block | None:
-        return next((block for block in self.blocks if block.page == page), None)
+        return next((block for block in self.blocks if block.key == page), None)
 
     def serve(self, request: Request) -> tuple[Running, Row] | None:
         pages = pages_of(request.runs)
@@ -167,10 +168,10 @@ class SlowBlocks:
         self.free = [block for block in self.free if not block.users]
         taken, self.free = self.free[: total - len(hit)], self.free[total - len(hit) :]
         for block in taken:
-            block.page, block.users = None, 1
+            block.key, block.users = None, 1
         self.blocks = [block for block in self.blocks if block not in taken]
         for block, page in zip(taken, pages[len(hit) :], strict=False):
-            block.page = page
+            block.key = page
             self.blocks.append(block)
         running, loaded = Running(hit + taken), 0
         if self.offload is not None:
@@ -185,9 +186,9 @@ class SlowBlocks:
     def finish(self, running: Running) -> None:
         for block in reversed(running.blocks):
             block.users -= 1
-            if not block.users and block.page is not None:
+            if not block.users and block.key is not None:
                 self.free.append(block)
-        self.free = [block for block in running.blocks if not block.users and block.page is None] + self.free
+        self.free = [block for block in running.blocks if not block.users and block.key is None] + self.free
         if self.offload is not None:
             self.offload.finish(running)
 

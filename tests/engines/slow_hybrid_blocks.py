@@ -3,18 +3,11 @@
 from dataclasses import dataclass, field
 
 from kvsim.core.request import Request
+from tests.engines.slow_blocks import Block
 from tests.workloads import pages_of
 
 Key = tuple[str, int]
 """What a block holds: ("kv", page), or (group of states, page that the state comes after)."""
-
-
-@dataclass(eq=False)
-class Block:
-    """A free block keeps its key until it is taken."""
-
-    key: Key | None = None
-    users: int = 0
 
 
 @dataclass(eq=False)

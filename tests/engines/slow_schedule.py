@@ -4,15 +4,8 @@ from dataclasses import dataclass, field
 
 from kvsim.core.request import Request
 from kvsim.hardware import LinearHardware
+from tests.engines.slow_blocks import Block
 from tests.workloads import pages_of
-
-
-@dataclass(eq=False)
-class Block:
-    """A slot of the GPU. A free one keeps its page until it is taken."""
-
-    page: int | None = None
-    users: int = 0
 
 
 @dataclass(eq=False)
@@ -40,7 +33,8 @@ class SlowSchedule:
 
     With ``by_priority``, the highest priority is tried first, and the lowest is preempted first; of equals, those that arrived
     first and last. ``has_skipped`` is set where a request that preempts itself ends the planning of a step, so that others which
-    run behind it compute nothing in that step.
+    run behind it compute nothing in that step. With ``names_late``, an answer's page is named when the next one is taken, a step
+    later than in vLLM, or when its request leaves.
     """
 
     def __init__(
@@ -52,8 +46,9 @@ class SlowSchedule:
         max_running: int,
         *,
         by_priority: bool = False,
+        names_late: bool = False,
     ) -> None:
-        self.by_priority, self.has_skipped = by_priority, False
+        self.by_priority, self.has_skipped, self.names_late = by_priority, False, names_late
         self.hardware, self.page_tokens = hardware, page_tokens
         self.max_batch_tokens, self.max_running = max_batch_tokens, max_running
         self.free = [Block() for _ in range(capacity)]
@@ -153,31 +148,40 @@ class SlowSchedule:
                 self.free.remove(block)
             block.users += 1
         one.blocks += hits
+        names_late = self.names_late and one.is_decoding
+        if names_late and missing:
+            self.name(one, tokens)
         for _ in range(missing):
             block = self.free.pop(0)
-            if block.page is not None:
+            if block.key is not None:
                 self.forget(block)
             block.users = 1
             one.blocks.append(block)
-        for page, block in zip(one.pages, one.blocks[: tokens // self.page_tokens], strict=False):
-            if block.page is None:
-                block.page = page
-                self.named.setdefault(page, []).append(block)
+        if not names_late:
+            self.name(one, tokens)
         return True
 
+    def name(self, one: Served, tokens: int) -> None:
+        """Name the full ones among the blocks of a request's first tokens."""
+        for page, block in zip(one.pages, one.blocks[: tokens // self.page_tokens], strict=False):
+            if block.key is None:
+                block.key = page
+                self.named.setdefault(page, []).append(block)
+
     def forget(self, block: Block) -> None:
-        assert block.page is not None
-        self.named[block.page].remove(block)
-        if not self.named[block.page]:
-            del self.named[block.page]
-        block.page = None
+        self.named[block.key].remove(block)
+        if not self.named[block.key]:
+            del self.named[block.key]
+        block.key = None
 
     def give_back(self, one: Served) -> None:
         """Free a request's blocks, the last one first: it is taken first. A block without a page is taken before all others."""
+        if one.is_decoding:
+            self.name(one, one.computed)
         for block in reversed(one.blocks):
             block.users -= 1
             if not block.users:
-                self.free.insert(0 if block.page is None else len(self.free), block)
+                self.free.insert(0 if block.key is None else len(self.free), block)
         one.blocks = []
 
     def preempt(self) -> Served:

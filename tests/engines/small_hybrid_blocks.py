@@ -77,39 +77,30 @@ class Small:
     def states(self, word: str) -> list[int]:
         """The pages of the word after which a state can be used."""
         pages = self.words.pages(word)
-        found = self.cache.blocks.states.deepest_first(runs_of(pages), len(pages))
+        found = self.cache.pool.states.deepest_first(runs_of(pages), len(pages))
         return sorted(depth for depth, blocks in found if all(blocks))
 
     def known(self, word: str) -> int:
         """The pages of the word that attention alone could reuse."""
-        return self.cache.blocks.known_pages(runs_of(self.words.pages(word)), len(word))[1]
+        return sum(node.pages for node in self.cache.pool.match(runs_of(self.words.pages(word)))[0])
 
 
 def check(cache: VLLMHybridCache, running: list[HybridLease]) -> None:
     """Recount everything, while these requests run."""
-    gpu, blocks = cache.tiers[0], cache.blocks
-    linked = list(cache.tree.root.descendants())
-    copies = [node for nodes in blocks._copies.values() for node in nodes[1:]]
-    states = [node for entry in blocks.states.values() for group in entry for node in group]
-    for nodes in blocks._copies.values():
-        assert len(nodes) > 1 and nodes[0] in linked and len({node.runs for node in nodes}) == 1
-        assert not any(node in linked or node.children for node in nodes[1:])
-    assert not blocks._aside.children
-    for node in [*linked, *copies, *states]:
+    gpu, pool = cache.tiers[0], cache.tiers[0].pool
+    states = [node for entry in cache.pool.states.values() for group in entry for node in group]
+    for node in states:
         assert node.state[0] == READY and not node.children_in[0]
-        assert gpu.pool.count(node.slots[0]) == node.pages
-        held = sum(node in lease.nodes for lease in running)
-        assert node.pins[0] == held + sum(node in state for lease in running for state, _ in lease.states)
-    for node in linked:
-        assert all(child.parent is node and child.depth == node.depth + node.pages for child in node.children.values())
-    nodes = [*linked, *copies, *states]
+        assert node.pages == pool.count(node.slots[0]) == 1
+        assert node.pins[0] == sum(node in state for lease in running for state, _ in lease.held_states)
+    nodes = cache.pool.check_nodes(running) + states
     assert gpu.evictable_pages == sum(node.pages for node in nodes if not node.pins[0])
     slots = [node.slots[0] for node in nodes] + [lease.slots for lease in running]
-    slots += [own for lease in running for state, own in lease.states if not state]
-    assert gpu.pool.free + sum(map(gpu.pool.count, slots)) == gpu.pool.capacity
+    slots += [own for lease in running for state, own in lease.held_states if not state]
+    assert pool.free + sum(map(pool.count, slots)) == pool.capacity
     assert gpu.held_pages == sum(node.pages for node in nodes)
-    if isinstance(gpu.pool, SlotPool):
-        assert len({slot for some in (*slots, gpu.pool.free_slots()) for slot in some.tolist()}) == gpu.pool.capacity
+    if isinstance(pool, SlotPool):
+        assert len({slot for some in (*slots, pool.free_slots()) for slot in some.tolist()}) == pool.capacity
 
 
 def play(cache: VLLMHybridCache, requests: list[Request], in_flight: int = 1) -> list[int]:

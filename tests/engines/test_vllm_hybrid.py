@@ -109,7 +109,7 @@ def test_a_state_is_one_block_for_each_group_and_usable_only_as_a_whole() -> Non
     cache.serve("vw")  # w, v and three more, and 4 are free
     cache.serve("", tokens=3, output=8)  # takes 3 + 3, so a and the first block of its state leave
     assert (cache.states("a"), cache.states("vw")) == ([], [2])
-    assert len(cache.cache.blocks.states) == 2, "the state's other blocks are still there"
+    assert len(cache.cache.pool.states) == 2, "the state's other blocks are still there"
 
 
 def test_the_last_step_takes_the_answer_s_pages_and_no_states_for_them() -> None:

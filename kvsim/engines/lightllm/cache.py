@@ -85,21 +85,15 @@ class LightLLMCache:
 
         Returns None if running requests leave too little room, and NEVER_FITS if the request never fits.
         """
-        gpu, usable = self.gpu, request.prompt_pages
+        gpu, path = self.gpu, self._path(request)
         if self._rules.cache_output:
             pages = request.pages_for(computed_tokens(request), self.page_tokens)
         if pages >= gpu.pool.capacity:
             return NEVER_FITS
-        if self._rules.recompute_last_token:
-            usable = min(usable, (request.prompt_tokens - 1) // self.page_tokens)
-        path, has_room = self._path(request), self._running_pages + pages < gpu.pool.capacity
-        if self.store is not None:
-            self._look_up(self.store, request, path, usable, has_room)
-        if not has_room:
+        if not self._begin(request, path, pages, now):
             return None
-        now = self.residency.tick(now)
-        self.residency.notify_request(request, now)
-        node, computed = self._pin_known(path, usable, now)
+        now = self.residency.now
+        node, computed = self._pin_known(path, self._usable_pages(request), now)
         hit_pages = node.depth + node.pages
         loaded_pages = self._load(hit_pages)
         missing = pages - hit_pages - gpu.pool.free
@@ -118,6 +112,23 @@ class LightLLMCache:
         self._running_pages -= lease.pages
         gpu.pool.give(lease.slots)
         self.residency.unpin(lease.node, gpu)
+
+    def _begin(self, request: Request, path: tuple[Run, ...], pages: int, now: float) -> bool:
+        """Look up on the CPU and, if there is room for ``pages`` pages in all, begin a request; otherwise return False."""
+        has_room = self._has_room(pages)
+        if self.store is not None:
+            self._look_up(self.store, request, path, self._usable_pages(request), has_room)
+        if has_room:
+            self.residency.notify_request(request, self.residency.tick(now))
+        return has_room
+
+    def _has_room(self, pages: int) -> bool:
+        """Whether a request of ``pages`` pages can run beside those that do."""
+        return self._running_pages + pages < self.gpu.pool.capacity
+
+    def _usable_pages(self, request: Request) -> int:
+        """Return how many pages of a prompt a look-up covers."""
+        return request.lookup_pages(self.page_tokens) if self._rules.recompute_last_token else request.prompt_pages
 
     def _path(self, request: Request) -> tuple[Run, ...]:
         """Return the page ids of everything that enters the tree."""
@@ -205,7 +216,7 @@ class LightLLMCache:
             edge.placement.on_request(request, now)
         wanted = edge.wanted_pages(request, node.path(), now)
         if self._rules.recompute_last_token:
-            wanted = min(wanted, (request.prompt_tokens - 1) // self.page_tokens)
+            wanted = min(wanted, request.lookup_pages(self.page_tokens))
         before = store.tier.inserted_pages
         store.store(store.named(self._path(request), wanted))
         self.counts.written_pages += store.tier.inserted_pages - before

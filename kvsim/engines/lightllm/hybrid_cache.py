@@ -67,22 +67,16 @@ class LightLLMHybridCache(LightLLMCache, HybridServingCache):
 
     def serve(self, request: Request, pages: int, now: float) -> object:
         """As ``LightLLMCache.serve``."""
-        gpu, page_tokens = self.gpu, self.page_tokens
+        gpu = self.gpu
         if pages >= gpu.pool.capacity:
             return NEVER_FITS
-        runs, full = request.runs, request.prompt_tokens // page_tokens
+        runs, full = request.runs, request.prompt_tokens // self.page_tokens
         if full < request.prompt_pages:
             runs = split_runs(runs, full)[0]
-        usable = min(request.prompt_pages, (request.prompt_tokens - 1) // page_tokens)
-        has_room = self._running_pages + pages < gpu.pool.capacity and len(self._running) < self.states.tier.pool.capacity
-        if self.store is not None:
-            self._look_up(self.store, request, runs, usable, has_room)
-        if not has_room:
+        if not self._begin(request, runs, pages, now):
             return None
-        now = self.residency.tick(now)
-        self.residency.notify_request(request, now)
-        path, _ = self.residency.follow(self.tree.root, runs, usable)
-        self.residency.use(path, now, is_first=True)
+        path, _ = self.residency.follow(self.tree.root, runs, self._usable_pages(request))
+        self.residency.use(path, self.residency.now, is_first=True)
         node = self._deepest_state(path)
         self.residency.pin(node, gpu)
         self.states.use(node)
@@ -98,6 +92,9 @@ class LightLLMHybridCache(LightLLMCache, HybridServingCache):
         self._count(request, max(known_pages, found_pages), lease.taken)
         self._prefill(lease, runs)
         return lease
+
+    def _has_room(self, pages: int) -> bool:
+        return super()._has_room(pages) and len(self._running) < self.states.tier.pool.capacity
 
     def finish_request(self, lease: Any) -> None:
         """End a request whose answer is complete: store its prompt and free what is not the tree's."""

@@ -136,7 +136,7 @@ class StatefulNodeCache(WholeNodeCache, HybridServingCache):
         """Look a prompt up and hold the state that it hits, with a slot to copy it to and the path down to it."""
         now = self.residency.tick(now)
         full = min(request.prompt_tokens // self.page_tokens, request.prompt_pages)
-        pages = min(full, (request.prompt_tokens - 1) // self.page_tokens) if self._recompute_last_token else full
+        pages = request.lookup_pages(self.page_tokens) if self._recompute_last_token else full
         runs = self._path(request, full)
         path, partial, agreed, _ = self.tree.walk(self.tree.root, runs, pages)
         known = agreed

@@ -1,22 +1,22 @@
-"""A pool of single blocks like vLLM's: pages become recent when a request finishes, and a page may be stored twice."""
+"""A pool of single blocks like vLLM's: pages become recent when a request finishes, and a page may be stored several times."""
 
 from math import inf
 from typing import Any
 
-from kvsim.core.answers import check_enough, victim, victims
+from kvsim.core.answers import check_enough, cut_after, victim, victims
 from kvsim.core.lease import Lease
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.runs import Run, count_pages, last_pages, split_runs
+from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, NO_LIMIT, READY, Node, RadixTree
+from kvsim.core.tree import ABSENT, DOOMED, NO_CHILDREN, NO_LIMIT, READY, Node, RadixTree
 
 
 class BlockLease(Lease):
-    """What an admitted request holds until it finishes: a pinned path, and its own slots for pages without a key."""
+    """What an admitted request holds until it finishes: a path of pages, and its own slots for pages without a key."""
 
-    __slots__ = ("held_pages", "offload")
+    __slots__ = ("copies", "held_pages", "offload")
     offload: Any
     """The request's ``OffloadUse``, if there is a CPU tier."""
 
@@ -24,6 +24,8 @@ class BlockLease(Lease):
         super().__init__(request, gpu, root)
         self.held_pages = 0
         """Pages of the path and of ``slots`` together."""
+        self.copies: dict[int, Node] = {}
+        """What the request holds instead of nodes of its path, by their first page: younger copies, which it has computed."""
 
 
 class BlockPool:
@@ -35,54 +37,52 @@ class BlockPool:
     name    gives pages their keys: from now on they can be found
     free    unpins the path and makes it the most recent, tail before head; slots without a key become free at once
 
-    A page that a request computes although it is stored (the last page of a fully cached prompt) takes a second slot. A match
-    finds the older copy. The two age separately: the younger is a node outside the tree, and takes the place of the older when
-    that is evicted. What the request computes after such a page is below its own copy, and a match that ends at the older copy
-    goes on there: what it finds moves below the older copy, unless it is in use.
+    A page that a request computes although it is stored takes a second slot. A match finds the oldest copy; the others are
+    nodes outside the tree and age separately. When the oldest leaves, the next one takes its place. All copies of a node's pages
+    are nodes of the same pages: they are cut together. The parent of each is the node in the tree that they come after.
+
+    ``children_in`` of a node with copies is 0, also in the tree: it can leave before its children. By last use, no other node
+    ever would: who holds a page holds a copy of each page before it for as long.
     """
 
     def __init__(self, gpu: Tier, tiers: int = 1) -> None:
         """``tiers`` is the number of tiers in a node's lists."""
         self.residency = Residency([gpu], tiers)
         self.gpu = gpu
-        self._younger: dict[tuple[Node, int], list[Node]] = {}
-        """Younger copies of a page, each a node of one page, by parent and page id, oldest first."""
-        self._can_trim = not gpu.wants_splits and not gpu.wants_removals
+        gpu.eviction.cut = self._cut_for
+        self._copies: dict[int, list[Node]] = {}
+        """Nodes of the same pages, the oldest first, by their first page; only where there are several."""
+        self._owners: dict[Node, BlockLease] = {}
+        """Who holds a node outside the tree."""
 
     @property
     def tree(self) -> RadixTree:
-        """The radix tree of pages with a key, without younger copies."""
+        """The radix tree of pages with a key, each page once."""
         return self.residency.tree
 
-    def match(self, runs: tuple[Run, ...], limit: int = NO_LIMIT) -> tuple[list[Node], tuple[Run, ...]]:
-        """Return the nodes of the longest stored prefix, of at most ``limit`` pages, and the rest of the path."""
-        path, rest = self.residency.follow(self.tree.root, runs, limit)
-        while self._younger and rest and path and path[-1].depth + path[-1].pages < limit:
-            below, rest = self._match_below_copies(path[-1], rest, limit - path[-1].depth - path[-1].pages)
-            if not below:
-                break
-            path += below
+    # --- look-up ---------------------------------------------------------------------------------------------------------
+
+    def match(
+        self, runs: tuple[Run, ...], limit: int = NO_LIMIT, below: Node | None = None
+    ) -> tuple[list[Node], tuple[Run, ...]]:
+        """Return the nodes of the longest stored prefix, of at most ``limit`` pages, and the rest of the path.
+
+        Both begin after ``below``, a node of the tree; by default after the root.
+        """
+        tree = self.residency.tree
+        path, part, agreed, rest = tree.walk(below or tree.root, runs, limit)
+        if part is not None:
+            path.append(self._cut(part, agreed))
         return path, rest
 
-    def _match_below_copies(self, node: Node, rest: tuple[Run, ...], limit: int) -> tuple[list[Node], tuple[Run, ...]]:
-        """Continue a match that ended at ``node`` below its younger copies. What is found there moves below ``node``."""
-        assert node.parent is not None
-        for copy in self._younger.get((node.parent, node.runs[0][0]), ()):
-            below, left = self.residency.follow(copy, rest, limit)
-            if below and not below[0].pins[0] and (copy, rest[0][0]) not in self._younger:
-                self._move(below[0], copy, node)
-                return below, left
-        return [], rest
+    def first_pages(self, path: list[Node], pages: int) -> list[Node]:
+        """Return the nodes of the first ``pages`` pages of a path, cutting one if need be."""
+        first = [node for node in path if node.depth < pages]
+        if first and first[-1].depth + first[-1].pages > pages:
+            first[-1] = self._cut(first[-1], pages - first[-1].depth)
+        return first
 
-    def _move(self, child: Node, copy: Node, node: Node) -> None:
-        """Put an unpinned child of a younger copy below the older copy."""
-        page = child.runs[0][0]
-        del copy.children[page]
-        copy.children_in[0] -= 1
-        if copy.is_evictable(0):
-            self.gpu.eviction.on_evictable(copy)
-        self.tree.attach(child, node)
-        node.children_in[0] += 1
+    # --- requests --------------------------------------------------------------------------------------------------------
 
     def has_room(self, path: list[Node], pages: int) -> bool:
         """Whether a request that takes ``pages`` pages, among them those of ``path``, finds room."""
@@ -96,40 +96,19 @@ class BlockPool:
 
     def hold(self, lease: BlockLease, path: list[Node], now: float) -> None:
         """Pin what a request reuses."""
-        residency = self.residency
+        gpu, residency = self.gpu, self.residency
         now = residency.tick(now)
         residency.notify_request(lease.request, now)
+        for node in path:
+            pins = node.pins
+            if not pins[0]:
+                gpu.evictable_pages -= node.pages
+            pins[0] += 1
         if path:
             lease.node = node = path[-1]
             lease.held_pages = node.depth + node.pages
-            residency.pin_path(path, self.gpu, lease.held_pages)
             residency.use(path, now, is_first=not lease.is_resumed)
-        lease.slots = self.gpu.pool.take(0)
-
-    def make_room(self, pages: int) -> bool:
-        """Evict exactly what is missing to ``pages`` free slots. Returns False, with nothing changed, if that is impossible."""
-        gpu = self.gpu
-        missing = wanted = pages - gpu.pool.free
-        if wanted > gpu.evictable_pages:
-            return False
-        if wanted <= 0:
-            return True
-        for offered in victims(gpu, self.residency.now):
-            node = victim(offered, self.tree, gpu)
-            gpu.eviction.cut_offered(node)
-            pages = node.pages
-            if pages > missing:
-                self._cut_off(node, missing)
-                missing = 0
-                break
-            self._remove(node)
-            missing -= pages
-            if not missing:
-                break
-        check_enough(gpu, missing)
-        gpu.evictable_pages -= wanted
-        gpu.evicted_pages += wanted
-        return True
+        lease.slots = gpu.pool.take(0)
 
     def take(self, lease: BlockLease, pages: int) -> bool:
         """Give a request ``pages`` slots. Returns False, with nothing changed, if there is not enough room."""
@@ -142,119 +121,246 @@ class BlockPool:
         return True
 
     def name(self, lease: BlockLease, runs: tuple[Run, ...]) -> None:
-        """Add the next pages of the request as a leaf, which it pins; its first slots hold them."""
-        gpu, residency, parent, now = self.gpu, self.residency, lease.node, self.residency.now
-        page, pages = runs[0][0], count_pages(runs)
-        older = parent.children.get(page)
-        if older is not None:
-            runs, after = split_runs(runs, 1)
-            if older.pages > 1:
-                residency.cut(older, 1)
-            leaf = Node(runs, 1, parent.depth + parent.pages, parent, self.tree, now)
-            self._younger.setdefault((parent, page), []).append(leaf)
-        else:
-            leaf, after = self.tree.add(parent, runs, pages, now), ()
-        leaf.slots[0], lease.slots = gpu.pool.split(lease.slots, leaf.pages)
-        leaf.pins[0] = 1
-        parent.children_in[0] += 1
-        lease.node = leaf
-        residency.set_ready(leaf, gpu, now)
-        if after:
-            self.name(lease, after)
+        """Add the next pages of the request below its path and pin them; its first slots hold them.
+
+        Pages that are stored already become copies.
+        """
+        residency, pool, parent = self.residency, self.gpu.pool, lease.node
+        if lease.copies:
+            parent = self._oldest(parent)
+        if runs[0][0] in parent.children:
+            path, runs = self.match(runs, below=parent)
+            for older in path:
+                self._add_copy(lease, older)
+            if not runs:
+                return
+            parent = path[-1]
+        pages = count_pages(runs)
+        slots, lease.slots = pool.split(lease.slots, pages)
+        lease.node = residency.add_leaf(parent, runs, pages, self.gpu, slots, residency.now)
+        if self._copies and self._copies_of(parent):
+            parent.children_in[0] = 0
 
     def free(self, lease: BlockLease) -> None:
-        """Unpin a request's path, make it the most recent, and free the slots without a key."""
-        gpu, now = self.gpu, self.residency.tick(self.residency.now)
+        """Unpin what a request holds, make it the most recent, and free the slots without a key."""
+        gpu, residency, evictable = self.gpu, self.residency, 0
+        now = residency.tick(residency.now)
         gpu.pool.give(lease.slots)
-        node = lease.node
-        while node.parent is not None:
-            node.last_used = now
-            node = node.parent
-        self.residency.unpin(lease.node, gpu)
+        node, copies = lease.node, lease.copies
+        parent = node.parent
+        while parent is not None:
+            if copies:
+                node = copies.get(node.runs[0][0], node)
+            pins = node.pins
+            left = pins[0] = pins[0] - 1
+            if not left:
+                node.last_used = now
+                if node.state[0] == DOOMED:
+                    residency.free_doomed(node, gpu)
+                else:
+                    evictable += node.pages
+                    if not node.children_in[0]:
+                        gpu.eviction.on_evictable(node)
+            node = parent
+            parent = node.parent
+        gpu.evictable_pages += evictable
+        if copies:
+            for copy in copies.values():
+                self._owners.pop(copy, None)
 
     def finish(self, lease: BlockLease, now: float = -inf) -> None:
         """End a request: notify policies, and free what it holds. Without a clock, the pool's last use gives the time."""
         residency = self.residency
         residency.notify_finish(lease.request, lease.node, residency.tick(max(now, residency.now)))
+        for copy in lease.copies.values():
+            older = self._oldest(copy)  # on the path that policies were shown, but perhaps not held
+            if older.is_evictable(0):
+                self.gpu.eviction.on_evictable(older)
         self.free(lease)
+
+    def _held(self, lease: BlockLease) -> list[Node]:
+        """Return the nodes that a request holds, from the root down."""
+        path = lease.node.path()
+        return [lease.copies.get(node.runs[0][0], node) for node in path] if lease.copies else path
+
+    # --- copies ----------------------------------------------------------------------------------------------------------
+
+    def _copies_of(self, node: Node) -> list[Node] | None:
+        """Return all copies of a node's pages, the oldest first; None if there is only one, or for the root."""
+        return self._copies.get(node.runs[0][0]) if self._copies and node.runs else None
+
+    def _oldest(self, node: Node) -> Node:
+        """Return the copy of a node's pages that is in the tree."""
+        copies = self._copies_of(node)
+        return copies[0] if copies else node
+
+    def _add_copy(self, lease: BlockLease, older: Node) -> None:
+        """Store the pages of a node again, in the request's first slots."""
+        gpu, residency, page = self.gpu, self.residency, older.runs[0][0]
+        copy = Node(older.runs, older.pages, older.depth, older.parent, self.tree, residency.now)
+        self._copies.setdefault(page, [older]).append(copy)
+        if older.children_in[0]:
+            older.children_in[0] = 0
+            self._announce(older)
+        self._owners[copy] = lease
+        lease.node = lease.copies[page] = copy
+        copy.slots[0], lease.slots = gpu.pool.split(lease.slots, copy.pages)
+        copy.pins[0] = 1
+        residency.set_ready(copy, gpu, residency.now)
+
+    def _announce(self, first: Node) -> None:
+        """Announce a node that can leave before its children, and again those given back with it: deeper, they leave first."""
+        node: Node | None = first
+        while node is not None:
+            if node.is_evictable(0):
+                self.gpu.eviction.on_evictable(node)
+            node = next((child for child in node.children.values() if child.last_used == first.last_used), None)
+
+    def _remove_copy(self, node: Node, copies: list[Node]) -> None:
+        """Evict one of several copies. If it was in the tree, the next one takes its place."""
+        parent, page = node.parent, node.runs[0][0]
+        assert parent is not None
+        self._vacate(node)
+        copies.remove(node)
+        heir = copies[0]
+        self.tree.attach(heir, parent)
+        if node.children:
+            heir.children = node.children
+            for child in heir.children.values():
+                for copy in self._copies_of(child) or (child,):
+                    copy.parent = heir
+        owner = self._owners.pop(heir, None)
+        if owner is not None:
+            del owner.copies[page]
+        if len(copies) == 1:
+            del self._copies[page]
+            heir.children_in[0] = len(heir.children)
+
+    # --- eviction --------------------------------------------------------------------------------------------------------
+
+    def make_room(self, pages: int) -> bool:
+        """Evict exactly what is missing to ``pages`` free slots. Returns False, with nothing changed, if that is impossible."""
+        gpu, residency = self.gpu, self.residency
+        missing, tree = pages - gpu.pool.free, residency.tree
+        if missing > gpu.evictable_pages:
+            return False
+        if missing <= 0:
+            return True
+        for offered in victims(gpu, residency.now):
+            node = victim(offered, tree, gpu)
+            gpu.eviction.cut_offered(node)
+            if node.pages > missing:
+                if gpu.may_shorten and node.runs[0][0] not in self._copies:
+                    residency.trim(node, gpu, missing)
+                    return True
+                self._cut(node, node.pages - missing)
+            missing -= node.pages
+            self._remove(node)
+            if not missing:
+                return True
+        check_enough(gpu, missing)
+        return True
+
+    def _remove(self, node: Node) -> None:
+        copies = self._copies.get(node.runs[0][0]) if self._copies else None
+        if copies:
+            self._remove_copy(node, copies)
+            return
+        parent = node.parent
+        assert parent is not None
+        self.residency.counts.dropped_pages += node.pages
+        self.residency.free(node, self.gpu)
+        if parent.children_in[0] < 0:  # it has copies
+            parent.children_in[0] = 0
+
+    def _vacate(self, node: Node) -> None:
+        """Free the slots of a node that is evicted, wherever it is."""
+        gpu, residency = self.gpu, self.residency
+        residency.version += 1
+        node.state[0] = ABSENT
+        gpu.pool.give(node.slots[0])
+        gpu.evictable_pages -= node.pages
+        gpu.evicted_pages += node.pages
+        residency.counts.dropped_pages += node.pages
+        if gpu.wants_removals:
+            gpu.eviction.on_remove(node)
+        if gpu.watch is not None and not node.is_state:
+            gpu.watch.dropped(node.runs)
 
     def reset(self) -> None:
         """Drop every page. Slots in use are freed when their requests end."""
-        copies = [copy for younger in self._younger.values() for copy in younger]
-        self._younger.clear()
-        self.residency.clear(copies)
+        younger = [copy for copies in self._copies.values() for copy in copies[1:]]
+        self._copies.clear()
+        self._owners.clear()
+        self.residency.clear(younger)
+
+    # --- cuts ------------------------------------------------------------------------------------------------------------
+
+    def _cut_for(self, node: Node, pages: object) -> Node:
+        """Check and carry out a cut that the eviction policy asks for."""
+        return self._cut(node, cut_after(node, pages, self.tree, self.gpu))
+
+    def _cut(self, node: Node, pages: int) -> Node:
+        """Cut a node and all its copies after ``pages`` pages. Returns the upper part; ``node`` becomes the lower part."""
+        copies = self._copies.get(node.runs[0][0])
+        if copies is None:
+            return self.residency.cut(node, pages)
+        at = copies.index(node)
+        uppers = [self._cut_copy(copy, pages) for copy in reversed(copies)]  # the one in the tree last, which stays there
+        uppers.reverse()
+        for upper, lower in zip(uppers[1:], copies[1:], strict=True):
+            upper.children, lower.parent = NO_CHILDREN, uppers[0]
+        self._copies[uppers[0].runs[0][0]] = uppers
+        self._copies[node.runs[0][0]] = copies
+        return uppers[at]
+
+    def _cut_copy(self, copy: Node, pages: int) -> Node:
+        upper = self.residency.cut(copy, pages)
+        upper.children_in[0] = 0
+        owner = self._owners.get(copy)
+        if owner is not None:
+            self._owners[upper] = owner
+            for part in (upper, copy):
+                owner.copies[part.runs[0][0]] = part
+        for part in (upper, copy):
+            if part.is_evictable(0):
+                self.gpu.eviction.on_evictable(part)  # the lower part is deeper than before, so that it leaves first
+        return upper
+
+    # --- recount ---------------------------------------------------------------------------------------------------------
 
     def check(self, leases: list[BlockLease]) -> None:
         """Recount everything, with what the running requests hold; raise AssertionError if a count or an invariant is wrong."""
-        gpu, residency = self.gpu, self.residency
-        tops = [copy for younger in self._younger.values() for copy in younger]
-        linked = list(self.tree.root.descendants())
-        apart = [node for copy in tops for node in (copy, *copy.descendants())]
-        nodes = [*linked, *apart]
-        for copy in tops:
-            parent = copy.parent
-            assert parent is not None and copy.pages == 1 and copy not in linked, f"{copy}: not a younger copy"
-            assert parent.children[copy.runs[0][0]].pages == 1, f"{copy}: the older copy is not a node of one page"
-        for node in nodes:
-            parent = node.parent
-            assert parent is not None and node.depth == parent.depth + parent.pages, f"{node}: depth"
-            assert node in tops or parent.children[node.runs[0][0]] is node, f"{node}: not found under its parent"
-            assert node.pages == count_pages(node.runs) == gpu.pool.count(node.slots[0]), f"{node}: slots"
-            assert node.state[0] == READY, f"{node}: not ready"
-            assert node.children_in[0] == sum(child.parent is node for child in nodes), f"{node}: children"
-        pins: dict[Node, int] = {}
-        for lease in leases:
-            path = lease.node.path()
-            for node in path:
-                pins[node] = pins.get(node, 0) + 1
-            assert lease.held_pages == sum(node.pages for node in path) + gpu.pool.count(lease.slots), f"{lease}: pages"
-        for node in [*nodes, *residency.doomed]:
-            assert node.pins[0] == pins.get(node, 0), f"{node}: pins"
+        gpu, doomed = self.gpu, self.residency.doomed
+        nodes = self.check_nodes(leases)
         assert gpu.evictable_pages == sum(node.pages for node in nodes if not node.pins[0]), "evictable pages"
-        slots = [node.slots[0] for node in [*nodes, *residency.doomed]] + [lease.slots for lease in leases]
+        slots = [node.slots[0] for node in [*nodes, *doomed]] + [lease.slots for lease in leases]
         assert gpu.pool.free + sum(map(gpu.pool.count, slots)) == gpu.pool.capacity, "slots leaked"
         if isinstance(gpu.pool, SlotPool):
             owned = {slot for some in (*slots, gpu.pool.free_slots()) for slot in some.tolist()}
             assert len(owned) == gpu.pool.capacity, "a slot has two owners"
 
-    def _cut_off(self, node: Node, pages: int) -> None:
-        """Evict the last ``pages`` pages of a leaf."""
-        if not self._can_trim:
-            self.residency.cut(node, node.pages - pages)
-            self._remove(node)
-            return
-        pool = self.gpu.pool
-        if self.gpu.watch is not None:
-            self.gpu.watch.dropped(last_pages(node.runs, pages))
-        self.tree.shorten(node, pages)
-        node.slots[0], freed = pool.split(node.slots[0], node.pages)
-        pool.give(freed)
-        self.gpu.eviction.on_evictable(node)
-
-    def _remove(self, node: Node) -> None:
-        """Evict a leaf. If its page has another copy, that takes its place."""
-        gpu, parent, page = self.gpu, node.parent, node.runs[0][0]
-        assert parent is not None
-        node.state[0] = ABSENT
-        gpu.pool.give(node.slots[0])
-        if gpu.wants_removals:
-            gpu.eviction.on_remove(node)
-        if gpu.watch is not None:
-            gpu.watch.dropped(node.runs)
-        if (parent, page) in self._younger:
-            self._remove_copy(node, parent, page)
-        else:
-            del parent.children[page]
-        children_in = parent.children_in
-        left = children_in[0] = children_in[0] - 1
-        if not left and not parent.pins[0] and parent.state[0] == READY:
-            gpu.eviction.on_evictable(parent)
-
-    def _remove_copy(self, node: Node, parent: Node, page: int) -> None:
-        younger = self._younger[parent, page]
-        if parent.children[page] is node:
-            parent.children[page] = younger.pop(0)
-        else:
-            younger.remove(node)
-        if not younger:
-            del self._younger[parent, page]
+    def check_nodes(self, leases: list[BlockLease]) -> list[Node]:
+        """Check the nodes of pages and their pins. Returns them, copies included."""
+        linked = [self.tree.root, *self.tree.root.descendants()]
+        younger = [copy for copies in self._copies.values() for copy in copies[1:]]
+        for copies in self._copies.values():
+            assert len(copies) > 1 and {copy.runs for copy in copies} == {copies[0].runs}, f"{copies}: not of the same pages"
+            assert all(self._oldest(copy) in linked and not copy.children for copy in copies[1:]), f"{copies}: not the oldest"
+        nodes = linked[1:] + younger
+        for node in nodes:
+            parent = node.parent
+            assert parent in linked and node.depth == parent.depth + parent.pages, f"{node}: parent and depth"
+            assert parent.children[node.runs[0][0]] is self._oldest(node), f"{node}: not found under its parent"
+            assert node.pages == count_pages(node.runs) == self.gpu.pool.count(node.slots[0]), f"{node}: slots"
+            assert node.state[0] == READY, f"{node}: not ready"
+            assert node.children_in[0] == (0 if self._copies_of(node) else len(node.children)), f"{node}: children"
+        pins: dict[Node, int] = {}
+        for lease in leases:
+            held = self._held(lease)
+            for node in held:
+                pins[node] = pins.get(node, 0) + 1
+            assert lease.held_pages == sum(node.pages for node in held) + self.gpu.pool.count(lease.slots), f"{lease}: pages"
+        for node in [*nodes, *self.residency.doomed]:
+            assert node.pins[0] == pins.get(node, 0), f"{node}: pins"
+        return nodes

@@ -22,9 +22,7 @@ class VLLMCache:
 
     def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
         """Match, admit with room for ``pages`` pages in all, load and store. Without room, return None; at most cut a node."""
-        usable = request.prompt_pages
-        if self._recompute_last_token:
-            usable = min(usable, (request.prompt_tokens - 1) // self.page_tokens)
+        usable = request.lookup_pages(self.page_tokens) if self._recompute_last_token else request.prompt_pages
         pool = self.pool
         path, rest = pool.match(request.runs, usable)
         hit_pages = path[-1].depth + path[-1].pages if path else 0

@@ -10,23 +10,20 @@ from kvsim.core.serving import HybridServingCache
 from kvsim.core.states import CheckpointCounts, Place, places_after
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node, RadixTree
-from kvsim.engines.vllm.single_blocks import SingleBlocks
+from kvsim.engines.vllm.block_pool import BlockLease
+from kvsim.engines.vllm.state_blocks import StateBlockPool
 
 
-class HybridLease:
-    """What a running request holds."""
+class HybridLease(BlockLease):
+    """What a running request holds: pages, and states."""
 
-    __slots__ = ("hits", "nodes", "slots", "states")
+    __slots__ = ("held_states",)
 
-    def __init__(self, hit_pages: int, nodes: list[Node], slots: Any) -> None:
-        self.hits = hit_pages, 0, 0
-        self.nodes = nodes
-        """Pages with a key, from the root down."""
-        self.states: list[tuple[list[Node], Any]] = []
+    def __init__(self, request: Request, gpu: Tier, root: Node) -> None:
+        super().__init__(request, gpu, root)
+        self.held_states: list[tuple[list[Node], Any]] = []
         """The state that its last step began from and the one that it ended with: (a node for each group, no slots) or, if
         the state has no key, (no nodes, slots)."""
-        self.slots = slots
-        """Slots of pages without a key."""
 
 
 class VLLMHybridCache(HybridServingCache):
@@ -48,8 +45,8 @@ class VLLMHybridCache(HybridServingCache):
         """``groups`` is the number of Mamba groups; states are kept every ``interval_pages`` pages (0: none for an interval)."""
         self.tiers = [gpu]
         self.page_tokens = page_tokens
-        self.blocks = SingleBlocks(gpu, groups)
-        self.counts = self.blocks.residency.counts
+        self.pool = StateBlockPool(gpu, groups)
+        self.counts = self.pool.residency.counts
         self.known_pages: dict[int, int] = {}
         self._gpu = gpu
         self._groups = groups
@@ -61,63 +58,56 @@ class VLLMHybridCache(HybridServingCache):
     @property
     def tree(self) -> RadixTree:
         """The radix tree of the pages."""
-        return self.blocks.tree
+        return self.pool.tree
 
     def pages_known(self) -> dict[int, int]:
         return self.known_pages
 
     def describe_checkpoints(self) -> dict[str, int]:
         counts = self._checkpoints
-        counts.evicted = self.blocks.new_states - len(self.blocks.states)
+        counts.evicted = self.pool.new_states - len(self.pool.states)
         counts.bytes = counts.saved * self._state_bytes
         return asdict(counts)
 
     def serve(self, request: Request, pages: int, now: float) -> HybridLease | None:
         """Match, and compute the rest with room for ``pages`` pages in all. Without room, return None; at most cut a node."""
-        page_tokens, blocks, runs = self.page_tokens, self.blocks, request.runs
+        page_tokens, pool, runs = self.page_tokens, self.pool, request.runs
         full = request.prompt_tokens // page_tokens
         if full < request.prompt_pages:
             runs = split_runs(runs, full)[0]
         else:
             full = request.prompt_pages
-        path, known = blocks.known_pages(runs, min(full, (request.prompt_tokens - 1) // page_tokens))
-        hit, state = blocks.deepest_state(runs, known) if known else (0, [])
-        nodes = blocks.first_pages(path, hit)
+        path, _ = pool.match(runs, request.lookup_pages(page_tokens))
+        known = path[-1].depth + path[-1].pages if path else 0
+        hit, state = pool.deepest_state(runs, known) if known else (0, [])
+        nodes = pool.first_pages(path, hit)
         junction = known if known > hit else 0
         ends = step_ends(hit * page_tokens, request.prompt_tokens, junction * page_tokens, page_tokens, self._chunk_tokens)
         if not self._has_room(nodes, state, pages - hit, len(ends)):
             return None
-        blocks.residency.tick(now)
-        for node in nodes + state:
-            blocks.hold(node)
-            node.hits += 1
-        blocks.held.append(nodes)
-        lease = HybridLease(hit, nodes, self._gpu.pool.take(0))
+        lease = HybridLease(request, self._gpu, pool.residency.tree.root)
+        lease.hits = hit, 0, 0
+        pool.hold(lease, nodes, now)
         if state:
-            lease.states.append((state, None))
+            pool.hold_state(state)
+            lease.held_states.append((state, None))
         self._compute(lease, ends, self._kept(request.prompt_tokens, runs, full, junction, ends), pages)
         if hit < full:
-            own = split_runs(runs, hit)[1] if hit else runs
-            lease.slots = blocks.add_pages(nodes, own, full - hit, lease.slots, blocks.residency.now)
+            pool.name(lease, split_runs(runs, hit)[1] if hit else runs)
         self._count(request, hit, known)
         return lease
 
     def finish_request(self, lease: HybridLease) -> None:
         """End a request whose answer is complete and give back its blocks."""
-        blocks, pool = self.blocks, self._gpu.pool
-        now = self._tick()
-        blocks.held.remove(lease.nodes)
-        pool.give(lease.slots)
-        for node in reversed(lease.nodes):
-            blocks.give_back(node, now)
-        lease.states.reverse()
+        self.pool.finish(lease)
+        lease.held_states.reverse()
         for group in range(self._groups):
-            for state, _ in lease.states:
+            for state, _ in lease.held_states:
                 if state:
-                    blocks.give_back(state[group], self._tick())
-        for state, slots in lease.states:
+                    self.pool.give_back_state(state[group], self._tick())
+        for state, slots in lease.held_states:
             if not state:
-                pool.give(slots)
+                self._gpu.pool.give(slots)
 
     def _has_room(self, nodes: list[Node], state: list[Node], own_pages: int, steps: int) -> bool:
         """Whether the last step, which takes the most, would get its blocks: from the second on, the hit state can leave."""
@@ -138,33 +128,34 @@ class VLLMHybridCache(HybridServingCache):
 
     def _compute(self, lease: HybridLease, ends: list[int], kept: dict[int, Place], pages: int) -> None:
         """Take the blocks of all steps, one after another."""
-        page_tokens, pool = self.page_tokens, self._gpu.pool
-        taken, start, states = lease.hits[0], lease.hits[0] * page_tokens, lease.states
+        page_tokens, slots = self.page_tokens, self._gpu.pool
+        taken, start, states = lease.held_pages, lease.held_pages * page_tokens, lease.held_states
         for at, end in enumerate(ends, 1):
             if len(states) > 1:
                 self._give_back(*states.pop(0))
             upto = pages if at == len(ends) else -(-end // page_tokens)
             is_new = start % page_tokens == 0  # otherwise, the step goes on in the same block
-            missing = upto - taken + is_new * self._groups - pool.free
-            if missing > 0:
-                self.blocks.make_room(missing, self.blocks.residency.now)
-            lease.slots = pool.join(lease.slots, pool.take(upto - taken))
+            wanted = upto - taken + is_new * self._groups
+            has_room = wanted <= slots.free or self.pool.make_room(wanted)
+            assert has_room, "a step had no room for its blocks"
+            lease.slots = slots.join(lease.slots, slots.take(upto - taken))
             if is_new:
-                states.append(([], pool.take(self._groups)))
+                states.append(([], slots.take(self._groups)))
             if end in kept:
-                states[-1] = self.blocks.add_state(kept[end], states[-1][1], self._tick()), None
+                states[-1] = self.pool.add_state(kept[end], states[-1][1], self._tick()), None
                 self._checkpoints.saved += 1
             taken, start = upto, end
+        lease.held_pages = pages
 
     def _give_back(self, state: list[Node], slots: Any) -> None:
         if not state:
             self._gpu.pool.give(slots)
         for node in state:
-            self.blocks.give_back(node, self._tick())
+            self.pool.give_back_state(node, self._tick())
 
     def _tick(self) -> float:
         """Return a time later than that of any use before."""
-        residency = self.blocks.residency
+        residency = self.pool.residency
         return residency.tick(residency.now)
 
     def _count(self, request: Request, hit: int, known: int) -> None:

@@ -93,11 +93,20 @@ class SteppedCache(ServedCache):
         if not self.pool.make_room(sum([pages for _, pages in needs])):
             return Growth(False, NO_TRANSFERS)
         for lease, pages in needs:
-            held = cast(BlockLease, lease)
-            if self._cache_output and held.request.own_path is None:
-                self._name(held, held.held_pages * self.page_tokens)
-            self.pool.take(held, pages)
+            self.pool.take(cast(BlockLease, lease), pages)
+        if self._cache_output:
+            self._name_answers([(cast(BlockLease, lease), pages) for lease, pages in needs if lease.request.own_path is None])
         return Growth(True, NO_TRANSFERS)
+
+    def _name_answers(self, needs: list[tuple[BlockLease, int]]) -> None:
+        """Name the pages of answers that were full when each of the last ``pages`` pages of a request was taken.
+
+        The first of these pages were taken within as many steps as a page has tokens, in this order, and so on.
+        """
+        for number in range(max([pages for _, pages in needs], default=0)):
+            for lease, pages in needs:
+                if number < pages:
+                    self._name(lease, (lease.held_pages - pages + number) * self.page_tokens)
 
     def _name(self, lease: BlockLease, tokens: int) -> None:
         """Name the full pages among a request's first ``tokens`` tokens."""
