@@ -110,4 +110,7 @@ class Request:
 
         Of n tokens it covers n - 1, which make n - 1 keys or n - 2 pairs.
         """
-        return max(0, min(self.prompt_pages, (self.prompt_tokens - 1 - self.bigram) // page_tokens))
+        pages = (self.prompt_tokens - 1 - self.bigram) // page_tokens
+        if pages > self.prompt_pages:
+            return self.prompt_pages
+        return pages if pages > 0 else 0

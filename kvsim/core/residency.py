@@ -352,11 +352,13 @@ class Residency:
         tier.evicted_pages += node.pages
         tier.pool.give(node.slots[index])
         node.slots[index] = None
-        self._notify_removed(node, tier)
+        if tier.wants_removals or tier.watch is not None:
+            self._notify_removed(node, tier)
         if not any(state):
             self.tree.remove(node)
         self._lose_child(node, tier)
-        self._notify_left(node, tier)
+        if self.on_leave is not None:
+            self._notify_left(node, tier)
 
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
         """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""

@@ -29,7 +29,8 @@ class EvictionPolicy(metaclass=ABCMeta):
     """Decides which nodes leave a tier first. One instance serves one tier.
 
     The core owns the tree, pins and slots. Only evictable nodes can leave: ready in the tier, unpinned and without a child
-    there (``node.is_evictable(tier)``). If a victim has more pages than are needed, the core cuts it (``on_split``) and evicts
+    there (``node.is_evictable(tier)``). By vLLM's rules pages may be stored twice, and a node with a copy counts no children: it
+    can leave before them. If a victim has more pages than are needed, the core cuts it (``on_split``) and evicts
     the lower part (``on_remove``), or shortens it (``on_shorten``); it never shortens if the policy overrides ``on_remove``
     but not ``on_shorten``.
 

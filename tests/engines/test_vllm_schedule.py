@@ -111,10 +111,10 @@ def check_schedule(
     assert_same(serve(requests, capacity, settings, names_answers=names_answers), expected)
 
 
-def draw(random: Random, *, shares_answers: bool, most: int = 14) -> list[Request]:
+def draw(random: Random, *, shares_answers: bool, count: int | None = None) -> list[Request]:
     """Requests whose prompts share beginnings and often end with a page. Answers are unique, or are shared like prompts."""
     words, requests, now = Words(), list[Request](), 0.0
-    for index in range(random.randint(2, most)):
+    for index in range(count or random.randint(2, 14)):
         now += random.choice([0.0, 0.0, 0.004, 0.02, 0.1]) * random.random()
         prompt = tuple(random.choices("ab", [3, 1], k=random.randint(1, 7)))
         tail = random.choice([0, 0, 1, 3])
@@ -175,11 +175,11 @@ def test_the_schedule_by_priority_is_that_of_the_slow_model(names_answers: bool)
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_eviction_policy_keeps_the_pool_right(name: str):
     """With copies of any page, found in turn, and with resets while requests hold them."""
-    for seed in range(8):
+    for seed in range(20):
         random = Random(seed)
-        requests = draw(random, shares_answers=True, most=40)
+        requests = draw(random, shares_answers=True, count=30)
         for one in requests:
-            one.turn, one.session = divmod(one.index, 1 + len(requests) // 2)
+            one.turn, one.session = divmod(one.index, 7)
             one.kind, one.priority = "chat", one.index % 3
         settings = EngineSettings(max_batch_tokens=16, max_running_requests=4)
         resets = random.sample(range(len(requests)), 2) if seed % 2 else ()

@@ -28,7 +28,7 @@ class VLLMCache:
         hit_pages = path[-1].depth + path[-1].pages if path else 0
         if not pool.has_room(path, pages):
             return None
-        lease = BlockLease(request, pool.gpu, pool.tree.root)
+        lease = BlockLease(request, pool.gpu, pool.residency.tree.root)
         pool.hold(lease, path, now)
         pool.take(lease, pages - hit_pages)
         if rest:
