@@ -193,15 +193,17 @@ class RunningRequests:
             self.decoding.need_page(job)
         if growth.transfers:
             self.mover.submit(growth.transfers)
+        has_all = True
         for job, lease, _ in due:
             while lease.promised_pages:
                 claim = self.cache.claim(lease, self.env.now)
                 if claim.is_lost:
                     self._give_up(job)
-                    return False
+                    has_all = False
+                    break
                 if claim.waits:
                     yield from self._wait_for(claim.waits)
-        return True
+        return has_all
 
     def advance(self, steps: int) -> None:
         """Record that decode steps have been made, and take the pages that they have needed where these are taken late."""

@@ -1,0 +1,53 @@
+"""Slots that a decoding request has been given and that are lost before they are free."""
+
+from simpy import Event
+
+from kvsim.core.lease import Lease
+from kvsim.core.serving import LOST, Claim, ServedCache
+from kvsim.core.transfer import Transfer
+from kvsim.engine.engine import EngineSettings
+from kvsim.engine.passing_cache import PassingCache
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.substrate import Work
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from tests.engine.small import PAGE_TOKENS, SmallEngine, ask, check_idle, make_requests, small_engine
+
+
+class LosingCache(PassingCache):
+    """Loses the slots of the first request that waits for some beside another one."""
+
+    def __init__(self, cache: ServedCache) -> None:
+        super().__init__(cache)
+        self.promised: list[int] = []
+        """Pages promised to each request at that time."""
+
+    def claim(self, lease: Lease, now: float) -> Claim:
+        promised = [other.promised_pages for other in self.leases]
+        if not self.promised and sum(promised) > lease.promised_pages > 0:
+            self.promised = promised
+            return LOST
+        return super().claim(lease, now)
+
+
+class CarefulSubstrate(SimulatedSubstrate):
+    """Decodes only for requests that have all the slots that they have been promised."""
+
+    def compute(self, work: Work, loads: list[Transfer]) -> Event:
+        assert not any(job.lease.promised_pages for job in work.decoding if job.lease is not None)
+        return super().compute(work, loads)
+
+
+def test_the_others_get_theirs() -> None:
+    """Two answers need another page at the same step, and what is cached has to be written down for them. The slots of one are
+    lost, so that it waits again; the other one has its own before the next step."""
+    plain = small_engine(gpu=4, cpu=8, placement=WriteBack, make_substrate=CarefulSubstrate)
+    cache = LosingCache(plain.cache)
+    engine = SmallEngine(plain.substrate, cache, Prefetching(cache, NoPrefetch(), Offer), EngineSettings(), FCFS())
+    outcome = engine.run(make_requests([ask("ab"), *[ask("", at=5.0, output=PAGE_TOKENS + 2)] * 2]))
+    assert cache.promised == [1, 1]
+    assert (outcome.e2e_s > 0).all()
+    check_idle(engine)
