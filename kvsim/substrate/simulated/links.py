@@ -66,6 +66,8 @@ class Channel:
         self._queued_bytes = 0.0
         self._timers = 0
         self._intervals: list[list[float]] = []
+        self._arrived_s = 0.0
+        """When the last byte of the flow that left last arrives. With fifo, the next interval begins no earlier."""
 
     def send(self, n_bytes: float, unit_bytes: int | None = None, split: Split | None = None, request: int = -1) -> Flow:
         """Queue bytes of a request, if they belong to one; the flow's event triggers ``latency_s`` after the last byte has left.
@@ -164,7 +166,8 @@ class Channel:
         moved = n_bytes if flow.split is None else flow.split.moved_bytes(n_bytes)
         use.bytes += round(moved)
         use.transfers += 1
-        flow.interval = [flow.started_s, arrival_s, moved, flow.request]
+        start_s = flow.started_s if self.is_shared else min(max(flow.started_s, self._arrived_s), arrival_s)
+        flow.interval, self._arrived_s = [start_s, arrival_s, moved, flow.request], arrival_s
         self._intervals.append(flow.interval)
         if self._queue and not self._active:
             self._queued_bytes -= self._queue[0].bytes
@@ -233,4 +236,5 @@ def _end_now(flow: Flow) -> None:
     flow.event = env.event()
     flow.event.callbacks, late.callbacks = late.callbacks, []
     flow.ended_s = flow.interval[1] = env.now
+    flow.interval[0] = min(flow.interval[0], env.now)
     flow.event.succeed(late.value)

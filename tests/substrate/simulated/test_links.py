@@ -77,7 +77,7 @@ def test_a_channel_is_busy_until_the_last_byte_has_arrived() -> None:
     bench.run()
     use = bench.channels[0].used()
     assert use.busy_s == seconds(10.5 + 1.5)
-    assert use.intervals[:, :2].ravel().tolist() == seconds([0, 5.5, 5, 10.5, 20, 21.5])
+    assert use.intervals[:, :2].ravel().tolist() == seconds([0, 5.5, 5.5, 10.5, 20, 21.5]), "one after another"
 
 
 def test_what_is_cancelled_on_its_way_makes_nothing_busy_any_more() -> None:
