@@ -96,6 +96,9 @@ class ComputeCurves:
     GPU processes that many rows at once."""
     decode_attention: list[Any]
     """Attention of all decoding requests: rows of [bytes, bytes_per_s], by the bytes of keys and values that one layer reads."""
+    repeated_context_share: float = 1.0
+    """Time of attention over context that another decoding request has in common, after the first of them, as a fraction of that
+    over context of its own: a GPU may find it in its cache. 1: it makes no difference."""
     scan: list[Any] | None = None
     """Recurrence of a chunk: rows of [tokens, elements_per_s], where each token counts all elements of a sequence's state once.
     Below the smallest measured number of tokens the time stays the same. None: the recurrence is counted as matrix products, and
@@ -112,6 +115,7 @@ class ComputeCurves:
     """Time constant with which prefill turns a rested GPU into a busy one, and with which a busy GPU rests otherwise."""
 
     def __post_init__(self) -> None:
+        check_number("compute_curves.repeated_context_share", Real(least=0, most=1), self.repeated_context_share)
         check_number("compute_curves.prefill_tile_tokens", Whole(1), self.prefill_tile_tokens)
         check_number("compute_curves.rested_prefill_share", Real(above=0, most=1), self.rested_prefill_share)
         check_number("compute_curves.warming_s", Real(above=0, most=MOST_SECONDS), self.warming_s)

@@ -70,7 +70,8 @@ COMMENTS = {
     "compute_curves": "Rows: linear [flops_per_byte, flops_per_s]; prefill_attention [query_rows, context_tokens, flops_per_s];\n"
     "# decode_attention [bytes read per layer, bytes_per_s]. Recurrences of hybrid models: scan [tokens of a chunk, state\n"
     "# elements times tokens per second]; state_update [bytes of states read and written per layer, bytes_per_s] of decoding\n"
-    "# requests; null if not measured. A step with prefill takes as long as one with the next multiple of\n"
+    "# requests; null if not measured. Context that several decoding requests have in common takes only repeated_context_share\n"
+    "# of its time after the first of them. A step with prefill takes as long as one with the next multiple of\n"
     "# prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of becoming\n"
     "# busy or rested.",
     "copy_rule": "Rule by which substrate=hardware copies pages of each size: by kernel, staged, or by memcpy.",
@@ -265,6 +266,7 @@ def print_measured(measured: "Measured", console: Console) -> None:
         ("extra overhead with prefill, µs", micro(spec.prefill_overhead_s)),
         ("launch of a step with prefill, µs", micro(spec.prefill_launch_s)),
         ("extra latency of copies while serving, µs", micro(spec.copy_overhead_s)),
+        ("decode attention, repeated / own context", f"{spec.compute_curves.repeated_context_share:.3f}"),
         ("prefill time, rested / busy GPU", f"{spec.compute_curves.rested_prefill_share:.3f}"),
         ("disk latency, µs", micro(spec.disk_latency_s)),
     ]

@@ -30,6 +30,9 @@ class Work:
     """First tokens of answers that this step's chunks yield, in addition to one per decoding request."""
     decode_requests: int = 0
     decode_context_tokens: int = 0
+    repeated_context_tokens: int = 0
+    """Those of ``decode_context_tokens`` that are counted for another decoding request already, which has the same pages. Set by
+    ``count_repeated``, which a substrate calls if they make a difference."""
     max_steps: int = 1
     stop: Event | None = None
     """If this event occurs, the leap ends at the next boundary between two steps."""
@@ -45,6 +48,18 @@ class Work:
     """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
     engine: int = 0
     """Number of the engine that does the work."""
+
+    def count_repeated(self, page_tokens: int) -> None:
+        """Set ``repeated_context_tokens``. The cost grows with the nodes on the paths of decoding requests, each counted once."""
+        pages, seen = 0, set[int]()
+        for job in self.decoding if self.decode_requests > 1 else ():
+            assert job.lease is not None
+            node = job.lease.node
+            while node.parent is not None and id(node) not in seen:
+                seen.add(id(node))
+                node = node.parent
+            pages += node.depth + node.pages
+        self.repeated_context_tokens = pages * page_tokens
 
 
 class Substrate(Protocol):

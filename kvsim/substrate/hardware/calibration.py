@@ -64,6 +64,8 @@ class Sizes:
     decode_tokens: tuple[int, ...] = (16, 256, 4096, 65536, 524288)
     """Total context tokens of all decoding requests."""
     batches: tuple[int, ...] = (1, 16, 128)
+    repeated: tuple[int, int] = (16, 16384)
+    """Decoding requests that have their context in common, and its tokens."""
     repeats: int = 5
     heat_s: float = 0.5
     """Time for which each product and step runs before it is timed."""
@@ -95,6 +97,7 @@ INTERPRETED = Sizes(
     scans=(4,),
     decode_tokens=(16, 64),
     batches=(1, 2),
+    repeated=(2, 64),
     repeats=1,
     heat_s=0.0,
     rest_s=0.0,
@@ -243,6 +246,7 @@ class Calibration:
             if context >= tokens
         ]
         decode, spread = steps.decode_rows(sizes.decode_tokens, sizes.batches)
+        requests, context = sizes.repeated
         is_hybrid = self.model.is_hybrid
         scan = [steps.scan_row(tokens) for tokens in sorted({*sizes.scans, *sizes.chunks})] if is_hybrid else None
         state_update = [steps.state_row(batch) for batch in sizes.batches] if is_hybrid else None
@@ -251,6 +255,7 @@ class Calibration:
             linear=linear,
             prefill_attention=prefill,
             decode_attention=decode,
+            repeated_context_share=steps.repeated_share(context, requests),
             scan=scan,
             state_update=state_update,
             prefill_tile_tokens=sizes.tile_tokens,

@@ -7,7 +7,7 @@ from typing import Any
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
-from kvsim.substrate.simulated.compute import step_times
+from kvsim.substrate.simulated.compute import counts_repeated, step_times
 from kvsim.substrate.simulated.warmth import Warmth
 
 LEAST_TOKENS: tuple[int, ...] = (1, 129, 257, 513, 1025, 2049, 4097)
@@ -36,6 +36,8 @@ class StepCheck:
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec, engines: int) -> None:
         self._expected = step_times(model, hardware)
+        self.counts_repeated = counts_repeated(hardware)
+        """Whether ``Work.repeated_context_tokens`` must be set."""
         self._warmth = [Warmth(hardware) for _ in range(engines)]
         self._sums: dict[tuple[str, int], StepSum] = {}
 

@@ -88,11 +88,19 @@ class StepParts:
         courses = [self.watch.course(action, rest_s=rest_s, seconds=course_s) for _ in range(self.watch.repeats)]
         return warming([statistics.median(step) for step in zip(*courses, strict=False)])
 
+    def repeated_share(self, context: int, batch: int) -> float:
+        """Return ``ComputeCurves.repeated_context_share``, measured with requests that have their whole context in common."""
+        once_s, own_s = self._decode_s(context // batch, batch), self._decode_s(context, batch)
+        return repeated_share(once_s, own_s, self._attention_s([self._slots(context)] * batch, context))
+
     def _decode_s(self, context: int, batch: int) -> float:
         """Return the seconds that the attention of a batch takes in one layer."""
-        decodes = [DecodeSlots(context, self._slots(context), state) for state in range(batch)]
+        return self._attention_s([self._slots(context) for _ in range(batch)], context)
+
+    def _attention_s(self, slots: Sequence[torch.Tensor], context: int) -> float:
+        decodes = [DecodeSlots(context, own, state) for state, own in enumerate(slots)]
         step_s = self.watch.seconds(lambda: self.transformer.step([], decodes))
-        return (step_s - self._without_attention_s(0, batch)) / self.layers
+        return (step_s - self._without_attention_s(0, len(slots))) / self.layers
 
     def _without_attention_s(self, tokens: int, batch: int) -> float:
         """Return the time of the products and recurrences of a chunk of ``tokens`` or of a decoding ``batch``."""
@@ -141,3 +149,12 @@ class StepParts:
         page_tokens, pages = self.transformer.page_tokens, self.transformer.kv.shape[1]
         chosen = self.rng.integers(0, pages, -(-tokens // page_tokens), dtype=np.int32)
         return torch.from_numpy(chosen).to(self.transformer.device)
+
+
+def repeated_share(once_s: float, own_s: float, common_s: float) -> float:
+    """Return the time that repeated context takes as a fraction of that of context of its own, from 0 to 1.
+
+    ``own_s`` is the time of requests with contexts of their own, ``common_s`` that of requests with one context in common, and
+    ``once_s`` that of requests which have as much in all. 1 if a larger context does not take longer.
+    """
+    return min(1.0, max(0.0, (common_s - once_s) / (own_s - once_s))) if own_s > once_s else 1.0

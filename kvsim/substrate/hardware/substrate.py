@@ -242,6 +242,8 @@ class HardwareSubstrate:
         if awaited:
             self._note_stall(work, awaited, done)
         else:
+            if self.steps.counts_repeated:
+                work.count_repeated(self.page_tokens)
             began_s = self.env.now
             done.callbacks.append(lambda event: self._note_step(work, event, began_s))
         order = StepOrder(

@@ -36,6 +36,12 @@ def step_times(model: ModelSpec, hardware: HardwareSpec) -> Steps:
     return Roofline(model, hardware) if hardware.compute_curves is None else MeasuredParts(model, hardware)
 
 
+def counts_repeated(hardware: HardwareSpec) -> bool:
+    """Return whether steps depend on ``Work.repeated_context_tokens``, which takes time to count."""
+    curves = hardware.compute_curves
+    return curves is not None and curves.repeated_context_share < 1
+
+
 class Formula(Steps):
     """A step takes the sum of the terms of ``LinearHardware``."""
 
@@ -107,7 +113,8 @@ class MeasuredParts(Steps):
     prefill attention  FLOPs of each chunk, at the rate for its query rows and context
                        (if a step has prefill, both count tokens rounded up to multiples of ``prefill_tile_tokens``)
     decode attention   seconds per layer by bytes of keys and values, linear between the measured points, times the attention
-                       layers; at least the time of the smallest measured point, and at least the time of the FLOPs
+                       layers; at least the time of the smallest measured point, and at least the time of the FLOPs. Context
+                       that several requests have in common counts once, and ``repeated_context_share`` each further time
     recurrences        elements of each chunk's states times its tokens, and bytes of states that decoding requests read and
                        write, at the rates for their numbers; without curves for them, states are read and written once for each
                        chunk and decoding request, at the rate of GPU memory, and FLOPs count as matrix products
@@ -129,7 +136,8 @@ class MeasuredParts(Steps):
     def leap_s(self, work: Work, steps: int) -> float:
         seconds = steps * self._constant_s(work)
         if work.decode_requests:
-            seconds += self._decode_attention.total(work.decode_context_tokens, work.decode_requests, steps)
+            saved = work.repeated_context_tokens * (1.0 - self.curves.repeated_context_share)
+            seconds += self._decode_attention.total(work.decode_context_tokens - saved, work.decode_requests, steps)
         hardware = self.hardware
         if work.chunks:
             seconds = max(seconds, hardware.prefill_launch_s) + hardware.prefill_overhead_s

@@ -15,6 +15,7 @@ from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.compute import counts_repeated
 from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
 from kvsim.substrate.simulated.ranks import Ranks
@@ -41,9 +42,10 @@ class SimulatedSubstrate:
         layout: Layout = ONE_ENGINE,
     ) -> None:
         self.env = Environment()
-        self.page_bytes = model.page_bytes(page_tokens)
+        self.page_tokens, self.page_bytes = page_tokens, model.page_bytes(page_tokens)
         self.layers = model.layers
         self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
+        self._counts_repeated = counts_repeated(hardware)
         self.warmth = [Warmth(hardware) for _ in range(layout.engines)]
         self.wiring = Wiring(self.env, hardware, self.page_bytes, model.attention_layers, layout, links)
         self.channels = self.wiring.engines[0]
@@ -85,6 +87,8 @@ class SimulatedSubstrate:
         return self.wiring.reads(edge).queued_s()
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
+        if self._counts_repeated:
+            work.count_repeated(self.page_tokens)
         done = self.env.event()
         flows = [self.flows[load] for load in loads if load in self.flows] if loads else []
         if flows:

@@ -13,6 +13,7 @@ from kvsim.copy_rule import CopyRule  # noqa: E402
 from kvsim.substrate.hardware.disk_rates import DiskRates  # noqa: E402
 from kvsim.substrate.hardware.link_rates import LEAST_LATENCY_S, fitted  # noqa: E402
 from kvsim.substrate.hardware.method_rates import Pair, derived_rule, fewest_programs  # noqa: E402
+from kvsim.substrate.hardware.step_parts import repeated_share  # noqa: E402
 from kvsim.substrate.hardware.stopwatch import Stopwatch  # noqa: E402
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments" / "hardware"
@@ -128,3 +129,9 @@ def test_a_stopwatch_leaves_the_first_call_out():
     watch = Stopwatch(torch.device("cpu"), 3)
     assert 0 <= watch.seconds(lambda: calls.append(len(calls))) < 1
     assert calls == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("own_s", "common_s", "share"), [(9.0, 3.0, 0.25), (9.0, 0.5, 0.0), (9.0, 10.0, 1.0), (1.0, 1.0, 1.0)])
+def test_repeated_context_is_what_exceeds_context_that_is_read_once(own_s: float, common_s: float, share: float) -> None:
+    """As much context as requests have in common takes 1 second."""
+    assert repeated_share(1.0, own_s, common_s) == share

@@ -109,6 +109,16 @@ def test_measured_decode_steps_in_a_row_have_the_overhead_of_a_leap_once() -> No
     assert leaping.leap_s(chunk, 1) == known.leap_s(chunk, 1)
 
 
+def test_repeated_context_takes_its_share_of_the_time() -> None:
+    """Of 100 tokens 80 are repeated: as 20 + 80 / 4 = 40 tokens, and two more for each further step."""
+    shared = measured(repeated_context_share=0.25)
+    work, less = (Work(decode_requests=2, decode_context_tokens=tokens) for tokens in (100, 40))
+    assert shared.leap_s(work, 3) > shared.leap_s(less, 3)
+    work.repeated_context_tokens = 80
+    assert shared.leap_s(work, 3) == pytest.approx(shared.leap_s(less, 3))
+    assert measured().leap_s(work, 3) == pytest.approx(measured().leap_s(Work(decode_requests=2, decode_context_tokens=100), 3))
+
+
 def test_decode_attention_takes_its_flops_at_least() -> None:
     """At 100 tokens 16 * 100 FLOPs; a rate of 40 FLOPs a second makes more of them than the 16 seconds of their bytes."""
     steps = step_times(MODEL, machine(flops_per_s=40.0, compute_curves=ComputeCurves(**(CURVES | {"linear": [[1, 140.0]]}))))
