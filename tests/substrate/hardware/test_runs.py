@@ -298,22 +298,22 @@ def test_a_validation_runs_both_and_ends_with_1_beyond_its_tolerances(trace, cap
 
 
 def test_repeated_real_runs_are_recorded_and_compared_again_without_hardware(trace, capsys, monkeypatch):
-    """The interpreter is no H200: every time is off, every hit is the same."""
+    """The interpreter is no H200: every time is off, every hit the same. Of two runs, a busy host may make one twice as long."""
     words = ["validate", *trace, *tiers(10), "hardware=h200"]
-    assert main([*words, "validate.runs=2"]) == 1
+    assert main([*words, "validate.runs=3"]) == 1
     shown = capsys.readouterr()
-    assert "1 simulation and 2 runs on a CPU" in shown.out and "no measured noise" in shown.out
+    assert "1 simulation and 3 runs on a CPU" in shown.out and "no measured noise" in shown.out
     assert "the simulation is outside its tolerances: ttft_p50 is off by -" in shown.err
     record = json.loads(Path("run/validate.json").read_text())
     assert [figure["is_off"] for figure in record["figures"] if figure["name"] in HITS] == [False, False]
-    assert [json.loads(Path(f"run/hardware/{number}/result.json").read_text())["requests"] for number in (1, 2)] == [2, 2]
+    assert [json.loads(Path(f"run/hardware/{number}/result.json").read_text())["requests"] for number in (1, 2, 3)] == [2] * 3
     assert main(words) == 2
     assert "run/hardware/1 is a real run of another validation" in capsys.readouterr().err
     monkeypatch.setattr("kvsim.substrate.hardware.device.find_device", lambda: pytest.fail("recordings need no device"))
     again = [*words, "validate.measured=run/hardware", "output=again", "hardware.step_overhead_s=1e-3"]
     assert main(again) == 1
     assert sorted(path.name for path in Path("again").iterdir()) == ["simulated", "validate.html", "validate.json"]
-    assert json.loads(Path("again/validate.json").read_text())["measured"] == ["run/hardware/1", "run/hardware/2"]
+    assert json.loads(Path("again/validate.json").read_text())["measured"] == [f"run/hardware/{number}" for number in (1, 2, 3)]
     noise = "+hardware.noise={prefill_steps:{run:0.1,each:[[0,0.5],[1,2.0]]},seed:5}"
     assert main([*words, "validate.measured=run/hardware", "output=noisy", noise, "validate.simulations=3"]) == 1
     assert json.loads(Path("noisy/validate.json").read_text())["simulations"] == 3
