@@ -5,6 +5,7 @@ that fails, or its process ends, the earlier ones stay or come back. What replac
 not even a power loss can cost the earlier file without giving the new one.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -35,6 +36,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     Raises UsageError if it cannot be written; an earlier file is then still there.
     """
+    if path.is_dir():
+        raise _unwritable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     part = _part_of(path)
     try:
         with part.open("wb") as file:

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -223,3 +224,12 @@ def test_where_files_cannot_have_two_names_they_are_copied(tmp_path: Path, monke
     assert found(folder) == OLD
     replace_all(folder)
     assert found(folder) == NEW
+
+
+@pytest.mark.parametrize("path", ["/", ".", "folder"])
+def test_a_single_file_does_not_replace_a_folder(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    with pytest.raises(UsageError, match=rf"output: cannot write {re.escape(path)}: Is a directory"), replacing(Path(path)):
+        pytest.fail("it was opened")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]

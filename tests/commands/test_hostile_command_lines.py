@@ -19,8 +19,7 @@ from kvsim.commands import calibrate
 from kvsim.commands.flags import FLAGS, SHORT
 from kvsim.errors import UsageError
 
-DEFAULT_LINES = 15
-LINES = int(os.environ.get("KVSIM_COMMAND_LINES", DEFAULT_LINES))
+LINES = int(os.environ.get("KVSIM_COMMAND_LINES", 15))
 CPU_S = 60
 """Most time that one command line may take: none here has much to do."""
 
@@ -138,9 +137,7 @@ def work_budget() -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-@settings(
-    max_examples=LINES, deadline=None, derandomize=LINES == DEFAULT_LINES, database=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=LINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(words=command_lines())
 def test_no_command_line_ends_with_a_traceback(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with tempfile.TemporaryDirectory() as name, chdir(name), work_budget():
