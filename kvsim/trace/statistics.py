@@ -180,9 +180,10 @@ def _working_sets(requests: Sequence[Request], uses: Uses, first: FirstUses) -> 
             break
         window = (arrival // window_s).astype(np.int64)
         again = window[uses.request] != window[uses.other]
-        pages = np.bincount(window[first.request], weights=first.pages, minlength=window[-1] + 1)
-        pages += np.bincount(window[uses.request[again]], weights=(uses.end - uses.begin)[again], minlength=window[-1] + 1)
-        sets.append(WorkingSet(window_s, float(pages.mean()), int(pages.max())))
+        known, place = np.unique(window, return_inverse=True)  # windows without requests can be many more
+        pages = np.bincount(place[first.request], weights=first.pages, minlength=len(known))
+        pages += np.bincount(place[uses.request[again]], weights=(uses.end - uses.begin)[again], minlength=len(known))
+        sets.append(WorkingSet(window_s, float(pages.sum() / (window[-1] + 1)), int(pages.max())))
     return sets
 
 

@@ -88,7 +88,8 @@ OVERRIDES = st.builds(
     st.sampled_from(["=", "=", "=", "=", "=", ""]),
     st.sampled_from(VALUES) | TEXTS,
 )
-SILENT_FLAGS = [flag for flag in (*FLAGS, *SHORT) if flag != "--traceback"]
+TRACEBACK = "--traceback"
+SILENT_FLAGS = [flag for flag in (*FLAGS, *SHORT) if flag != TRACEBACK]
 FLAG_WORDS = st.sampled_from(
     [*SILENT_FLAGS, "-x", "--", "-", "--cfg=job", "--cfg=all", "--package=tiers", "--package=[", "--package=a..b"]
 )
@@ -101,7 +102,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     tiny = TINY if command[0] in WITH_TINY else TINY[:1] if command[0] == "curve" else ()
     words = draw(st.lists(WORDS, min_size=1, max_size=3))
     sweeps = [word for word in words if word.partition("=")[2] in SWEEPS]
-    words = [word for word in words if word not in sweeps[1:]]  # few jobs
+    words = [word for word in words if word not in (TRACEBACK, *sweeps[1:])]  # few jobs
     multirun = ["-m"] if command[0] in CONFIGURED and draw(st.integers(0, 4)) == 0 else []
     given = {word.lstrip("+~").partition("=")[0] for word in words}
     kept = [word for word in tiny if word.partition("=")[0] not in given]

@@ -8,6 +8,7 @@ from kvsim.core.request import Request
 from kvsim.trace.base import Trace
 from kvsim.trace.statistics import (
     PUBLISHED,
+    WINDOWS_S,
     Prefix,
     Stretches,
     UserClass,
@@ -132,3 +133,11 @@ def test_reuse_is_what_counting_page_by_page_finds(words):
     beginnings = {(depth, users[page]) for prompt in prompts for depth, page in enumerate(prompt, 1)}
     assert {(prefix.pages, prefix.requests) for prefix in reuse.prefixes} <= beginnings
     assert sum(prefix.reused_pages for prefix in reuse.prefixes) <= reuse.reused_pages
+
+
+def test_a_trace_of_a_thousand_years_takes_no_more_memory_than_its_requests():
+    far = 3.2e10
+    requests = [request(index, 5, (index, 1), arrival_s=at) for index, at in enumerate((0.0, 1.0, far))]
+    sets = reuse_statistics(Trace(name="long", requests=requests, page_tokens=4, block_tokens=None)).working_sets
+    assert [found.most_pages for found in sets] == [2] * len(WINDOWS_S)
+    assert [found.mean_pages for found in sets] == [pytest.approx(3 / (far // found.window_s + 1)) for found in sets]
