@@ -1,5 +1,6 @@
 """No command line, however hostile, ends with a traceback: exit code 0, or one line and exit code 2, and nothing left behind."""
 
+import io
 import os
 import signal
 import tempfile
@@ -112,11 +113,12 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would measure or use real hardware ends where it would begin."""
+    """What would measure or use real hardware ends where it would begin, and standard input is empty."""
 
     def end(*arguments: Any) -> None:
         raise UsageError("no machine here")
 
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(calibrate, "check_file", end)
     hardware = substrates.SUBSTRATES["hardware"]
     monkeypatch.setitem(substrates.SUBSTRATES, "hardware", replace(hardware, open=end))
@@ -147,6 +149,7 @@ def test_no_command_line_ends_with_a_traceback(words: list[str], capfd: pytest.C
         Path("trace.jsonl").write_text('{"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1]}\n')
         Path("file").touch()
         before = files()
+        capfd.readouterr()  # the end of what an earlier command has shown
         code = main(words)
         shown = capfd.readouterr()
         is_sweep = any(word in ("-m", "--multirun") or "hydra.mode" in word for word in words)
