@@ -24,8 +24,10 @@ RANDOM_TESTS := tests/core/test_machine.py tests/core/test_page_model.py tests/p
 test-long fuzz: export KVSIM_MACHINE_STEPS := 20000
 test-long fuzz: export KVSIM_MODEL_EXAMPLES := 200
 test-long fuzz: export KVSIM_ENGINE_RUNS := 500
-test-long fuzz: export KVSIM_TRACE_EXAMPLES := 2000
-test-long fuzz: export KVSIM_COMMAND_LINES := 2000
+test-long: export KVSIM_TRACE_EXAMPLES := 500
+test-long: export KVSIM_COMMAND_LINES := 300
+fuzz: export KVSIM_TRACE_EXAMPLES := 2000
+fuzz: export KVSIM_COMMAND_LINES := 2000
 
 # Whole traces, studies, and more of what `make test` draws at random: the same examples every time.
 test-long: .venv/installed-test

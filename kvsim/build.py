@@ -154,6 +154,8 @@ def _model_source(config: Config) -> ModelSource:
 
 def sweep_settings(node: Any) -> SweepSettings:
     """Build the ``sweep`` settings; a single objective becomes a list of one. Raises UsageError."""
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=True)
     single = {"objective": [node["objective"]]} if isinstance(node, dict) and isinstance(node.get("objective"), str) else {}
     return construct(SweepSettings, node | single if isinstance(node, dict) else node, "sweep")
 

@@ -58,8 +58,9 @@ class CurveSettings:
 
 def curve_settings(node: Any) -> CurveSettings:
     """Read the settings from the configuration's ``curve``; a single capacity or policy counts as a list. Raises UsageError."""
-    lists = {name: [node[name]] for name in ("capacities", "policies") if isinstance(node.get(name), (str, int, float))}
-    return construct(CurveSettings, node | lists, "curve")
+    if isinstance(node, dict):
+        node = node | {name: [node[name]] for name in ("capacities", "policies") if isinstance(node.get(name), (str, int, float))}
+    return construct(CurveSettings, node, "curve")
 
 
 @dataclass(frozen=True, kw_only=True)

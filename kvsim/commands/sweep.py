@@ -116,7 +116,7 @@ class SweepCallback(Callback):
 def begin_sweep(config: DictConfig) -> None:
     """Prepare the sweep's folder, or list the jobs and raise Listed. Raises UsageError."""
     _ = config.output  # a reference in it that leads nowhere is told by this key, not Hydra's
-    settings = sweep_settings(OmegaConf.to_container(config.sweep, resolve=True))
+    settings = sweep_settings(config.sweep)
     folder, command = Path(os.path.relpath(config.hydra.sweep.dir)), str(config.hydra.job.name)
     logger = construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
     check_objective(settings)

@@ -46,7 +46,7 @@ def run_sweep_job(command: str, run: Callable[..., RunRecord], cfg: DictConfig) 
     folder = Path(os.path.relpath(job.sweep.dir))
     cfg.output = os.path.relpath(job.runtime.output_dir)
     said = said_of(folder, overrides)
-    settings = sweep_settings(OmegaConf.to_container(cfg.sweep))
+    settings = sweep_settings(cfg.sweep)
     if settings.fail_fast and any(folder.glob("*/error.json")):
         return None
     plan = None

@@ -28,6 +28,7 @@ MISTAKES = [
     (["output='a\0b'"], "the argument \"output='a\\x00b'\" contains a NUL character"),
     (["trace.path=\udcff"], "the argument 'trace.path=\\udcff' is not UTF-8: rename the file"),
     (["seed=${seed}"], "seed: Recursive interpolation detected"),
+    (["-m", "sweep=null"], "sweep is missing: set sweep=NAME"),
     (["hydra=5"], "Hydra cannot use hydra=5: "),
     (["hydra.run.dir=x"], "hydra.run.dir=x: choose the run's folder with output=DIR"),
     (["hydra.searchpath=[nowhere]"], "Hydra cannot use hydra.searchpath=[nowhere]: provider="),
@@ -125,6 +126,11 @@ BAD_TRACES = [
     (line(hash_ids=[1]), "trace.jsonl:2: hash_ids has 1 ids, but input_length=1024 takes 2 blocks"),
     (line(timestamp=-1), "trace.jsonl:2: timestamp"),
 ]
+
+
+def test_a_curve_without_settings_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", "trace.sessions=2", "curve=null"]) == 2
+    assert capfd.readouterr().err == "kvsim: curve is missing: set curve=NAME\n"
 
 
 @pytest.mark.parametrize(("second_line", "expected"), BAD_TRACES)
