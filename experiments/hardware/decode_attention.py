@@ -80,16 +80,16 @@ def measured(hardware: HardwareSpec, *, is_tiny: bool) -> Iterator[Case]:
     from kvsim.substrate.simulated.compute import step_times
 
     model = construct(ModelSource, choice("model", model_name(is_tiny)), "model").spec()
-    sizes = ((1, 2), (32, 64), MOST_TOKENS) if is_tiny else (REQUESTS, CONTEXTS, MOST_TOKENS)
-    pages = -(-sizes[2] // PAGE_TOKENS) if not is_tiny else 64
+    counts, contexts, most_tokens = ((1, 2), (32, 64), 1024) if is_tiny else (REQUESTS, CONTEXTS, MOST_TOKENS)
+    pages = most_tokens // PAGE_TOKENS
     page_bytes = model.page_bytes(PAGE_TOKENS) // model.layers
     kv = torch.empty((model.layers, pages, page_bytes), dtype=torch.uint8, device=device).random_(0, 256)
     transformer = Transformer(model, kv, PAGE_TOKENS, device=device, seed=SEED)
-    transformer.record_decodes(max(sizes[0]))
+    transformer.record_decodes(max(counts))
     expected, watch = step_times(model, hardware), Stopwatch(device, 1 if is_tiny else 9, 0.0 if is_tiny else 0.2)
     rng = np.random.default_rng(SEED)
-    for requests, context, share in product(sizes[0], sizes[1], SHARES):
-        if requests * context > sizes[2] or share and requests == 1:
+    for requests, context, share in product(counts, contexts, SHARES):
+        if requests * context > most_tokens or share and requests == 1:
             continue
         each = context // PAGE_TOKENS
         common = min(round(share * each), each - 1)
