@@ -16,12 +16,12 @@ Writes decode_attention.md, and exits with 1 if a claim fails.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
@@ -29,8 +29,14 @@ import kvsim.conf
 from kvsim.construct import construct
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSource
+from kvsim.model import ModelSource, ModelSpec
 from kvsim.substrate.hardware.device import find_device
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvsim.substrate.hardware.stopwatch import Stopwatch
+    from kvsim.substrate.hardware.transformer import Transformer
 
 HERE = Path(__file__).resolve().parent
 PAGE_TOKENS, SEED = 16, 0
@@ -68,39 +74,75 @@ def choice(group: str, name: str) -> Any:
     return OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / group / f"{name}.yaml").read_text()))
 
 
+def hardware_of(name: str) -> HardwareSpec:
+    """Return the description of a machine."""
+    return construct(HardwareSpec, choice("hardware", name), "hardware")
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model on the GPU, over a pool of random keys and values."""
+
+    transformer: "Transformer"
+    model: ModelSpec
+    pages: int
+    watch: "Stopwatch"
+
+    @classmethod
+    def of(cls, name: str, tokens: int, most_decodes: int) -> "Loaded":
+        """Load a model, with room for this many cached tokens, and record steps of up to ``most_decodes`` decoding requests."""
+        device = find_device()  # before Triton is imported
+        import torch
+
+        from kvsim.substrate.hardware.stopwatch import Stopwatch
+        from kvsim.substrate.hardware.transformer import Transformer
+
+        model, pages = construct(ModelSource, choice("model", name), "model").spec(), -(-tokens // PAGE_TOKENS)
+        shape = (model.layers, pages, model.page_bytes(PAGE_TOKENS) // model.layers)
+        kv = torch.empty(shape, dtype=torch.uint8, device=device).random_(0, 256)
+        transformer = Transformer(model, kv, PAGE_TOKENS, device=device, seed=SEED)
+        transformer.record_decodes(most_decodes)
+        repeats, heat_s = (9, 0.2) if device.type == "cuda" else (1, 0.0)
+        return cls(transformer, model, pages, Stopwatch(device, repeats, heat_s))
+
+    def slots(self, counts: Sequence[int]) -> "list[torch.Tensor]":
+        """Return lists of this many pages each, all different, in the order of a permutation drawn from ``SEED``."""
+        import numpy as np
+        import torch
+
+        order = np.random.default_rng(SEED).permutation(self.pages)[: sum(counts)]
+        return list(torch.from_numpy(order.astype(np.int32)).to(self.transformer.device).split(list(counts)))
+
+
 def measured(hardware: HardwareSpec, *, is_tiny: bool) -> Iterator[Case]:
     """Time the cases."""
-    device = find_device()  # before Triton is imported
-    import numpy as np
+    counts, contexts, most_tokens = ((1, 2), (32, 64), 1024) if is_tiny else (REQUESTS, CONTEXTS, MOST_TOKENS)
+    loaded = Loaded.of(model_name(is_tiny), most_tokens, max(counts))
     import torch
 
     from kvsim.substrate.hardware.layer import DecodeSlots
-    from kvsim.substrate.hardware.stopwatch import Stopwatch
-    from kvsim.substrate.hardware.transformer import Transformer
     from kvsim.substrate.simulated.compute import step_times
 
-    model = construct(ModelSource, choice("model", model_name(is_tiny)), "model").spec()
-    counts, contexts, most_tokens = ((1, 2), (32, 64), 1024) if is_tiny else (REQUESTS, CONTEXTS, MOST_TOKENS)
-    pages = most_tokens // PAGE_TOKENS
-    page_bytes = model.page_bytes(PAGE_TOKENS) // model.layers
-    kv = torch.empty((model.layers, pages, page_bytes), dtype=torch.uint8, device=device).random_(0, 256)
-    transformer = Transformer(model, kv, PAGE_TOKENS, device=device, seed=SEED)
-    transformer.record_decodes(max(counts))
-    expected, watch = step_times(model, hardware), Stopwatch(device, 1 if is_tiny else 9, 0.0 if is_tiny else 0.2)
-    rng = np.random.default_rng(SEED)
+    expected = step_times(loaded.model, hardware)
     for requests, context, share in product(counts, contexts, SHARES):
         if requests * context > most_tokens or share and requests == 1:
             continue
         each = context // PAGE_TOKENS
         common = min(round(share * each), each - 1)
-        order = torch.from_numpy(rng.permutation(pages).astype(np.int32)).to(device)
-        own = order[common:].split(each - common)
-        decodes = [DecodeSlots(context, torch.cat([order[:common], own[number]]), number) for number in range(requests)]
-        seconds = watch.seconds(lambda decodes=decodes: transformer.step([], decodes))  # type: ignore[misc]
+        shared, *own = loaded.slots([common] + [each - common] * requests)
+        decodes = [DecodeSlots(context, torch.cat([shared, rest]), number) for number, rest in enumerate(own)]
+        seconds = loaded.watch.seconds(lambda decodes=decodes: loaded.transformer.step([], decodes))  # type: ignore[misc]
         work = Work(decode_requests=requests, decode_context_tokens=requests * context)
         work.repeated_context_tokens = (requests - 1) * common * PAGE_TOKENS
         expected_s = (expected.leap_s(work, 3) - expected.leap_s(work, 1)) / 2
         yield Case(requests=requests, context=context, share=share, seconds=seconds, expected_s=expected_s)
+
+
+def device_name() -> str:
+    """Return the name of what measures."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "A CPU"
 
 
 def page(cases: list[Case], made_on: str) -> tuple[str, bool]:
@@ -132,12 +174,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a few small cases, for the CPU")
     parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for decode_attention.md")
     options = parser.parse_args(arguments)
-    hardware: HardwareSpec = construct(HardwareSpec, choice("hardware", options.hardware), "hardware")
-    cases = list(measured(hardware, is_tiny=options.tiny))
-    import torch
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "A CPU"
-    text, holds = page(cases, f"{device}, `model={model_name(options.tiny)}`, expected by `hardware={options.hardware}`")
+    cases = list(measured(hardware_of(options.hardware), is_tiny=options.tiny))
+    text, holds = page(cases, f"{device_name()}, `model={model_name(options.tiny)}`, expected by `hardware={options.hardware}`")
     print(text)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "decode_attention.md").write_text(text)

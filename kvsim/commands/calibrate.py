@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
-    """Measure the machine, print the tables, write the file. Raises UsageError."""
+    """Measure the machine, write the file, print the tables. Raises UsageError."""
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     settings = construct(CalibrateSettings, {name: value for name, value in config.items() if name != "model"}, "")
     check_file(settings)
@@ -153,12 +153,12 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
             say=status.update,
         )
     measured = replace(measured, hardware=replace(measured.hardware, noise=noise))
-    print_measured(measured, console)
     text = written(measured, header(device, model))
     check_text(text)
     check_file(settings)  # which may have been written meanwhile
     with replacing(settings.file) as file:
         file.write(text.encode())
+    print_measured(measured, console)  # last, because whoever reads the output may stop reading
     console.print(f"\n{settings.file}: for hardware={settings.name} ({time.perf_counter() - began:.0f} s)", highlight=False)
     if device.type != "cuda":
         console.print("There is no GPU: these numbers describe Triton's interpreter, not a machine worth simulating.")

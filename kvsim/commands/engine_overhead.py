@@ -41,15 +41,20 @@ if TYPE_CHECKING:
 
 
 TOGETHER_TOKENS, SHORT_TOKENS, LONG_TOKENS = 256, 32, 1024
+JOINING_OUTPUT_TOKENS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The measured workload: requests that arrive and decode together, then short and long ones, each on an idle engine."""
+    """The measured workload: requests that arrive and decode together, short ones that join them and have all but their last
+    tokens in common with the first, then short and long ones, each on an idle engine."""
 
     together: int = 8
     together_tokens: int = TOGETHER_TOKENS
     output_tokens: int = 400
+    joining: int = 16
+    joining_pause_s: float = 0.1
+    """Time from one to the next, and before the first."""
     single: int = 32
     single_output_tokens: tuple[int, ...] = (40, 2)
     """Of a short and a long prompt in turn."""
@@ -67,33 +72,52 @@ class Course:
     """Whether pages are copied to the host's memory as soon as they are computed."""
 
     def requests(self, page_tokens: int) -> list[Request]:
-        """Build the requests. Their prompts share no pages; only full pages have ids."""
+        """Build the requests. Only prompts of those that join share pages; only full pages have ids."""
         together = [(0.0, self.together_tokens, self.output_tokens)] * self.together
+        common = self.together_tokens // page_tokens
+        joining = [
+            ((1 + at) * self.joining_pause_s, common * page_tokens + SHORT_TOKENS, JOINING_OUTPUT_TOKENS)
+            for at in range(self.joining)
+        ]
         answers = self.single_output_tokens
         single = [
             (self.begin_s + at * self.pause_s, (SHORT_TOKENS, self.long_tokens)[at % 2], answers[at // 2 % len(answers)])
             for at in range(self.single)
         ]
-        return [
-            Request(
-                index=index,
-                arrival_s=arrival_s,
-                prompt_tokens=tokens,
-                output_tokens=output_tokens,
-                runs=((index * LONG_TOKENS, pages),) if (pages := tokens // page_tokens) else (),
-                prompt_pages=pages,
-                after=index - 1 if self.in_turn and index > self.together else -1,
-                delay_s=self.pause_s,
+        first_single = self.together + self.joining
+        requests = []
+        for index, (arrival_s, tokens, output_tokens) in enumerate(together + joining + single):
+            begins = common if self.together <= index < first_single else 0
+            pages = tokens // page_tokens
+            own = index * LONG_TOKENS, pages - begins
+            requests.append(
+                Request(
+                    index=index,
+                    arrival_s=arrival_s,
+                    prompt_tokens=tokens,
+                    output_tokens=output_tokens,
+                    runs=tuple(run for run in ((0, begins), own) if run[1]),
+                    prompt_pages=pages,
+                    after=index - 1 if self.in_turn and index > first_single else -1,
+                    delay_s=self.pause_s,
+                )
             )
-            for index, (arrival_s, tokens, output_tokens) in enumerate(together + single)
-        ]
+        return requests
 
 
 COPIES = Course(
-    together=16, together_tokens=LONG_TOKENS, output_tokens=2, single=0, batch_tokens=LONG_TOKENS, is_written_through=True
+    together=16,
+    together_tokens=LONG_TOKENS,
+    output_tokens=2,
+    joining=0,
+    single=0,
+    batch_tokens=LONG_TOKENS,
+    is_written_through=True,
 )
 """Prompts one after another: the pages of each are copied while the host launches the step of the next."""
-INTERPRETED = Course(together=2, output_tokens=8, single=4, single_output_tokens=(4, 2), begin_s=0.0, pause_s=0.0)
+INTERPRETED = Course(
+    together=2, output_tokens=8, joining=2, joining_pause_s=0.0, single=4, single_output_tokens=(4, 2), begin_s=0.0, pause_s=0.0
+)
 """For Triton's interpreter."""
 INTERPRETED_COPIES = replace(COPIES, together=2, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)
 
@@ -110,8 +134,9 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     """Return ``hardware`` with the overheads measured in short runs of the serving engine.
 
     The overhead of a step is its time beyond its parts, as given by ``hardware.compute_curves``: Python, launches, and the
-    notification that the step has ended. A short chunk takes as long as launching its kernels. The overhead of a copy is its time
-    beyond its latency and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not fit the
+    notification that the step has ended. A short chunk takes as long as launching its kernels; it is measured as it is in a busy
+    engine, beside decoding requests and after a prefix that the cache has. The overhead of a copy is its time beyond its latency
+    and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not fit the
     machine.
     """
     courses = (Course(), COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_COPIES)
@@ -128,9 +153,9 @@ def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Seque
     """
     decodes = [batch for batch in batches if not batch.prefill_requests]
     prefills = [batch for batch in batches if batch.prefill_requests]
-    lengths = [batch.prefill_tokens for batch in prefills]
-    short = [batch for batch in prefills if batch.prefill_tokens == min(lengths)]
-    long = [batch for batch in prefills if batch.prefill_tokens == LONG_TOKENS]
+    beside = [batch for batch in prefills if batch.decode_requests] or prefills
+    short = [batch for batch in beside if batch.prefill_tokens == min(one.prefill_tokens for one in beside)]
+    long = [batch for batch in prefills if batch.prefill_tokens == LONG_TOKENS and not batch.decode_requests]
     known = replace(hardware, step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0, prefill_launch_s=0.0)
     single = [batch for batch in decodes if batch.decode_requests == 1]
     step_s, row_s = (

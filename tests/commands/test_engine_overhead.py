@@ -1,5 +1,6 @@
 """What a step took longer than its parts, of batches whose times are known."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ pytest.importorskip("triton")
 
 from kvsim.commands.engine_overhead import LONG_TOKENS, Course, copy_overhead_s, excess_s, with_step_overheads
 from kvsim.commands.machine_noise import step_times
+from kvsim.core.request import Request
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.recorder import Batch
 from kvsim.hardware import HardwareSpec
@@ -91,14 +93,41 @@ def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])
 def test_prompts_are_as_long_whatever_a_page_is(page_tokens: int) -> None:
-    requests = Course().requests(page_tokens)
+    requests = Course(joining=0).requests(page_tokens)
     assert sorted({request.prompt_tokens for request in requests}) == [32, 256, LONG_TOKENS]
-    pages = [page for r in requests for start, count in r.runs for page in range(start, start + count)]
+    pages = pages_of(requests)
     assert len(pages) == len(set(pages)) == sum(request.prompt_tokens // page_tokens for request in requests)
 
 
+def pages_of(requests: Sequence[Request]) -> list[int]:
+    return [page for request in requests for start, count in request.runs for page in range(start, start + count)]
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 100, 512])
+def test_requests_that_join_have_all_but_32_tokens_in_common_with_the_first(page_tokens: int) -> None:
+    first, *_, early, late = Course(joining=2, single=0).requests(page_tokens)
+    common = first.prompt_tokens // page_tokens
+    for request in (early, late):
+        pages = pages_of([request])
+        assert pages[:common] == pages_of([first]) and request.prompt_tokens == common * page_tokens + 32
+        assert len(pages) == request.prompt_pages == request.prompt_tokens // page_tokens
+    own = [set(pages_of([request])[common:]) for request in (early, late)]
+    assert not own[0] & own[1] and (early.arrival_s, late.arrival_s) == (0.1, 0.2)
+
+
+def test_a_launch_is_measured_beside_decoding_requests() -> None:
+    """The one with two chunks is longer; a short prompt on an idle engine is faster, and counts only if there is nothing else."""
+    idle = Batch(0.0, 164.0, 1, 2, 0, 0, 1)
+    beside = [Batch(0.0, 400.0 + more, 1, 3, 1, 9, 1) for more in (0.0, 5.0, 90.0)]
+    two = Batch(0.0, 900.0, 2, 6, 1, 9, 1)
+    assert with_step_overheads(MACHINE, MODEL, [idle, *beside, two]).prefill_launch_s == pytest.approx(405.0)
+    assert with_step_overheads(MACHINE, MODEL, [idle]).prefill_launch_s == pytest.approx(164.0)
+
+
 def test_prompts_in_turn_wait_for_the_answer_before() -> None:
-    requests = Course(together=0, single=3, single_output_tokens=(2,), in_turn=True, pause_s=0.25, long_tokens=64).requests(16)
+    requests = Course(
+        together=0, joining=0, single=3, single_output_tokens=(2,), in_turn=True, pause_s=0.25, long_tokens=64
+    ).requests(16)
     assert [(request.after, request.delay_s, request.prompt_tokens) for request in requests] == [
         (-1, 0.25, 32), (0, 0.25, 64), (1, 0.25, 32),
     ]  # fmt: skip
@@ -106,7 +135,7 @@ def test_prompts_in_turn_wait_for_the_answer_before() -> None:
 
 
 def test_answers_are_long_and_short_after_prompts_of_both_lengths() -> None:
-    requests = Course(together=0, single=6).requests(16)
+    requests = Course(together=0, joining=0, single=6).requests(16)
     assert [(request.prompt_tokens, request.output_tokens) for request in requests] == [
         (32, 40), (1024, 40), (32, 2), (1024, 2), (32, 40), (1024, 40),
     ]  # fmt: skip

@@ -359,7 +359,7 @@ def hardware_study(name: str) -> ModuleType:
     """The module of a study on hardware."""
     spec = importlib.util.spec_from_file_location(f"study_{name}", EXPERIMENTS / "hardware" / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -390,6 +390,31 @@ def test_decode_steps_are_timed_and_judged(tmp_path: Path) -> None:
             module.Case(requests=2, context=1024, share=part, seconds=seconds, expected_s=1.0) for part, seconds in times.items()
         ]
         assert module.page(cases, "A GPU")[1] is holds
+
+
+def test_launches_are_timed_and_judged(tmp_path: Path) -> None:
+    """In the interpreter no launch takes as long as on an H200; the claims are tried with times of our own."""
+    module = hardware_study("prefill_launch")
+    assert module.main(["--tiny", "--output", str(tmp_path)]) == 1
+    assert "| 2 | 32 | 2 | " in (tmp_path / "prefill_launch.md").read_text()
+    hardware = replace(hardware_study("decode_attention").hardware_of("h200_measured"), prefill_launch_s=0.010)
+    for usual_s, longest_s, holds in (
+        (0.010, 0.015, True),
+        (0.0108, 0.0155, True),
+        (0.0112, 0.015, False),
+        (0.010, 0.0151, False),
+    ):
+        rows = [
+            module.Launch(chunks=chunks, start=4096, decodes=8, launch_s=seconds, step_s=seconds)
+            for chunks, seconds in ((1, usual_s), (4, longest_s))
+        ]
+        assert module.page(rows, [], hardware, "A GPU")[1] is holds
+    for seconds, holds in ((0.0119, True), (0.0121, False)):
+        kind = module.Served(
+            chunks=1, continues=True, decodes=True, steps=3, before_s=0.0, launch_s=seconds, step_s=seconds
+        )  # fmt: skip
+        row = module.Launch(chunks=1, start=4096, decodes=8, launch_s=0.010, step_s=0.010)
+        assert module.page([row], [kind], hardware, "A GPU")[1] is holds
 
 
 @pytest.mark.long

@@ -1,0 +1,230 @@
+"""How long does the host take to launch a step with prefill, and what does that depend on?
+
+Steps whose prompts are so short that the GPU waits for the launch of its kernels: with several chunks, that begin a prompt or
+continue one, alone and beside decoding requests. The launch is the time until the last kernel has been submitted; the step is the
+time until the last one has ended. Both in a thread that does nothing else, without a serving engine. Then in a serving engine,
+which answers short questions about documents, so that most chunks are short and continue a prompt.
+
+Claims, each a row of the last table:
+
+launch     the step of one chunk that continues a prompt, beside eight decoding requests: at most 10 % longer or shorter than the
+           machine's description expects
+alike      the launch of a step in any other row is at most 1.5 times as long as in this one
+serving    it takes at most 1.2 times as long in the serving engine
+
+    python experiments/hardware/prefill_launch.py [--hardware NAME] [--output DIR]      on a machine with a GPU: a minute
+    TRITON_INTERPRET=1 python experiments/hardware/prefill_launch.py --tiny             on the CPU; times mean nothing there
+
+Writes prefill_launch.md, and exits with 1 if a claim fails.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from kvsim.cli import main as kvsim
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+from decode_attention import PAGE_TOKENS, Loaded, device_name, hardware_of, model_name  # noqa: E402
+
+from kvsim.hardware import HardwareSpec  # noqa: E402
+
+CHUNKS, STARTS, DECODES = (1, 2, 4), (0, 4096), (0, 8, 32)
+TOKENS, CONTEXT = 32, 1024
+"""Tokens of a chunk, and the context of a decoding request."""
+USUAL = (1, STARTS[-1], 8)
+"""Chunks, start and decoding requests of the step that is compared with the description and with the others."""
+MOST_ERROR, MOST_RATIO, MOST_SERVING_RATIO = 0.1, 1.5, 1.2
+REPEATS = 15
+RUN = [
+    "substrate=hardware", "page_tokens=16", "trace=synthetic", "trace.seed=3", "trace.sessions=30", "trace.sessions_per_s=4",
+    "trace.arrivals=closed_loop", "trace.mix.chat.weight=0", "trace.mix.agent.weight=0", "trace.mix.document.weight=1",
+    "trace.mix.document.turns=12", "trace.mix.document.pause_s=1", "trace.mix.document.document_tokens=4000",
+    "trace.mix.document.message_tokens=30", "trace.mix.document.answer_tokens=30", "tiers.gpu.capacity=30GiB",
+]  # fmt: skip
+TINY = [
+    "trace.limit=8", "trace.sessions=2", "trace.mix.document.document_tokens=64", "trace.mix.document.system_tokens=16",
+    "trace.mix.document.answer_tokens=2", "trace.mix.document.pause_s=0.1", "tiers.gpu.capacity=100pages",
+]  # fmt: skip
+"""Replaces settings of RUN, for Triton's interpreter."""
+SHORT = 128
+"""Most prompt tokens of a step that counts in the serving engine: the GPU computes them while their kernels are launched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A step of some chunks, and requests that decode beside them."""
+
+    chunks: int
+    start: int
+    """Position at which each chunk begins."""
+    decodes: int
+    launch_s: float
+    step_s: float
+
+
+def measured(*, is_tiny: bool) -> Iterator[Launch]:
+    """Time the cases."""
+    most_chunks, most_start, most_decodes = (2, 32, 2) if is_tiny else (max(CHUNKS), max(STARTS), max(DECODES))
+    context = 48 if is_tiny else CONTEXT
+    loaded = Loaded.of(model_name(is_tiny), most_chunks * (most_start + TOKENS) + most_decodes * context, most_decodes)
+    from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
+
+    limits = zip((CHUNKS, STARTS, DECODES), (most_chunks, most_start, most_decodes), strict=True)
+    for chunks, start, decodes in product(*(sorted({min(one, most) for one in every}) for every, most in limits)):
+        lengths = [start + TOKENS] * chunks + [context] * decodes
+        slots = loaded.slots([-(-length // PAGE_TOKENS) for length in lengths])
+        parts = [ChunkSlots(TOKENS, start, slots[number], number) for number in range(chunks)]
+        others = [DecodeSlots(context, slots[chunks + number], number) for number in range(decodes)]
+        times = []
+        for _ in range(2 if is_tiny else REPEATS):
+            loaded.watch.wait()
+            began_s = time.perf_counter()
+            loaded.transformer.step(parts, others, sampled_tokens=chunks)
+            launched_s = time.perf_counter()
+            loaded.watch.wait()
+            times.append((launched_s - began_s, time.perf_counter() - began_s))
+        launch_s, step_s = (statistics.median(some) for some in zip(*times[1:], strict=True))
+        yield Launch(chunks=chunks, start=start, decodes=decodes, launch_s=launch_s, step_s=step_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """Short steps of one kind in the serving engine; mean times."""
+
+    chunks: int
+    """2 for two or more."""
+    continues: bool
+    """Whether a chunk continues a prompt."""
+    decodes: bool
+    steps: int
+    before_s: float
+    """Before the launch: the page lists are uploaded."""
+    launch_s: float
+    step_s: float
+
+
+def served(hardware: str, *, is_tiny: bool) -> list[Served]:
+    """Serve requests, and return what their short steps took in the engine's thread."""
+    from kvsim.substrate.hardware.compute import Compute, Leap
+    from kvsim.substrate.hardware.transformer import Transformer
+
+    launches: list[tuple[float, float]] = []
+    times: dict[tuple[int, bool, bool], list[tuple[float, float, float]]] = defaultdict(list)
+    launch, compute = Transformer.step, Compute._compute
+
+    def timed_launch(self: Transformer, *given: Any, **named: Any) -> Any:
+        began_s = time.perf_counter()
+        result = launch(self, *given, **named)
+        launches.append((began_s, time.perf_counter()))
+        return result
+
+    def timed_compute(self: Compute, leap: Leap) -> int:
+        launches.clear()
+        began_s = time.perf_counter()
+        steps = compute(self, leap)
+        end_s, chunks = time.perf_counter(), leap.order.chunks
+        if 0 < sum(chunk.tokens for chunk in chunks) <= SHORT:
+            kind = min(len(chunks), 2), any(chunk.start for chunk in chunks), bool(leap.order.decodes)
+            first_s, last_s = launches[0]
+            times[kind].append((first_s - began_s, last_s - first_s, end_s - began_s))
+        return steps
+
+    changes = TINY if is_tiny else []
+    names = {change.split("=")[0] for change in changes}
+    settings = [setting for setting in RUN if setting.split("=")[0] not in names]
+    settings += [*changes, f"hardware={hardware}", f"model={model_name(is_tiny)}"]
+    with (
+        patch.object(Transformer, "step", timed_launch),
+        patch.object(Compute, "_compute", timed_compute),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        if kvsim(["simulate", *settings, f"output={folder}/run"]):
+            raise SystemExit(2)
+    found = []
+    for (chunks, continues, decodes), some in sorted(times.items()):
+        before_s, launch_s, step_s = (statistics.fmean(column) for column in zip(*some, strict=True))
+        found.append(
+            Served(
+                chunks=chunks, continues=continues, decodes=decodes, steps=len(some),
+                before_s=before_s, launch_s=launch_s, step_s=step_s,
+            )
+        )  # fmt: skip
+    return found
+
+
+def page(rows: list[Launch], serving: list[Served], hardware: HardwareSpec, made_on: str) -> tuple[str, bool]:
+    """Return the text of prefill_launch.md, and whether all claims hold."""
+    chunks, start, decodes = USUAL
+    usual = next((row for row in rows if (row.chunks, row.start, row.decodes) == USUAL), rows[-1])
+    expected_s = hardware.prefill_launch_s
+    error = expected_s / usual.step_s - 1
+    longest = max(rows, key=lambda row: row.launch_s)
+    ratio = longest.launch_s / usual.launch_s
+    name = f"{chunks} chunk from {start:,} on beside {decodes} decoding requests"
+    claims = [
+        (f"{name}: expected {1e3 * expected_s:.1f} ms", f"{error:+.1%}", f"{MOST_ERROR:.0%}", abs(error) <= MOST_ERROR),
+        ("the longest launch, relative to that one", f"{ratio:.2f}", f"{MOST_RATIO}", ratio <= MOST_RATIO),
+    ]  # fmt: skip
+    if alike := [row for row in serving if (row.chunks, row.continues, row.decodes) == (1, True, True)]:
+        more = alike[0].launch_s / usual.launch_s
+        claims.append(
+            ("the same launch in the serving engine", f"{more:.2f}", f"{MOST_SERVING_RATIO}", more <= MOST_SERVING_RATIO)
+        )
+    lines = [
+        "# Launch of steps with prefill", "",
+        f"{made_on}, pages of {PAGE_TOKENS} tokens, chunks of {TOKENS} tokens. Made by "
+        "`python experiments/hardware/prefill_launch.py`, which explains the measurement.", "",
+        "| chunks | each begins at | decoding requests | launch (ms) | step (ms) |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    lines += [
+        f"| {row.chunks} | {row.start:,} | {row.decodes} | {1e3 * row.launch_s:.2f} | {1e3 * row.step_s:.2f} |" for row in rows
+    ]
+    lines += [
+        "", f"In the serving engine, steps of at most {SHORT} prompt tokens:", "",
+        "| chunks | a chunk continues a prompt | decoding requests | steps | before (ms) | launch (ms) | step (ms) |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for kind in serving:
+        number, answers = (
+            "2 or more" if kind.chunks > 1 else "1",
+            ["yes" if one else "no" for one in (kind.continues, kind.decodes)],
+        )
+        means = [f"{1e3 * seconds:.2f}" for seconds in (kind.before_s, kind.launch_s, kind.step_s)]
+        lines.append(f"| {' | '.join([number, *answers, f'{kind.steps}', *means])} |")
+    lines += ["", "| claim | measured | at most | |", "|---|---|---|---|"]
+    lines += [f"| {claim} | {found} | {most} | {'holds' if holds else '**fails**'} |" for claim, found, most, holds in claims]
+    return "\n".join(lines) + "\n", all(holds for *_, holds in claims)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and write the table. Return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hardware", default="h200_measured", help="the machine's description")
+    parser.add_argument("--tiny", action="store_true", help="a few small cases, for the CPU")
+    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for prefill_launch.md")
+    options = parser.parse_args(arguments)
+    hardware = hardware_of(options.hardware)
+    rows, serving = list(measured(is_tiny=options.tiny)), served(options.hardware, is_tiny=options.tiny)
+    made_on = f"{device_name()}, `model={model_name(options.tiny)}`, expected by `hardware={options.hardware}`"
+    text, holds = page(rows, serving, hardware, made_on)
+    print(text)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "prefill_launch.md").write_text(text)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
