@@ -32,7 +32,7 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.hardware.machine import Demand, open_machine
 from kvsim.substrate.simulated.compute import step_times
-from kvsim.substrate.simulated.warmth import Warmth
+from kvsim.substrate.simulated.warmth import WarmSteps
 from kvsim.substrate.simulated.wiring import host_link
 from kvsim.substrates import watch_states
 
@@ -251,7 +251,7 @@ def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec)
 
     Each batch may have one chunk at most.
     """
-    times, warmth, excess = step_times(model, hardware), Warmth(hardware), []
+    expected, excess = WarmSteps(step_times(model, hardware), hardware), []
     for batch in batches:
         work = Work(
             chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,
@@ -259,8 +259,6 @@ def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec)
             decode_context_tokens=batch.decode_context_tokens,
             sampled_tokens=batch.prefill_requests,
         )
-        known_s = times.leap_s(work, batch.steps)
-        if batch.prefill_requests:
-            known_s = warmth.prefill_s(batch.start_s, known_s)
+        known_s = expected.leap_s(work, batch.steps, batch.start_s)
         excess.append((batch.end_s - batch.start_s - known_s) / batch.steps)
     return excess

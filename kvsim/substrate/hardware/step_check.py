@@ -8,7 +8,7 @@ from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.substrate.simulated.compute import counts_repeated, step_times
-from kvsim.substrate.simulated.warmth import Warmth
+from kvsim.substrate.simulated.warmth import WarmSteps
 
 LEAST_TOKENS: tuple[int, ...] = (1, 129, 257, 513, 1025, 2049, 4097)
 """Prompt tokens from which on steps with prefill are counted together."""
@@ -35,17 +35,15 @@ class StepCheck:
     """Sums up the steps of a run, by kind and size."""
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec, engines: int) -> None:
-        self._expected = step_times(model, hardware)
+        self._expected = WarmSteps(step_times(model, hardware), hardware, engines=engines)
         self.counts_repeated = counts_repeated(hardware)
         """Whether ``Work.repeated_context_tokens`` must be set."""
-        self._warmth = [Warmth(hardware) for _ in range(engines)]
         self._sums: dict[tuple[str, int], StepSum] = {}
 
     def add(self, work: Work, steps: int, start_s: float, end_s: float) -> None:
         """Count work that did not wait for loads. Of each engine, call in order of time."""
-        expected_s = self._expected.leap_s(work, steps)
+        expected_s = self._expected.leap_s(work, steps, start_s)
         if work.chunks:
-            expected_s = self._warmth[work.engine].prefill_s(start_s, expected_s)
             kind, size, bounds = "both" if work.decode_requests else "prefill", sum([n for n, _ in work.chunks]), LEAST_TOKENS
         else:
             kind, size, bounds = "decode", steps, LEAST_STEPS

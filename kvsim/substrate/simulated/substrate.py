@@ -20,7 +20,7 @@ from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
 from kvsim.substrate.simulated.ranks import Ranks
 from kvsim.substrate.simulated.sending import Sending
-from kvsim.substrate.simulated.warmth import Warmth
+from kvsim.substrate.simulated.warmth import WarmSteps
 from kvsim.substrate.simulated.wiring import Wiring
 
 
@@ -46,7 +46,7 @@ class SimulatedSubstrate:
         self.layers = model.layers
         self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
         self._counts_repeated = counts_repeated(hardware)
-        self.warmth = [Warmth(hardware) for _ in range(layout.engines)]
+        self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
         self.wiring = Wiring(self.env, hardware, self.page_bytes, model.attention_layers, layout, links)
         self.channels = self.wiring.engines[0]
         """The channels of the first engine, by name."""
@@ -94,18 +94,13 @@ class SimulatedSubstrate:
         if flows:
             self._compute_behind(work, flows, done)
         elif work.max_steps == 1:
-            step_s = self._step_s(work)
+            step_s = self.warm_steps.leap_s(work, 1, self.env.now)
             if self.sending is not None:
                 self.sending.step(work, step_s, self.env.now + step_s)
             return self.env.timeout(step_s, 1)
         else:
             self._leap(work, done)
         return done
-
-    def _step_s(self, work: Work) -> float:
-        """Return the seconds of one step that begins now."""
-        seconds = self.steps.leap_s(work, 1)
-        return self.warmth[work.engine].prefill_s(self.env.now, seconds) if work.chunks else seconds
 
     def _leap(self, work: Work, done: Event) -> None:
         """Take several steps in one event, unless ``work.stop`` triggers: then the leap ends at the next step boundary."""
@@ -141,7 +136,8 @@ class SimulatedSubstrate:
 
         start + all compute; first layer landed + all compute; last layer landed + one layer's compute
         """
-        compute_s, began, waiting = self._step_s(work), self.env.now, len(flows)
+        began, waiting = self.env.now, len(flows)
+        compute_s = self.warm_steps.leap_s(work, 1, began)
 
         def landed(_: Event) -> None:
             nonlocal waiting

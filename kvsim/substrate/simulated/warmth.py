@@ -2,7 +2,9 @@
 
 from math import exp
 
+from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
+from kvsim.substrate.simulated.compute import Steps
 
 
 class Warmth:
@@ -32,3 +34,17 @@ class Warmth:
         took_s = max(warm_s - saved_s, min(warm_s, self.least_s))
         self._cold, self._at_s = cold * exp(-took_s / self.warming_s), begin_s + took_s
         return took_s
+
+
+class WarmSteps:
+    """The durations of steps, on GPUs that warm and rest meanwhile: one for each engine."""
+
+    def __init__(self, steps: Steps, hardware: HardwareSpec, *, engines: int = 1) -> None:
+        self.steps = steps
+        """Durations on warm GPUs."""
+        self._warmth = [Warmth(hardware) for _ in range(engines)]
+
+    def leap_s(self, work: Work, steps: int, begin_s: float) -> float:
+        """Return the seconds of the first ``steps`` steps of work that begins at ``begin_s``. Of each engine, call in order."""
+        seconds = self.steps.leap_s(work, steps)
+        return self._warmth[work.engine].prefill_s(begin_s, seconds) if work.chunks else seconds
