@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from decode_attention import PAGE_TOKENS, Loaded, device_name, hardware_of, model_name  # noqa: E402
+from loaded_model import PAGE_TOKENS, Loaded, device_name, hardware_of, model_name  # noqa: E402
 
 from kvsim.hardware import HardwareSpec  # noqa: E402
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import kvsim.study
+from kvsim.substrate.simulated.warmth import Warmth
 from tests.workloads import make_request, write_trace
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
@@ -397,7 +398,7 @@ def test_launches_are_timed_and_judged(tmp_path: Path) -> None:
     module = hardware_study("prefill_launch")
     assert module.main(["--tiny", "--output", str(tmp_path)]) == 1
     assert "| 2 | 32 | 2 | " in (tmp_path / "prefill_launch.md").read_text()
-    hardware = replace(hardware_study("decode_attention").hardware_of("h200_measured"), prefill_launch_s=0.010)
+    hardware = replace(hardware_study("loaded_model").hardware_of("h200_measured"), prefill_launch_s=0.010)
     for usual_s, longest_s, holds in (
         (0.010, 0.015, True),
         (0.0108, 0.0155, True),
@@ -415,6 +416,24 @@ def test_launches_are_timed_and_judged(tmp_path: Path) -> None:
         )  # fmt: skip
         row = module.Launch(chunks=1, start=4096, decodes=8, launch_s=0.010, step_s=0.010)
         assert module.page([row], [kind], hardware, "A GPU")[1] is holds
+
+
+def test_a_gpu_that_slows_down_late_is_found(tmp_path: Path) -> None:
+    """The claims are tried with courses of our own: 100 steps of a tenth of a second, of which some are shorter."""
+    module = hardware_study("warming")
+    assert module.main(["--tiny", "--output", str(tmp_path)]) in (0, 1)
+    assert "| from 0 | " in (tmp_path / "warming.md").read_text()
+    hardware = hardware_study("loaded_model").hardware_of("h200_measured")
+    first_s = Warmth(hardware).prefill_s(0.0, 0.1)
+    for rested, decoded, seconds, holds in (
+        (1, 1, 0.1, True),
+        (1, 1, 0.098, False),
+        (0.97, 1, 0.1, False),
+        (1, 1.05, 0.1, False),
+    ):
+        late = [0.1] * 9 + [seconds] * 10 + [0.1] * 60
+        courses = {"rest": [[rested * first_s, *late]], "decoding": [[decoded * first_s, *late]]}
+        assert module.page(courses, hardware, "A GPU")[1] is holds
 
 
 @pytest.mark.long
