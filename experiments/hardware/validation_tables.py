@@ -130,9 +130,9 @@ def page(parts: Sequence[Part], made_by: str, image: str | None, findings: str) 
         f"{devices}. Made by `{made_by}`. Each configuration was served {runs_text(records)} by the machine, and simulated with "
         "the machine's noise. A cell has the mean ± the standard deviation of the real runs, then how far the mean of the "
         "simulations is from it, in points or percent: in italics where that is more than the spread of the runs but within the "
-        "tolerance, **bold** where it is more than both. The median request's TTFT (ttft by request) differs by that much between "
-        "two real runs, and by so much more between a simulation and a real run. The last column counts the figures outside the "
-        "spread, as about "
+        "tolerance, **bold** where it is more than both. The median request's TTFT (ttft by request) differs by that much "
+        "between two real runs, and by so much more between a simulation and a real run. The last column counts the figures "
+        "outside the spread, as about "
         f"{BY_CHANCE:.0%} are by chance. The CSV file beside this page has all figures.",
     ]  # fmt: skip
     for part in parts:
