@@ -11,7 +11,7 @@ from kvsim.core.runs import Run, count_pages, split_runs
 from kvsim.core.serving import CLAIMED, LOST, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.tier import CPU, DISK, Tier
 from kvsim.core.transfer import Hold, Transfer
-from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving
+from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving, is_gap
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 
 
@@ -99,7 +99,7 @@ class Cache(ServedCache):
         index, on_gpu, at = gpu.index, 0, 0
         while at < len(path):
             state = path[at].state[index]
-            if state == ABSENT or state == INCOMING and not is_arriving(path[at], gpu):
+            if state == ABSENT or state == INCOMING and is_gap(path[at], gpu):
                 break
             on_gpu = min(pages, path[at].depth + path[at].pages)
             at += 1
@@ -133,7 +133,7 @@ class Cache(ServedCache):
         index = gpu.index
         for node in path:
             state = node.state[index]
-            if state == ABSENT or state == INCOMING and not is_arriving(node, gpu):
+            if state == ABSENT or state == INCOMING and is_gap(node, gpu):
                 break
             at += 1
         if at == len(path):
@@ -397,6 +397,16 @@ class Cache(ServedCache):
         lease.node = node
         lease.loaded_pages += node.pages
 
+    def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
+        """As for any cache. Pages count that are on the request's path and that no load brings any more."""
+        gaps = [node for node in lease.node.path() if is_gap(node, lease.gpu)]
+        lost = max(0, sum([node.pages for node in gaps]) - lease.missing_pages)
+        lease.missing_pages += lost
+        loaded = min(lost, lease.loaded_pages)
+        lease.loaded_pages -= loaded
+        lease.gpu_pages -= lost - loaded
+        return lost
+
     def arriving(self, lease: Lease) -> list[Transfer]:
         loads: dict[Transfer, None] = {}
         node = lease.node
@@ -532,14 +542,15 @@ class Cache(ServedCache):
             gpu.evictable_pages -= node.pages
         node.pins[index] += 1
         residency.reannounce((node,), now, gpu)
-        if node.state[index] == INCOMING and not is_arriving(node, gpu):
+        if is_gap(node, gpu):
             residency.set_ready(node, gpu, now)
 
     def _fill_gaps(self, lease: Lease, now: float) -> None:
         """Make pages ready that a load failed to bring: they have been computed in the slots reserved for them."""
         node, gpu = lease.node, lease.gpu
-        while node.depth >= lease.gpu_pages and node.parent is not None:
-            if node.state[gpu.index] == INCOMING and not is_arriving(node, gpu):
+        first_page = 0 if lease.missing_pages else lease.gpu_pages
+        while node.depth >= first_page and node.parent is not None:
+            if is_gap(node, gpu):
                 self.residency.set_ready(node, gpu, now)
             node = node.parent
 

@@ -16,8 +16,8 @@ from kvsim.core.serving import Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.states import DetachedStates, Place, StateStore, StateWatch, places_after
 from kvsim.core.tier import DISK, GPU, Tier
 from kvsim.core.transfer import Hold, Transfer
-from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving
-from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
+from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_gap
+from kvsim.core.tree import ABSENT, LEAVING, READY, Node
 
 if TYPE_CHECKING:
     from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
@@ -340,7 +340,7 @@ class HybridCache(ServedCache):
     def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
         """As for any cache; the request begins from an earlier state, since none follows the last page that has arrived."""
         reused, gpu = lease.gpu_pages + lease.loaded_pages, lease.gpu
-        gaps = [node.depth for node in lease.node.path() if node.state[GPU] == INCOMING and not is_arriving(node, gpu)]
+        gaps = [node.depth for node in lease.node.path() if is_gap(node, gpu)]
         there = min([reused, *gaps])
         limit = min(there, reused - (load is self._states_of(lease).load))
         if limit < reused:

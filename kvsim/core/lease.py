@@ -25,8 +25,8 @@ class Lease:
 
     __slots__ = (
         "cpu_pages", "disk_pages", "epoch", "gpu", "gpu_nodes", "gpu_pages", "hits", "is_finishing", "is_known_prompt",
-        "is_reserved", "is_resumed", "leading_cpu_pages", "loaded_disk_pages", "loaded_pages", "loading", "node", "path",
-        "promised_pages", "request", "rest", "slots", "states", "waits",
+        "is_reserved", "is_resumed", "leading_cpu_pages", "loaded_disk_pages", "loaded_pages", "loading", "missing_pages", "node",
+        "path", "promised_pages", "request", "rest", "slots", "states", "waits",
     )  # fmt: skip
 
     def __init__(self, request: Request, gpu: Tier, root: Node) -> None:
@@ -51,6 +51,8 @@ class Lease:
         """The last node to load, until the load is started."""
         self.loaded_pages = 0
         self.loaded_disk_pages = 0
+        self.missing_pages = 0
+        """Pages of the pinned path that loads, its own or those of other requests, have failed to bring: to be computed."""
         self.waits: list[Transfer] = []
         """Write-downs that make room for this request."""
         self.epoch = 0

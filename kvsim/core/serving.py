@@ -190,9 +190,10 @@ class ServedCache(metaclass=ABCMeta):
         """
 
     def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
-        """Take ``pages`` pages that one of a request's loads did not bring out of what it reuses: they are computed instead.
+        """Take what a load, which misses ``pages`` pages, did not bring out of what a request reuses: it is computed instead.
 
-        Returns by how many pages it reuses less.
+        The load is the request's own, or another's that fills its pinned path (``arriving``). Returns by how many pages the
+        request reuses less.
         """
         lease.loaded_pages -= pages
         return pages

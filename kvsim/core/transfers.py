@@ -668,6 +668,11 @@ def in_line(gpus: list[Tier]) -> dict[int, list[int]]:
     return together
 
 
+def is_gap(node: Node, gpu: Tier) -> bool:
+    """Return whether a node has slots on the GPU whose content no load brings any more: a request computes it."""
+    return node.state[gpu.index] == INCOMING and not is_arriving(node, gpu)
+
+
 def is_arriving(node: Node, tier: Tier) -> bool:
     """Whether a load is filling the node's copy in a tier."""
     return any(transfer.target is tier for transfer in node.transfers)

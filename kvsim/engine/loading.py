@@ -29,16 +29,19 @@ class Loading:
         """Start the loads of a request that has its slots, and determine what is left to compute."""
         job.is_claimed = True
         job.has_pages(self.env.now)
+        planned: dict[Transfer, int] = {}
         if lease.has_load:
             transfers, loads = self.cache.load(lease, self.env.now)
-            planned = [(load, load.pages) for load in loads]
+            planned = {load: load.pages for load in loads}
             for transfer in transfers:
                 if not transfer.goes_down:
                     transfer.request = job.request
             self.mover.submit(transfers)
-            for load, pages in planned:
-                self.mover.end_of(load).callbacks.append(partial(self._loaded, job, lease, load, pages, book))
         job.loads, job.ready_loads = self.cache.arriving(lease), 0
+        for load in job.loads:  # of other requests, too
+            planned.setdefault(load, load.pages)
+        for load, pages in planned.items():
+            self.mover.end_of(load).callbacks.append(partial(self._loaded, job, lease, load, pages, book))
         if job.admissions == 1 and not job.request.sample:
             disk_pages = lease.loaded_disk_pages
             if job.prefetch is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.core.tree import READY
 from kvsim.policies.checkpoint.every_page import EveryPage
-from tests.core.small import only, small_cache
+from tests.core.small import only
 from tests.core.small_hybrid import SmallHybrid, hybrid, use
 
 SHARED, OWN = {"shared_pages": 1, "gpu": 14, "cpu": 40}, {"gpu": 9, "cpu": 40, "states": 9, "cpu_states": 40}
@@ -156,21 +156,6 @@ def test_detached_states_are_a_beginning_as_long_as_they_last() -> None:
     for lease in (first, second):
         assert lease.states.detached == cache.words.ids["a"] and reused(lease) == 1
     end(cache, first, second)
-
-
-def test_pages_that_no_load_brings_are_computed_even_if_none_was_brought() -> None:
-    """Otherwise what follows them would lose its beginning when the request ends."""
-    cache = small_cache(gpu=9, cpu=40)
-    cache.use("abc")
-    cache.leaving_order()
-    lease = cache.admitted("abcd")
-    load = only(cache.load(lease, next(cache.clock)).loads)
-    cache.abort(load, 0, next(cache.clock))
-    assert cache.shorten_hit(lease, load, 3, next(cache.clock)) == 3
-    cache.move(cache.insert(lease, next(cache.clock)))
-    cache.move(cache.finish_request(lease))
-    cache.check()
-    assert cache.on("gpu") == "abcd"
 
 
 @ROOMS

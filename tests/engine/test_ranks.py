@@ -134,6 +134,17 @@ def test_a_prefetch_that_is_stopped_before_its_turn_on_the_disk_has_not_failed()
     assert not outcome.hit_pages.any()
 
 
+@pytest.mark.parametrize("overlap", ["none", "layerwise"])
+def test_requests_that_share_a_load_compute_what_not_every_rank_has_brought(overlap: str) -> None:
+    """The GPU still has two pages of A, and a rank brings only four of the other six; two requests wait for them."""
+    settings = ON_CPU | {"gpu": 11, "overlap": overlap}
+    whole = served(*A_IS_BELOW, ask(A, 400), ask(A, 400), **settings)
+    assert [hits(whole, index) for index in (2, 3)] == [(2, 6, 0), (8, 0, 0)]
+    part = served(*A_IS_BELOW, ask(A, 400), ask(A, 400), **settings, make_substrate=answering(cpu_gpu=[4, 6]))
+    assert [hits(part, index) for index in (2, 3)] == [(2, 4, 0), (6, 0, 0)]
+    assert part.ttft_s[2] == part.ttft_s[3] > whole.ttft_s[3]
+
+
 # --- write-downs ---
 
 

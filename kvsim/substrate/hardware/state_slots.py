@@ -7,8 +7,8 @@ import numpy as np
 from kvsim.core.hybrid import HybridCache
 from kvsim.core.lease import Lease
 from kvsim.core.states import StateStore, StateWatch
+from kvsim.core.transfers import is_gap
 from kvsim.substrate.hardware.orders import StateCopy
-from kvsim.substrate.hardware.step_pages import is_gap
 
 
 class StateSlots(StateWatch):
@@ -44,11 +44,11 @@ class StateSlots(StateWatch):
 
         A state that a load did not bring is not copied: until its hit is shortened, the request computes with what its slot has.
         """
-        held, gpu = lease.states, self.cache.states.gpu.index
+        held, gpu = lease.states, self.cache.states.gpu
         if held is None or held.state is None or held.tier is None or is_gap(held.state, gpu):
             return None
         page = StateStore.page_of(held.state)
-        return StateCopy(kind="load", slot=self.of(lease), page=page, saved=held.state.slots[gpu])
+        return StateCopy(kind="load", slot=self.of(lease), page=page, saved=held.state.slots[gpu.index])
 
     def saved(self, lease: Lease, page: int, slots: Any) -> None:
         self.pending.append(StateCopy(kind="save", slot=self.of(lease), page=page, saved=np.array(slots)))

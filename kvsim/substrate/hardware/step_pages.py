@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.runs import Run
-from kvsim.core.tree import INCOMING, Node
+from kvsim.core.transfers import is_gap
 from kvsim.engine.substrate import Work
 from kvsim.substrate.hardware.orders import NOTHING, ChunkPages, DecodePages
 
@@ -65,9 +65,9 @@ class StepPages:
         path = lease.node.path()
         is_first, is_last = self._begun.get(job) is not lease, end == job.target_tokens
         self._begun[job] = lease
-        gpu, all_slots = lease.gpu.index, slots_of(lease)
+        all_slots = slots_of(lease)
         ids = self._ids(job.request)
-        is_there = np.repeat([not is_gap(node, gpu) for node in path], [node.pages for node in path]).astype(bool)
+        is_there = np.repeat([not is_gap(node, lease.gpu) for node in path], [node.pages for node in path]).astype(bool)
         pages = -(-end // self.page_tokens)
         reused = np.flatnonzero(is_there[:pages]) if is_first else NOTHING  # a hit that ends early for its state pins more
         filled = np.arange(start // self.page_tokens, self._whole_pages(job.request, end, len(ids)))
@@ -131,8 +131,3 @@ def slots_of(lease: Lease) -> np.ndarray:
 def ids_of(runs: tuple[Run, ...]) -> np.ndarray:
     """Return all page ids of some runs."""
     return np.concatenate([np.arange(start, start + pages, dtype=np.int64) for start, pages in runs]) if runs else NOTHING
-
-
-def is_gap(node: Node, gpu: int) -> bool:
-    """Whether the node's slots in a GPU tier, given by its index, are reserved for pages that no load will bring any more."""
-    return node.state[gpu] == INCOMING and not any(transfer.target.index == gpu for transfer in node.transfers)

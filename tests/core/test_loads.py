@@ -1,0 +1,71 @@
+"""Loads of pages that do not arrive, and the requests that wait for them."""
+
+from typing import Any
+
+import pytest
+
+from tests.core.small import only, small_cache
+
+
+def reused(lease: Any) -> int:
+    return int(lease.gpu_pages + lease.loaded_pages)
+
+
+def test_pages_that_no_load_brings_are_computed_even_if_none_was_brought() -> None:
+    """Otherwise what follows them would lose its beginning when the request ends."""
+    cache = small_cache(gpu=9, cpu=40)
+    cache.use("abc")
+    cache.leaving_order()
+    lease = cache.admitted("abcd")
+    load = only(cache.load(lease, next(cache.clock)).loads)
+    cache.abort(load, 0, next(cache.clock))
+    assert cache.shorten_hit(lease, load, 3, next(cache.clock)) == 3
+    cache.move(cache.insert(lease, next(cache.clock)))
+    cache.move(cache.finish_request(lease))
+    cache.check()
+    assert cache.on("gpu") == "abcd"
+
+
+def shared_load(*prompts: str) -> tuple[Any, list[Any], Any]:
+    """Requests that share the load of "abc", which only the CPU has; the first has begun it, of which one page arrives."""
+    cache = small_cache(gpu=12, cpu=40)
+    cache.use("abc")
+    cache.leaving_order()
+    leases = [cache.admitted(prompt) for prompt in prompts]
+    load = only(cache.load(leases[0], next(cache.clock)).loads)
+    for lease in leases[1:]:
+        assert cache.load(lease, next(cache.clock)) == ([], []) and cache.arriving(lease) == [load]
+    cache.abort(load, 1, next(cache.clock))
+    cache.check()
+    return cache, leases, load
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_requests_that_share_a_load_miss_what_it_does_not_bring(order: tuple[int, int]) -> None:
+    """Each computes pages b and c, whoever is first makes them ready, and neither misses them twice."""
+    cache, leases, load = shared_load("abcd", "abce")
+    assert [reused(lease) for lease in leases] == [3, 3]
+    for lease in leases:
+        assert cache.shorten_hit(lease, load, 2, next(cache.clock)) == 2
+        assert cache.shorten_hit(lease, load, 2, next(cache.clock)) == 0
+    assert [(lease.gpu_pages, lease.loaded_pages) for lease in leases] == [(0, 1), (1, 0)]
+    for number in order:
+        cache.move(cache.insert(leases[number], next(cache.clock)))
+        cache.check()
+        assert set("abc") <= set(cache.on("gpu"))
+    for lease in leases:
+        cache.move(cache.finish_request(lease))
+        cache.check()
+    assert set(cache.on("gpu")) == set("abcde")
+
+
+def test_a_request_that_shares_the_beginning_of_a_load_misses_what_it_has_of_it() -> None:
+    cache, (whole, part), load = shared_load("abcd", "abx")
+    assert [cache.shorten_hit(lease, load, 2, next(cache.clock)) for lease in (whole, part)] == [2, 1]
+    assert [reused(lease) for lease in (whole, part)] == [1, 1]
+    cache.release(whole)
+    cache.check()
+    cache.move(cache.insert(part, next(cache.clock)))
+    cache.move(cache.finish_request(part))
+    cache.check()
+    assert set(cache.on("gpu")) == set("abx")
