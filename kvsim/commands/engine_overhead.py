@@ -19,7 +19,7 @@ from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Batch, RecordedCache, Recorder
-from kvsim.engine.substrate import Work
+from kvsim.engine.substrate import Substrate, Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
 from kvsim.policies.checkpoint.base import Prefill
@@ -71,10 +71,10 @@ class Course:
     is_written_through: bool = False
     """Whether pages are copied to the host's memory as soon as they are computed."""
 
-    def requests(self, page_tokens: int) -> list[Request]:
-        """Build the requests. Only prompts of those that join share pages; only full pages have ids."""
+    def requests(self, page_tokens: int, *, shares_prefix: bool = True) -> list[Request]:
+        """Build the requests. Only those that join may share pages (``shares_prefix``); only full pages have ids."""
         together = [(0.0, self.together_tokens, self.output_tokens)] * self.together
-        common = self.together_tokens // page_tokens
+        common = self.together_tokens // page_tokens if shares_prefix else 0
         joining = [
             ((1 + at) * self.joining_pause_s, common * page_tokens + SHORT_TOKENS, JOINING_OUTPUT_TOKENS)
             for at in range(self.joining)
@@ -135,9 +135,9 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
 
     The overhead of a step is its time beyond its parts, as given by ``hardware.compute_curves``: Python, launches, and the
     notification that the step has ended. A short chunk takes as long as launching its kernels; it is measured as it is in a busy
-    engine, beside decoding requests and after a prefix that the cache has. The overhead of a copy is its time beyond its latency
-    and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not fit the
-    machine.
+    engine, beside decoding requests and, unless the model is hybrid, after a prefix that the cache has. The overhead of a copy is
+    its time beyond its latency and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not
+    fit the machine.
     """
     courses = (Course(), COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_COPIES)
     alone, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
@@ -187,7 +187,7 @@ def play(
 
     ``seed`` is that of the weights. Raises UsageError if model and pages do not fit the machine.
     """
-    requests = course.requests(page_tokens)
+    requests = course.requests(page_tokens, shares_prefix=not model.is_hybrid)  # a hybrid's cache saves no states here
     pages = sum(-(-(request.prompt_tokens + request.output_tokens) // page_tokens) for request in requests)
     settings = EngineSettings(max_batch_tokens=course.batch_tokens)
     demand = Demand(
@@ -213,12 +213,19 @@ def play(
     substrate = open_machine(demand, device)
     try:
         watch_states(substrate, [cache], demand.max_running_requests, kept_states=0)
-        recorder = Recorder(substrate, tiers)
-        recorded = RecordedCache(cache, recorder)
-        Cluster([Engine(recorder, recorded, Prefetching(recorded, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
-        return Played(batches=recorder.batches, links=recorder.link_use())
+        return serve(requests, substrate, tiers, cache, settings)
     finally:
         substrate.close()
+
+
+def serve(
+    requests: list[Request], substrate: Substrate, tiers: Sequence[Tier], cache: ServedCache, settings: EngineSettings
+) -> Played:
+    """Serve requests in the order of their arrival, on any substrate."""
+    recorder = Recorder(substrate, tiers)
+    recorded = RecordedCache(cache, recorder)
+    Cluster([Engine(recorder, recorded, Prefetching(recorded, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
+    return Played(batches=recorder.batches, links=recorder.link_use())
 
 
 def build_tiers(names: Sequence[str], pages: int, page_tokens: int) -> list[Tier]:

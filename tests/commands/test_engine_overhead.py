@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,18 +10,35 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.commands.engine_overhead import LONG_TOKENS, Course, copy_overhead_s, excess_s, with_step_overheads
+from kvsim.commands.engine_overhead import (
+    COPIES,
+    LONG_TOKENS,
+    SHORT_TOKENS,
+    Course,
+    Played,
+    build_cache,
+    build_tiers,
+    copy_overhead_s,
+    excess_s,
+    serve,
+    with_step_overheads,
+)
 from kvsim.commands.machine_noise import step_times
 from kvsim.core.request import Request
+from kvsim.engine.engine import EngineSettings
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.recorder import Batch
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves
 from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.substrate.simulated.warmth import Warmth
 
 MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
 """60 FLOPs a token, 20 for one that is sampled, 8 a pair."""
+LLAMA = ModelSpec(
+    layers=32, hidden_size=4096, vocabulary=128_256, heads=32, kv_heads=8, head_dim=128, mlp_width=14_336
+)  # fmt: skip
 MACHINE = HardwareSpec(
     flops_per_s=1.0,
     memory_bytes=1,
@@ -111,6 +129,8 @@ def test_requests_that_join_have_all_but_32_tokens_in_common_with_the_first(page
         pages = pages_of([request])
         assert pages[:common] == pages_of([first]) and request.prompt_tokens == common * page_tokens + 32
         assert len(pages) == request.prompt_pages == request.prompt_tokens // page_tokens
+    alone = Course(joining=2, single=0).requests(page_tokens, shares_prefix=False)[-1]
+    assert alone.prompt_tokens == 32 and not set(pages_of([alone])) & set(pages_of([first]))
     own = [set(pages_of([request])[common:]) for request in (early, late)]
     assert not own[0] & own[1] and (early.arrival_s, late.arrival_s) == (0.1, 0.2)
 
@@ -149,3 +169,34 @@ def test_steps_of_one_kind_are_told_apart() -> None:
         Batch(50.0, 99.0, 0, 0, 2, 128, 1),
     ]  # fmt: skip
     assert step_times(batches, 64) == {"launches": [1.0], "prefill_steps": [4.0], "decode_steps": [8.0, 2.0]}
+
+
+def test_overheads_of_a_simulated_machine_are_found() -> None:
+    """A row of decode steps hides a part of what it takes once, so nothing is found exactly."""
+    known = replace(MACHINE, flops_per_s=7e14, memory_bytes_per_s=4e12, memory_bytes=1 << 40)
+    known = replace(known, host_to_device_bytes_per_s=5e10, device_to_host_bytes_per_s=5e10, both_directions_bytes_per_s=9e10)
+    overheads: dict[str, Any] = {
+        "leap_overhead_s": 0.001,
+        "prefill_overhead_s": 0.003,
+        "prefill_launch_s": 0.012,
+        "copy_overhead_s": 0.0015,
+    }
+    machine, model = replace(known, **overheads), LLAMA
+
+    def played(course: Course) -> Played:
+        requests = course.requests(16)
+        pages = sum(request.prompt_tokens + request.output_tokens for request in requests) // 16 + len(requests)
+        tiers = build_tiers(["gpu", "cpu"] if course.is_written_through else ["gpu"], pages, 16)
+        substrate = SimulatedSubstrate(model, machine, 16, links="fifo")
+        settings = EngineSettings(max_batch_tokens=course.batch_tokens)
+        return serve(requests, substrate, tiers, build_cache(model, tiers, 16), settings)
+
+    batches = played(Course()).batches
+    joined = [batch.prefill_tokens for batch in batches if batch.prefill_requests and batch.decode_requests]
+    assert joined == [SHORT_TOKENS] * Course().joining
+    found = with_step_overheads(known, model, batches)
+    copied = copy_overhead_s(known, model.page_bytes(16) / model.layers, played(COPIES).links)
+    for name, seconds in overheads.items():
+        measured = copied if name == "copy_overhead_s" else getattr(found, name)
+        assert measured == pytest.approx(seconds, rel=0.06), name
+    assert found.step_overhead_s < 5e-5
