@@ -14,10 +14,10 @@ shared     a half or nine tenths of the context in common: at most 10 %
 Writes decode_attention.md, and exits with 1 if a claim fails.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -25,10 +25,11 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from loaded_model import PAGE_TOKENS, Loaded, device_name, hardware_of, model_name  # noqa: E402
+from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish  # noqa: E402
 
 from kvsim.engine.substrate import Work  # noqa: E402
 from kvsim.hardware import HardwareSpec  # noqa: E402
+from kvsim.study import Claim, markdown  # noqa: E402
 
 REQUESTS, CONTEXTS, SHARES = (1, 2, 4, 8, 16, 32, 64), (1024, 4096, 16_384), (0.0, 0.5, 0.9)
 MOST_TOKENS = 600_000
@@ -71,48 +72,43 @@ def measured(hardware: HardwareSpec, *, is_tiny: bool) -> Iterator[Case]:
         common = min(round(share * each), each - 1)
         shared, *own = loaded.slots([common] + [each - common] * requests)
         decodes = [DecodeSlots(context, torch.cat([shared, rest]), number) for number, rest in enumerate(own)]
-        seconds = loaded.watch.seconds(lambda decodes=decodes: loaded.transformer.step([], decodes))  # type: ignore[misc]
+        seconds = loaded.watch.seconds(partial(loaded.transformer.step, [], decodes))
         work = Work(decode_requests=requests, decode_context_tokens=requests * context)
         work.repeated_context_tokens = (requests - 1) * common * PAGE_TOKENS
         expected_s = (expected.leap_s(work, 3) - expected.leap_s(work, 1)) / 2
         yield Case(requests=requests, context=context, share=share, seconds=seconds, expected_s=expected_s)
 
 
-def page(cases: list[Case], made_on: str) -> tuple[str, bool]:
-    """Return the text of decode_attention.md, and whether all claims hold."""
-    claims = []
+def claims(cases: list[Case]) -> list[Claim]:
+    """Return what is claimed of contexts of their own, and of contexts that requests have in common."""
+    found = []
     for is_shared, most in MOST_ERRORS.items():
         worst = max((case for case in cases if (case.share > 0) == is_shared), key=lambda case: abs(case.error))
         name = "context in common" if is_shared else "contexts of their own"
-        found = f"{worst.error:+.1%} with {worst.requests} requests of {worst.context:,} tokens"
-        claims.append((name, found, f"{most:.0%}", abs(worst.error) <= most))
-    lines = [
-        "# Decode steps", "",
-        f"{made_on}, pages of {PAGE_TOKENS} tokens. Made by `python experiments/hardware/decode_attention.py`, which explains "
-        "the measurement.", "",
-        "| requests | context of each | in common | expected (ms) | measured (ms) | error |", "|---|---|---|---|---|---|",
+        text = f"{worst.error:+.1%} with {worst.requests} of {worst.context:,} tokens"
+        found.append(Claim(f"{name}: at most {most:.0%} from the expected time", text, abs(worst.error) <= most))
+    return found
+
+
+def page(cases: list[Case], made_on: str) -> list[str]:
+    """Return the lines of decode_attention.md before its claims."""
+    rows = [
+        (
+            f"{case.requests}", f"{case.context:,}", f"{case.share:.0%}", f"{1e3 * case.expected_s:.3f}",
+            f"{1e3 * case.seconds:.3f}", f"{case.error:+.1%}",
+        )
+        for case in cases
     ]  # fmt: skip
-    for case in cases:
-        row = [f"{case.requests}", f"{case.context:,}", f"{case.share:.0%}", f"{1e3 * case.expected_s:.3f}"]
-        lines.append(f"| {' | '.join([*row, f'{1e3 * case.seconds:.3f}', f'{case.error:+.1%}'])} |")
-    lines += ["", "| claim | farthest from expected | at most | |", "|---|---|---|---|"]
-    lines += [f"| {claim} | {found} | {most} | {'holds' if holds else '**fails**'} |" for claim, found, most, holds in claims]
-    return "\n".join(lines) + "\n", all(holds for *_, holds in claims)
+    heads = ("requests", "context of each", "in common", "expected (ms)", "measured (ms)", "error")
+    made_by = "Made by `python experiments/hardware/decode_attention.py`, which explains the measurement."
+    return ["# Decode steps", "", f"{made_on}, pages of {PAGE_TOKENS} tokens. {made_by}", "", *markdown(heads, rows)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write the table. Return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hardware", default="h200_measured", help="the machine's description")
-    parser.add_argument("--tiny", action="store_true", help="a few small cases, for the CPU")
-    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for decode_attention.md")
-    options = parser.parse_args(arguments)
+    options = options_of(__doc__, arguments)
     cases = list(measured(hardware_of(options.hardware), is_tiny=options.tiny))
-    text, holds = page(cases, f"{device_name()}, `model={model_name(options.tiny)}`, expected by `hardware={options.hardware}`")
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "decode_attention.md").write_text(text)
-    return 0 if holds else 1
+    return publish(options.output / "decode_attention.md", page(cases, made_on(options)), claims(cases))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""A model on a GPU, without a serving engine, whose steps studies time one by one."""
+"""A model on a GPU without a serving engine, for studies that time single steps, and what these studies have in common."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -11,6 +13,7 @@ import kvsim.conf
 from kvsim.construct import construct
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSource, ModelSpec
+from kvsim.study import Claim, claim_table
 from kvsim.substrate.hardware.device import find_device
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ PAGE_TOKENS, SEED = 16, 0
 
 
 def model_name(is_tiny: bool) -> str:
-    """Return the model that decodes."""
+    """Return the name of the model to load."""
     return "tiny" if is_tiny else "llama3_8b"
 
 
@@ -73,7 +76,33 @@ class Loaded:
 
 
 def device_name() -> str:
-    """Return the name of what measures."""
+    """Return the GPU's name, or "A CPU"."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "A CPU"
+
+
+HERE = Path(__file__).resolve().parent
+
+
+def options_of(doc: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the options of a study: ``hardware``, ``tiny`` and ``output``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hardware", default="h200_measured", help="the machine's description")
+    parser.add_argument("--tiny", action="store_true", help="a few small cases, for the CPU")
+    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for the page")
+    return parser.parse_args(arguments)
+
+
+def publish(file: Path, lines: Sequence[str], claims: Sequence[Claim]) -> int:
+    """Print and write a page that ends with its claims. Returns the exit code: 1 if one fails."""
+    text = "\n".join([*lines, "", *claim_table(claims)]) + "\n"
+    print(text)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return 0 if all(claim.holds for claim in claims) else 1
+
+
+def made_on(options: argparse.Namespace) -> str:
+    """Return what a page says of the machine, the model and the description."""
+    return f"{device_name()}, `model={model_name(options.tiny)}`, expected by `hardware={options.hardware}`"

@@ -1,16 +1,16 @@
 """How long does the host take to launch a step with prefill, and what does that depend on?
 
-Steps whose prompts are so short that the GPU waits for the launch of its kernels: with several chunks, that begin a prompt or
-continue one, alone and beside decoding requests. The launch is the time until the last kernel has been submitted; the step is the
-time until the last one has ended. Both in a thread that does nothing else, without a serving engine. Then in a serving engine,
-which answers short questions about documents, so that most chunks are short and continue a prompt.
+Times steps so short that the GPU waits for the launch of their kernels: one or more chunks, which begin or continue a prompt,
+alone and beside decoding requests. The launch is the time until the last kernel has been submitted, the step the time until the
+last one has ended. Both are measured first in a thread that does nothing else, then in a serving engine that answers short
+questions about documents, so that most chunks are short and continue a prompt.
 
 Claims, each a row of the last table:
 
-launch     the step of one chunk that continues a prompt, beside eight decoding requests: at most 10 % longer or shorter than the
-           machine's description expects
-alike      the launch of a step in any other row is at most 1.5 times as long as in this one
-serving    it takes at most 1.2 times as long in the serving engine
+description  a step of one chunk that continues a prompt, beside eight decoding requests, is within 10 % of ``prefill_launch_s``
+alike        no launch of another step takes more than 1.5 times as long as the launch of that one
+serving      nor do launches of steps with one such chunk, beside any decoding requests, in the serving engine take more than 1.2
+             times as long
 
     python experiments/hardware/prefill_launch.py [--hardware NAME] [--output DIR]      on a machine with a GPU: a minute
     TRITON_INTERPRET=1 python experiments/hardware/prefill_launch.py --tiny             on the CPU; times mean nothing there
@@ -18,7 +18,6 @@ serving    it takes at most 1.2 times as long in the serving engine
 Writes prefill_launch.md, and exits with 1 if a claim fails.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -37,9 +36,10 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from loaded_model import PAGE_TOKENS, Loaded, device_name, hardware_of, model_name  # noqa: E402
+from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish  # noqa: E402
 
 from kvsim.hardware import HardwareSpec  # noqa: E402
+from kvsim.study import Claim, markdown  # noqa: E402
 
 CHUNKS, STARTS, DECODES = (1, 2, 4), (0, 4096), (0, 8, 32)
 TOKENS, CONTEXT = 32, 1024
@@ -165,65 +165,55 @@ def served(hardware: str, *, is_tiny: bool) -> list[Served]:
     return found
 
 
-def page(rows: list[Launch], serving: list[Served], hardware: HardwareSpec, made_on: str) -> tuple[str, bool]:
-    """Return the text of prefill_launch.md, and whether all claims hold."""
+def claims(rows: list[Launch], serving: list[Served], hardware: HardwareSpec) -> list[Claim]:
+    """Return what is claimed of the usual step, of the others, and of the usual one in the serving engine."""
     chunks, start, decodes = USUAL
     usual = next((row for row in rows if (row.chunks, row.start, row.decodes) == USUAL), rows[-1])
-    expected_s = hardware.prefill_launch_s
-    error = expected_s / usual.step_s - 1
-    longest = max(rows, key=lambda row: row.launch_s)
-    ratio = longest.launch_s / usual.launch_s
     name = f"{chunks} chunk from {start:,} on beside {decodes} decoding requests"
-    claims = [
-        (f"{name}: expected {1e3 * expected_s:.1f} ms", f"{error:+.1%}", f"{MOST_ERROR:.0%}", abs(error) <= MOST_ERROR),
-        ("the longest launch, relative to that one", f"{ratio:.2f}", f"{MOST_RATIO}", ratio <= MOST_RATIO),
-    ]  # fmt: skip
-    if alike := [row for row in serving if (row.chunks, row.continues, row.decodes) == (1, True, True)]:
-        more = alike[0].launch_s / usual.launch_s
-        claims.append(
-            ("the same launch in the serving engine", f"{more:.2f}", f"{MOST_SERVING_RATIO}", more <= MOST_SERVING_RATIO)
-        )
-    lines = [
+    error = hardware.prefill_launch_s / usual.step_s - 1
+    longest = max(row.launch_s for row in rows) / usual.launch_s
+    alike = [row.launch_s / usual.launch_s for row in serving if (row.chunks, row.continues, row.decodes) == (1, True, True)]
+    expected = f"{1e3 * hardware.prefill_launch_s:.1f} ms, as expected, is within {MOST_ERROR:.0%}"
+    return [
+        Claim(f"description: {name}: {expected}", f"{error:+.1%}", abs(error) <= MOST_ERROR),
+        Claim(f"alike: no launch takes more than {MOST_RATIO} times as long", f"{longest:.2f}", longest <= MOST_RATIO),
+        Claim(
+            f"serving: nor one of its kind in the serving engine more than {MOST_SERVING_RATIO} times",
+            f"{alike[0]:.2f}" if alike else "there was none",
+            bool(alike) and alike[0] <= MOST_SERVING_RATIO,
+        ),
+    ]
+
+
+def page(rows: list[Launch], serving: list[Served], made_on: str) -> list[str]:
+    """Return the lines of prefill_launch.md before its claims."""
+    alone = [
+        (f"{row.chunks}", f"{row.start:,}", f"{row.decodes}", f"{1e3 * row.launch_s:.2f}", f"{1e3 * row.step_s:.2f}")
+        for row in rows
+    ]
+    engine = []
+    for kind in serving:
+        number = "2 or more" if kind.chunks > 1 else "1"
+        answers = ["yes" if one else "no" for one in (kind.continues, kind.decodes)]
+        means = [f"{1e3 * seconds:.2f}" for seconds in (kind.before_s, kind.launch_s, kind.step_s)]
+        engine.append((number, *answers, f"{kind.steps}", *means))
+    kinds = ("chunks", "a chunk continues a prompt", "decoding requests", "steps", "before (ms)", "launch (ms)", "step (ms)")
+    return [
         "# Launch of steps with prefill", "",
         f"{made_on}, pages of {PAGE_TOKENS} tokens, chunks of {TOKENS} tokens. Made by "
         "`python experiments/hardware/prefill_launch.py`, which explains the measurement.", "",
-        "| chunks | each begins at | decoding requests | launch (ms) | step (ms) |", "|---|---|---|---|---|",
+        *markdown(("chunks", "each begins at", "decoding requests", "launch (ms)", "step (ms)"), alone), "",
+        f"In the serving engine, steps of at most {SHORT} prompt tokens:", "",
+        *markdown(kinds, engine),
     ]  # fmt: skip
-    lines += [
-        f"| {row.chunks} | {row.start:,} | {row.decodes} | {1e3 * row.launch_s:.2f} | {1e3 * row.step_s:.2f} |" for row in rows
-    ]
-    lines += [
-        "", f"In the serving engine, steps of at most {SHORT} prompt tokens:", "",
-        "| chunks | a chunk continues a prompt | decoding requests | steps | before (ms) | launch (ms) | step (ms) |",
-        "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for kind in serving:
-        number, answers = (
-            "2 or more" if kind.chunks > 1 else "1",
-            ["yes" if one else "no" for one in (kind.continues, kind.decodes)],
-        )
-        means = [f"{1e3 * seconds:.2f}" for seconds in (kind.before_s, kind.launch_s, kind.step_s)]
-        lines.append(f"| {' | '.join([number, *answers, f'{kind.steps}', *means])} |")
-    lines += ["", "| claim | measured | at most | |", "|---|---|---|---|"]
-    lines += [f"| {claim} | {found} | {most} | {'holds' if holds else '**fails**'} |" for claim, found, most, holds in claims]
-    return "\n".join(lines) + "\n", all(holds for *_, holds in claims)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write the table. Return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hardware", default="h200_measured", help="the machine's description")
-    parser.add_argument("--tiny", action="store_true", help="a few small cases, for the CPU")
-    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for prefill_launch.md")
-    options = parser.parse_args(arguments)
-    hardware = hardware_of(options.hardware)
+    options = options_of(__doc__, arguments)
     rows, serving = list(measured(is_tiny=options.tiny)), served(options.hardware, is_tiny=options.tiny)
-    made_on = f"{device_name()}, `model={model_name(options.tiny)}`, expected by `hardware={options.hardware}`"
-    text, holds = page(rows, serving, hardware, made_on)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "prefill_launch.md").write_text(text)
-    return 0 if holds else 1
+    found = claims(rows, serving, hardware_of(options.hardware))
+    return publish(options.output / "prefill_launch.md", page(rows, serving, made_on(options)), found)
 
 
 if __name__ == "__main__":

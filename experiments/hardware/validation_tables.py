@@ -84,7 +84,7 @@ def claims_of_ranking(part: Part) -> list[Claim]:
     apart = [pair for pair in pairs if pair["is_apart"]]
     agreed = [pair for pair in apart if pair["agrees"]]
     text = f"{len(agreed)} of {len(apart)}; the real runs tell {len(apart)} of {len(pairs)} pairs apart"
-    claim = "ranking: policies that differ by more than the spread of real runs keep their order, and half of the pairs do"
+    claim = "ranking: policies that real runs tell apart keep their order, and they tell at least half of the pairs apart"
     return [Claim(claim, text, agreed == apart and 2 * len(apart) >= len(pairs))]
 
 
@@ -130,9 +130,9 @@ def page(parts: Sequence[Part], made_by: str, image: str | None, findings: str) 
         f"{devices}. Made by `{made_by}`. Each configuration was served {runs_text(records)} by the machine, and simulated with "
         "the machine's noise. A cell has the mean ± the standard deviation of the real runs, then how far the mean of the "
         "simulations is from it, in points or percent: in italics where that is more than the spread of the runs but within the "
-        "tolerance, **bold** where it is more than both. The median request's TTFT (ttft by request) differs by that much "
-        "between two real runs, and by so much more between a simulation and a real run. The last column counts the figures "
-        "outside the spread, as about "
+        "tolerance, **bold** where it is more than both. In the column ttft by request, the first number is how far the median "
+        "request's TTFT is apart in two real runs, and the second how much further a simulation is from a real run. The last "
+        "column counts the figures outside the spread, as about "
         f"{BY_CHANCE:.0%} are by chance. The CSV file beside this page has all figures.",
     ]  # fmt: skip
     for part in parts:

@@ -1,15 +1,15 @@
 """How long does a rested GPU stay faster than a busy one?
 
-Equal steps with prefill follow each other for some seconds, after the GPU has rested, or has only decoded. It lowers its clock
-within a tenth of a second, when work begins, and perhaps again when it gets warm; a simulation knows the first
-(``compute_curves.rested_prefill_share`` and ``warming_s``), and assumes that decoding is a rest. Times are relative to those of
-the last second after a rest, which are those of a busy GPU.
+Times equal steps with prefill, back to back for some seconds, after the GPU has been idle or has only decoded. A GPU lowers its
+clock within a tenth of a second of starting work, and perhaps again when it gets hot. A simulation models only the first
+(``compute_curves.rested_prefill_share`` and ``warming_s``), and takes decoding for a rest. Times are relative to those of the
+last second after a rest, which are those of a busy GPU.
 
 Claims, each a row of the last table:
 
-slow       from half a second on, steps take within 1 % of their time in the last second
-rested     the first step takes as long as the machine's description expects of a rested GPU, within 2 %
-decoding   the same after decoding
+settled    from half a second on, a step takes as long as in the last second, within 1 %
+rest       the first step after a rest takes as long as the machine's description expects, within 2 %
+decoding   the first step after decoding does, too
 
     python experiments/hardware/warming.py [--hardware NAME] [--output DIR]      on a machine with a GPU: a minute and a half
     TRITON_INTERPRET=1 python experiments/hardware/warming.py --tiny             on the CPU; times mean nothing there
@@ -17,7 +17,6 @@ decoding   the same after decoding
 Writes warming.md, and exits with 1 if a claim fails.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,9 +27,10 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from loaded_model import PAGE_TOKENS, Loaded, device_name, hardware_of, model_name  # noqa: E402
+from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish  # noqa: E402
 
 from kvsim.hardware import HardwareSpec  # noqa: E402
+from kvsim.study import Claim, markdown  # noqa: E402
 from kvsim.substrate.simulated.warmth import Warmth  # noqa: E402
 
 TOKENS, REST_S, COURSE_S, COURSES = 2048, 5.0, 6.0, 3
@@ -39,12 +39,15 @@ BEFORE = ("rest", "decoding")
 DECODES, CONTEXT = 16, 1024
 """Decoding requests before a course, and the context of each."""
 BOUNDS_S = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, COURSE_S - 1)
-"""Begin of each span of time since the rest; the last one is that of a busy GPU."""
-SLOW_FROM_S, MOST_SLOW, MOST_FAST = 0.5, 0.01, 0.02
+"""Start of each span of time since the rest; in the last one the GPU is busy."""
+SETTLED_S, MOST_DRIFT, MOST_ERROR = 0.5, 0.01, 0.02
+
+Courses = Mapping[str, Sequence[Sequence[float]]]
+"""Seconds of the steps of each course, by what was before."""
 
 
 def measured(*, is_tiny: bool) -> dict[str, list[list[float]]]:
-    """Return the seconds of consecutive steps, in several courses after each kind of what was before."""
+    """Return the seconds of consecutive steps, in several courses after each of ``BEFORE``."""
     tokens, context, requests = (TINY_TOKENS, 48, 2) if is_tiny else (TOKENS, CONTEXT, DECODES)
     loaded = Loaded.of(model_name(is_tiny), tokens + requests * context, requests)
     from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
@@ -70,7 +73,7 @@ def measured(*, is_tiny: bool) -> dict[str, list[list[float]]]:
 
 
 def spans(courses: Sequence[Sequence[float]]) -> dict[float, float]:
-    """Return the mean time of the steps that begin in each span, by the span's begin; spans without a step are left out."""
+    """Return the mean time of the steps that begin in each span, by the span's start; spans without a step are left out."""
     found: dict[float, list[float]] = {}
     for course in courses:
         for began_s, seconds in zip(accumulate(course, initial=0.0), course, strict=False):
@@ -78,49 +81,41 @@ def spans(courses: Sequence[Sequence[float]]) -> dict[float, float]:
     return {bound: statistics.fmean(times) for bound, times in sorted(found.items())}
 
 
-def page(found: Mapping[str, Sequence[Sequence[float]]], hardware: HardwareSpec, made_on: str) -> tuple[str, bool]:
-    """Return the text of warming.md, and whether all claims hold."""
-    by_span = {name: spans(courses) for name, courses in found.items()}
-    rested = by_span["rest"]
+def claims(found: Courses, hardware: HardwareSpec) -> list[Claim]:
+    """Return what is claimed of a busy GPU, and of the first steps."""
+    rested = spans(found["rest"])
     busy_s = rested[max(rested)]
-    slowest = max((rested[bound] / busy_s - 1 for bound in rested if bound >= SLOW_FROM_S), key=abs, default=0.0)
-    claims = [(f"from {SLOW_FROM_S} s on, relative to a busy GPU", slowest, MOST_SLOW)]
-    for name, courses in found.items():
-        first_s = statistics.fmean(course[0] for course in courses)
-        error = Warmth(hardware).prefill_s(0.0, busy_s) / first_s - 1
-        claims.append((f"expected time of the first step after {name}", error, MOST_FAST))
-    lines = [
-        "# Rested and busy GPUs", "",
-        f"{made_on}, {len(found['rest'])} courses each. Made by `python experiments/hardware/warming.py`.", "",
-        "| before | time since then (s) | a step takes (ms) | relative to a busy GPU |", "|---|---|---|---|",
-    ]  # fmt: skip
-    for name, times in by_span.items():
-        lines += [
-            f"| {name} | from {bound:g} | {1e3 * seconds:.1f} | {seconds / busy_s:.3f} |" for bound, seconds in times.items()
-        ]
-    lines += ["", "| claim | measured | at most | |", "|---|---|---|---|"]
-    for claim, error, most in claims:
-        lines.append(f"| {claim} | {error:+.1%} | {most:.0%} | {'holds' if abs(error) <= most else '**fails**'} |")
-    return "\n".join(lines) + "\n", all(abs(error) <= most for _, error, most in claims)
+    drift = max((rested[bound] / busy_s - 1 for bound in rested if bound >= SETTLED_S), key=abs, default=0.0)
+    name = f"settled: from {SETTLED_S} s on, a step takes as long as in the last second, within {MOST_DRIFT:.0%}"
+    rows = [Claim(name, f"{drift:+.1%}", abs(drift) <= MOST_DRIFT)]
+    for before, courses in found.items():
+        error = Warmth(hardware).prefill_s(0.0, busy_s) / statistics.fmean(course[0] for course in courses) - 1
+        name = f"{before}: the first step takes as long as expected, within {MOST_ERROR:.0%}"
+        rows.append(Claim(name, f"{error:+.1%}", abs(error) <= MOST_ERROR))
+    return rows
+
+
+def page(found: Courses, made_on: str) -> list[str]:
+    """Return the lines of warming.md before its claims."""
+    by_span = {before: spans(courses) for before, courses in found.items()}
+    busy_s = by_span["rest"][max(by_span["rest"])]
+    rows = [
+        (before, f"from {bound:g}", f"{1e3 * seconds:.1f}", f"{seconds / busy_s:.3f}")
+        for before, times in by_span.items()
+        for bound, seconds in times.items()
+    ]
+    made_by = "Made by `python experiments/hardware/warming.py`, which explains the measurement."
+    heads = ("before", "time since then (s)", "a step takes (ms)", "relative to a busy GPU")
+    return ["# Rested and busy GPUs", "", f"{made_on}, {len(found['rest'])} courses each. {made_by}", "", *markdown(heads, rows)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write the table. Return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hardware", default="h200_measured", help="the machine's description")
-    parser.add_argument("--tiny", action="store_true", help="one short course, for the CPU")
-    parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for warming.md")
-    options = parser.parse_args(arguments)
+    options = options_of(__doc__, arguments)
     found = measured(is_tiny=options.tiny)
     tokens = TINY_TOKENS if options.tiny else TOKENS
-    made_on = (
-        f"{device_name()}, `model={model_name(options.tiny)}`, steps of {tokens:,} prompt tokens, `hardware={options.hardware}`"
-    )
-    text, holds = page(found, hardware_of(options.hardware), made_on)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "warming.md").write_text(text)
-    return 0 if holds else 1
+    lines = page(found, f"{made_on(options)}, steps of {tokens:,} prompt tokens")
+    return publish(options.output / "warming.md", lines, claims(found, hardware_of(options.hardware)))
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ JOINING_OUTPUT_TOKENS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The measured workload: requests that arrive and decode together, short ones that join them and have all but their last
-    tokens in common with the first, then short and long ones, each on an idle engine."""
+    """The measured workload: requests that arrive and decode together, short ones that join while they decode and share all but
+    their last tokens with the first, then short and long ones, each on an idle engine."""
 
     together: int = 8
     together_tokens: int = TOGETHER_TOKENS
@@ -57,7 +57,7 @@ class Course:
     """Time from one to the next, and before the first."""
     single: int = 32
     single_output_tokens: tuple[int, ...] = (40, 2)
-    """Of a short and a long prompt in turn."""
+    """Lengths of the answers, each for a short and a long prompt before the next."""
     begin_s: float = 5.0
     """Arrival of the first single request, after those that arrive together."""
     pause_s: float = 0.5
@@ -147,14 +147,15 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
 
 
 def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch]) -> HardwareSpec:
-    """Return ``hardware`` with the overheads of these steps, of which some decode single requests.
+    """Return ``hardware`` with the overheads of these steps. Some must decode single requests.
 
     Decode steps in a row have the overhead of a leap once: a single step shows it whole, many in a row hardly show it.
     """
     decodes = [batch for batch in batches if not batch.prefill_requests]
     prefills = [batch for batch in batches if batch.prefill_requests]
     beside = [batch for batch in prefills if batch.decode_requests] or prefills
-    short = [batch for batch in beside if batch.prefill_tokens == min(one.prefill_tokens for one in beside)]
+    shortest = min(batch.prefill_tokens for batch in beside)
+    short = [batch for batch in beside if batch.prefill_tokens == shortest]
     long = [batch for batch in prefills if batch.prefill_tokens == LONG_TOKENS and not batch.decode_requests]
     known = replace(hardware, step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0, prefill_launch_s=0.0)
     single = [batch for batch in decodes if batch.decode_requests == 1]

@@ -398,12 +398,13 @@ class Cache(ServedCache):
         lease.loaded_pages += node.pages
 
     def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
-        """As for any cache. Pages count that are on the request's path and that no load brings any more."""
+        """As for any cache. Whatever the load, the pages on the request's path count that no load brings any more."""
         gaps = [node for node in lease.node.path() if is_gap(node, lease.gpu)]
         lost = max(0, sum([node.pages for node in gaps]) - lease.missing_pages)
         lease.missing_pages += lost
         loaded = min(lost, lease.loaded_pages)
         lease.loaded_pages -= loaded
+        lease.loaded_disk_pages = max(0, lease.loaded_disk_pages - loaded)
         lease.gpu_pages -= lost - loaded
         return lost
 

@@ -190,12 +190,13 @@ class ServedCache(metaclass=ABCMeta):
         """
 
     def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
-        """Take what a load, which misses ``pages`` pages, did not bring out of what a request reuses: it is computed instead.
+        """Shorten what a request reuses by the pages that a load failed to bring; the request computes them instead.
 
-        The load is the request's own, or another's that fills its pinned path (``arriving``). Returns by how many pages the
-        request reuses less.
+        ``load`` is short of ``pages`` pages; it is the request's own, or another's that fills its pinned path (``arriving``).
+        Returns the number of pages no longer reused.
         """
         lease.loaded_pages -= pages
+        lease.loaded_disk_pages = max(0, lease.loaded_disk_pages - pages)
         return pages
 
     @abstractmethod

@@ -32,7 +32,7 @@ class Loading:
         planned: dict[Transfer, int] = {}
         if lease.has_load:
             transfers, loads = self.cache.load(lease, self.env.now)
-            planned = {load: load.pages for load in loads}
+            planned = {load: load.pages for load in loads}  # a load that begins late may be cut short
             for transfer in transfers:
                 if not transfer.goes_down:
                     transfer.request = job.request
@@ -55,7 +55,7 @@ class Loading:
         job.computed = min(reused, job.target_tokens - 1)
 
     def _loaded(self, job: Job, lease: Lease, load: Transfer, pages: int, book: Book, _: Event) -> None:
-        """Take what a load of ``pages`` pages failed to bring out of the hits: it is computed instead."""
+        """Shorten a request's hit by what a load of ``pages`` pages failed to bring; the request computes it."""
         missing = pages - load.arrived_pages
         if missing and job.lease is lease:
             lost = self.cache.shorten_hit(lease, load, missing, self.env.now)

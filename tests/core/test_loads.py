@@ -69,3 +69,20 @@ def test_a_request_that_shares_the_beginning_of_a_load_misses_what_it_has_of_it(
     cache.move(cache.finish_request(part))
     cache.check()
     assert set(cache.on("gpu")) == set("abx")
+
+
+def test_pages_that_the_disk_could_not_read_are_not_among_those_from_the_disk() -> None:
+    cache = small_cache(gpu=9, cpu=5, disk=40)
+    for prompt in ("abc", "vwxyz", "klmno"):
+        cache.use(prompt)
+    cache.leaving_order()
+    lease = cache.admitted("abcd")
+    (fetch, load), _ = cache.load(lease, next(cache.clock))
+    assert (lease.loaded_pages, lease.loaded_disk_pages) == (3, 3)
+    cache.begin(fetch, next(cache.clock))
+    cache.abort(fetch, 1, next(cache.clock))
+    cache.begin(load, next(cache.clock))
+    cache.finish(load, next(cache.clock))
+    assert cache.shorten_hit(lease, load, 2, next(cache.clock)) == 2
+    assert (lease.loaded_pages, lease.loaded_disk_pages) == (1, 1)
+    cache.check()
