@@ -171,9 +171,16 @@ def test_steps_of_one_kind_are_told_apart() -> None:
     assert step_times(batches, 64) == {"launches": [1.0], "prefill_steps": [4.0], "decode_steps": [8.0, 2.0]}
 
 
-def test_overheads_of_a_simulated_machine_are_found() -> None:
+CURVES = ComputeCurves(
+    linear=[[1, 4e12], [200, 6e14]], prefill_attention=[[32, 32, 3e14]], decode_attention=[[1 << 16, 3e9], [1 << 28, 3e12]],
+    rested_prefill_share=0.85, warming_s=0.07,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("curves", [None, CURVES], ids=["roofline", "curves"])
+def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None) -> None:
     """A row of decode steps hides a part of what it takes once, so nothing is found exactly."""
-    known = replace(MACHINE, flops_per_s=7e14, memory_bytes_per_s=4e12, memory_bytes=1 << 40)
+    known = replace(MACHINE, flops_per_s=7e14, memory_bytes_per_s=4e12, memory_bytes=1 << 40, compute_curves=curves)
     known = replace(known, host_to_device_bytes_per_s=5e10, device_to_host_bytes_per_s=5e10, both_directions_bytes_per_s=9e10)
     overheads: dict[str, Any] = {
         "leap_overhead_s": 0.001,

@@ -12,14 +12,15 @@ class Warmth:
 
     Prefill warms the GPU and everything else lets it cool, both exponentially with time constant ``compute_curves.warming_s``.
     At each moment of a step, the time it takes on a warm GPU is reduced by ``1 - compute_curves.rested_prefill_share`` times the
-    coldness (1 minus the warmth).
+    coldness (1 minus the warmth). The overheads of a step, its last part, are the host's: they take as long on any GPU.
     """
 
     def __init__(self, hardware: HardwareSpec) -> None:
         curves = hardware.compute_curves
         self.gain = 1.0 - curves.rested_prefill_share if curves else 0.0
         self.warming_s = curves.warming_s if curves else 1.0
-        self.least_s = hardware.prefill_launch_s + hardware.prefill_overhead_s + hardware.step_overhead_s
+        self.overhead_s = hardware.prefill_overhead_s + hardware.step_overhead_s
+        self.least_s = hardware.prefill_launch_s + self.overhead_s
         self._cold, self._at_s = 1.0, 0.0
 
     def prefill_s(self, begin_s: float, warm_s: float) -> float:
@@ -30,7 +31,8 @@ class Warmth:
         if not self.gain:
             return warm_s
         cold = 1.0 - (1.0 - self._cold) * exp(-max(0.0, begin_s - self._at_s) / self.warming_s)
-        saved_s = self.gain * cold * self.warming_s * (1.0 - exp(-warm_s / self.warming_s))
+        computed_s = max(0.0, warm_s - self.overhead_s)
+        saved_s = self.gain * cold * self.warming_s * (1.0 - exp(-computed_s / self.warming_s))
         took_s = max(warm_s - saved_s, min(warm_s, self.least_s))
         self._cold, self._at_s = cold * exp(-took_s / self.warming_s), begin_s + took_s
         return took_s

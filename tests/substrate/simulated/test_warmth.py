@@ -1,5 +1,6 @@
 """A GPU that has rested prefills faster, until prefill has made it warm."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import exp, log
 from typing import Any
@@ -63,6 +64,12 @@ def test_a_step_that_waits_for_its_launch_is_not_faster() -> None:
     assert Warmth(machine(0.5, launch_s=3.0)).prefill_s(0.0, 3.0) == 3.0
     assert Warmth(machine(0.5, launch_s=3.0)).prefill_s(0.0, 3.2) == 3.0
     assert Warmth(machine(0.5, launch_s=3.0)).prefill_s(0.0, 9.0) == pytest.approx(9 - 0.5 * 2 * (1 - exp(-4.5)))
+
+
+def test_overheads_are_as_long_on_a_rested_gpu() -> None:
+    hardware = replace(machine(0.5), prefill_overhead_s=4.0, step_overhead_s=1.0)
+    assert Warmth(hardware).prefill_s(0.0, 7.0) == pytest.approx(7 - 0.5 * 2 * (1 - exp(-1)))
+    assert Warmth(hardware).prefill_s(0.0, 4.0) == 4.0
 
 
 @given(
