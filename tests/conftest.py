@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ settings.load_profile("the same examples")
 HAS_GPU = Path("/dev/nvidia0").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported.
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; tests interrupt themselves
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 
