@@ -227,6 +227,6 @@ def test_a_run_records_the_model_and_says_what_was_read(tmp_path: Path, capsys: 
     assert file["choices"]["model"] == "Meta-Llama-3-8B"
     assert file["config"]["model"]["layers"] == 32 and "path" not in file["config"]["model"]
     assert (file["tiers"], file["bounds"]) == (named["tiers"], named["bounds"])
-    assert main(["report", str(tmp_path / "file"), str(tmp_path / "named")]) == 0
+    assert main(["report", str(tmp_path / "file"), str(tmp_path / "named"), f"output={tmp_path}/page.html"]) == 0
     assert main(["replay", "model=hf", *common]) == 2
     assert "model.path" in capsys.readouterr().err
