@@ -19,17 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
+from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish
 
-from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish  # noqa: E402
-
-from kvsim.engine.substrate import Work  # noqa: E402
-from kvsim.hardware import HardwareSpec  # noqa: E402
-from kvsim.study import Claim, markdown  # noqa: E402
+from kvsim.engine.substrate import Work
+from kvsim.hardware import HardwareSpec
+from kvsim.study import Claim, markdown
 
 REQUESTS, CONTEXTS, SHARES = (1, 2, 4, 8, 16, 32, 64), (1024, 4096, 16_384), (0.0, 0.5, 0.9)
 MOST_TOKENS = 600_000

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvsim.substrate.hardware.stopwatch import Stopwatch
     from kvsim.substrate.hardware.transformer import Transformer
 
+HERE = Path(__file__).resolve().parent
 PAGE_TOKENS, SEED = 16, 0
 
 
@@ -80,9 +81,6 @@ def device_name() -> str:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "A CPU"
-
-
-HERE = Path(__file__).resolve().parent
 
 
 def options_of(doc: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:

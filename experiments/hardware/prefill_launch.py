@@ -26,20 +26,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish
+
 from kvsim.cli import main as kvsim
-
-HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
-
-from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish  # noqa: E402
-
-from kvsim.hardware import HardwareSpec  # noqa: E402
-from kvsim.study import Claim, markdown  # noqa: E402
+from kvsim.hardware import HardwareSpec
+from kvsim.study import Claim, markdown
 
 CHUNKS, STARTS, DECODES = (1, 2, 4), (0, 4096), (0, 8, 32)
 TOKENS, CONTEXT = 32, 1024

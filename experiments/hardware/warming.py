@@ -21,17 +21,12 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
+from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish
 
-from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish  # noqa: E402
-
-from kvsim.hardware import HardwareSpec  # noqa: E402
-from kvsim.study import Claim, markdown  # noqa: E402
-from kvsim.substrate.simulated.warmth import Warmth  # noqa: E402
+from kvsim.hardware import HardwareSpec
+from kvsim.study import Claim, markdown
+from kvsim.substrate.simulated.warmth import Warmth
 
 TOKENS, REST_S, COURSE_S, COURSES = 2048, 5.0, 6.0, 3
 TINY_TOKENS, TINY_COURSE_S = 32, 0.5

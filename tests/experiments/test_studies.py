@@ -357,7 +357,9 @@ def test_policy_speed(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: 
 
 
 def hardware_study(name: str) -> ModuleType:
-    """The module of a study on hardware."""
+    """The module of a study on hardware, which may import others of its folder, as a script does."""
+    if (folder := str(EXPERIMENTS / "hardware")) not in sys.path:
+        sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(f"study_{name}", EXPERIMENTS / "hardware" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
