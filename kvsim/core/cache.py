@@ -397,8 +397,8 @@ class Cache(ServedCache):
         lease.node = node
         lease.loaded_pages += node.pages
 
-    def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
-        """As for any cache. Whatever the load, the pages on the request's path count that no load brings any more."""
+    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
+        """Implement the contract. Whatever the load, the pages on the request's path count that no load brings any more."""
         gaps = [node for node in lease.node.path() if is_gap(node, lease.gpu)]
         lost = max(0, sum([node.pages for node in gaps]) - lease.missing_pages)
         lease.missing_pages += lost

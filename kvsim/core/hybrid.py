@@ -337,7 +337,7 @@ class HybridCache(ServedCache):
         states.tier, states.is_below = home.gpu, False
         return loads
 
-    def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
+    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
         """As for any cache; the request begins from an earlier state, since none follows the last page that has arrived."""
         reused, gpu = lease.gpu_pages + lease.loaded_pages, lease.gpu
         gaps = [node.depth for node in lease.node.path() if is_gap(node, gpu)]

@@ -189,15 +189,13 @@ class ServedCache(metaclass=ABCMeta):
         there, and all pages after it, are computed instead.
         """
 
-    def shorten_hit(self, lease: Lease, load: Transfer, pages: int, now: float) -> int:
+    @abstractmethod
+    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
         """Shorten what a request reuses by the pages that a load failed to bring; the request computes them instead.
 
-        ``load`` is short of ``pages`` pages; it is the request's own, or another's that fills its pinned path (``arriving``).
-        Returns the number of pages no longer reused.
+        The load is the request's own, or another's that fills its pinned path (``arriving``). Returns the number of pages no
+        longer reused.
         """
-        lease.loaded_pages -= pages
-        lease.loaded_disk_pages = max(0, lease.loaded_disk_pages - pages)
-        return pages
 
     @abstractmethod
     def arriving(self, lease: Lease) -> list[Transfer]:

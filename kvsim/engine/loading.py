@@ -56,9 +56,8 @@ class Loading:
 
     def _loaded(self, job: Job, lease: Lease, load: Transfer, pages: int, book: Book, _: Event) -> None:
         """Shorten a request's hit by what a load of ``pages`` pages failed to bring; the request computes it."""
-        missing = pages - load.arrived_pages
-        if missing and job.lease is lease:
-            lost = self.cache.shorten_hit(lease, load, missing, self.env.now)
+        if load.arrived_pages < pages and job.lease is lease:
+            lost = self.cache.shorten_hit(lease, load, self.env.now)
             job.computed = max(0, job.computed - lost * self.cache.page_tokens)
             if job.counted is lease:
                 book.unread(job.request, lost)

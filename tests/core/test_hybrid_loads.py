@@ -108,7 +108,7 @@ def test_a_request_whose_own_loads_fail_begins_from_what_has_arrived(room: dict[
         arrives = state * whole if load.nodes[0].is_state else pages
         cache.abort(load, arrives, next(cache.clock))
         if arrives < whole:
-            missed += cache.shorten_hit(first, load, whole - arrives, next(cache.clock))
+            missed += cache.shorten_hit(first, load, next(cache.clock))
         cache.check()
     assert (reused(first), begun_from(cache, first), missed) == (0, 0, 3)
     assert cache.arriving(first) == []
@@ -122,11 +122,10 @@ def test_two_requests_that_share_the_load_of_a_state_miss_it_together(room: dict
     (state,) = [load for load in loads if load.nodes[0].is_state]
     transfers, shared = cache.load(second, next(cache.clock))
     assert not transfers and shared == [state] and reused(second) == 3
-    units = state.pages
     cache.move(load for load in loads if load is not state)
     cache.abort(state, 0, next(cache.clock))
     for lease in (first, second):
-        assert cache.shorten_hit(lease, state, units, next(cache.clock)) == 3
+        assert cache.shorten_hit(lease, state, next(cache.clock)) == 3
         assert (reused(lease), begun_from(cache, lease)) == (0, 0)
     end(cache, first, second)
 
@@ -151,7 +150,7 @@ def test_detached_states_are_a_beginning_as_long_as_they_last() -> None:
     assert first.states.state is None and first.states.detached is not None and reused(first) == 3
     load = only(cache.load(first, next(cache.clock)).transfers)
     cache.abort(load, 1, next(cache.clock))
-    assert cache.shorten_hit(first, load, 2, next(cache.clock)) == 2
+    assert cache.shorten_hit(first, load, next(cache.clock)) == 2
     cache.load(second, next(cache.clock))
     for lease in (first, second):
         assert lease.states.detached == cache.words.ids["a"] and reused(lease) == 1
@@ -163,9 +162,8 @@ def test_a_state_whose_pages_cannot_follow_is_loaded_nevertheless(room: dict[str
     """The load has begun when it turns out that another request's load of the pages has failed."""
     cache, first, second = two_requests(room)
     for load in cache.load(first, next(cache.clock)).loads:
-        units = load.pages
         cache.abort(load, 0, next(cache.clock))
-        cache.shorten_hit(first, load, units, next(cache.clock))
+        cache.shorten_hit(first, load, next(cache.clock))
     transfers, loads = cache.load(second, next(cache.clock))
     assert [transfer.nodes[0].is_state for transfer in transfers] == [True] and loads == []
     assert (reused(second), begun_from(cache, second)) == (0, 0)

@@ -248,7 +248,7 @@ class Walk:
         for lease, own, planned in self.loading:
             if own is load and lease in self.cache.leases and load.arrived_pages < planned:
                 before = lease.gpu_pages + lease.loaded_pages
-                lost = self.cache.shorten_hit(lease, load, planned - load.arrived_pages, self.now())
+                lost = self.cache.shorten_hit(lease, load, self.now())
                 assert 0 <= before - lost == lease.gpu_pages + lease.loaded_pages
                 self.check_start(lease)
 

@@ -19,7 +19,7 @@ def test_pages_that_no_load_brings_are_computed_even_if_none_was_brought() -> No
     lease = cache.admitted("abcd")
     load = only(cache.load(lease, next(cache.clock)).loads)
     cache.abort(load, 0, next(cache.clock))
-    assert cache.shorten_hit(lease, load, 3, next(cache.clock)) == 3
+    assert cache.shorten_hit(lease, load, next(cache.clock)) == 3
     cache.move(cache.insert(lease, next(cache.clock)))
     cache.move(cache.finish_request(lease))
     cache.check()
@@ -46,8 +46,8 @@ def test_requests_that_share_a_load_miss_what_it_does_not_bring(order: tuple[int
     cache, leases, load = shared_load("abcd", "abce")
     assert [reused(lease) for lease in leases] == [3, 3]
     for lease in leases:
-        assert cache.shorten_hit(lease, load, 2, next(cache.clock)) == 2
-        assert cache.shorten_hit(lease, load, 2, next(cache.clock)) == 0
+        assert cache.shorten_hit(lease, load, next(cache.clock)) == 2
+        assert cache.shorten_hit(lease, load, next(cache.clock)) == 0
     assert [(lease.gpu_pages, lease.loaded_pages) for lease in leases] == [(0, 1), (1, 0)]
     for number in order:
         cache.move(cache.insert(leases[number], next(cache.clock)))
@@ -61,7 +61,7 @@ def test_requests_that_share_a_load_miss_what_it_does_not_bring(order: tuple[int
 
 def test_a_request_that_shares_the_beginning_of_a_load_misses_what_it_has_of_it() -> None:
     cache, (whole, part), load = shared_load("abcd", "abx")
-    assert [cache.shorten_hit(lease, load, 2, next(cache.clock)) for lease in (whole, part)] == [2, 1]
+    assert [cache.shorten_hit(lease, load, next(cache.clock)) for lease in (whole, part)] == [2, 1]
     assert [reused(lease) for lease in (whole, part)] == [1, 1]
     cache.release(whole)
     cache.check()
@@ -83,6 +83,6 @@ def test_pages_that_the_disk_could_not_read_are_not_among_those_from_the_disk() 
     cache.abort(fetch, 1, next(cache.clock))
     cache.begin(load, next(cache.clock))
     cache.finish(load, next(cache.clock))
-    assert cache.shorten_hit(lease, load, 2, next(cache.clock)) == 2
+    assert cache.shorten_hit(lease, load, next(cache.clock)) == 2
     assert (lease.loaded_pages, lease.loaded_disk_pages) == (1, 1)
     cache.check()

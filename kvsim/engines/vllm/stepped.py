@@ -166,6 +166,10 @@ class SteppedCache(ServedCache):
         """Load nothing."""
         return NO_LOAD
 
+    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
+        """Raise AssertionError: there are no transfers."""
+        raise AssertionError(NO_TIERS_BELOW)
+
     def arriving(self, lease: Lease) -> list[Transfer]:
         """Return no transfers."""
         return NO_TRANSFERS
