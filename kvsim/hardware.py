@@ -29,6 +29,8 @@ LATENCIES = (
     "leap_overhead_s",
     "prefill_overhead_s",
     "prefill_launch_s",
+    "chunk_launch_s",
+    "decode_launch_s",
 )
 LINKS = ("cpu-gpu", "gpu-cpu", "disk-cpu", "cpu-disk", "disk-gpu", "gpu-disk")
 
@@ -115,8 +117,12 @@ class HardwareSpec:
     prefill_overhead_s: float = 0.0
     """Overhead of a step with prefill in addition to ``step_overhead_s``."""
     prefill_launch_s: float = 0.0
-    """Time the host needs to launch the kernels of a step with prefill one by one: such a step takes at least this long, plus
+    """Time the host needs to launch the kernels of a step with one chunk, one by one: such a step takes at least this long, plus
     overhead. Decode steps are replayed as CUDA graphs."""
+    chunk_launch_s: float = 0.0
+    """Further time to launch the kernels of each further chunk of the step."""
+    decode_launch_s: float = 0.0
+    """Further time to launch the kernels of the requests that decode in the step, however many."""
 
     rank_jitter: float = 0.0
     """Spread of the ranks' speeds: each moves its part of a transfer at its rate times a factor drawn from ``1 - rank_jitter``
@@ -187,6 +193,15 @@ class HardwareSpec:
     def total_both_directions_bytes_per_s(self) -> float:
         """Limit on the total rate of both directions, all GPUs."""
         return self.both_directions_bytes_per_s * self.gpus
+
+    def launch_s(self, chunks: int, decode_requests: int) -> float:
+        """Return the time the host needs to launch a step with so many chunks, at least one, and decoding requests."""
+        decode_s = self.decode_launch_s if decode_requests else 0.0
+        return self.prefill_launch_s + (chunks - 1) * self.chunk_launch_s + decode_s
+
+    def without_launches(self) -> "HardwareSpec":
+        """Return the same machine with a host that launches kernels at once."""
+        return replace(self, prefill_launch_s=0.0, chunk_launch_s=0.0, decode_launch_s=0.0)
 
     def with_cluster_disk(self) -> "HardwareSpec":
         """Return the same machine with the disk that all hosts share in place of its own."""

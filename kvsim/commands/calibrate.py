@@ -52,7 +52,9 @@ COMMENTS = {
     "step_overhead_s": "Time that a decode step of the serving engine takes beyond the sum of its parts.",
     "leap_overhead_s": "Further time of decode steps in a row, once, before the engine decides anew.",
     "prefill_overhead_s": "Further overhead of a step with prefill, on top of that of a decode step.",
-    "prefill_launch_s": "Time the host needs to launch a step with prefill; such a step never takes less.",
+    "prefill_launch_s": "Time the host needs to launch a step with one chunk of a prompt; a step with prefill never takes less.",
+    "chunk_launch_s": "Further time to launch each further chunk.",
+    "decode_launch_s": "Further time to launch the requests that decode beside prefill.",
     "rank_jitter": "Spread of the tensor-parallel ranks' speeds: for every transfer, each rank moves its part of the pages at\n"
     "# its rate times a factor drawn evenly from 1 - rank_jitter to 1. The slowest rank decides when a transfer ends and what\n"
     "# a cancelled one has brought. Not measured.",
@@ -265,6 +267,8 @@ def print_measured(measured: "Measured", console: Console) -> None:
         ("extra overhead of decode steps in a row, µs", micro(spec.leap_overhead_s)),
         ("extra overhead with prefill, µs", micro(spec.prefill_overhead_s)),
         ("launch of a step with prefill, µs", micro(spec.prefill_launch_s)),
+        ("launch of each further chunk, µs", micro(spec.chunk_launch_s)),
+        ("launch of decoding requests beside prefill, µs", micro(spec.decode_launch_s)),
         ("extra latency of copies while serving, µs", micro(spec.copy_overhead_s)),
         ("decode attention, repeated / own context", f"{spec.compute_curves.repeated_context_share:.3f}"),
         ("prefill time, rested / busy GPU", f"{spec.compute_curves.rested_prefill_share:.3f}"),

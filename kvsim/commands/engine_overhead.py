@@ -46,15 +46,16 @@ JOINING_OUTPUT_TOKENS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The measured workload: requests that arrive and decode together, short ones that join while they decode and share all but
-    their last tokens with the first, then short and long ones, each on an idle engine."""
+    """The measured workload: requests that arrive and decode together, short ones that join while they decode, some at once, and
+    share all but their last tokens with the first, then short and long ones, each on an idle engine."""
 
     together: int = 8
     together_tokens: int = TOGETHER_TOKENS
     output_tokens: int = 400
-    joining: int = 16
+    joining: tuple[int, ...] = (1, 3) * 8
+    """How many join at once."""
     joining_pause_s: float = 0.1
-    """Time from one to the next, and before the first."""
+    """Time from one joining to the next, and before the first."""
     single: int = 32
     single_output_tokens: tuple[int, ...] = (40, 2)
     """Lengths of the answers, each for a short and a long prompt before the next."""
@@ -77,14 +78,15 @@ class Course:
         common = self.together_tokens // page_tokens if shares_prefix else 0
         joining = [
             ((1 + at) * self.joining_pause_s, common * page_tokens + SHORT_TOKENS, JOINING_OUTPUT_TOKENS)
-            for at in range(self.joining)
+            for at, count in enumerate(self.joining)
+            for _ in range(count)
         ]
         answers = self.single_output_tokens
         single = [
             (self.begin_s + at * self.pause_s, (SHORT_TOKENS, self.long_tokens)[at % 2], answers[at // 2 % len(answers)])
             for at in range(self.single)
         ]
-        first_single = self.together + self.joining
+        first_single = self.together + len(joining)
         requests = []
         for index, (arrival_s, tokens, output_tokens) in enumerate(together + joining + single):
             begins = common if self.together <= index < first_single else 0
@@ -109,14 +111,22 @@ COPIES = Course(
     together=16,
     together_tokens=LONG_TOKENS,
     output_tokens=2,
-    joining=0,
+    joining=(),
     single=0,
     batch_tokens=LONG_TOKENS,
     is_written_through=True,
 )
 """Prompts one after another: the pages of each are copied while the host launches the step of the next."""
 INTERPRETED = Course(
-    together=2, output_tokens=8, joining=2, joining_pause_s=0.0, single=4, single_output_tokens=(4, 2), begin_s=0.0, pause_s=0.0
+    together=2,
+    output_tokens=4,
+    joining=(1, 2),
+    joining_pause_s=0.0,
+    single=6,
+    single_output_tokens=(4, 2),
+    begin_s=0.0,
+    pause_s=0.0,
+    in_turn=True,
 )
 """For Triton's interpreter."""
 INTERPRETED_COPIES = replace(COPIES, together=2, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)
@@ -134,10 +144,9 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     """Return ``hardware`` with the overheads measured in short runs of the serving engine.
 
     The overhead of a step is its time beyond its parts, as given by ``hardware.compute_curves``: Python, launches, and the
-    notification that the step has ended. A short chunk takes as long as launching its kernels; it is measured as it is in a busy
-    engine, beside decoding requests and, unless the model is hybrid, after a prefix that the cache has. The overhead of a copy is
-    its time beyond its latency and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not
-    fit the machine.
+    notification that the step has ended. Short chunks take as long as launching their kernels. The overhead of a copy is its time
+    beyond its latency and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not fit the
+    machine.
     """
     courses = (Course(), COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_COPIES)
     alone, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
@@ -147,17 +156,13 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
 
 
 def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch]) -> HardwareSpec:
-    """Return ``hardware`` with the overheads of these steps. Some must decode single requests.
+    """Return ``hardware`` with the overheads and launches of these steps. Some must decode single requests.
 
     Decode steps in a row have the overhead of a leap once: a single step shows it whole, many in a row hardly show it.
     """
     decodes = [batch for batch in batches if not batch.prefill_requests]
-    prefills = [batch for batch in batches if batch.prefill_requests]
-    beside = [batch for batch in prefills if batch.decode_requests] or prefills
-    shortest = min(batch.prefill_tokens for batch in beside)
-    short = [batch for batch in beside if batch.prefill_tokens == shortest]
-    long = [batch for batch in prefills if batch.prefill_tokens == LONG_TOKENS and not batch.decode_requests]
-    known = replace(hardware, step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0, prefill_launch_s=0.0)
+    long = [batch for batch in batches if batch.prefill_tokens == LONG_TOKENS and not batch.decode_requests]
+    known = replace(hardware.without_launches(), step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0)
     single = [batch for batch in decodes if batch.decode_requests == 1]
     step_s, row_s = (
         middle(excess_s([batch for batch in single if (batch.steps == 1) == is_step], model, known)) for is_step in (True, False)
@@ -165,8 +170,31 @@ def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Seque
     rows = excess_s([batch for batch in decodes if batch.steps > 1], model, known)
     known = replace(known, step_overhead_s=max(0.0, middle(rows)), leap_overhead_s=max(0.0, step_s - row_s))
     known = replace(known, prefill_overhead_s=max(0.0, middle(excess_s(long, model, known))))
-    launch_s = median(batch.end_s - batch.start_s for batch in short) - known.step_overhead_s - known.prefill_overhead_s
-    return replace(known, prefill_launch_s=max(0.0, launch_s))
+    return with_launches(known, batches)
+
+
+def with_launches(hardware: HardwareSpec, batches: Iterable[Batch]) -> HardwareSpec:
+    """Return ``hardware``, whose overheads are known, with the launches of those batches whose chunks are all short.
+
+    Some must have one chunk and nothing else; single chunks beside decoding requests, and several there, show what these add.
+    """
+    short = [batch for batch in batches if batch.prefill_requests and is_short(batch)]
+    single = [batch for batch in short if batch.prefill_requests == 1]
+    beside_s = middle([batch.end_s - batch.start_s for batch in single if batch.decode_requests])
+    alone_s = middle([batch.end_s - batch.start_s for batch in single if not batch.decode_requests])
+    more = [batch for batch in short if batch.prefill_requests > 1 and batch.decode_requests]
+    chunk_s = middle([(batch.end_s - batch.start_s - beside_s) / (batch.prefill_requests - 1) for batch in more])
+    return replace(
+        hardware,
+        prefill_launch_s=max(0.0, alone_s - hardware.step_overhead_s - hardware.prefill_overhead_s),
+        chunk_launch_s=max(0.0, chunk_s),
+        decode_launch_s=max(0.0, beside_s - alone_s),
+    )
+
+
+def is_short(batch: Batch) -> bool:
+    """Return whether the chunks of a batch are so short that the host takes longer to launch them than the GPU to compute."""
+    return batch.prefill_tokens == SHORT_TOKENS * batch.prefill_requests
 
 
 def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterable[LinkUse]) -> float:

@@ -21,6 +21,7 @@ from kvsim.commands.engine_overhead import (
     copy_overhead_s,
     excess_s,
     serve,
+    with_launches,
     with_step_overheads,
 )
 from kvsim.commands.machine_noise import step_times
@@ -65,11 +66,11 @@ def test_a_chunk_is_known_too() -> None:
 
 
 def test_overheads_of_steps() -> None:
-    """Rows of decode steps leave 2 a step and single ones 7, so a row has 5 once; no prompt has 1,024 tokens. A short prompt of
-    two tokens takes 164 seconds and is not expected to take less."""
+    """Rows of decode steps leave 2 a step and single ones 7, so a row has 5 once; no prompt has 1,024 tokens. A short prompt
+    takes 164 seconds and is not expected to take less."""
     row = Batch(0.0, 80.0 * 10 + 8.0 * 45 + 20.0, 0, 0, 1, 0, 10)
     together = Batch(0.0, 160.0 * 10 + 16.0 * 45 + 20.0, 0, 0, 2, 0, 10)
-    step, short = Batch(0.0, 87.0, 0, 0, 1, 0, 1), Batch(0.0, 164.0, 1, 2, 0, 0, 1)
+    step, short = Batch(0.0, 87.0, 0, 0, 1, 0, 1), Batch(0.0, 164.0, 1, SHORT_TOKENS, 0, 0, 1)
     found = with_step_overheads(MACHINE, MODEL, [row, together, step, short])
     assert (found.step_overhead_s, found.leap_overhead_s) == pytest.approx((2.0, 5.0))
     assert (found.prefill_overhead_s, found.prefill_launch_s) == pytest.approx((0.0, 162.0))
@@ -111,7 +112,7 @@ def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])
 def test_prompts_are_as_long_whatever_a_page_is(page_tokens: int) -> None:
-    requests = Course(joining=0).requests(page_tokens)
+    requests = Course(joining=()).requests(page_tokens)
     assert sorted({request.prompt_tokens for request in requests}) == [32, 256, LONG_TOKENS]
     pages = pages_of(requests)
     assert len(pages) == len(set(pages)) == sum(request.prompt_tokens // page_tokens for request in requests)
@@ -123,30 +124,35 @@ def pages_of(requests: Sequence[Request]) -> list[int]:
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 100, 512])
 def test_requests_that_join_have_all_but_32_tokens_in_common_with_the_first(page_tokens: int) -> None:
-    first, *_, early, late = Course(joining=2, single=0).requests(page_tokens)
+    first, *_, early, late, last = Course(joining=(1, 2), single=0).requests(page_tokens)
     common = first.prompt_tokens // page_tokens
-    for request in (early, late):
+    for request in (early, late, last):
         pages = pages_of([request])
         assert pages[:common] == pages_of([first]) and request.prompt_tokens == common * page_tokens + 32
         assert len(pages) == request.prompt_pages == request.prompt_tokens // page_tokens
-    alone = Course(joining=2, single=0).requests(page_tokens, shares_prefix=False)[-1]
+    alone = Course(joining=(2,), single=0).requests(page_tokens, shares_prefix=False)[-1]
     assert alone.prompt_tokens == 32 and not set(pages_of([alone])) & set(pages_of([first]))
-    own = [set(pages_of([request])[common:]) for request in (early, late)]
-    assert not own[0] & own[1] and (early.arrival_s, late.arrival_s) == (0.1, 0.2)
+    own = [set(pages_of([request])[common:]) for request in (early, late, last)]
+    assert not own[0] & own[1] and not own[1] & own[2]
+    assert (early.arrival_s, late.arrival_s, last.arrival_s) == (0.1, 0.2, 0.2)
 
 
-def test_a_launch_is_measured_beside_decoding_requests() -> None:
-    """The one with two chunks is longer; a short prompt on an idle engine is faster, and counts only if there is nothing else."""
-    idle = Batch(0.0, 164.0, 1, 2, 0, 0, 1)
-    beside = [Batch(0.0, 400.0 + more, 1, 3, 1, 9, 1) for more in (0.0, 5.0, 90.0)]
-    two = Batch(0.0, 900.0, 2, 6, 1, 9, 1)
-    assert with_step_overheads(MACHINE, MODEL, [idle, *beside, two]).prefill_launch_s == pytest.approx(405.0)
-    assert with_step_overheads(MACHINE, MODEL, [idle]).prefill_launch_s == pytest.approx(164.0)
+def test_launches_alone_beside_decoding_requests_and_of_several_chunks() -> None:
+    """Steps with a long chunk do not count; the overheads are known."""
+    machine = replace(MACHINE, step_overhead_s=3.0, prefill_overhead_s=1.0)
+    idle = [Batch(0.0, 164.0 + more, 1, SHORT_TOKENS, 0, 0, 1) for more in (-60.0, 0.0, 2.0)]
+    beside = [Batch(0.0, 200.0 + more, 1, SHORT_TOKENS, 1, 9, 1) for more in (0.0, 5.0, 90.0)]
+    several = [Batch(0.0, 205.0 + 2 * 7.0, 3, 3 * SHORT_TOKENS, 1, 9, 1), Batch(0.0, 205.0 + 9.0, 2, 2 * SHORT_TOKENS, 1, 9, 1)]
+    others = [Batch(0.0, 900.0, 2, 2 * SHORT_TOKENS + 1, 1, 9, 1), Batch(0.0, 800.0, 2, 2 * SHORT_TOKENS, 0, 0, 1)]
+    found = with_launches(machine, [*idle, *beside, *several, *others, Batch(0.0, 1.0, 0, 0, 1, 9, 1)])
+    assert found == replace(machine, prefill_launch_s=160.0, decode_launch_s=41.0, chunk_launch_s=8.0)
+    assert with_launches(machine, idle) == replace(machine, prefill_launch_s=160.0), "nothing is known of the others"
+    assert with_launches(machine, [Batch(0.0, 3.0, 1, SHORT_TOKENS, 0, 0, 1)]) == machine
 
 
 def test_prompts_in_turn_wait_for_the_answer_before() -> None:
     requests = Course(
-        together=0, joining=0, single=3, single_output_tokens=(2,), in_turn=True, pause_s=0.25, long_tokens=64
+        together=0, joining=(), single=3, single_output_tokens=(2,), in_turn=True, pause_s=0.25, long_tokens=64
     ).requests(16)
     assert [(request.after, request.delay_s, request.prompt_tokens) for request in requests] == [
         (-1, 0.25, 32), (0, 0.25, 64), (1, 0.25, 32),
@@ -155,7 +161,7 @@ def test_prompts_in_turn_wait_for_the_answer_before() -> None:
 
 
 def test_answers_are_long_and_short_after_prompts_of_both_lengths() -> None:
-    requests = Course(together=0, joining=0, single=6).requests(16)
+    requests = Course(together=0, joining=(), single=6).requests(16)
     assert [(request.prompt_tokens, request.output_tokens) for request in requests] == [
         (32, 40), (1024, 40), (32, 2), (1024, 2), (32, 40), (1024, 40),
     ]  # fmt: skip
@@ -186,6 +192,8 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
         "leap_overhead_s": 0.001,
         "prefill_overhead_s": 0.003,
         "prefill_launch_s": 0.012,
+        "chunk_launch_s": 0.0012,
+        "decode_launch_s": 0.003,
         "copy_overhead_s": 0.0015,
     }
     machine, model = replace(known, **overheads), LLAMA
@@ -200,7 +208,7 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
 
     batches = played(Course()).batches
     joined = [batch.prefill_tokens for batch in batches if batch.prefill_requests and batch.decode_requests]
-    assert joined == [SHORT_TOKENS] * Course().joining
+    assert joined == [SHORT_TOKENS * count for count in Course().joining]
     found = with_step_overheads(known, model, batches)
     copied = copy_overhead_s(known, model.page_bytes(16) / model.layers, played(COPIES).links)
     for name, seconds in overheads.items():

@@ -1,6 +1,7 @@
 """Attention in one layer, with keys and values of some KV heads in the pages."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,9 @@ from kvsim.model import ModelSpec
 from kvsim.substrate.hardware.buffers import Buffers
 from kvsim.substrate.hardware.layer import ChunkSlots, Layer
 
+flash_attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+"""Called directly: ``scaled_dot_product_attention`` with a symbolic mask (``torch.nn.attention.bias``) first decides, in Python,
+that it can use this operator. The host would need as much time for that as for the rest of a layer."""
 Matrix = Callable[..., torch.Tensor]
 """Draws random weights of a shape ``[out, in]``."""
 
@@ -86,25 +90,48 @@ class GroupedChunks:
 
     def __init__(self, attention: GroupedAttention, chunks: Sequence[ChunkSlots], first_row: int) -> None:
         model = attention.model
-        self.pages = ChunkPages(chunks, first_row, attention.page_tokens, attention.buffers.device)
+        self.pages = ChunkPages(chunks, first_row, attention.page_tokens, attention.buffers)
         tokens = self.pages.tokens
         gathered = attention.buffers.take("gathered", 2 * tokens, attention.kv_width)
         self.gathered = gathered.view(2, tokens, model.kv_heads, model.head_dim)
+        self.contexts = [tuple(self.gathered[:, part.context]) for part in self.pages.parts]
+        """Keys and values of each chunk."""
 
     def attend(self, pool: torch.Tensor, query: torch.Tensor, out: torch.Tensor) -> None:
         """Attend in one layer. ``query`` and ``out`` are ``[row, head, dim]`` for the whole step."""
         gather_pages(pool, self.pages.slots, self.gathered)
-        for rows, context, mask in self.pages.parts:
-            keys, values = self.gathered[:, context].transpose(1, 2).unsqueeze(1)
-            asked = query[rows].transpose(0, 1).unsqueeze(0)
-            attended = scaled_dot_product_attention(asked, keys, values, attn_mask=mask, enable_gqa=True)
-            out[rows].copy_(attended[0].transpose(0, 1))
+        for part, (keys, values) in zip(self.pages.parts, self.contexts, strict=True):
+            part.attend(query, keys, values, out)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """A chunk's part of a step."""
+
+    rows: slice
+    context: slice
+    """Place among the tokens of all pages."""
+    mask: torch.Tensor | None
+    """Causal mask ``[row, context token]``; None for flash attention, which has its own."""
+
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
+        """Let the chunk's rows of ``query`` and ``out``, ``[row, head, dim]``, attend to ``keys`` and ``values`` of its context.
+
+        The last row attends to the whole context, ``[token, kv head, dim]``, and each earlier row to one token fewer. Values may
+        be padded: ``out`` takes their first elements.
+        """
+        asked, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (query[self.rows], keys, values))
+        if self.mask is None:
+            attended, *_ = flash_attention(asked, keys, values, 0.0, True)
+        else:
+            attended = scaled_dot_product_attention(asked, keys, values, attn_mask=self.mask, enable_gqa=True)
+        out[self.rows].copy_(attended[0, :, :, : out.shape[2]].transpose(0, 1))
 
 
 class ChunkPages:
     """The pages of a step's chunks, one after another."""
 
-    def __init__(self, chunks: Sequence[ChunkSlots], first_row: int, page_tokens: int, device: torch.device) -> None:
+    def __init__(self, chunks: Sequence[ChunkSlots], first_row: int, page_tokens: int, buffers: Buffers) -> None:
         """Raises ValueError for a chunk with too few pages."""
         pages = [-(-(chunk.start + chunk.tokens) // page_tokens) for chunk in chunks]
         for chunk, needed in zip(chunks, pages, strict=True):
@@ -114,24 +141,17 @@ class ChunkPages:
                 )
         self.slots = torch.cat([chunk.slots[:needed] for chunk, needed in zip(chunks, pages, strict=True)])
         self.tokens = sum(pages) * page_tokens
-        self.parts: list[tuple[slice, slice, torch.Tensor]] = []
-        """Rows, context among the tokens of all pages, and causal mask of each chunk."""
+        self.parts: list[ChunkPart] = []
+        has_flash = buffers.device.type == "cuda" and buffers.dtype == torch.bfloat16
         row, begin = first_row, 0
         for chunk, needed in zip(chunks, pages, strict=True):
             context = chunk.start + chunk.tokens
-            mask = causal_mask(chunk.tokens, context, device)
-            self.parts.append((slice(row, row + chunk.tokens), slice(begin, begin + context), mask))
+            mask = None if has_flash else causal_mask(chunk.tokens, context, buffers.device)
+            self.parts.append(ChunkPart(slice(row, row + chunk.tokens), slice(begin, begin + context), mask))
             row += chunk.tokens
             begin += needed * page_tokens
 
 
 def causal_mask(tokens: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Return the mask that lets the last of ``tokens`` queries attend to all ``keys``, and each earlier query to one key fewer.
-
-    On a GPU it is a symbolic mask that flash attention understands, because the mask itself would take memory for every pair.
-    """
-    if device.type == "cuda":
-        from torch.nn.attention.bias import causal_lower_right  # takes a second to import
-
-        return causal_lower_right(tokens, keys)
+    """Return the mask that lets the last of ``tokens`` queries attend to all keys, and each earlier query to one key fewer."""
     return torch.ones(tokens, keys, dtype=torch.bool, device=device).tril(keys - tokens)

@@ -67,8 +67,11 @@ class Sizes:
     repeated: tuple[int, int] = (16, 16384)
     """Decoding requests that have their context in common, and its tokens."""
     repeats: int = 5
-    heat_s: float = 0.5
-    """Time for which each product and step runs before it is timed."""
+    heat_s: float = 1.25
+    """Time for which each product and step with prefill runs before it is timed. On an H200, steps take 1 to 2 % longer between
+    half a second and a second after a rest than later."""
+    decode_heat_s: float = 0.25
+    """The same for steps that only decode, which hardly depend on the GPU's clock."""
     rest_s: float = 1.0
     """Idle time before the steps that show how a GPU warms up."""
     course_s: float = 1.5
@@ -100,6 +103,7 @@ INTERPRETED = Sizes(
     repeated=(2, 64),
     repeats=1,
     heat_s=0.0,
+    decode_heat_s=0.0,
     rest_s=0.0,
     course_s=0.0,
 )
@@ -235,7 +239,12 @@ class Calibration:
         transformer = self._transformer()
         transformer.record_decodes(max(sizes.batches))
         steps = StepParts(
-            self.steady, transformer, flops_per_s=flops_per_s, memory_bytes_per_s=memory_bytes_per_s, seed=self.seed
+            self.steady,
+            Stopwatch(self.device, sizes.repeats, sizes.decode_heat_s),
+            transformer,
+            flops_per_s=flops_per_s,
+            memory_bytes_per_s=memory_bytes_per_s,
+            seed=self.seed,
         )
         tiled = range(sizes.tile_tokens, sizes.tiled_tokens + 1, sizes.tile_tokens)
         linear = [steps.linear_row(tokens) for tokens in sorted({*sizes.tokens, *tiled})]

@@ -7,7 +7,7 @@ their context to keys and values, which takes fewer FLOPs there.
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from kvsim.kernels.page_gather import gather_pages
 from kvsim.kernels.paged_attention import ContextParts, attend_latents, check_latents, latent_groups
@@ -107,17 +107,14 @@ class LatentChunks:
 
     def __init__(self, attention: LatentAttention, chunks: Sequence[ChunkSlots], first_row: int) -> None:
         self.attention = attention
-        self.pages = ChunkPages(chunks, first_row, attention.page_tokens, attention.buffers.device)
+        self.pages = ChunkPages(chunks, first_row, attention.page_tokens, attention.buffers)
         self.gathered = attention.buffers.take("gathered", self.pages.tokens, attention.latent_width).unsqueeze(0)
 
     def attend(self, pool: torch.Tensor, layer: Layer, query: torch.Tensor, out: torch.Tensor) -> None:
         """Attend in one layer. ``query`` and ``out`` are ``[row, head, dim]`` for the whole step."""
         gather_pages(pool, self.pages.slots, self.gathered)
-        width = out.shape[2]
-        for rows, context, mask in self.pages.parts:
-            keys, values = self.attention.expanded(layer, self.gathered[0, context])
-            if query.is_cuda:
-                values = pad(values, (0, max(0, keys.shape[2] - width)))  # flash attention wants one width
-            asked, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (query[rows], keys, values))
-            attended = scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
-            out[rows].copy_(attended[0, :, :, :width].transpose(0, 1))
+        for part in self.pages.parts:
+            keys, values = self.attention.expanded(layer, self.gathered[0, part.context])
+            if part.mask is None:
+                values = pad(values, (0, max(0, keys.shape[2] - values.shape[2])))  # flash attention wants one width
+            part.attend(query, keys, values, out)

@@ -20,13 +20,22 @@ DECODE_TOKENS = 256
 class StepParts:
     """Measures each part of a step as the difference between whole steps and steps without that part.
 
-    GPU times are measured with steps replayed as CUDA graphs, which excludes kernel launches.
+    GPU times are measured with steps replayed as CUDA graphs, which excludes kernel launches. ``watch`` times steps with prefill,
+    and ``decode_watch`` those without.
     """
 
     def __init__(
-        self, watch: Stopwatch, transformer: Transformer, *, flops_per_s: float, memory_bytes_per_s: float, seed: int
+        self,
+        watch: Stopwatch,
+        decode_watch: Stopwatch,
+        transformer: Transformer,
+        *,
+        flops_per_s: float,
+        memory_bytes_per_s: float,
+        seed: int,
     ) -> None:
-        self.watch, self.transformer, self.model = watch, transformer, transformer.model
+        self.watch, self.decode_watch = watch, decode_watch
+        self.transformer, self.model = transformer, transformer.model
         self.flops_per_s, self.memory_bytes_per_s = flops_per_s, memory_bytes_per_s
         self.layers = self.model.attention_layers
         self.rng = np.random.default_rng(seed)
@@ -99,7 +108,7 @@ class StepParts:
 
     def _attention_s(self, slots: Sequence[torch.Tensor], context: int) -> float:
         decodes = [DecodeSlots(context, own, state) for state, own in enumerate(slots)]
-        step_s = self.watch.seconds(lambda: self.transformer.step([], decodes))
+        step_s = self.decode_watch.seconds(lambda: self.transformer.step([], decodes))
         return (step_s - self._without_attention_s(0, len(slots))) / self.layers
 
     def _without_attention_s(self, tokens: int, batch: int) -> float:
@@ -110,17 +119,17 @@ class StepParts:
             chunks = [ChunkSlots(tokens, tokens, self._slots(tokens))] if tokens else []
             decodes = [DecodeSlots(1, self._slots(1), state) for state in range(batch)]
             step = lambda: self.transformer.step_without_attention(chunks, decodes, sampled_tokens=len(chunks))  # noqa: E731
-            self._recurrences[tokens, batch] = self._replayed_s(step)
+            self._recurrences[tokens, batch] = self._replayed_s(step, decodes=not chunks)
         return self._recurrences[tokens, batch]
 
     def _products_s(self, tokens: int, sampled: int) -> float:
         if (tokens, sampled) not in self._products:
             step = lambda: self.transformer.products(tokens, sampled_tokens=sampled)  # noqa: E731
-            self._products[tokens, sampled] = self._replayed_s(step)
+            self._products[tokens, sampled] = self._replayed_s(step, decodes=sampled == tokens)
         return self._products[tokens, sampled]
 
-    def _replayed_s(self, step: Callable[[], torch.Tensor]) -> float:
-        return self.watch.seconds(self._replayable(step))
+    def _replayed_s(self, step: Callable[[], torch.Tensor], *, decodes: bool = False) -> float:
+        return (self.decode_watch if decodes else self.watch).seconds(self._replayable(step))
 
     def _replayable(self, step: Callable[[], torch.Tensor]) -> Callable[[], object]:
         """Return the step as a CUDA graph; without a GPU, the step itself."""
@@ -141,7 +150,7 @@ class StepParts:
             graph.replay()
             end.record()
 
-        wall_s = self.watch.seconds(step)
+        wall_s = self.decode_watch.seconds(step)
         return max(0.0, wall_s - float(begin.elapsed_time(end)) / 1e3)
 
     def _slots(self, tokens: int) -> torch.Tensor:

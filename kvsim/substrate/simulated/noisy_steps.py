@@ -1,7 +1,5 @@
 """The duration of steps on a machine with noise."""
 
-from dataclasses import replace
-
 from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.model import ModelSpec
@@ -24,10 +22,8 @@ class NoisySteps(Steps):
     def __init__(self, model: ModelSpec, hardware: HardwareSpec, *, seed: int, engines: int) -> None:
         assert hardware.noise is not None
         source = NoiseSource(hardware.noise, seed)
-        self._expected = step_times(model, replace(hardware, prefill_launch_s=0.0))
-        self._launch_s = 0.0
-        if hardware.prefill_launch_s:
-            self._launch_s = hardware.prefill_launch_s + hardware.prefill_overhead_s + hardware.step_overhead_s
+        self._expected = step_times(model, hardware.without_launches())
+        self.hardware = hardware
         self._decode = [source.factors("decode_steps", engine) for engine in range(engines)]
         self._prefill = [source.factors("prefill_steps", engine) for engine in range(engines)]
         self._launch = [source.factors("launches", engine) for engine in range(engines)]
@@ -37,6 +33,10 @@ class NoisySteps(Steps):
         expected_s, number = self._expected.leap_s(work, steps), work.decode_step
         if work.chunks:
             computed_s = expected_s * (1.0 + self._prefill[work.engine].excess(number, 1))
-            return max(computed_s, self._launch_s * (1.0 + self._launch[work.engine].excess(number, 1)))
+            launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests)
+            if not launch_s:
+                return computed_s
+            launch_s += self.hardware.prefill_overhead_s + self.hardware.step_overhead_s
+            return max(computed_s, launch_s * (1.0 + self._launch[work.engine].excess(number, 1)))
         first_s = expected_s if steps == 1 else self._expected.leap_s(work, 1)
         return expected_s + first_s * self._decode[work.engine].excess(number, steps)

@@ -20,20 +20,19 @@ class Warmth:
         self.gain = 1.0 - curves.rested_prefill_share if curves else 0.0
         self.warming_s = curves.warming_s if curves else 1.0
         self.overhead_s = hardware.prefill_overhead_s + hardware.step_overhead_s
-        self.least_s = hardware.prefill_launch_s + self.overhead_s
         self._cold, self._at_s = 1.0, 0.0
 
-    def prefill_s(self, begin_s: float, warm_s: float) -> float:
+    def prefill_s(self, begin_s: float, warm_s: float, launch_s: float = 0.0) -> float:
         """Return the seconds of a step with prefill that begins at ``begin_s`` and takes ``warm_s`` on a warm GPU.
 
-        The step takes at least its launch and overheads, or ``warm_s`` if that is less. Call in order of ``begin_s``.
+        The step takes at least ``launch_s`` and its overheads, or ``warm_s`` if that is less. Call in order of ``begin_s``.
         """
         if not self.gain:
             return warm_s
         cold = 1.0 - (1.0 - self._cold) * exp(-max(0.0, begin_s - self._at_s) / self.warming_s)
         computed_s = max(0.0, warm_s - self.overhead_s)
         saved_s = self.gain * cold * self.warming_s * (1.0 - exp(-computed_s / self.warming_s))
-        took_s = max(warm_s - saved_s, min(warm_s, self.least_s))
+        took_s = max(warm_s - saved_s, min(warm_s, launch_s + self.overhead_s))
         self._cold, self._at_s = cold * exp(-took_s / self.warming_s), begin_s + took_s
         return took_s
 
@@ -42,11 +41,14 @@ class WarmSteps:
     """The durations of steps, on GPUs that warm and rest meanwhile: one for each engine."""
 
     def __init__(self, steps: Steps, hardware: HardwareSpec, *, engines: int = 1) -> None:
-        self.steps = steps
+        self.steps, self.hardware = steps, hardware
         """Durations on warm GPUs."""
         self._warmth = [Warmth(hardware) for _ in range(engines)]
 
     def leap_s(self, work: Work, steps: int, begin_s: float) -> float:
         """Return the seconds of the first ``steps`` steps of work that begins at ``begin_s``. Of each engine, call in order."""
         seconds = self.steps.leap_s(work, steps)
-        return self._warmth[work.engine].prefill_s(begin_s, seconds) if work.chunks else seconds
+        if not work.chunks:
+            return seconds
+        launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests)
+        return self._warmth[work.engine].prefill_s(begin_s, seconds, launch_s)

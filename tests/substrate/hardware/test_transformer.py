@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from kvsim.model import ModelSpec  # noqa: E402
+from kvsim.substrate.hardware import attention  # noqa: E402
 from kvsim.substrate.hardware.decode_graph import graph_sizes  # noqa: E402
 from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots  # noqa: E402
 from kvsim.substrate.hardware.recurrence import RecurrentShape, state_layer_bytes  # noqa: E402
@@ -340,6 +341,28 @@ def test_weights_are_those_that_the_model_counts(model, device):
         matrices += [weights for name in layer.__slots__ if (weights := getattr(layer, name)) is not None]
     assert sum(weights.numel() for weights in matrices) == model.parameters
     assert len({weights.data_ptr() for weights in matrices}) == len(matrices)
+
+
+def test_flash_attention_is_asked_for_what_a_mask_would_give(monkeypatch, device):
+    """It has one width for keys and values, and lets the last query attend to all keys."""
+
+    def flash(query, keys, values, dropout, is_causal):
+        assert (dropout, is_causal) == (0.0, True) and keys.shape == values.shape
+        heads, tokens, width = query.shape[1:]
+        keys, values = (part.repeat_interleave(heads // part.shape[1], dim=1) for part in (keys, values))
+        scores = query @ keys.transpose(2, 3) * width**-0.5
+        later = torch.ones(tokens, keys.shape[2], dtype=torch.bool, device=device).triu(keys.shape[2] - tokens + 1)
+        return scores.masked_fill(later, float("-inf")).softmax(dim=3) @ values, None, None
+
+    monkeypatch.setattr(attention, "flash_attention", flash)
+    query, keys, values = torch.randn(9, 4, 8, device=device), *(torch.randn(11, 2, 8, device=device) for _ in range(2))
+    outs = []
+    for mask in (None, attention.causal_mask(3, 11, device)):
+        out = torch.zeros(9, 4, 6, device=device)
+        attention.ChunkPart(slice(2, 5), slice(0, 11), mask).attend(query, keys, values, out)
+        assert not out[:2].any() and not out[5:].any()
+        outs.append(out)
+    torch.testing.assert_close(*outs)
 
 
 def test_the_experts_of_a_token_differ(device):

@@ -13,13 +13,14 @@ from kvsim.engine.substrate import Work
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves
 from kvsim.model import ModelSpec
+from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
-from kvsim.substrate.simulated.warmth import Warmth
+from kvsim.substrate.simulated.warmth import WarmSteps, Warmth
 
 MODEL = ModelSpec(layers=2, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
 
 
-def machine(share: float | None, warming_s: float = 2.0, launch_s: float = 0.0) -> HardwareSpec:
+def machine(share: float | None, warming_s: float = 2.0) -> HardwareSpec:
     """Without curves if there is no share."""
     curves: dict[str, Any] = {"linear": [[1, 120.0]], "prefill_attention": [[1, 1, 1e9]], "decode_attention": [[40, 20.0]]}
     return HardwareSpec(
@@ -32,7 +33,6 @@ def machine(share: float | None, warming_s: float = 2.0, launch_s: float = 0.0) 
         disk_read_bytes_per_s=20.0,
         disk_write_bytes_per_s=10.0,
         step_overhead_s=0.0,
-        prefill_launch_s=launch_s,
         compute_curves=share and ComputeCurves(**curves, rested_prefill_share=share, warming_s=warming_s),
     )
 
@@ -61,9 +61,22 @@ def test_a_short_step_is_as_much_faster_as_the_share_says_and_a_long_one_hardly(
 
 
 def test_a_step_that_waits_for_its_launch_is_not_faster() -> None:
-    assert Warmth(machine(0.5, launch_s=3.0)).prefill_s(0.0, 3.0) == 3.0
-    assert Warmth(machine(0.5, launch_s=3.0)).prefill_s(0.0, 3.2) == 3.0
-    assert Warmth(machine(0.5, launch_s=3.0)).prefill_s(0.0, 9.0) == pytest.approx(9 - 0.5 * 2 * (1 - exp(-4.5)))
+    assert Warmth(machine(0.5)).prefill_s(0.0, 3.0, launch_s=3.0) == 3.0
+    assert Warmth(machine(0.5)).prefill_s(0.0, 3.2, launch_s=3.0) == 3.0
+    assert Warmth(machine(0.5)).prefill_s(0.0, 9.0, launch_s=3.0) == pytest.approx(9 - 0.5 * 2 * (1 - exp(-4.5)))
+
+
+def test_a_step_waits_for_the_launch_of_what_it_has() -> None:
+    """Prefill of a token takes a second on a warm GPU, and decoding with ten tokens of context 5."""
+    hardware = replace(machine(0.5), prefill_launch_s=3.0, chunk_launch_s=4.0, decode_launch_s=2.0)
+    steps = WarmSteps(step_times(MODEL, hardware), hardware)
+    chunks = [(1, 0), (1, 0)]
+    assert steps.leap_s(Work(chunks=chunks[:1]), 1, 0.0) == 3.0
+    assert steps.leap_s(Work(chunks=chunks), 1, 10.0) == 7.0
+    assert steps.leap_s(Work(chunks=chunks, decode_requests=1, decode_context_tokens=10), 1, 20.0) == 9.0
+    decode = Work(decode_requests=1, decode_context_tokens=10)
+    assert steps.leap_s(decode, 1, 30.0) == steps.steps.leap_s(decode, 1) < 6
+    assert 5 < steps.leap_s(Work(chunks=[(9, 0)]), 1, 40.0) < 9
 
 
 def test_overheads_are_as_long_on_a_rested_gpu() -> None:
