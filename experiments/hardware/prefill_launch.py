@@ -202,7 +202,7 @@ def page(rows: list[Launch], serving: list[Served], hardware: HardwareSpec, made
         f"{made_on}, pages of {PAGE_TOKENS} tokens, chunks of {TOKENS} tokens. Made by "
         "`python experiments/hardware/prefill_launch.py`, which explains the measurement.", "",
         *markdown(("chunks", "each begins at", "decoding requests", "launch (ms)", "step (ms)"), alone), "",
-        f"In the serving engine, steps of at most {SHORT} prompt tokens:", "",
+        f"In the serving engine, steps of at most {SHORT} prompt tokens (for two or more chunks, two are expected):", "",
         *markdown(kinds, engine),
     ]  # fmt: skip
 

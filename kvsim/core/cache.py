@@ -397,12 +397,14 @@ class Cache(ServedCache):
         lease.node = node
         lease.loaded_pages += node.pages
 
-    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
+    def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
         """Implement the contract. Whatever the load, the pages on the request's path count that no load brings any more."""
+        if self._is_single:
+            return 0
         gaps = [node for node in lease.node.path() if is_gap(node, lease.gpu)]
         lost = max(0, sum([node.pages for node in gaps]) - lease.missing_pages)
         lease.missing_pages += lost
-        loaded = min(lost, lease.loaded_pages)
+        loaded = min(lost, lease.loaded_pages) if load is not None else 0
         lease.loaded_pages -= loaded
         lease.loaded_disk_pages = max(0, lease.loaded_disk_pages - loaded)
         lease.gpu_pages -= lost - loaded

@@ -337,12 +337,12 @@ class HybridCache(ServedCache):
         states.tier, states.is_below = home.gpu, False
         return loads
 
-    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
+    def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
         """As for any cache; the request begins from an earlier state, since none follows the last page that has arrived."""
         reused, gpu = lease.gpu_pages + lease.loaded_pages, lease.gpu
         gaps = [node.depth for node in lease.node.path() if is_gap(node, gpu)]
         there = min([reused, *gaps])
-        limit = min(there, reused - (load is self._states_of(lease).load))
+        limit = min(there, reused - (load is not None and load is self._states_of(lease).load))
         if limit < reused:
             self._begin_earlier(lease, there, limit, now)
         return reused - lease.gpu_pages - lease.loaded_pages

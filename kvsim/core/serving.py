@@ -190,11 +190,11 @@ class ServedCache(metaclass=ABCMeta):
         """
 
     @abstractmethod
-    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
+    def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
         """Shorten what a request reuses by the pages that a load failed to bring; the request computes them instead.
 
-        The load is the request's own, or another's that fills its pinned path (``arriving``). Returns the number of pages no
-        longer reused.
+        The load is the request's own, or another's that fills its pinned path (``arriving``). Without ``load``, it is by what
+        others' loads failed to bring before the request had its slots. Returns the number of pages no longer reused.
         """
 
     @abstractmethod

@@ -60,8 +60,7 @@ class Job(Waiting):
     __slots__ = (
         "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
         "next_page_step", "first_token_s", "admissions", "is_known", "page_need", "is_counted", "is_lost", "queued_at_s",
-        "counted", "decoder", "is_prefilled", "known_failures", "load_s", "queue_s", "refused_at_s", "reserved", "send",
-        "waits_since_s",
+        "counted", "decoder", "is_prefilled", "load_s", "queue_s", "refused_at_s", "reserved", "send", "waits_since_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -74,8 +73,6 @@ class Job(Waiting):
         self.ready_loads = 0
         """Number of leading ``loads`` already found to have arrived or to be far enough for a step to follow them."""
         self.is_claimed = False
-        self.known_failures = 0
-        """``Loading.failures`` when it was admitted."""
         self.computed = 0
         """Tokens whose KV is on the GPU."""
         self.joined_step = self.last_step = self.next_page_step = 0

@@ -5,7 +5,7 @@ from functools import partial
 from simpy import Event
 
 from kvsim.core.lease import Lease
-from kvsim.core.serving import ServedCache
+from kvsim.core.serving import NO_LOAD, ServedCache
 from kvsim.core.transfer import Transfer
 from kvsim.engine.book import Book
 from kvsim.engine.job import Job
@@ -24,23 +24,18 @@ class Loading:
         self.prefetching = prefetching
         self.engine = engine
         self.is_layerwise = is_layerwise
-        self.failures = 0
-        """How often a request has heard that a load did not bring all its pages."""
-        self._failed: Transfer | None = None
-        """The last such load."""
 
     def start(self, job: Job, lease: Lease, book: Book) -> None:
         """Start the loads of a request that has its slots, and determine what is left to compute."""
         job.is_claimed = True
         job.has_pages(self.env.now)
-        planned: dict[Transfer, int] = {}
-        if lease.has_load:
-            transfers, loads = self.cache.load(lease, self.env.now)
-            planned = {load: load.pages for load in loads}  # a load that begins late may be cut short
-            for transfer in transfers:
-                if not transfer.goes_down:
-                    transfer.request = job.request
-            self.mover.submit(transfers)
+        transfers, loads = self.cache.load(lease, self.env.now) if lease.has_load else NO_LOAD
+        planned = {load: load.pages for load in loads}  # a load that begins late may be cut short
+        self.cache.shorten_hit(lease, None, self.env.now)
+        for transfer in transfers:
+            if not transfer.goes_down:
+                transfer.request = job.request
+        self.mover.submit(transfers)
         job.loads, job.ready_loads = self.cache.arriving(lease), 0
         for load in job.loads:  # of other requests, too
             planned.setdefault(load, load.pages)
@@ -57,23 +52,14 @@ class Loading:
                 book.engines[job.request.index] = self.engine
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)
-        if self.failures > job.known_failures and self._failed is not None:
-            self._shorten(job, lease, self._failed, book)  # it may have been counted on while the request waited for its slots
 
     def _loaded(self, job: Job, lease: Lease, load: Transfer, pages: int, book: Book, _: Event) -> None:
-        """Take note of the end of a load of ``pages`` pages for a request that waits for it."""
-        if load.arrived_pages < pages:
-            self.failures += 1
-            self._failed = load
-            if job.lease is lease:
-                self._shorten(job, lease, load, book)
-
-    def _shorten(self, job: Job, lease: Lease, load: Transfer, book: Book) -> None:
-        """Shorten a request's hit by what a load failed to bring; the request computes it."""
-        lost = self.cache.shorten_hit(lease, load, self.env.now)
-        job.computed = max(0, job.computed - lost * self.cache.page_tokens)
-        if job.counted is lease:
-            book.unread(job.request, lost)
+        """Shorten a request's hit by what a load of ``pages`` pages failed to bring; the request computes it."""
+        if load.arrived_pages < pages and job.lease is lease:
+            lost = self.cache.shorten_hit(lease, load, self.env.now)
+            job.computed = max(0, job.computed - lost * self.cache.page_tokens)
+            if job.counted is lease:
+                book.unread(job.request, lost)
 
     def is_followed(self, job: Job) -> bool:
         """Whether a request's loads have arrived, or a step can follow them."""

@@ -76,7 +76,7 @@ class PassingCache(ServedCache):
     def load(self, lease: Lease, now: float) -> Load:
         return self.cache.load(lease, now)
 
-    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
+    def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
         return self.cache.shorten_hit(lease, load, now)
 
     def arriving(self, lease: Lease) -> list[Transfer]:

@@ -71,7 +71,6 @@ class RunningRequests:
     def admit(self, job: Job, lease: Lease) -> None:
         """Begin to run a request that the cache has admitted."""
         job.lease, job.is_claimed, job.is_known = lease, False, True
-        job.known_failures = self.loading.failures
         job.admissions += 1
         self.admitted.append(job)
         if lease.waits:

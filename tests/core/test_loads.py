@@ -71,6 +71,24 @@ def test_a_request_that_shares_the_beginning_of_a_load_misses_what_it_has_of_it(
     assert set(cache.on("gpu")) == set("abx")
 
 
+def test_pages_that_anothers_load_failed_to_bring_before_are_not_among_those_of_its_own_load() -> None:
+    """The second request counts on the load of a, b and c, which brings only a, and then loads d and e itself."""
+    cache = small_cache(gpu=12, cpu=40)
+    cache.use("abcde")
+    cache.leaving_order()
+    first = cache.admitted("abcx")
+    load = only(cache.load(first, next(cache.clock)).loads)
+    second = cache.admitted("abcdey")
+    assert cache.shorten_hit(second, None, next(cache.clock)) == 0
+    cache.abort(load, 1, next(cache.clock))
+    own = only(cache.load(second, next(cache.clock)).loads)
+    assert (second.gpu_pages, second.loaded_pages) == (3, 2)
+    assert cache.shorten_hit(second, None, next(cache.clock)) == 2
+    assert (second.gpu_pages, second.loaded_pages) == (1, 2)
+    assert cache.shorten_hit(second, own, next(cache.clock)) == 0
+    cache.check()
+
+
 def test_pages_that_the_disk_could_not_read_are_not_among_those_from_the_disk() -> None:
     cache = small_cache(gpu=9, cpu=5, disk=40)
     for prompt in ("abc", "vwxyz", "klmno"):

@@ -145,10 +145,12 @@ def test_requests_that_share_a_load_compute_what_not_every_rank_has_brought(over
     assert part.ttft_s[2] == part.ttft_s[3] > whole.ttft_s[3]
 
 
-def test_a_request_computes_what_a_load_has_not_brought_while_it_waited_for_its_slots() -> None:
-    """The second prompt is written down for both of the last ones: until 408 and from 410 to 419. A's load ends at 416."""
+@pytest.mark.parametrize(("more", "arrival_s"), [(B, 410), (B[:4], 411)])
+def test_a_request_computes_what_a_load_has_not_brought_while_it_waited_for_its_slots(more: str, arrival_s: float) -> None:
+    """The second prompt is written down for both of the last ones. A's load ends at 416: before the last one has its slots at
+    419, or at the same moment."""
     settings = ON_CPU | {"gpu": 18, "placement": WriteBack}
-    asks = ask(A, 0), ask("qrstuvwxyzQRSTUVW", 100), ask(A, 400), ask(A + B, 410)
+    asks = ask(A, 0), ask("qrstuvwxyzQRSTUVW", 100), ask(A, 400), ask(A + more, arrival_s)
     whole = served(*asks, **settings)
     assert [hits(whole, index) for index in (2, 3)] == [(0, 8, 0), (8, 0, 0)]
     part = served(*asks, **settings, make_substrate=answering(cpu_gpu=[4, 6]))

@@ -166,9 +166,9 @@ class SteppedCache(ServedCache):
         """Load nothing."""
         return NO_LOAD
 
-    def shorten_hit(self, lease: Lease, load: Transfer, now: float) -> int:
-        """Raise AssertionError: there are no transfers."""
-        raise AssertionError(NO_TIERS_BELOW)
+    def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
+        """Return 0: nothing is loaded."""
+        return 0
 
     def arriving(self, lease: Lease) -> list[Transfer]:
         """Return no transfers."""

@@ -15,7 +15,7 @@ from kvsim.substrate.hardware.layer import ChunkSlots, Layer
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention.default
 """Called directly: ``scaled_dot_product_attention`` with a symbolic mask (``torch.nn.attention.bias``) first decides, in Python,
-that it can use this operator. The host would need as much time for that as for the rest of a layer."""
+that it can use this operator, which takes the host of an H200 10 µs a layer. For bf16 on a GPU, and heads of ``check_model``."""
 Matrix = Callable[..., torch.Tensor]
 """Draws random weights of a shape ``[out, in]``."""
 
@@ -112,7 +112,7 @@ class ChunkPart:
     context: slice
     """Place among the tokens of all pages."""
     mask: torch.Tensor | None
-    """Causal mask ``[row, context token]``; None for flash attention, which has its own."""
+    """Causal mask ``[row, context token]``; None for ``flash_attention``, which has its own."""
 
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
         """Let the chunk's rows of ``query`` and ``out``, ``[row, head, dim]``, attend to ``keys`` and ``values`` of its context.

@@ -68,10 +68,10 @@ class Sizes:
     """Decoding requests that have their context in common, and its tokens."""
     repeats: int = 5
     heat_s: float = 1.25
-    """Time for which each product and step with prefill runs before it is timed. On an H200, steps take 1 to 2 % longer between
-    half a second and a second after a rest than later."""
+    """Time for which products, and steps with prefill, run before they are timed. On an H200, steps with prefill take 1 to 2 %
+    longer between half a second and a second after a rest than later."""
     decode_heat_s: float = 0.25
-    """The same for steps that only decode, which hardly depend on the GPU's clock."""
+    """The same for attention and recurrences of decoding requests, which hardly depend on the GPU's clock."""
     rest_s: float = 1.0
     """Idle time before the steps that show how a GPU warms up."""
     course_s: float = 1.5

@@ -20,8 +20,8 @@ DECODE_TOKENS = 256
 class StepParts:
     """Measures each part of a step as the difference between whole steps and steps without that part.
 
-    GPU times are measured with steps replayed as CUDA graphs, which excludes kernel launches. ``watch`` times steps with prefill,
-    and ``decode_watch`` those without.
+    GPU times are measured with steps replayed as CUDA graphs, which excludes kernel launches. ``decode_watch`` times steps with
+    attention or recurrences of decoding requests alone, and ``watch`` all others.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class StepParts:
     def _products_s(self, tokens: int, sampled: int) -> float:
         if (tokens, sampled) not in self._products:
             step = lambda: self.transformer.products(tokens, sampled_tokens=sampled)  # noqa: E731
-            self._products[tokens, sampled] = self._replayed_s(step, decodes=sampled == tokens)
+            self._products[tokens, sampled] = self._replayed_s(step)
         return self._products[tokens, sampled]
 
     def _replayed_s(self, step: Callable[[], torch.Tensor], *, decodes: bool = False) -> float:

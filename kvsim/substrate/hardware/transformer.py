@@ -25,6 +25,8 @@ PADDING = 128
 """Rows of a step with prefill are padded to a multiple of this number, from 16,384 rows on to a multiple of twice as many, and
 so on. Products and attention work in tiles of 64 or 128 rows: on an H200 a step of 448 rows takes 20% longer than one of 512.
 Besides, the library takes milliseconds to choose a kernel for a product of a new size."""
+MOST_HEAD_WIDTH = 256
+"""Of flash attention (Dao: FlashAttention-2, arXiv:2307.08691). It reads 16 bytes at a time."""
 SPARE_BYTES = 2 << 30
 """GPU memory left for the tensors of a step."""
 
@@ -333,6 +335,9 @@ def check_model(model: ModelSpec, device: torch.device) -> None:
             raise ValueError(f"{name} must be 2 (bf16) or 4 (float32) on hardware, not {getattr(model, name)}")
     if model.kv_dtype_bytes != model.weight_dtype_bytes:
         raise ValueError(f"weight_dtype_bytes must equal kv_dtype_bytes={model.kv_dtype_bytes}, not {model.weight_dtype_bytes}")
+    names, width = ("nope_dim + rope_dim", model.nope_dim + model.rope_dim) if model.is_latent else ("head_dim", model.head_dim)
+    if device.type == "cuda" and model.kv_dtype_bytes == 2 and (width % 8 or width > MOST_HEAD_WIDTH):
+        raise ValueError(f"{names} must be a multiple of 8, at most {MOST_HEAD_WIDTH}, on a GPU, not {width}")
     if model.is_hybrid:
         check_states(model)
     if model.routed_experts and not hasattr(functional, "grouped_mm"):

@@ -403,6 +403,18 @@ def test_a_model_whose_work_cannot_be_done_is_refused(change, problem):
         check_model(replace(TINY, **change), torch.device("cpu"))
 
 
+@pytest.mark.parametrize(("width", "is_possible"), [(8, True), (256, True), (20, False), (264, False)])
+def test_a_gpu_takes_heads_that_flash_attention_can_read(width, is_possible):
+    model = replace(TINY, head_dim=width, kv_dtype_bytes=2, weight_dtype_bytes=2)
+    check_model(model, torch.device("cpu"))
+    check_model(replace(TINY, head_dim=width), torch.device("cuda"))
+    if is_possible:
+        check_model(model, torch.device("cuda"))
+        return
+    with pytest.raises(ValueError, match=f"head_dim must be a multiple of 8, at most 256, on a GPU, not {width}"):
+        check_model(model, torch.device("cuda"))
+
+
 def test_a_pool_that_does_not_fit_is_refused(device):
     with pytest.raises(ValueError, match="with 2 layers"):
         Transformer(TINY, torch.zeros(3, 2, 512, dtype=torch.uint8, device=device), PAGE_TOKENS, device=device, seed=0)

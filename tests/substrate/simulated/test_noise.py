@@ -106,6 +106,13 @@ def test_prefill_takes_its_computation_or_its_launch_each_with_its_factor() -> N
         assert steps_of_run(MODEL, spec, seed=0, engines=1).leap_s(CHUNK, 1) == pytest.approx(seconds)
 
 
+def test_launches_of_further_chunks_and_of_what_decodes_have_the_same_factor() -> None:
+    spec = machine(noise=Noise(launches=TWICE), prefill_launch_s=40.0, chunk_launch_s=3.0, decode_launch_s=0.5)
+    steps = steps_of_run(MODEL, spec, seed=0, engines=1)
+    assert steps.leap_s(replace(CHUNK, chunks=CHUNK.chunks * 3), 1) == pytest.approx(2 * (40 + 2 * 3))
+    assert steps.leap_s(replace(CHUNK, decode_requests=7, decode_context_tokens=7), 1) == pytest.approx(2 * 40.5)
+
+
 @pytest.mark.parametrize(("kind", "links"), [("loads", ["cpu-gpu"]), ("stores", ["gpu-cpu"]), ("disk_reads", ["disk-cpu"])])
 def test_a_transfer_occupies_its_link_for_its_factor(kind: str, links: list[str]) -> None:
     """Two prompts that displace each other on the GPU and in CPU memory."""
