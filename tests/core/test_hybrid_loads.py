@@ -131,6 +131,33 @@ def test_two_requests_that_share_the_load_of_a_state_miss_it_together(room: dict
 
 
 @ROOMS
+@pytest.mark.parametrize(("pages", "state"), [(3, True), (2, True), (0, True), (3, False), (0, False)])
+def test_a_request_that_waits_for_its_slots_misses_what_anothers_loads_have_failed_to_bring(
+    room: dict[str, Any], pages: int, state: bool
+) -> None:
+    """It was admitted when the loads were under way, and has its slots once they have ended; a state it then loads itself."""
+    cache = hybrid(EveryPage(), **room)
+    use(cache, "abc", "wxyz")
+    cache.leaving_order()
+    first = cache.admitted("abc")
+    loads = cache.load(first, next(cache.clock)).loads
+    planned = [load.pages for load in loads]
+    second = cache.admitted("abcd")
+    assert reused(second) == 3
+    for load, whole in zip(loads, planned, strict=True):
+        cache.abort(load, state * whole if load.nodes[0].is_state else pages, next(cache.clock))
+        if load.arrived_pages < whole:
+            cache.shorten_hit(first, load, next(cache.clock))
+    transfers = cache.load(second, next(cache.clock)).transfers
+    cache.shorten_hit(second, None, next(cache.clock))
+    cache.check()
+    cache.move(transfers)
+    left = 3 if pages == 3 else 0
+    assert (reused(second), begun_from(cache, second)) == (left, left)
+    end(cache, first, second)
+
+
+@ROOMS
 def test_after_a_reset_nothing_is_loaded(room: dict[str, Any]) -> None:
     cache, first, second = two_requests(room)
     cache.release(second)
