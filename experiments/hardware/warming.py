@@ -1,9 +1,9 @@
 """How long does a rested GPU stay faster than a busy one?
 
 Times equal steps with prefill, back to back for some seconds, after the GPU has been idle or has only decoded. A GPU lowers its
-clock within a tenth of a second of starting work, and again when its average power reaches a limit. A simulation models only
-the first (``compute_curves.rested_prefill_share`` and ``warming_s``), and takes decoding for a rest. Times are relative to those
-of the last second after a rest, which are those of a busy GPU.
+clock within a tenth of a second of starting work, and may change it again later. A simulation models only the first change
+(``compute_curves.rested_prefill_share`` and ``warming_s``), and takes decoding for a rest. Times are relative to those of the
+last second after a rest, which are those of a busy GPU.
 
 Claims, each a row of the last table:
 

@@ -174,11 +174,12 @@ def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Seque
 
 
 def with_launches(hardware: HardwareSpec, batches: Iterable[Batch]) -> HardwareSpec:
-    """Return ``hardware``, whose overheads are known, with the launches of those batches whose chunks are all short.
+    """Return ``hardware``, whose overheads are known, with the launches of the batches whose chunks all have ``SHORT_TOKENS``.
 
-    Some must have one chunk and nothing else; single chunks beside decoding requests, and several there, show what these add.
+    The host takes longer to launch such chunks than the GPU to compute them. Some batches must have one chunk and nothing else;
+    single chunks beside decoding requests, and several there, show what these add.
     """
-    short = [batch for batch in batches if batch.prefill_requests and is_short(batch)]
+    short = [batch for batch in batches if batch.prefill_tokens == SHORT_TOKENS * batch.prefill_requests > 0]
     single = [batch for batch in short if batch.prefill_requests == 1]
     beside_s = middle([batch.end_s - batch.start_s for batch in single if batch.decode_requests])
     alone_s = middle([batch.end_s - batch.start_s for batch in single if not batch.decode_requests])
@@ -190,11 +191,6 @@ def with_launches(hardware: HardwareSpec, batches: Iterable[Batch]) -> HardwareS
         chunk_launch_s=max(0.0, chunk_s),
         decode_launch_s=max(0.0, beside_s - alone_s),
     )
-
-
-def is_short(batch: Batch) -> bool:
-    """Return whether the chunks of a batch are so short that the host takes longer to launch them than the GPU to compute."""
-    return batch.prefill_tokens == SHORT_TOKENS * batch.prefill_requests
 
 
 def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterable[LinkUse]) -> float:

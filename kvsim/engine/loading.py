@@ -31,7 +31,7 @@ class Loading:
         job.has_pages(self.env.now)
         transfers, loads = self.cache.load(lease, self.env.now) if lease.has_load else NO_LOAD
         planned = {load: load.pages for load in loads}  # a load that begins late may be cut short
-        self.cache.shorten_hit(lease, None, self.env.now)
+        self.cache.shorten_hit(lease, None, self.env.now)  # others' loads may have failed while it waited for its slots
         for transfer in transfers:
             if not transfer.goes_down:
                 transfer.request = job.request

@@ -11,13 +11,18 @@ def reused(lease: Any) -> int:
     return int(lease.gpu_pages + lease.loaded_pages)
 
 
+def begun_load(cached: str, prompt: str) -> tuple[Any, Any, Any]:
+    """A request that has begun to load what it shares with pages that only the CPU has."""
+    cache = small_cache(gpu=12, cpu=40)
+    cache.use(cached)
+    cache.leaving_order()
+    lease = cache.admitted(prompt)
+    return cache, lease, only(cache.load(lease, next(cache.clock)).loads)
+
+
 def test_pages_that_no_load_brings_are_computed_even_if_none_was_brought() -> None:
     """Otherwise what follows them would lose its beginning when the request ends."""
-    cache = small_cache(gpu=9, cpu=40)
-    cache.use("abc")
-    cache.leaving_order()
-    lease = cache.admitted("abcd")
-    load = only(cache.load(lease, next(cache.clock)).loads)
+    cache, lease, load = begun_load("abc", "abcd")
     cache.abort(load, 0, next(cache.clock))
     assert cache.shorten_hit(lease, load, next(cache.clock)) == 3
     cache.move(cache.insert(lease, next(cache.clock)))
@@ -73,11 +78,7 @@ def test_a_request_that_shares_the_beginning_of_a_load_misses_what_it_has_of_it(
 
 def test_pages_that_anothers_load_failed_to_bring_before_are_not_among_those_of_its_own_load() -> None:
     """The second request counts on the load of a, b and c, which brings only a, and then loads d and e itself."""
-    cache = small_cache(gpu=12, cpu=40)
-    cache.use("abcde")
-    cache.leaving_order()
-    first = cache.admitted("abcx")
-    load = only(cache.load(first, next(cache.clock)).loads)
+    cache, _, load = begun_load("abcde", "abcx")
     second = cache.admitted("abcdey")
     assert cache.shorten_hit(second, None, next(cache.clock)) == 0
     cache.abort(load, 1, next(cache.clock))

@@ -15,7 +15,8 @@ from kvsim.substrate.hardware.layer import ChunkSlots, Layer
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention.default
 """Called directly: ``scaled_dot_product_attention`` with a symbolic mask (``torch.nn.attention.bias``) first decides, in Python,
-that it can use this operator, which takes the host of an H200 10 µs a layer. For bf16 on a GPU, and heads of ``check_model``."""
+that it can use this operator, and the host has to do that in every layer. For bf16 on a GPU, and heads that ``check_model``
+accepts."""
 Matrix = Callable[..., torch.Tensor]
 """Draws random weights of a shape ``[out, in]``."""
 

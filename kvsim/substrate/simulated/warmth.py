@@ -41,8 +41,9 @@ class WarmSteps:
     """The durations of steps, on GPUs that warm and rest meanwhile: one for each engine."""
 
     def __init__(self, steps: Steps, hardware: HardwareSpec, *, engines: int = 1) -> None:
-        self.steps, self.hardware = steps, hardware
+        self.steps = steps
         """Durations on warm GPUs."""
+        self.hardware = hardware
         self._warmth = [Warmth(hardware) for _ in range(engines)]
 
     def leap_s(self, work: Work, steps: int, begin_s: float) -> float:
