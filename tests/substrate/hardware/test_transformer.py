@@ -24,7 +24,7 @@ TINY = ModelSpec(
 EXPERTS = replace(TINY, layers=3, dense_layers=1, routed_experts=6, experts_per_token=2, shared_experts=1, expert_width=16)
 GATED = replace(TINY, attention_gate=True, tied_embeddings=True)
 RELU = replace(TINY, mlp_matrices=2, mlp_layers=1)
-LATENT = replace(TINY, kv_heads=0, head_dim=0, kv_latent_dim=24, query_latent_dim=20, nope_dim=8, rope_dim=4, value_dim=12)
+LATENT = replace(TINY, kv_heads=0, head_dim=0, kv_latent_dim=24, query_latent_dim=20, nope_dim=8, rope_dim=8, value_dim=12)
 HYBRID = replace(
     TINY,
     layers=5,
@@ -422,7 +422,7 @@ def test_a_pool_that_does_not_fit_is_refused(device):
         Transformer(TINY, torch.zeros(2, 2, 500, dtype=torch.uint8, device=device), PAGE_TOKENS, device=device, seed=0)
     with pytest.raises(ValueError, match="states are for models with recurrent layers, which need them"):
         Transformer(HYBRID, torch.zeros(2, 2, 512, dtype=torch.uint8, device=device), PAGE_TOKENS, device=device, seed=0)
-    with pytest.raises(ValueError, match="4 tokens x 28 x 4 = 448 bytes"):
-        Transformer(LATENT, torch.zeros(2, 2, 512, dtype=torch.uint8, device=device), PAGE_TOKENS, device=device, seed=0)
+    with pytest.raises(ValueError, match="4 tokens x 32 x 4 = 512 bytes"):
+        Transformer(LATENT, torch.zeros(2, 2, 448, dtype=torch.uint8, device=device), PAGE_TOKENS, device=device, seed=0)
     with pytest.raises(ValueError, match="a chunk that ends at 9 needs 3 pages, not 2"):
         transformer(TINY, device).step([ChunkSlots(3, 6, slots([0, 1], device))], [])
