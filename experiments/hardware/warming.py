@@ -61,9 +61,11 @@ def measured(*, is_tiny: bool) -> dict[str, list[list[float]]]:
     rest_s, course_s, courses = (0.0, TINY_COURSE_S, 1) if is_tiny else (REST_S, COURSE_S, COURSES)
     found: dict[str, list[list[float]]] = {name: [] for name in BEFORE}
     for _ in range(courses):
-        found["rest"].append(watch.course(prefill, rest_s=rest_s, seconds=course_s))
+        rested = watch.course(prefill, rest_s=rest_s, seconds=course_s)
         watch.course(decode, rest_s=0.0, seconds=rest_s)
-        found["decoding"].append(watch.course(prefill, rest_s=0.0, seconds=course_s))
+        after_decoding = watch.course(prefill, rest_s=0.0, seconds=course_s)
+        for name, course in (("rest", rested), ("decoding", after_decoding)):
+            found[name].append([seconds for _, seconds in course])
     return found
 
 

@@ -117,6 +117,8 @@ COPIES = Course(
     is_written_through=True,
 )
 """Prompts one after another: the pages of each are copied while the host launches the step of the next."""
+ROW = Course(together=64, together_tokens=LONG_TOKENS, output_tokens=1, joining=(), single=0, batch_tokens=LONG_TOKENS)
+"""Prompts one after another, with nothing beside them: they make the GPU a busy one."""
 INTERPRETED = Course(
     together=2,
     output_tokens=4,
@@ -130,6 +132,7 @@ INTERPRETED = Course(
 )
 """For Triton's interpreter."""
 INTERPRETED_COPIES = replace(COPIES, together=2, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)
+INTERPRETED_ROW = replace(ROW, together=4, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,20 +151,21 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     beyond its latency and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not fit the
     machine.
     """
-    courses = (Course(), COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_COPIES)
-    alone, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
+    courses = (Course(), ROW, COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_ROW, INTERPRETED_COPIES)
+    alone, row, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
     fragment_bytes = model.page_bytes(page_tokens) / model.attention_layers
-    known = with_step_overheads(hardware, model, alone.batches)
+    known = with_step_overheads(hardware, model, alone.batches, row.batches)
     return replace(known, copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copying.links))
 
 
-def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch]) -> HardwareSpec:
-    """Return ``hardware`` with the overheads and launches of these steps. Some must decode single requests.
+def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch], row: Sequence[Batch]) -> HardwareSpec:
+    """Return ``hardware`` with the overheads and launches of these steps. Some of ``batches`` must decode single requests.
 
-    Decode steps in a row have the overhead of a leap once: a single step shows it whole, many in a row hardly show it.
+    Decode steps in a row have the overhead of a leap once: a single step shows it whole, many in a row hardly show it. ``row``
+    has steps with prefill alone, one after another. Only the last quarter counts: by then the GPU is busy, so that no error in
+    how it warms up is taken for overhead.
     """
     decodes = [batch for batch in batches if not batch.prefill_requests]
-    long = [batch for batch in batches if batch.prefill_tokens == LONG_TOKENS and not batch.decode_requests]
     known = replace(hardware.without_launches(), step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0)
     single = [batch for batch in decodes if batch.decode_requests == 1]
     step_s, row_s = (
@@ -169,7 +173,8 @@ def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Seque
     )
     rows = excess_s([batch for batch in decodes if batch.steps > 1], model, known)
     known = replace(known, step_overhead_s=max(0.0, middle(rows)), leap_overhead_s=max(0.0, step_s - row_s))
-    known = replace(known, prefill_overhead_s=max(0.0, middle(excess_s(long, model, known))))
+    last = excess_s(row[len(row) * 3 // 4 :], model, known, is_busy=True)
+    known = replace(known, prefill_overhead_s=max(0.0, middle(last)))
     return with_launches(known, batches)
 
 
@@ -278,12 +283,13 @@ def build_cache(model: ModelSpec, tiers: list[Tier], page_tokens: int) -> Served
     )
 
 
-def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec) -> list[float]:
-    """Return the time by which a step of each batch exceeded what ``hardware`` predicts.
+def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec, *, is_busy: bool = False) -> list[float]:
+    """Return the time by which a step of each batch exceeded what ``hardware`` predicts, on a busy GPU or on one that it warms.
 
     Each batch may have one chunk at most.
     """
-    expected, excess = WarmSteps(step_times(model, hardware), hardware), []
+    busy, excess = step_times(model, hardware), []
+    warm = WarmSteps(busy, hardware)
     for batch in batches:
         work = Work(
             chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,
@@ -291,6 +297,6 @@ def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec)
             decode_context_tokens=batch.decode_context_tokens,
             sampled_tokens=batch.prefill_requests,
         )
-        known_s = expected.leap_s(work, batch.steps, batch.start_s)
+        known_s = busy.leap_s(work, batch.steps) if is_busy else warm.leap_s(work, batch.steps, batch.start_s)
         excess.append((batch.end_s - batch.start_s - known_s) / batch.steps)
     return excess

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from kvsim.commands.engine_overhead import (
     COPIES,
     LONG_TOKENS,
+    ROW,
     SHORT_TOKENS,
     Course,
     Played,
@@ -66,20 +67,21 @@ def test_a_chunk_is_known_too() -> None:
 
 
 def test_overheads_of_steps() -> None:
-    """Rows of decode steps leave 2 a step and single ones 7, so a row has 5 once; no prompt has 1,024 tokens. A short prompt
-    takes 164 seconds and is not expected to take less."""
+    """Rows of decode steps leave 2 a step and single ones 7, so a row has 5 once. Prompts of three tokens take 248 seconds, and
+    2 as a step; the last two of eight take 9 more. A short prompt takes 164 seconds and is not expected to take less."""
     row = Batch(0.0, 80.0 * 10 + 8.0 * 45 + 20.0, 0, 0, 1, 0, 10)
     together = Batch(0.0, 160.0 * 10 + 16.0 * 45 + 20.0, 0, 0, 2, 0, 10)
     step, short = Batch(0.0, 87.0, 0, 0, 1, 0, 1), Batch(0.0, 164.0, 1, SHORT_TOKENS, 0, 0, 1)
-    found = with_step_overheads(MACHINE, MODEL, [row, together, step, short])
+    prompts = [Batch(300.0 * at, 300.0 * at + 250.0 + (20.0, 9.0)[at >= 6], 1, 3, 0, 0, 1) for at in range(8)]
+    found = with_step_overheads(MACHINE, MODEL, [row, together, step, short], prompts)
     assert (found.step_overhead_s, found.leap_overhead_s) == pytest.approx((2.0, 5.0))
-    assert (found.prefill_overhead_s, found.prefill_launch_s) == pytest.approx((0.0, 162.0))
+    assert (found.prefill_overhead_s, found.prefill_launch_s) == pytest.approx((9.0, 153.0))
 
 
 def test_overheads_are_not_negative() -> None:
     """Three decode steps take 264 seconds, one 80; the prompt's three tokens take 248."""
-    batches = [Batch(0.0, 255.0, 0, 0, 1, 0, 3), Batch(0.0, 0.5, 0, 0, 1, 0, 1), Batch(0.0, 1.0, 1, LONG_TOKENS, 0, 0, 1)]
-    found = with_step_overheads(MACHINE, MODEL, batches)
+    batches = [Batch(0.0, 255.0, 0, 0, 1, 0, 3), Batch(0.0, 0.5, 0, 0, 1, 0, 1)]
+    found = with_step_overheads(MACHINE, MODEL, batches, [Batch(0.0, 1.0, 1, 3, 0, 0, 1)])
     assert (found.step_overhead_s, found.leap_overhead_s, found.prefill_overhead_s) == (0.0, 0.0, 0.0)
 
 
@@ -209,7 +211,9 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
     batches = played(Course()).batches
     joined = [batch.prefill_tokens for batch in batches if batch.prefill_requests and batch.decode_requests]
     assert joined == [SHORT_TOKENS * count for count in Course().joining]
-    found = with_step_overheads(known, model, batches)
+    row = played(ROW).batches
+    assert {(batch.prefill_requests, batch.prefill_tokens, batch.decode_requests) for batch in row} == {(1, LONG_TOKENS, 0)}
+    found = with_step_overheads(known, model, batches, row)
     copied = copy_overhead_s(known, model.page_bytes(16) / model.layers, played(COPIES).links)
     for name, seconds in overheads.items():
         measured = copied if name == "copy_overhead_s" else getattr(found, name)

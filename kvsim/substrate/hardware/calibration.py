@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvsim.copy_rule import CopyRule
@@ -53,7 +54,7 @@ class Sizes:
     """Interval of tokens at which steps with prefill are measured, up to ``tiled_tokens``: their times depend on how well tiles
     fill the multiprocessors."""
     tiled_tokens: int = 2048
-    tokens: tuple[int, ...] = (1, 8, 32, 3072, 4096, 8192)
+    tokens: tuple[int, ...] = (1, 8, 32, *range(2304, 4097, 256), 5120, 6144, 8192)
     """Further step sizes."""
     chunks: tuple[int, ...] = (128, 1024, 8192)
     contexts: tuple[int, ...] = (128, 1024, 8192, 32768, 65536)
@@ -61,8 +62,11 @@ class Sizes:
     """Contexts of chunks of the other sizes up to ``tiled_tokens``, which are also measured without a prefix."""
     scans: tuple[int, ...] = (16, 64)
     """Further sizes of chunks whose recurrence is measured."""
-    decode_tokens: tuple[int, ...] = (16, 256, 4096, 65536, 524288)
-    """Total context tokens of all decoding requests."""
+    decode_tokens: tuple[int, ...] = (
+        16, 256, 1024, 2048, 4096, 5120, 6144, 8192, 12288, 16384, 32768, 65536, 131072, 262144, 524288,
+    )  # fmt: skip
+    """Total context tokens of all decoding requests. On an H200, attention of Llama 3 8B takes half as long again once its parts
+    no longer fit the multiprocessors in blocks of 64 tokens, a little above 4,096."""
     batches: tuple[int, ...] = (1, 16, 128)
     repeated: tuple[int, int] = (16, 16384)
     """Decoding requests that have their context in common, and its tokens."""
@@ -72,10 +76,13 @@ class Sizes:
     longer between half a second and a second after a rest than later."""
     decode_heat_s: float = 0.25
     """The same for attention and recurrences of decoding requests, which hardly depend on the GPU's clock."""
-    rest_s: float = 1.0
-    """Idle time before the steps that show how a GPU warms up."""
-    course_s: float = 1.5
-    """Duration of these steps, which have ``tiled_tokens`` tokens."""
+    bursts: int = 30
+    """How often steps of ``tiled_tokens`` tokens follow a rest, to show how a GPU warms up. The first rest is the longest."""
+    rests_s: tuple[float, float] = (0.01, 1.0)
+    """Shortest and longest rest."""
+    bursts_s: tuple[float, float] = (0.03, 1.0)
+    """Duration of the shortest and the longest of these bursts. Both are as in serving: on an H200, a step after a rest of a
+    second is twice as much faster as one after the rests between steps of a server."""
 
 
 INTERPRETED = Sizes(
@@ -104,8 +111,9 @@ INTERPRETED = Sizes(
     repeats=1,
     heat_s=0.0,
     decode_heat_s=0.0,
-    rest_s=0.0,
-    course_s=0.0,
+    bursts=1,
+    rests_s=(0.0, 0.0),
+    bursts_s=(0.0, 0.0),
 )
 """Sizes for Triton's interpreter."""
 
@@ -259,7 +267,7 @@ class Calibration:
         is_hybrid = self.model.is_hybrid
         scan = [steps.scan_row(tokens) for tokens in sorted({*sizes.scans, *sizes.chunks})] if is_hybrid else None
         state_update = [steps.state_row(batch) for batch in sizes.batches] if is_hybrid else None
-        rested_share, warming_s = steps.warming(sizes.tiled_tokens, rest_s=sizes.rest_s, course_s=sizes.course_s)
+        rested_share, warming_s = steps.warming(sizes.tiled_tokens, self.bursts())
         curves = ComputeCurves(
             linear=linear,
             prefill_attention=prefill,
@@ -272,6 +280,13 @@ class Calibration:
             warming_s=warming_s,
         )
         return curves, steps.overhead_s, spread
+
+    def bursts(self) -> list[tuple[float, float]]:
+        """Return rests and bursts of steps, in seconds, drawn evenly by their logarithms."""
+        sizes, random = self.sizes, np.random.default_rng(self.seed)
+        shares = random.uniform(size=(sizes.bursts, 2))
+        shares[0, 0] = 1.0
+        return [(between(*sizes.rests_s, rest), between(*sizes.bursts_s, burst)) for rest, burst in shares.tolist()]
 
     def _transformer(self) -> Transformer:
         """Create a transformer over a pool much larger than the GPU's caches, filled with random bits."""
@@ -292,3 +307,8 @@ class Calibration:
 def host_memory_bytes() -> int:
     """Return the host's memory size, which replaces the GPU's without a GPU."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def between(low: float, high: float, share: float) -> float:
+    """Return the number at this share of the way from ``low`` to ``high``, by their logarithms; ``low`` if that is 0."""
+    return low * (high / low) ** share if low else low

@@ -85,17 +85,19 @@ class StepParts:
             n_bytes = tokens * token_bytes
             layer_s = [max(self._decode_s(tokens // batch, batch), n_bytes / self.memory_bytes_per_s) for batch in fitting]
             spread = max(spread, max(layer_s) / min(layer_s))
-            least_s = max(1.01 * least_s, statistics.geometric_mean(layer_s))
+            least_s = max(1.001 * least_s, statistics.geometric_mean(layer_s))
             rows.append([round(n_bytes), n_bytes / least_s])
         return rows, spread
 
-    def warming(self, tokens: int, *, rest_s: float, course_s: float) -> tuple[float, float]:
-        """Return the time of a step with prefill on a rested GPU as a share of a busy GPU's, and the time constant of warming."""
+    def warming(self, tokens: int, bursts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """Return the time of a step with prefill on a rested GPU as a share of a busy GPU's, and the time constant of warming.
+
+        ``bursts`` have the seconds of rest, then of such steps one after another; the first rest must be a long one.
+        """
         chunk = ChunkSlots(tokens, 0, self._slots(tokens))
         action = self._replayable(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
         action()
-        courses = [self.watch.course(action, rest_s=rest_s, seconds=course_s) for _ in range(self.watch.repeats)]
-        return warming([statistics.median(step) for step in zip(*courses, strict=False)])
+        return warming([step for rest_s, busy_s in bursts for step in self.watch.course(action, rest_s=rest_s, seconds=busy_s)])
 
     def repeated_share(self, context: int, batch: int) -> float:
         """Return ``ComputeCurves.repeated_context_share``, measured with requests that have their whole context in common."""
