@@ -47,24 +47,20 @@ JOINING_OUTPUT_TOKENS = 2
 @dataclass(frozen=True, kw_only=True)
 class Course:
     """The measured workload: requests that arrive and decode together, short ones that join while they decode, some at once, and
-    share all but their last tokens with the first, then short and long ones, each on an idle engine."""
+    share all but their last tokens with the first, then short and long ones, each on an idle engine, after the answer before."""
 
     together: int = 8
     together_tokens: int = TOGETHER_TOKENS
-    output_tokens: int = 400
-    joining: tuple[int, ...] = (1, 3) * 8
+    output_tokens: int = 1200
+    joining: tuple[int, ...] = (1, 3) * 16
     """How many join at once."""
-    joining_pause_s: float = 0.1
-    """Time from one joining to the next, and before the first."""
+    joining_pause_s: float = 0.15
+    """Time from one joining to the next, and before the first: a host launches kernels faster and slower for seconds on end."""
     single: int = 32
     single_output_tokens: tuple[int, ...] = (40, 2)
     """Lengths of the answers, each for a short and a long prompt before the next."""
-    begin_s: float = 5.0
-    """Arrival of the first single request, after those that arrive together."""
-    pause_s: float = 0.5
-    """Time between single requests: enough for the answer and some idle time."""
-    in_turn: bool = False
-    """Whether a single request waits for the answer to the one before, and then for ``pause_s``."""
+    pause_s: float = 0.25
+    """Idle time before each single request."""
     long_tokens: int = LONG_TOKENS
     """Prompt of every other single request."""
     batch_tokens: int = EngineSettings().max_batch_tokens
@@ -81,12 +77,12 @@ class Course:
             for at, count in enumerate(self.joining)
             for _ in range(count)
         ]
-        answers = self.single_output_tokens
+        answers, begin_s = self.single_output_tokens, len(self.joining) * self.joining_pause_s
         single = [
-            (self.begin_s + at * self.pause_s, (SHORT_TOKENS, self.long_tokens)[at % 2], answers[at // 2 % len(answers)])
-            for at in range(self.single)
+            (begin_s, (SHORT_TOKENS, self.long_tokens)[at % 2], answers[at // 2 % len(answers)]) for at in range(self.single)
         ]
         first_single = self.together + len(joining)
+        before = [-1] * first_single + [0 if together else -1, *range(first_single, first_single + len(single) - 1)]
         requests = []
         for index, (arrival_s, tokens, output_tokens) in enumerate(together + joining + single):
             begins = common if self.together <= index < first_single else 0
@@ -100,7 +96,7 @@ class Course:
                     output_tokens=output_tokens,
                     runs=tuple(run for run in ((0, begins), own) if run[1]),
                     prompt_pages=pages,
-                    after=index - 1 if self.in_turn and index > first_single else -1,
+                    after=before[index],
                     delay_s=self.pause_s,
                 )
             )
@@ -126,9 +122,7 @@ INTERPRETED = Course(
     joining_pause_s=0.0,
     single=6,
     single_output_tokens=(4, 2),
-    begin_s=0.0,
     pause_s=0.0,
-    in_turn=True,
 )
 """For Triton's interpreter."""
 INTERPRETED_COPIES = replace(COPIES, together=2, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)

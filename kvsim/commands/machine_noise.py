@@ -46,7 +46,7 @@ class Rounds:
     def course(self) -> Course:
         return Course(
             together=0, joining=(), single=self.prompts, single_output_tokens=(2,),
-            begin_s=0.0, pause_s=self.pause_s, in_turn=True, long_tokens=self.long_tokens,
+            pause_s=self.pause_s, long_tokens=self.long_tokens,
         )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def test_requests_that_join_have_all_but_32_tokens_in_common_with_the_first(page
     assert alone.prompt_tokens == 32 and not set(pages_of([alone])) & set(pages_of([first]))
     own = [set(pages_of([request])[common:]) for request in (early, late, last)]
     assert not own[0] & own[1] and not own[1] & own[2]
-    assert (early.arrival_s, late.arrival_s, last.arrival_s) == (0.1, 0.2, 0.2)
+    assert (early.arrival_s, late.arrival_s, last.arrival_s) == (0.15, 0.3, 0.3)
 
 
 def test_launches_alone_beside_decoding_requests_and_of_several_chunks() -> None:
@@ -153,13 +153,14 @@ def test_launches_alone_beside_decoding_requests_and_of_several_chunks() -> None
 
 
 def test_prompts_in_turn_wait_for_the_answer_before() -> None:
-    requests = Course(
-        together=0, joining=(), single=3, single_output_tokens=(2,), in_turn=True, pause_s=0.25, long_tokens=64
-    ).requests(16)
+    requests = Course(together=0, joining=(), single=3, single_output_tokens=(2,), long_tokens=64).requests(16)
     assert [(request.after, request.delay_s, request.prompt_tokens) for request in requests] == [
         (-1, 0.25, 32), (0, 0.25, 64), (1, 0.25, 32),
     ]  # fmt: skip
-    assert {request.after for request in Course().requests(16)} == {-1}
+    *others, first, second, third = Course(together=2, single=3).requests(16)
+    assert {request.after for request in others} == {-1}
+    assert first.after == 0, "when those that arrive together have been answered"
+    assert (second.after, third.after) == (first.index, second.index)
 
 
 def test_answers_are_long_and_short_after_prompts_of_both_lengths() -> None:
