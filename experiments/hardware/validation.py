@@ -51,6 +51,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
+from loaded_model import choice  # noqa: E402
 from validation_draw import Drawn, draw, pick_for_hybrid, pick_to_rank, to_rank, with_hybrid_model  # noqa: E402
 from validation_tables import Part, claims, page, write_csv, write_picture  # noqa: E402
 
@@ -131,6 +132,18 @@ def texts(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
+def hardware_of(options: argparse.Namespace, part: str) -> str:
+    """Return the name of the description with which a part is simulated."""
+    name: str = options.hybrid_hardware if part == "hybrid" else options.hardware
+    return name
+
+
+def described(hardware: str) -> dict[str, Any]:
+    """Return a machine's description as plain data."""
+    values: dict[str, Any] = choice("hardware", hardware)
+    return values
+
+
 def serve(options: argparse.Namespace, lists: dict[str, dict[str, list[str]]]) -> bool:
     """Validate what has not been validated yet, or with ``again`` what has been recorded. Return False if one cannot run."""
     began = monotonic()
@@ -145,19 +158,26 @@ def serve(options: argparse.Namespace, lists: dict[str, dict[str, list[str]]]) -
                 print(f"{left:.0f} s are left: run this again for {part}, {name} and what follows")
                 return True
             source = [f"validate.measured={recorded}"] if options.again else [f"validate.runs={options.runs}"]
-            hardware = options.hybrid_hardware if part == "hybrid" else options.hardware
-            words = ["validate", *overrides, f"hardware={hardware}", *options.more, *source, f"output={folder}"]
+            words = ["validate", *overrides, f"hardware={hardware_of(options, part)}", *options.more, *source, f"output={folder}"]
             if kvsim(words) == 2:
                 return False
     return True
 
 
 def read(options: argparse.Namespace, lists: dict[str, dict[str, list[str]]]) -> list[Part]:
-    """Return the parts with the records that are there, without those of which nothing has been served yet."""
+    """Return the parts with the records that are there, without those of which nothing has been served yet.
+
+    Raises SystemExit if one was simulated with another description of the machine, or before the description changed.
+    """
     parts = []
     for part, configurations in lists.items():
         files = {name: options.folder / part / name.replace(" ", "_") / "validate.json" for name in configurations}
         records: dict[str, Any] = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+        hardware = hardware_of(options, part)
+        for name, record in records.items():
+            used = record["config"]["hardware"]
+            if any(used.get(key) != value for key, value in described(hardware).items()) and not options.more:
+                sys.exit(f"{files[name]} was not simulated with hardware={hardware} as it is now: simulate it with --again")
         parts.append(Part(name=part, text=texts(options)[part], wanted=configurations, records=records))
     return [part for part in parts if part.records]
 

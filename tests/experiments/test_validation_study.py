@@ -169,6 +169,18 @@ def test_policies_that_real_runs_tell_apart_keep_their_order(study: ModuleType) 
 Serve = Callable[[list[str]], int]
 
 
+DESCRIBED: dict[str, dict[str, float]] = {
+    name: {"flops_per_s": float(number)}
+    for number, name in enumerate(["h200_measured", "h200_measured_hybrid", "mine", "mine_hybrid"])
+}
+"""Descriptions of machines."""
+
+
+@pytest.fixture(autouse=True)
+def descriptions(study: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "described", DESCRIBED.__getitem__)
+
+
 def served(folder: Path, called: list[list[str]], code: int = 0) -> Serve:
     """A ``kvsim validate`` that writes a record."""
 
@@ -177,7 +189,8 @@ def served(folder: Path, called: list[list[str]], code: int = 0) -> Serve:
         output = Path(next(word for word in words if word.startswith("output=")).removeprefix("output="))
         if code != 2:
             (output / "hardware").mkdir(parents=True, exist_ok=True)
-            (output / "validate.json").write_text(to_json(GOOD))
+            name = next(word for word in words if word.startswith("hardware=")).removeprefix("hardware=")
+            (output / "validate.json").write_text(to_json(GOOD | {"config": {"hardware": DESCRIBED[name]}}))
         return code
 
     return command
@@ -241,6 +254,23 @@ def test_recorded_runs_are_simulated_again(study: ModuleType, tmp_path: Path, mo
     assert study.main([*options, "--parts", "drawn", "--again", "--hardware", "mine"]) == 1, "the first has not been measured"
     assert len(called) == 1 and "hardware=mine" in called[0]
     assert f"validate.measured={tmp_path / 'runs' / 'drawn' / 'drawn-02' / 'hardware'}" in called[0]
+
+
+def test_simulations_of_another_description_are_not_mixed(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = drawn_before(study, tmp_path / "runs")
+    monkeypatch.setattr(study, "kvsim", served(tmp_path, []))
+    assert study.main([*options, "--parts", "chosen", "--hardware", "mine"]) == 0
+    with pytest.raises(SystemExit, match="not simulated with hardware=h200_measured as it is now: simulate it with --again"):
+        study.main([*options, "--parts", "chosen", "--read"])
+    assert study.main([*options, "--parts", "chosen", "--read", "--hardware", "mine"]) == 0
+    monkeypatch.setitem(DESCRIBED, "mine", {"flops_per_s": 9.0})
+    with pytest.raises(SystemExit, match="not simulated with hardware=mine as it is now"):
+        study.main([*options, "--parts", "chosen", "--read", "--hardware", "mine"])
+    assert study.main([*options, "--parts", "chosen", "--again", "--hardware", "mine"]) == 0
+    monkeypatch.setitem(DESCRIBED, "mine", {"flops_per_s": 10.0})
+    assert study.main([*options, "--parts", "chosen", "--read", "--hardware", "mine", "--more", "hardware.flops_per_s=9"]) == 0
 
 
 def test_another_draw_needs_another_folder_and_a_draw_needs_its_traces(study: ModuleType, tmp_path: Path) -> None:
