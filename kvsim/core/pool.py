@@ -49,7 +49,11 @@ class Pool:
 
 
 class SlotPool(Pool):
-    """Numbers every slot, for tiers that hold real bytes: slots are int64 arrays with one entry per page."""
+    """Numbers every slot, for tiers that hold real bytes: slots are int64 arrays with one entry per page.
+
+    Slots given back are taken again in the same order, the last ones first, so that neighbours stay neighbours: a disk reads and
+    writes these at once.
+    """
 
     def __init__(self, capacity_pages: int | None) -> None:
         if capacity_pages is None:
@@ -72,7 +76,7 @@ class SlotPool(Pool):
         self.least_free = min(self.least_free, self.free)
 
     def give(self, slots: np.ndarray) -> None:
-        self._stack[self.free : self.free + len(slots)] = slots
+        self._stack[self.free : self.free + len(slots)] = slots[::-1]
         self.free += len(slots)
 
     def free_slots(self) -> np.ndarray:

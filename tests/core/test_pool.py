@@ -49,6 +49,15 @@ def test_each_slot_has_a_number_of_its_own_and_those_given_back_are_taken_again(
     assert sorted(pool.take(3).tolist()) == [0, 1, 4]
 
 
+def test_neighbours_that_are_given_back_are_taken_again_as_neighbours() -> None:
+    pool = SlotPool(9)
+    first, second = pool.take(4), pool.take(5)
+    pool.give(second)
+    pool.give(first)
+    assert pool.take(6).tolist() == [0, 1, 2, 3, 4, 5]
+    assert pool.take(3).tolist() == [6, 7, 8]
+
+
 def test_a_cut_leaves_the_first_slots_to_the_first_pages() -> None:
     pool = SlotPool(5)
     upper, lower = pool.split(pool.take(4), 1)

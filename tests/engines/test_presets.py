@@ -155,7 +155,7 @@ def test_the_tutorial_shows_the_tree_after_each_step(capsys: pytest.CaptureFixtu
     ]
     assert trees[5][1:] == [
         "├── 1 3 6 7  4 pages, 2 hits  gpu slots 0-3, leaf",
-        "└── 2 4 5  3 pages, 1 hit  gpu slots 7-5, leaf",
+        "└── 2 4 5  3 pages, 1 hit  gpu slots 6-7, 4, leaf",
     ]
     assert json.loads(Path("run/result.json").read_text())["hit_pages"] == {"gpu": 4, "cpu": 0, "disk": 0}
 
