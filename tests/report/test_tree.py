@@ -45,7 +45,7 @@ def test_a_node_shows_every_tier_and_without_tokens_its_page_ids() -> None:
     assert lines(cache, {}) == [
         "radix tree: 2 nodes, gpu 3 of 3 pages in use, cpu 5 of 5 pages in use",
         "├── pages 0-1  2 pages, 1 hit  cpu slots 0-1, leaf",
-        "└── pages 2-4  3 pages, 1 hit  gpu slots 1-0, 2, leaf  cpu slots 2-4, pinned by 1, leaf",
+        "└── pages 2-4  3 pages, 1 hit  gpu slots 0-2, leaf  cpu slots 2-4, pinned by 1, leaf",
     ]
 
 
