@@ -20,7 +20,8 @@ class CacheServer:
         self._prefetched: Prefetch | None = None
         """The prefetch of that request."""
         self._landing: list[Transfer] = NO_TRANSFERS
-        """Transfers that follow from a request without decode steps; they end when the request has finished."""
+        """Transfers that follow from a request without decode steps; they end when it has finished or before the next request, at
+        the time of the cache's last use."""
 
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
         """Serve a request that takes ``pages`` pages in all. Returns None, with nothing admitted, if there is no room.
@@ -32,7 +33,7 @@ class CacheServer:
         if pages > cache.gpu.pool.capacity:
             return None
         if self._landing:
-            self._land(NO_TRANSFERS, now)
+            self._land(NO_TRANSFERS)
         own_pages = min(pages, request.pages_for(request.prompt_tokens, page_tokens))
         lease = cache.match(request)
         prefetch: Prefetch | None = None
@@ -64,12 +65,12 @@ class CacheServer:
         """End a request whose answer is complete, and give back what it holds."""
         transfers = self.cache.finish_request(lease)
         if transfers or self._landing:
-            self._land(transfers, self.cache.now)
+            self._land(transfers)
 
-    def _land(self, transfers: list[Transfer], now: float) -> None:
+    def _land(self, transfers: list[Transfer]) -> None:
         """End the transfers left to land, then these."""
         landing, self._landing = self._landing, NO_TRANSFERS
-        self._move(landing + transfers, now)
+        self._move(landing + transfers, self.cache.now)
 
     def _prefetch(self, lease: Lease, now: float) -> Prefetch | None:
         """Fetch what the policy wants; None if that is nothing."""

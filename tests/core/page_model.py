@@ -65,6 +65,8 @@ class PageModel:
         """The pages that each tier has."""
         self.coming: list[list[Page]] = [[] for _ in tiers]
         """What has its room in each tier and arrives when the operation ends, in the order of arrival."""
+        self.for_prompt: set[Page] = set()
+        """Those of ``coming`` that were offered as a request's prompt, not sent by a watermark or to make room for an answer."""
         self.leaving: list[list[Page]] = [[] for _ in tiers]
         """By the tier below: what has left a tier in the pass under way, first the one that left first."""
         self.kept: list[list[Page]] = [[] for _ in tiers]
@@ -78,7 +80,7 @@ class PageModel:
         """The H of each tier's last victim."""
         self.inserted = [0 for _ in tiers]
         self.evicted = [0 for _ in tiers]
-        self.inserted_when_looked = [0 for _ in tiers]
+        self.inserted_when_looked = [0 for _ in edges]
         self.dropped_pages = self.no_room_pages = 0
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -256,6 +258,7 @@ class PageModel:
             edge.placement.on_request(path)
         for edge in self.edges:
             self.offer(edge, path, held)
+        self.for_prompt = {page for tier in self.coming for page in tier}
         self.answer(held)
 
     def answer(self, held: Held) -> None:
@@ -465,9 +468,10 @@ class PageModel:
         """Look at pages as if they left, until the watermark's share would be free, and copy down those without a copy."""
         upper, lower, placement = edge.upper, edge.lower, edge.placement
         ready, wanted = self.free(upper), (1 - placement.watermark) * self.capacities[upper]
-        if ready >= wanted or self.inserted[upper] - self.inserted_when_looked[upper] < wanted / 2:
+        at = self.edges.index(edge)
+        if ready >= wanted or self.inserted[upper] - self.inserted_when_looked[at] < wanted / 2:
             return
-        self.inserted_when_looked[upper] = self.inserted[upper]
+        self.inserted_when_looked[at] = self.inserted[upper]
         copies: list[Page] = []
         for page in self.victims(upper):
             if ready >= wanted:
@@ -497,15 +501,18 @@ class PageModel:
                     self.offer(edge, arriving[tier], None)
 
     def land(self, held: Held | None = None) -> None:
-        """What is on its way down arrives, the lowest tier first, and is offered to the next tier below at once."""
-        for tier in reversed(range(len(self.capacities))):
-            arrived, self.coming[tier] = self.coming[tier], []
-            for page in arrived:
-                page.coming[tier] = False
-                self.put(page, tier)
-            if not arrived:
-                continue
-            for edge in self.edges:
-                if edge.upper == tier:
-                    self.offer(edge, arrived, held)
-                    self.land(held)
+        """What is on its way down arrives, the lowest tier first, and is offered to the next tier below; then what follows from
+        that. Pages that were copied for a prompt come first; only with them, the prompt is offered again."""
+        for_prompt, self.for_prompt = self.for_prompt, set()
+        for prompt, pages in ((held, for_prompt), (None, {page for tier in self.coming for page in tier} - for_prompt)):
+            for tier in reversed(range(len(self.capacities))):
+                arrived = [page for page in self.coming[tier] if page in pages]
+                self.coming[tier] = [page for page in self.coming[tier] if page not in pages]
+                for page in arrived:
+                    page.coming[tier] = False
+                    self.put(page, tier)
+                for edge in self.edges:
+                    if arrived and edge.upper == tier:
+                        self.offer(edge, arrived, prompt)
+        if any(self.coming):
+            self.land()

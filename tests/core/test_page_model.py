@@ -385,6 +385,39 @@ def test_a_disk_behind_a_small_cpu_tier_does_what_the_model_does(replay: tuple[W
     compare(*replay)
 
 
+def prompts_at(*prompts: tuple[float, Sequence[int], int]) -> list[Request]:
+    """Requests without answers: when each arrives, the ids of its pages of one token, and its session."""
+    return [
+        make_request(pages, index=index, arrival_s=arrival_s, session=session)
+        for index, (arrival_s, pages, session) in enumerate(prompts)
+    ]
+
+
+def test_copies_of_a_prompt_land_before_the_next_one_arrives() -> None:
+    """Page 5 comes to the disk at second 2. Then page 4 leaves, whose last request had no session; at second 3, the others that
+    are there would have expired too, and the oldest of them would leave."""
+    early = [(0, [page], 0) for page in (0, 1, 2, 3, 4, 4)]
+    requests = prompts_at(*early, (2, [4], 0), (2, [4], 0), (2, [4], -1), (2, [5], 0), (3, [6], 0))
+    through = Setting(
+        capacities=[1, 1, 3], evictions=["lru", "lru", "ttl"], placements=["write_through", "write_through"], in_flight=2
+    )
+    assert compare(requests, through).pages == [{6}, {6}, {3, 5, 6}]
+
+
+def test_what_a_watermark_sends_down_is_no_prompt() -> None:
+    """The disk is offered the prompt of pages 8 to 15 once: not again when page 15 comes to the CPU tier early."""
+    long, other = list(range(8, 16)), list(range(16, 23))
+    requests = prompts_at(*((0, pages, 0) for pages in (list(range(8)), [8], long, other, long)))
+    early = Setting(capacities=[11, 5, 1], evictions=["lru", "mru", "lru"], placements=["write_back_early", "store_0"])
+    assert compare(requests, early).no_room_pages == 1
+
+
+def test_two_watermarks_of_one_tier_look_on_their_own() -> None:
+    requests = prompts_at(*((0, pages, 0) for pages in ([0, 1], [2], [3], [4], [5], [6], [6], [6])))
+    both = Setting(capacities=[2, 1, 1], above=(0, 0), placements=["write_back_early", "write_back_early"])
+    assert compare(requests, both).pages == [{5, 6}, {5}, {6}]
+
+
 @given(replay=replays(tiers=3), has_cpu=st.booleans())
 @settings(max_examples=EXAMPLES)
 def test_a_disk_below_the_gpu_does_what_the_model_does(replay: tuple[list[Request], Setting], has_cpu: bool) -> None:
