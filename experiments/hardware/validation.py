@@ -132,7 +132,7 @@ def texts(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def hardware_of(options: argparse.Namespace, part: str) -> str:
+def description_of(options: argparse.Namespace, part: str) -> str:
     """Return the name of the description with which a part is simulated."""
     name: str = options.hybrid_hardware if part == "hybrid" else options.hardware
     return name
@@ -158,7 +158,7 @@ def serve(options: argparse.Namespace, lists: dict[str, dict[str, list[str]]]) -
                 print(f"{left:.0f} s are left: run this again for {part}, {name} and what follows")
                 return True
             source = [f"validate.measured={recorded}"] if options.again else [f"validate.runs={options.runs}"]
-            words = ["validate", *overrides, f"hardware={hardware_of(options, part)}", *options.more, *source, f"output={folder}"]
+            words = ["validate", *overrides, f"hardware={description_of(options, part)}", *options.more, *source, f"output={folder}"]
             if kvsim(words) == 2:
                 return False
     return True
@@ -173,7 +173,7 @@ def read(options: argparse.Namespace, lists: dict[str, dict[str, list[str]]]) ->
     for part, configurations in lists.items():
         files = {name: options.folder / part / name.replace(" ", "_") / "validate.json" for name in configurations}
         records: dict[str, Any] = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-        hardware = hardware_of(options, part)
+        hardware = description_of(options, part)
         for name, record in records.items():
             used = record["config"]["hardware"]
             if any(used.get(key) != value for key, value in described(hardware).items()) and not options.more:
