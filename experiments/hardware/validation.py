@@ -158,7 +158,8 @@ def serve(options: argparse.Namespace, lists: dict[str, dict[str, list[str]]]) -
                 print(f"{left:.0f} s are left: run this again for {part}, {name} and what follows")
                 return True
             source = [f"validate.measured={recorded}"] if options.again else [f"validate.runs={options.runs}"]
-            words = ["validate", *overrides, f"hardware={description_of(options, part)}", *options.more, *source, f"output={folder}"]
+            hardware = f"hardware={description_of(options, part)}"
+            words = ["validate", *overrides, hardware, *options.more, *source, f"output={folder}"]
             if kvsim(words) == 2:
                 return False
     return True

@@ -51,8 +51,8 @@ class Pool:
 class SlotPool(Pool):
     """Numbers every slot, for tiers that hold real bytes: slots are int64 arrays with one entry per page.
 
-    Those given back last are taken first, and in the order in which they were given back: neighbours stay neighbours, which a disk
-    reads and writes at once.
+    Those given back last are taken first, and in the order in which they were given back: neighbours stay neighbours, which a
+    disk reads and writes at once.
     """
 
     def __init__(self, capacity_pages: int | None) -> None:
