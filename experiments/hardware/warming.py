@@ -19,14 +19,19 @@ Writes warming.md, and exits with 1 if a claim fails.
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish
 
 from kvsim.hardware import HardwareSpec
 from kvsim.study import Claim, markdown
 from kvsim.substrate.simulated.warmth import Warmth
+
+if TYPE_CHECKING:
+    from kvsim.substrate.hardware.stopwatch import Stopwatch
 
 TOKENS, REST_S, COURSE_S, COURSES = 2048, 5.0, 6.0, 3
 TINY_TOKENS, TINY_COURSE_S = 32, 0.5
@@ -61,12 +66,24 @@ def measured(*, is_tiny: bool) -> dict[str, list[list[float]]]:
     rest_s, course_s, courses = (0.0, TINY_COURSE_S, 1) if is_tiny else (REST_S, COURSE_S, COURSES)
     found: dict[str, list[list[float]]] = {name: [] for name in BEFORE}
     for _ in range(courses):
-        rested = watch.course(prefill, rest_s=rest_s, seconds=course_s)
-        watch.course(decode, rest_s=0.0, seconds=rest_s)
-        after_decoding = watch.course(prefill, rest_s=0.0, seconds=course_s)
-        for name, course in (("rest", rested), ("decoding", after_decoding)):
-            found[name].append([seconds for _, seconds in course])
+        found["rest"].append(course(prefill, watch, rest_s=rest_s, seconds=course_s))
+        course(decode, watch, rest_s=0.0, seconds=rest_s)
+        found["decoding"].append(course(prefill, watch, rest_s=0.0, seconds=course_s))
     return found
+
+
+def course(action: Callable[[], object], watch: "Stopwatch", *, rest_s: float, seconds: float) -> list[float]:
+    """Call ``action`` again and again, for ``seconds`` and at least once, after a rest. Return how long each call took."""
+    watch.wait()
+    time.sleep(rest_s)
+    begin = now = time.perf_counter()
+    calls: list[float] = []
+    while not calls or now < begin + seconds:
+        action()
+        watch.wait()
+        now, before = time.perf_counter(), now
+        calls.append(now - before)
+    return calls
 
 
 def spans(courses: Sequence[Sequence[float]]) -> dict[float, float]:

@@ -132,6 +132,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
 
     device = find_device()  # before Triton is imported
     from kvsim.commands.engine_overhead import with_overheads
+    from kvsim.commands.engine_warming import with_warming
     from kvsim.commands.machine_noise import measured_noise
 
     if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
@@ -143,7 +144,8 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     began = time.perf_counter()
     measured = measure(settings, model, device, console)
     with console.status("measuring the serving engine"):
-        measured = replace(measured, hardware=with_overheads(model, measured.hardware, settings.page_tokens, device))
+        known = with_overheads(model, measured.hardware, settings.page_tokens, device)
+        measured = replace(measured, hardware=with_warming(model, known, settings.page_tokens, device))
     with console.status("") as status, disk_errors(settings):
         noise = measured_noise(
             model,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvsim.core.cache import Cache
 from kvsim.core.edge import chain
@@ -32,7 +32,6 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.hardware.machine import Demand, open_machine
 from kvsim.substrate.simulated.compute import step_times
-from kvsim.substrate.simulated.warmth import WarmSteps
 from kvsim.substrate.simulated.wiring import host_link
 from kvsim.substrates import watch_states
 
@@ -102,6 +101,10 @@ class Course:
             )
         return requests
 
+    def memory_pages(self, requests: Sequence[Request], page_tokens: int) -> int:
+        """Return the pages of all requests: nothing is evicted."""
+        return sum(pages_of(request, page_tokens) for request in requests)
+
 
 COPIES = Course(
     together=16,
@@ -156,8 +159,7 @@ def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Seque
     """Return ``hardware`` with the overheads and launches of these steps. Some of ``batches`` must decode single requests.
 
     Decode steps in a row have the overhead of a leap once: a single step shows it whole, many in a row hardly show it. ``row``
-    has steps with prefill alone, one after another. Only the last quarter counts: by then the GPU is busy, so that no error in
-    how it warms up is taken for overhead.
+    has steps with prefill alone, one after another. Only the last quarter counts: by then the GPU is busy.
     """
     decodes = [batch for batch in batches if not batch.prefill_requests]
     known = replace(hardware.without_launches(), step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0)
@@ -167,7 +169,7 @@ def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Seque
     )
     rows = excess_s([batch for batch in decodes if batch.steps > 1], model, known)
     known = replace(known, step_overhead_s=max(0.0, middle(rows)), leap_overhead_s=max(0.0, step_s - row_s))
-    last = excess_s(row[len(row) * 3 // 4 :], model, known, is_busy=True)
+    last = excess_s(row[len(row) * 3 // 4 :], model, known)
     known = replace(known, prefill_overhead_s=max(0.0, middle(last)))
     return with_launches(known, batches)
 
@@ -199,20 +201,43 @@ def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterab
     return max(0.0, middle([end_s - start_s - latency_s - n_bytes / bytes_per_s for start_s, end_s, n_bytes, _ in stores]))
 
 
+def pages_of(request: Request, page_tokens: int) -> int:
+    """Return the pages of a request's prompt and answer."""
+    return -(-(request.prompt_tokens + request.output_tokens) // page_tokens)
+
+
 def middle(values: Sequence[float]) -> float:
     """Return the median; 0 without values."""
     return median(values) if values else 0.0
 
 
+class Workload(Protocol):
+    """Requests to be served for a measurement."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Prompt tokens of a step at most."""
+
+    @property
+    def is_written_through(self) -> bool:
+        """Whether pages are copied to the host's memory as soon as they are computed."""
+
+    def requests(self, page_tokens: int, *, shares_prefix: bool = True) -> list[Request]:
+        """Build the requests; only full pages have ids. Without ``shares_prefix``, no page belongs to several."""
+
+    def memory_pages(self, requests: Sequence[Request], page_tokens: int) -> int:
+        """Return the capacity of each tier in pages."""
+
+
 def play(
-    course: Course, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device", seed: int = 0
+    course: Workload, model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device", seed: int = 0
 ) -> Played:
     """Serve the requests of a course with the serving engine, on this machine.
 
     ``seed`` is that of the weights. Raises UsageError if model and pages do not fit the machine.
     """
     requests = course.requests(page_tokens, shares_prefix=not model.is_hybrid)  # a hybrid's cache saves no states here
-    pages = sum(-(-(request.prompt_tokens + request.output_tokens) // page_tokens) for request in requests)
+    pages = course.memory_pages(requests, page_tokens)
     settings = EngineSettings(max_batch_tokens=course.batch_tokens)
     demand = Demand(
         model=model,
@@ -226,7 +251,7 @@ def play(
         is_layerwise=True,
         caches_output=False,
         seed=seed,
-        page_ids=len(requests) * LONG_TOKENS,
+        page_ids=max((first + count for request in requests for first, count in request.runs), default=0),
         key=lambda _: b"",
         disk_folder=Path(),
         keeps_disk=False,
@@ -277,20 +302,17 @@ def build_cache(model: ModelSpec, tiers: list[Tier], page_tokens: int) -> Served
     )
 
 
-def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec, *, is_busy: bool = False) -> list[float]:
-    """Return the time by which a step of each batch exceeded what ``hardware`` predicts, on a busy GPU or on one that it warms.
+def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec) -> list[float]:
+    """Return the time by which a step of each batch exceeded what ``hardware`` predicts. Each may have one chunk at most."""
+    return [(batch.end_s - batch.start_s - known_s(batch, model, hardware)) / batch.steps for batch in batches]
 
-    Each batch may have one chunk at most.
-    """
-    busy, excess = step_times(model, hardware), []
-    warm = WarmSteps(busy, hardware)
-    for batch in batches:
-        work = Work(
-            chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,
-            decode_requests=batch.decode_requests,
-            decode_context_tokens=batch.decode_context_tokens,
-            sampled_tokens=batch.prefill_requests,
-        )
-        known_s = busy.leap_s(work, batch.steps) if is_busy else warm.leap_s(work, batch.steps, batch.start_s)
-        excess.append((batch.end_s - batch.start_s - known_s) / batch.steps)
-    return excess
+
+def known_s(batch: Batch, model: ModelSpec, hardware: HardwareSpec) -> float:
+    """Return the seconds that ``hardware`` predicts for the steps of a batch, with one chunk at most, on a busy GPU."""
+    work = Work(
+        chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,
+        decode_requests=batch.decode_requests,
+        decode_context_tokens=batch.decode_context_tokens,
+        sampled_tokens=batch.prefill_requests,
+    )
+    return step_times(model, hardware).leap_s(work, batch.steps)

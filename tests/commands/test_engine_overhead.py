@@ -17,6 +17,7 @@ from kvsim.commands.engine_overhead import (
     SHORT_TOKENS,
     Course,
     Played,
+    Workload,
     build_cache,
     build_tiers,
     copy_overhead_s,
@@ -25,6 +26,7 @@ from kvsim.commands.engine_overhead import (
     with_launches,
     with_step_overheads,
 )
+from kvsim.commands.engine_warming import FIRST, Rests, timed_steps
 from kvsim.commands.machine_noise import step_times
 from kvsim.core.request import Request
 from kvsim.engine.engine import EngineSettings
@@ -33,8 +35,8 @@ from kvsim.engine.recorder import Batch
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves
 from kvsim.model import ModelSpec
+from kvsim.substrate.hardware.warming import warming
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
-from kvsim.substrate.simulated.warmth import Warmth
 
 MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
 """60 FLOPs a token, 20 for one that is sampled, 8 a pair."""
@@ -97,30 +99,15 @@ def test_the_overhead_of_copies_is_what_rate_and_latency_leave() -> None:
     assert copy_overhead_s(machine, 1.0, [LinkUse(name="gpu-cpu", intervals=stores - [0, 4.5, 0, 0])]) == 0.0
 
 
-def test_prefill_on_a_rested_gpu_is_known_to_be_faster() -> None:
-    """Three tokens take 248 seconds on a warm GPU, as above; the second batch finds it half warm."""
-    curves = ComputeCurves(
-        linear=[[1, 1.0]], prefill_attention=[[1, 1, 1.0]], decode_attention=[[1, 1.0]], rested_prefill_share=0.5, warming_s=100.0
-    )
-    machine = replace(MACHINE, compute_curves=curves)
-    warmth = Warmth(machine)
-    rested_s = warmth.prefill_s(50.0, 248.0)
-    warm_s = warmth.prefill_s(50.0 + rested_s + 7.0, 248.0)
-    batches = [Batch(50.0, 50.0 + rested_s + 7.0, 1, 3, 0, 0, 1)]
-    batches += [Batch(batches[0].end_s, batches[0].end_s + warm_s + 9.0, 1, 3, 0, 0, 1)]
-    assert rested_s < 210 and warm_s > 220
-    assert excess_s(batches, MODEL, machine) == pytest.approx([7.0, 9.0])
-
-
 @pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])
 def test_prompts_are_as_long_whatever_a_page_is(page_tokens: int) -> None:
     requests = Course(joining=()).requests(page_tokens)
     assert sorted({request.prompt_tokens for request in requests}) == [32, 256, LONG_TOKENS]
-    pages = pages_of(requests)
+    pages = page_ids_of(requests)
     assert len(pages) == len(set(pages)) == sum(request.prompt_tokens // page_tokens for request in requests)
 
 
-def pages_of(requests: Sequence[Request]) -> list[int]:
+def page_ids_of(requests: Sequence[Request]) -> list[int]:
     return [page for request in requests for start, count in request.runs for page in range(start, start + count)]
 
 
@@ -129,12 +116,12 @@ def test_requests_that_join_have_all_but_32_tokens_in_common_with_the_first(page
     first, *_, early, late, last = Course(joining=(1, 2), single=0).requests(page_tokens)
     common = first.prompt_tokens // page_tokens
     for request in (early, late, last):
-        pages = pages_of([request])
-        assert pages[:common] == pages_of([first]) and request.prompt_tokens == common * page_tokens + 32
+        pages = page_ids_of([request])
+        assert pages[:common] == page_ids_of([first]) and request.prompt_tokens == common * page_tokens + 32
         assert len(pages) == request.prompt_pages == request.prompt_tokens // page_tokens
     alone = Course(joining=(2,), single=0).requests(page_tokens, shares_prefix=False)[-1]
-    assert alone.prompt_tokens == 32 and not set(pages_of([alone])) & set(pages_of([first]))
-    own = [set(pages_of([request])[common:]) for request in (early, late, last)]
+    assert alone.prompt_tokens == 32 and not set(page_ids_of([alone])) & set(page_ids_of([first]))
+    own = [set(page_ids_of([request])[common:]) for request in (early, late, last)]
     assert not own[0] & own[1] and not own[1] & own[2]
     assert (early.arrival_s, late.arrival_s, last.arrival_s) == (0.15, 0.3, 0.3)
 
@@ -201,9 +188,9 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
     }
     machine, model = replace(known, **overheads), LLAMA
 
-    def played(course: Course) -> Played:
+    def played(course: Workload) -> Played:
         requests = course.requests(16)
-        pages = sum(request.prompt_tokens + request.output_tokens for request in requests) // 16 + len(requests)
+        pages = course.memory_pages(requests, 16)
         tiers = build_tiers(["gpu", "cpu"] if course.is_written_through else ["gpu"], pages, 16)
         substrate = SimulatedSubstrate(model, machine, 16, links="fifo")
         settings = EngineSettings(max_batch_tokens=course.batch_tokens)
@@ -220,3 +207,7 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
         measured = copied if name == "copy_overhead_s" else getattr(found, name)
         assert measured == pytest.approx(seconds, rel=0.06), name
     assert found.step_overhead_s < 5e-5
+    if curves is not None:
+        known = replace(found, compute_curves=replace(curves, rested_prefill_share=1.0))
+        steps = timed_steps(played(Rests()).batches[FIRST:], model, known)
+        assert warming(steps) == pytest.approx((curves.rested_prefill_share, curves.warming_s), rel=0.1)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kvsim.copy_rule import CopyRule
@@ -76,13 +75,6 @@ class Sizes:
     longer between half a second and a second after a rest than later."""
     decode_heat_s: float = 0.25
     """The same for attention and recurrences of decoding requests, which hardly depend on the GPU's clock."""
-    bursts: int = 30
-    """How often steps of ``tiled_tokens`` tokens follow a rest, to show how a GPU warms up. The first rest is the longest."""
-    rests_s: tuple[float, float] = (0.01, 1.0)
-    """Shortest and longest rest."""
-    bursts_s: tuple[float, float] = (0.03, 1.0)
-    """Duration of the shortest and the longest of these bursts. Both are as in serving: on an H200, a step after a rest of a
-    second is twice as much faster as one after the rests between steps of a server."""
 
 
 INTERPRETED = Sizes(
@@ -111,9 +103,6 @@ INTERPRETED = Sizes(
     repeats=1,
     heat_s=0.0,
     decode_heat_s=0.0,
-    bursts=1,
-    rests_s=(0.0, 0.0),
-    bursts_s=(0.0, 0.0),
 )
 """Sizes for Triton's interpreter."""
 
@@ -267,7 +256,6 @@ class Calibration:
         is_hybrid = self.model.is_hybrid
         scan = [steps.scan_row(tokens) for tokens in sorted({*sizes.scans, *sizes.chunks})] if is_hybrid else None
         state_update = [steps.state_row(batch) for batch in sizes.batches] if is_hybrid else None
-        rested_share, warming_s = steps.warming(sizes.tiled_tokens, self.bursts())
         curves = ComputeCurves(
             linear=linear,
             prefill_attention=prefill,
@@ -276,17 +264,8 @@ class Calibration:
             scan=scan,
             state_update=state_update,
             prefill_tile_tokens=sizes.tile_tokens,
-            rested_prefill_share=rested_share,
-            warming_s=warming_s,
         )
         return curves, steps.overhead_s, spread
-
-    def bursts(self) -> list[tuple[float, float]]:
-        """Return rests and bursts of steps, in seconds, drawn evenly by their logarithms."""
-        sizes, random = self.sizes, np.random.default_rng(self.seed)
-        shares = random.uniform(size=(sizes.bursts, 2))
-        shares[0, 0] = 1.0
-        return [(between(*sizes.rests_s, rest), between(*sizes.bursts_s, burst)) for rest, burst in shares.tolist()]
 
     def _transformer(self) -> Transformer:
         """Create a transformer over a pool much larger than the GPU's caches, filled with random bits."""
@@ -307,8 +286,3 @@ class Calibration:
 def host_memory_bytes() -> int:
     """Return the host's memory size, which replaces the GPU's without a GPU."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def between(low: float, high: float, share: float) -> float:
-    """Return the number at this share of the way from ``low`` to ``high``, by their logarithms; ``low`` if that is 0."""
-    return low * (high / low) ** share if low else low

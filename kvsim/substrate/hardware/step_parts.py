@@ -11,7 +11,6 @@ from kvsim.substrate.hardware.decode_graph import recorded
 from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
 from kvsim.substrate.hardware.stopwatch import Stopwatch
 from kvsim.substrate.hardware.transformer import Transformer
-from kvsim.substrate.hardware.warming import warming
 
 DECODE_TOKENS = 256
 """A step of up to this many tokens counts as decoding: all tokens are sampled. In a larger step only one is."""
@@ -88,16 +87,6 @@ class StepParts:
             least_s = max(1.001 * least_s, statistics.geometric_mean(layer_s))
             rows.append([round(n_bytes), n_bytes / least_s])
         return rows, spread
-
-    def warming(self, tokens: int, bursts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Return the time of a step with prefill on a rested GPU as a share of a busy GPU's, and the time constant of warming.
-
-        ``bursts`` have the seconds of rest, then of such steps one after another; the first rest must be a long one.
-        """
-        chunk = ChunkSlots(tokens, 0, self._slots(tokens))
-        action = self._replayable(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
-        action()
-        return warming([step for rest_s, busy_s in bursts for step in self.watch.course(action, rest_s=rest_s, seconds=busy_s)])
 
     def repeated_share(self, context: int, batch: int) -> float:
         """Return ``ComputeCurves.repeated_context_share``, measured with requests that have their whole context in common."""

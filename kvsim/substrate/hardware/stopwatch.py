@@ -39,22 +39,6 @@ class Stopwatch:
             times.append(time.perf_counter() - start)
         return times
 
-    def course(self, action: Callable[[], object], *, rest_s: float, seconds: float) -> list[tuple[float, float]]:
-        """Call ``action`` again and again, for ``seconds`` and at least once, after a rest of ``rest_s``.
-
-        Returns when each call began, by the host's clock, and how long it took.
-        """
-        self.wait()
-        time.sleep(rest_s)
-        begin = now = time.perf_counter()
-        calls: list[tuple[float, float]] = []
-        while not calls or now < begin + seconds:
-            action()
-            self.wait()
-            now, before = time.perf_counter(), now
-            calls.append((before, now - before))
-        return calls
-
     def wait(self) -> None:
         """Wait until the device has completed all work."""
         if self.device.type == "cuda":

@@ -1,7 +1,10 @@
-"""Estimates how a GPU warms up from the times of equal steps."""
+"""Estimates how a GPU warms up from the times of steps."""
 
 from collections.abc import Sequence
-from statistics import covariance, fmean, variance
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
 
 from kvsim.substrate.simulated.warmth import Coldness
 
@@ -9,32 +12,46 @@ TIMES_S = [0.05 * 1.2**power for power in range(22)]
 """Candidate time constants, up to 2.3 seconds."""
 FEWEST = 9
 """Fewest steps needed for an estimate."""
+ODD = 0.2
+"""A step whose time is further than this from the others', relative to what a busy GPU needs, had been interrupted."""
 
 
-def warming(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step with prefill: when it began, how long the GPU took for it, and how long a busy GPU is expected to take."""
+
+    begin_s: float
+    took_s: float
+    busy_s: float
+
+
+def warming(steps: Sequence[TimedStep]) -> tuple[float, float]:
     """Return the time of a step on a rested GPU as a share of that on a busy GPU, and the time constant in seconds.
 
-    ``steps`` have equal work: when each began and how long it took, in order; the first follows a rest. The model, fitted by
-    least squares: a step takes its time on a busy GPU minus a gain times the mean of ``Coldness`` while it runs. Returns 1 and
-    the longest time constant if rest makes no step faster.
+    ``steps`` are in order, and the first follows a rest. The model, fitted by least squares, a second of a step counting as much
+    as any other: relative to what is expected of a busy GPU, a step takes a constant minus a gain times the mean of ``Coldness``
+    while it runs. The constant allows for an expectation that is a little off. Returns 1 and the longest time constant if rest
+    makes no step faster.
     """
+    middle = median([step.took_s / step.busy_s for step in steps]) if steps else 0.0
+    steps = [step for step in steps if abs(step.took_s / step.busy_s - middle) <= ODD * middle]
     if len(steps) < FEWEST:
         return 1.0, TIMES_S[-1]
-    step_s, fits = [seconds for _, seconds in steps], []
+    weights = np.sqrt([step.busy_s for step in steps])
+    ratios, fits = weights * [step.took_s / step.busy_s for step in steps], []
     for time_s in TIMES_S:
-        cold = coldness(steps, time_s)
-        gain_s = -covariance(cold, step_s) / variance(cold)
-        warm_s = fmean(step_s) + gain_s * fmean(cold)
-        error = sum((seconds - warm_s + gain_s * c) ** 2 for c, seconds in zip(cold, step_s, strict=True))
-        fits.append((error, 1.0 - gain_s / warm_s, time_s))
+        columns = weights[:, None] * np.column_stack([np.ones(len(steps)), coldness(steps, time_s)])
+        busy, gain = np.linalg.lstsq(columns, ratios, rcond=None)[0].tolist()
+        error = float(np.sum((columns @ [busy, gain] - ratios) ** 2))
+        fits.append((error, 1.0 + gain / busy, time_s))
     _, share, time_s = min(fits)
     return (share, time_s) if 0 < share < 1 else (1.0, TIMES_S[-1])
 
 
-def coldness(steps: Sequence[tuple[float, float]], time_s: float) -> list[float]:
+def coldness(steps: Sequence[TimedStep], time_s: float) -> list[float]:
     """Return the mean coldness during each step, for this time constant."""
     state, means = Coldness(time_s), []
-    for begin_s, seconds in steps:
-        means.append(state.over(begin_s, seconds) / seconds)
-        state.work(begin_s, seconds)
+    for step in steps:
+        means.append(state.over(step.begin_s, step.busy_s) / step.busy_s)
+        state.work(step.begin_s, step.took_s)
     return means

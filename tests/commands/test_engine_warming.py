@@ -1,0 +1,75 @@
+"""The workload that shows how a GPU warms up, and the steps of it that count."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kvsim.commands.engine_warming import INTERPRETED, Rests, between, timed_steps
+from kvsim.engine.recorder import Batch
+from kvsim.hardware import HardwareSpec
+from kvsim.model import ModelSpec
+from kvsim.substrate.hardware.warming import TimedStep
+
+MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
+"""60 FLOPs a token, 20 for one that is sampled, 8 a pair."""
+MACHINE = HardwareSpec(
+    flops_per_s=1.0,
+    memory_bytes=1,
+    memory_bytes_per_s=1e9,
+    host_to_device_bytes_per_s=1,
+    device_to_host_bytes_per_s=1,
+    both_directions_bytes_per_s=1,
+    disk_read_bytes_per_s=1,
+    disk_write_bytes_per_s=1,
+    step_overhead_s=2.0,
+    prefill_overhead_s=3.0,
+)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 4096, 100_000])
+def test_rows_without_a_rest_and_prompts_that_follow_one(page_tokens: int) -> None:
+    rests = Rests(turns=2, row=3, rested=40)
+    requests = rests.requests(page_tokens)
+    assert [request.after for request in requests] == list(range(-1, 85)), "each after the answer before"
+    row = [request for at in (0, 43) for request in requests[at : at + 3]]
+    assert {(request.delay_s, request.output_tokens) for request in row} == {(0.0, 1)}
+    rested = [request for request in requests if request not in row]
+    delays = [request.delay_s for request in rested]
+    assert 0.01 < min(delays) < 0.03 and 0.4 < max(delays) < 1.0 and np.median(delays) == pytest.approx(0.1, rel=0.5)
+    assert {request.output_tokens for request in rested} == {1, 2, 10, 40}
+    lengths = [request.prompt_tokens for request in requests]
+    assert 2048 <= min(lengths) < 2700 and 7500 < max(lengths) <= rests.batch_tokens == 8192
+    pages = [page for request in requests for first, count in request.runs for page in range(first, first + count)]
+    assert len(pages) == len(set(pages)) == sum(length // page_tokens for length in lengths)
+    most = max(-(-(request.prompt_tokens + request.output_tokens) // page_tokens) for request in requests)
+    assert rests.memory_pages(requests, page_tokens) == 2 * most
+
+
+def test_requests_are_drawn_by_seed() -> None:
+    first, again, other = (
+        [(request.prompt_tokens, request.output_tokens, request.delay_s) for request in Rests(seed=seed).requests(16)]
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert {request.delay_s for request in INTERPRETED.requests(16)} == {0.0}
+
+
+def test_only_prompts_alone_count_that_take_longer_than_their_launch() -> None:
+    """Three tokens take 248 seconds and 5 of overhead, nine tokens 540 + 360 + 20."""
+    batches = [
+        Batch(0.0, 250.0, 1, 3, 0, 0, 1), Batch(300.0, 1100.0, 1, 9, 0, 0, 1), Batch(1100.0, 1200.0, 0, 0, 1, 9, 1),
+        Batch(1300.0, 2000.0, 1, 9, 1, 9, 1), Batch(2000.0, 3000.0, 2, 18, 0, 0, 1),
+    ]  # fmt: skip
+    first, second = TimedStep(0.0, 245.0, 248.0), TimedStep(300.0, 795.0, 920.0)
+    assert timed_steps(batches, MODEL, MACHINE) == [first, second]
+    assert timed_steps(batches, MODEL, replace(MACHINE, prefill_launch_s=170.0)) == [second]
+
+
+def test_a_number_between_two_others_by_their_logarithms() -> None:
+    assert between(0.01, 1.0, 0.5) == pytest.approx(0.1)
+    assert (between(2.0, 8.0, 0.0), between(2.0, 8.0, 1.0)) == pytest.approx((2.0, 8.0))
+    assert between(0.0, 1.0, 0.5) == 0.0
