@@ -31,6 +31,7 @@ LATENCIES = (
     "prefill_launch_s",
     "chunk_launch_s",
     "decode_launch_s",
+    "copy_launch_s",
 )
 LINKS = ("cpu-gpu", "gpu-cpu", "disk-cpu", "cpu-disk", "disk-gpu", "gpu-disk")
 
@@ -123,6 +124,8 @@ class HardwareSpec:
     """Further time to launch the kernels of each further chunk of the step."""
     decode_launch_s: float = 0.0
     """Further time to launch the kernels of the requests that decode in the step, however many."""
+    copy_launch_s: float = 0.0
+    """Further time to launch a step, or a leap, if copies between GPU and host begin at the same time: the host submits both."""
 
     rank_jitter: float = 0.0
     """Spread of the ranks' speeds: each moves its part of a transfer at its rate times a factor drawn from ``1 - rank_jitter``
@@ -194,10 +197,18 @@ class HardwareSpec:
         """Limit on the total rate of both directions, all GPUs."""
         return self.both_directions_bytes_per_s * self.gpus
 
-    def launch_s(self, chunks: int, decode_requests: int) -> float:
-        """Return the time the host needs to launch a step with so many chunks, at least one, and decoding requests."""
+    def launch_s(self, chunks: int, decode_requests: int, *, has_copies: bool = False) -> float:
+        """Return the time the host needs to launch a step with so many chunks, at least one, and decoding requests.
+
+        ``has_copies``: copies between GPU and host begin at the same time.
+        """
         decode_s = self.decode_launch_s if decode_requests else 0.0
-        return self.prefill_launch_s + (chunks - 1) * self.chunk_launch_s + decode_s
+        copy_s = self.copy_launch_s if has_copies else 0.0
+        return self.prefill_launch_s + (chunks - 1) * self.chunk_launch_s + decode_s + copy_s
+
+    def leap_s(self, *, has_copies: bool) -> float:
+        """Return what a leap takes beyond its steps; ``has_copies`` as in ``launch_s``."""
+        return self.leap_overhead_s + (self.copy_launch_s if has_copies else 0.0)
 
     def without_launches(self) -> "HardwareSpec":
         """Return the same machine with a host that launches kernels at once."""

@@ -111,11 +111,13 @@ COPIES = Course(
     together_tokens=LONG_TOKENS,
     output_tokens=2,
     joining=(),
-    single=0,
+    single=48,
+    single_output_tokens=(2,),
+    pause_s=0.05,
     batch_tokens=LONG_TOKENS,
     is_written_through=True,
 )
-"""Prompts one after another: the pages of each are copied while the host launches the step of the next."""
+"""Prompts one after another: the pages of each are copied while the host launches the step of the next, or the decode step."""
 ROW = Course(together=64, together_tokens=LONG_TOKENS, output_tokens=1, joining=(), single=0, batch_tokens=LONG_TOKENS)
 """Prompts one after another, with nothing beside them: they make the GPU a busy one."""
 INTERPRETED = Course(
@@ -128,7 +130,9 @@ INTERPRETED = Course(
     pause_s=0.0,
 )
 """For Triton's interpreter."""
-INTERPRETED_COPIES = replace(COPIES, together=2, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)
+INTERPRETED_COPIES = replace(
+    COPIES, together=2, together_tokens=SHORT_TOKENS, single=4, long_tokens=SHORT_TOKENS, pause_s=0.0, batch_tokens=SHORT_TOKENS
+)
 INTERPRETED_ROW = replace(ROW, together=4, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)
 
 
@@ -150,9 +154,14 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     """
     courses = (Course(), ROW, COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_ROW, INTERPRETED_COPIES)
     alone, row, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
+    beside_launches = courses[-1].together
     fragment_bytes = model.page_bytes(page_tokens) / model.attention_layers
     known = with_step_overheads(hardware, model, alone.batches, row.batches)
-    return replace(known, copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copying.links))
+    return replace(
+        known,
+        copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copying.links, beside_launches),
+        copy_launch_s=copy_launch_s(known, model, copying.batches),
+    )
 
 
 def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch], row: Sequence[Batch]) -> HardwareSpec:
@@ -194,11 +203,25 @@ def with_launches(hardware: HardwareSpec, batches: Iterable[Batch]) -> HardwareS
     )
 
 
-def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterable[LinkUse]) -> float:
-    """Return the median time of copies to the host beyond what ``hardware`` predicts; at least 0."""
+def copy_launch_s(hardware: HardwareSpec, model: ModelSpec, batches: Iterable[Batch]) -> float:
+    """Return by how much single decode steps took longer than ``hardware`` predicts, the overheads included; at least 0.
+
+    Each must follow a prompt whose pages are copied meanwhile; those that have followed the shortest prompts do not count.
+    """
+    decodes = [batch for batch in batches if batch.decode_requests == batch.steps == 1 and not batch.prefill_requests]
+    longest = max((batch.decode_context_tokens for batch in decodes), default=0)
+    beside = [batch for batch in decodes if batch.decode_context_tokens == longest]
+    return max(0.0, middle(excess_s(beside, model, hardware)))
+
+
+def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterable[LinkUse], requests: int) -> float:
+    """Return the median time of copies to the host beyond what ``hardware`` predicts, for the first requests; at least 0."""
     bytes_per_s, latency_s = host_link(replace(hardware, copy_overhead_s=0.0), fragment_bytes)[1]
     stores = [row for use in links if use.name == "gpu-cpu" for row in use.intervals.tolist()]
-    return max(0.0, middle([end_s - start_s - latency_s - n_bytes / bytes_per_s for start_s, end_s, n_bytes, _ in stores]))
+    beyond = [
+        end_s - start_s - latency_s - n_bytes / bytes_per_s for start_s, end_s, n_bytes, request in stores if request < requests
+    ]
+    return max(0.0, middle(beyond))
 
 
 def pages_of(request: Request, page_tokens: int) -> int:

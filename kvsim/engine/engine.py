@@ -263,6 +263,7 @@ class Engine:
             decoding=decoding.jobs,
             decode_step=decoding.step,
             engine=self.number,
+            has_copies=self.mover.begins_copies(self.gpu.owner),
         )
 
     def _account(self, batch: list[tuple[Job, int]], steps: int) -> None:

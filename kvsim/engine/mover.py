@@ -8,6 +8,7 @@ from typing import Any
 from simpy import Event
 
 from kvsim.core.serving import ServedCache
+from kvsim.core.tier import GPU
 from kvsim.core.transfer import Transfer
 from kvsim.engine.outcome import Disagreement
 from kvsim.engine.substrate import Substrate
@@ -28,6 +29,8 @@ class Mover:
         """Called when a transfer has ended or waits in line again."""
         self.lost_to_disagreement = Disagreement()
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
+        self._last_copy_s: dict[int, float] = {}
+        """Time at which the last copy from or to a GPU tier began, by the tier's owner."""
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
         """Carry transfers through to their end; those submitted before are ignored."""
@@ -43,6 +46,10 @@ class Mover:
             transfer.ended = self.env.event()
         event: Event = transfer.ended
         return event
+
+    def begins_copies(self, owner: int) -> bool:
+        """Return whether copies from or to the GPU tier of this owner begin now."""
+        return self._last_copy_s.get(owner) == self.env.now
 
     def cancel(self, transfer: Transfer) -> None:
         """End a transfer early, with the whole pages that have arrived; none, if it still waits in line or for another one."""
@@ -88,6 +95,9 @@ class Mover:
             self._land(transfer, answer if isinstance(answer, int) else self._agreed(answer))
 
         transfer.begun_s = self.env.now
+        for tier in (transfer.source, transfer.target):
+            if tier.level == GPU:
+                self._last_copy_s[tier.owner] = self.env.now
         self.substrate.copy(transfer).callbacks.append(landed)
 
     def _agreed(self, answers: Sequence[int]) -> int:

@@ -20,6 +20,7 @@ from kvsim.commands.engine_overhead import (
     Workload,
     build_cache,
     build_tiers,
+    copy_launch_s,
     copy_overhead_s,
     excess_s,
     serve,
@@ -92,11 +93,23 @@ def test_the_overhead_of_copies_is_what_rate_and_latency_leave() -> None:
     machine = replace(
         MACHINE, device_to_host_bytes_per_s=4.0, both_directions_bytes_per_s=4.0, host_latency_s=2.0, copy_overhead_s=9.0
     )
-    stores = np.array([[0.0, 2.0 + 3.0 + more, 12.0, 0] for more in (0.5, 1.0, 8.0)])
+    stores = np.array([[0.0, 2.0 + 3.0 + more, 12.0, at] for at, more in enumerate((0.5, 1.0, 8.0))])
     links = [LinkUse(name="gpu-cpu", intervals=stores), LinkUse(name="cpu-gpu", intervals=np.array([[0.0, 90.0, 1.0, 0]] * 9))]
-    assert copy_overhead_s(machine, 1.0, links) == pytest.approx(1.0)
-    assert copy_overhead_s(machine, 1.0, links[1:]) == 0.0
-    assert copy_overhead_s(machine, 1.0, [LinkUse(name="gpu-cpu", intervals=stores - [0, 4.5, 0, 0])]) == 0.0
+    assert copy_overhead_s(machine, 1.0, links, 5) == pytest.approx(1.0)
+    assert copy_overhead_s(machine, 1.0, links, 2) == pytest.approx(0.75), "those of the first two requests"
+    assert copy_overhead_s(machine, 1.0, links[1:], 5) == 0.0
+    assert copy_overhead_s(machine, 1.0, [LinkUse(name="gpu-cpu", intervals=stores - [0, 4.5, 0, 0])], 5) == 0.0
+
+
+def test_what_copies_add_to_the_launch_of_a_decode_step() -> None:
+    """A decode step takes 80 seconds, 8 more for each cached token, and has 3 of overhead; only those after the longest prompt
+    count."""
+    machine = replace(MACHINE, step_overhead_s=1.0, leap_overhead_s=2.0)
+    decodes = [Batch(0.0, 80.0 + 8.0 * 9 + 3.0 + more, 0, 0, 1, 9, 1) for more in (1.0, 4.0, 5.0)]
+    others = [Batch(0.0, 900.0, 0, 0, 1, 2, 1), Batch(0.0, 900.0, 0, 0, 1, 99, 2), Batch(0.0, 900.0, 0, 0, 2, 99, 1)]
+    assert copy_launch_s(machine, MODEL, [*decodes, *others, Batch(0.0, 900.0, 1, 3, 1, 99, 1)]) == pytest.approx(4.0)
+    assert copy_launch_s(replace(machine, leap_overhead_s=9.0), MODEL, decodes) == 0.0
+    assert copy_launch_s(machine, MODEL, []) == 0.0
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])
@@ -184,6 +197,7 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
         "prefill_launch_s": 0.012,
         "chunk_launch_s": 0.0012,
         "decode_launch_s": 0.003,
+        "copy_launch_s": 0.002,
         "copy_overhead_s": 0.0015,
     }
     machine, model = replace(known, **overheads), LLAMA
@@ -202,10 +216,11 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
     row = played(ROW).batches
     assert {(batch.prefill_requests, batch.prefill_tokens, batch.decode_requests) for batch in row} == {(1, LONG_TOKENS, 0)}
     found = with_step_overheads(known, model, batches, row)
-    copied = copy_overhead_s(known, model.page_bytes(16) / model.layers, played(COPIES).links)
+    copying = played(COPIES)
+    copied = copy_overhead_s(known, model.page_bytes(16) / model.layers, copying.links, COPIES.together)
+    found = replace(found, copy_overhead_s=copied, copy_launch_s=copy_launch_s(found, model, copying.batches))
     for name, seconds in overheads.items():
-        measured = copied if name == "copy_overhead_s" else getattr(found, name)
-        assert measured == pytest.approx(seconds, rel=0.06), name
+        assert getattr(found, name) == pytest.approx(seconds, rel=0.06), name
     assert found.step_overhead_s < 5e-5
     if curves is not None:
         known = replace(found, compute_curves=replace(curves, rested_prefill_share=1.0))

@@ -72,7 +72,7 @@ class Roofline(Steps):
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         self.model, self.hardware = model, hardware
-        self.overhead_s, self.leap_overhead_s = hardware.step_overhead_s, hardware.leap_overhead_s
+        self.overhead_s = hardware.step_overhead_s
         self._flops_per_s = hardware.effective_flops_per_s
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
         self._attention_flops = model.decode_attention_flops_per_pair
@@ -97,12 +97,12 @@ class Roofline(Steps):
         flops, n_bytes = self.first_step(work)
         compute_s, memory_s = flops / self._flops_per_s, n_bytes / self._bytes_per_s
         if work.chunks:
-            launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests)
+            launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
             return max(compute_s, memory_s, launch_s) + self.hardware.prefill_overhead_s + self.overhead_s
         compute_more_s = work.decode_requests * self._attention_flops / self._flops_per_s
         memory_more_s = work.decode_requests * self._kv_bytes / self._bytes_per_s
         seconds = _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps)
-        return seconds + steps * self.overhead_s + self.leap_overhead_s
+        return seconds + steps * self.overhead_s + self.hardware.leap_s(has_copies=work.has_copies)
 
 
 class MeasuredParts(Steps):
@@ -140,9 +140,10 @@ class MeasuredParts(Steps):
             seconds += self._decode_attention.total(work.decode_context_tokens - saved, work.decode_requests, steps)
         hardware = self.hardware
         if work.chunks:
-            seconds = max(seconds, hardware.launch_s(len(work.chunks), work.decode_requests)) + hardware.prefill_overhead_s
+            launch_s = hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
+            seconds = max(seconds, launch_s) + hardware.prefill_overhead_s
         else:
-            seconds += hardware.leap_overhead_s
+            seconds += hardware.leap_s(has_copies=work.has_copies)
         return seconds + steps * hardware.step_overhead_s
 
     def _constant_s(self, work: Work) -> float:

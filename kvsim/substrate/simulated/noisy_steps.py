@@ -33,7 +33,7 @@ class NoisySteps(Steps):
         expected_s, number = self._expected.leap_s(work, steps), work.decode_step
         if work.chunks:
             computed_s = expected_s * (1.0 + self._prefill[work.engine].excess(number, 1))
-            launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests)
+            launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
             if not launch_s:
                 return computed_s
             launch_s += self.hardware.prefill_overhead_s + self.hardware.step_overhead_s

@@ -69,5 +69,5 @@ class WarmSteps:
         seconds = self.steps.leap_s(work, steps)
         if not work.chunks:
             return seconds
-        launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests)
+        launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
         return self._warmth[work.engine].prefill_s(begin_s, seconds, launch_s)

@@ -113,6 +113,13 @@ def test_launches_of_further_chunks_and_of_what_decodes_have_the_same_factor() -
     assert steps.leap_s(replace(CHUNK, decode_requests=7, decode_context_tokens=7), 1) == pytest.approx(2 * 40.5)
 
 
+def test_what_copies_add_to_a_launch_has_its_factor_and_what_they_add_to_a_leap_has_none() -> None:
+    spec = machine(noise=Noise(launches=TWICE), prefill_launch_s=40.0, copy_launch_s=3.0)
+    steps = steps_of_run(MODEL, spec, seed=0, engines=1)
+    assert steps.leap_s(replace(CHUNK, has_copies=True), 1) == pytest.approx(2 * 43)
+    assert steps.leap_s(replace(DECODE, has_copies=True), 3) - steps.leap_s(DECODE, 3) == pytest.approx(3)
+
+
 @pytest.mark.parametrize(("kind", "links"), [("loads", ["cpu-gpu"]), ("stores", ["gpu-cpu"]), ("disk_reads", ["disk-cpu"])])
 def test_a_transfer_occupies_its_link_for_its_factor(kind: str, links: list[str]) -> None:
     """Two prompts that displace each other on the GPU and in CPU memory."""

@@ -74,6 +74,8 @@ def test_a_step_waits_for_the_launch_of_what_it_has() -> None:
     assert steps.leap_s(Work(chunks=chunks[:1]), 1, 0.0) == 3.0
     assert steps.leap_s(Work(chunks=chunks), 1, 10.0) == 7.0
     assert steps.leap_s(Work(chunks=chunks, decode_requests=1, decode_context_tokens=10), 1, 20.0) == 9.0
+    copying = WarmSteps(step_times(MODEL, slow := replace(hardware, copy_launch_s=6.0)), slow)
+    assert copying.leap_s(Work(chunks=chunks, has_copies=True), 1, 0.0) == 13.0
     decode = Work(decode_requests=1, decode_context_tokens=10)
     assert steps.leap_s(decode, 1, 30.0) == steps.steps.leap_s(decode, 1) < 6
     assert 5 < steps.leap_s(Work(chunks=[(9, 0)]), 1, 40.0) < 9
