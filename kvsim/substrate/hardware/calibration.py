@@ -59,6 +59,10 @@ class Sizes:
     contexts: tuple[int, ...] = (128, 1024, 8192, 32768, 65536)
     tiled_contexts: tuple[int, ...] = (2048, 16384)
     """Contexts of chunks of the other sizes up to ``tiled_tokens``, which are also measured without a prefix."""
+    chunk_tokens: int = 4096
+    """Tokens of the chunks whose attention is measured at once, and ..."""
+    chunk_contexts: int = 131072
+    """... of their contexts, at most. Of a chunk that has more, one is measured."""
     scans: tuple[int, ...] = (16, 64)
     """Further sizes of chunks whose recurrence is measured."""
     decode_tokens: tuple[int, ...] = (
@@ -75,6 +79,11 @@ class Sizes:
     longer between half a second and a second after a rest than later."""
     decode_heat_s: float = 0.25
     """The same for attention and recurrences of decoding requests, which hardly depend on the GPU's clock."""
+
+    def chunks_at_once(self, tokens: int, context: int) -> int:
+        """Return how many chunks of this size to measure at once: one, or an even number, so that few sums of tokens occur."""
+        count = min(self.chunk_tokens // tokens, self.chunk_contexts // context, max(self.batches))
+        return max(1, count - count % 2)
 
 
 INTERPRETED = Sizes(
@@ -96,6 +105,8 @@ INTERPRETED = Sizes(
     chunks=(8,),
     contexts=(8, 32),
     tiled_contexts=(16,),
+    chunk_tokens=8,
+    chunk_contexts=64,
     scans=(4,),
     decode_tokens=(16, 64),
     batches=(1, 2),
@@ -246,7 +257,7 @@ class Calibration:
         tiled = range(sizes.tile_tokens, sizes.tiled_tokens + 1, sizes.tile_tokens)
         linear = [steps.linear_row(tokens) for tokens in sorted({*sizes.tokens, *tiled})]
         prefill = [
-            steps.prefill_row(tokens, context)
+            steps.prefill_row(tokens, context, sizes.chunks_at_once(tokens, context))
             for tokens in sorted({*sizes.chunks, *tiled})
             for context in (sizes.contexts if tokens in sizes.chunks else sorted({tokens, *sizes.tiled_contexts}))
             if context >= tokens

@@ -39,7 +39,7 @@ class StepParts:
         self.layers = self.model.attention_layers
         self.rng = np.random.default_rng(seed)
         self._products: dict[tuple[int, int], float] = {}
-        self._recurrences: dict[tuple[int, int], float] = {}
+        self._recurrences: dict[tuple[int, int, int], float] = {}
         self.overhead_s = self._overhead_s()
 
     def linear_row(self, tokens: int) -> list[float]:
@@ -49,15 +49,18 @@ class StepParts:
         flops += sampled * model.sampling_flops_per_token
         return [flops / model.weight_bytes(tokens), flops / max(self._products_s(tokens, sampled) - self.overhead_s, 1e-9)]
 
-    def prefill_row(self, tokens: int, context: int) -> list[float]:
-        """Return query rows, context and rate of a chunk's attention; latents of its prefix are expanded at the peak rate."""
-        chunk = ChunkSlots(tokens, context - tokens, self._slots(context))
-        step_s = self._replayed_s(lambda: self.transformer.step([chunk], [], sampled_tokens=1))
+    def prefill_row(self, tokens: int, context: int, chunks: int) -> list[float]:
+        """Return query rows, context and rate of a chunk's attention; latents of its prefix are expanded at the peak rate.
+
+        The step has several such ``chunks``, because the attention of a short one takes no longer than steps vary.
+        """
+        prompts = [ChunkSlots(tokens, context - tokens, self._slots(context)) for _ in range(chunks)]
+        step_s = self._replayed_s(lambda: self.transformer.step(prompts, [], sampled_tokens=1))
         pairs = tokens * (context - tokens) + tokens * (tokens + 1) / 2
         flops = self.model.attention_flops_per_pair * pairs
         prefix_s = self.model.prefix_flops_per_token * (context - tokens) / self.flops_per_s
-        seconds = max(step_s - self._without_attention_s(tokens, 0) - prefix_s, flops / self.flops_per_s)
-        return [tokens * self.model.heads, context, flops / seconds]
+        attention_s = (step_s - self._without_attention_s(tokens, 0, chunks)) / chunks
+        return [tokens * self.model.heads, context, flops / max(attention_s - prefix_s, flops / self.flops_per_s)]
 
     def scan_row(self, tokens: int) -> list[float]:
         """Return tokens and state elements per second of a chunk's recurrence."""
@@ -102,16 +105,16 @@ class StepParts:
         step_s = self.decode_watch.seconds(lambda: self.transformer.step([], decodes))
         return (step_s - self._without_attention_s(0, len(slots))) / self.layers
 
-    def _without_attention_s(self, tokens: int, batch: int) -> float:
-        """Return the time of the products and recurrences of a chunk of ``tokens`` or of a decoding ``batch``."""
+    def _without_attention_s(self, tokens: int, batch: int, chunks: int = 1) -> float:
+        """Return the time of the products and recurrences of ``chunks`` of ``tokens`` each, or of a decoding ``batch``."""
         if not self.model.is_hybrid:
-            return self._products_s(tokens, 1) if tokens else self._products_s(batch, batch)
-        if (tokens, batch) not in self._recurrences:
-            chunks = [ChunkSlots(tokens, tokens, self._slots(tokens))] if tokens else []
+            return self._products_s(tokens * chunks, 1) if tokens else self._products_s(batch, batch)
+        if (tokens, batch, chunks) not in self._recurrences:
+            prompts = [ChunkSlots(tokens, tokens, self._slots(tokens), state) for state in range(chunks)] if tokens else []
             decodes = [DecodeSlots(1, self._slots(1), state) for state in range(batch)]
-            step = lambda: self.transformer.step_without_attention(chunks, decodes, sampled_tokens=len(chunks))  # noqa: E731
-            self._recurrences[tokens, batch] = self._replayed_s(step, decodes=not chunks)
-        return self._recurrences[tokens, batch]
+            step = lambda: self.transformer.step_without_attention(prompts, decodes, sampled_tokens=min(1, len(prompts)))  # noqa: E731
+            self._recurrences[tokens, batch, chunks] = self._replayed_s(step, decodes=not prompts)
+        return self._recurrences[tokens, batch, chunks]
 
     def _products_s(self, tokens: int, sampled: int) -> float:
         if (tokens, sampled) not in self._products:

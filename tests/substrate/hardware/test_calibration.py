@@ -10,10 +10,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kvsim.copy_rule import CopyRule  # noqa: E402
+from kvsim.model import ModelSpec  # noqa: E402
+from kvsim.substrate.hardware.calibration import INTERPRETED, Sizes  # noqa: E402
 from kvsim.substrate.hardware.disk_rates import DiskRates  # noqa: E402
 from kvsim.substrate.hardware.link_rates import LEAST_LATENCY_S, fitted  # noqa: E402
 from kvsim.substrate.hardware.method_rates import Pair, derived_rule, fewest_programs  # noqa: E402
-from kvsim.substrate.hardware.step_parts import repeated_share  # noqa: E402
+from kvsim.substrate.hardware.step_parts import StepParts, repeated_share  # noqa: E402
 from kvsim.substrate.hardware.stopwatch import Stopwatch  # noqa: E402
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments" / "hardware"
@@ -135,3 +137,52 @@ def test_a_stopwatch_leaves_the_first_call_out():
 def test_repeated_context_is_what_exceeds_context_that_is_read_once(own_s: float, common_s: float, share: float) -> None:
     """As much context as requests have in common takes 1 second."""
     assert repeated_share(1.0, own_s, common_s) == share
+
+
+MODEL = ModelSpec(layers=2, hidden_size=8, vocabulary=5, heads=2, kv_heads=1, head_dim=2, mlp_width=8)
+
+
+class Timed:
+    """A transformer whose steps take a second, 2 for each token, 5 for the attention of each chunk, and nothing in reality."""
+
+    model, page_tokens, device = MODEL, 4, torch.device("cpu")
+    kv = torch.zeros(2, 9, 1)
+
+    def step(self, chunks, decodes, *, sampled_tokens):
+        self.took_s = 1.0 + 5.0 * len(chunks) + 2.0 * sum(chunk.tokens for chunk in chunks)
+
+    def products(self, tokens, *, sampled_tokens):
+        self.took_s = 1.0 + 2.0 * tokens
+
+
+class Watch:
+    """Says what the transformer does."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, transformer):
+        self.transformer = transformer
+
+    def seconds(self, action):
+        action()
+        return self.transformer.took_s
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_the_attention_of_a_chunk_is_what_several_take_beyond_their_products(chunks: int) -> None:
+    """Three tokens attend to 7 before them and to 1, 2 and 3 of their own: 27 pairs in 5 seconds."""
+    timed = Timed()
+    parts = StepParts(Watch(timed), Watch(timed), timed, flops_per_s=1e9, memory_bytes_per_s=1.0, seed=0)  # type: ignore[arg-type]
+    rows, context, rate = parts.prefill_row(3, 10, chunks)
+    assert (rows, context) == (6, 10)
+    assert rate == pytest.approx(MODEL.attention_flops_per_pair * 27 / 5)
+
+
+def test_chunks_are_measured_in_numbers_whose_products_are_measured_too() -> None:
+    sizes = Sizes()
+    counts = {tokens: sizes.chunks_at_once(tokens, tokens) for tokens in range(128, 2049, 128)}
+    assert counts[128] == 32 and counts[640] == 6 and counts[1024] == 4 and counts[1408] == counts[2048] == 2
+    tiled = range(sizes.tile_tokens, sizes.tiled_tokens + 1, sizes.tile_tokens)
+    assert {tokens * count for tokens, count in counts.items()} <= {*tiled, *sizes.tokens}
+    assert (sizes.chunks_at_once(8192, 8192), sizes.chunks_at_once(128, 65536), sizes.chunks_at_once(128, 16384)) == (1, 2, 8)
+    assert INTERPRETED.chunks_at_once(2, 2) == 2 and INTERPRETED.chunks_at_once(8, 32) == 1
