@@ -1,6 +1,5 @@
 """The hardware substrate: pages move between GPUs, host memory and a disk file, and steps are really computed."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +24,6 @@ from kvsim.substrate.hardware.orders import NOTHING, CopyOrder, Gpu, SendOrder, 
 from kvsim.substrate.hardware.remote_gpu import GpuLost
 from kvsim.substrate.hardware.step_check import StepCheck
 from kvsim.substrate.hardware.step_pages import StepPages, ids_of, slots_of
-
-SWITCH_S = 5e-4
-"""Time after which a thread that runs Python code yields to one that has work to submit."""
 
 
 class Carrier(Protocol):
@@ -85,8 +81,6 @@ class HardwareSubstrate:
         self.pages, self.page_tokens, self.page_bytes = pages, page_tokens, page_bytes
         self.rates, self.steps, self.device = rates, steps, device
         self.hosts, self.disk, self.disk_links, self.scratch = hosts, disk, disk_links, scratch
-        self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
         self.meters: dict[tuple[str, int], Meter] = {}
         """By link, such as ``gpu-cpu``, and the number of its engine or disk, once it has been used."""
         self.moved_pages: dict[str, int] = {}
@@ -361,7 +355,6 @@ class HardwareSubstrate:
             for host in self.hosts:
                 host.close()
         remove(self.scratch)
-        sys.setswitchinterval(self._switch_s)
 
 
 def one_or_all(values: list[int]) -> int | list[int]:
