@@ -83,10 +83,11 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "A CPU"
 
 
-def options_of(doc: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the options of a study: ``hardware``, ``tiny`` and ``output``."""
+def options_of(doc: str | None, arguments: Sequence[str] | None, *, has_hardware: bool = True) -> argparse.Namespace:
+    """Parse the options of a study: ``hardware``, unless it needs none, ``tiny`` and ``output``."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hardware", default="h200_measured", help="the machine's description")
+    if has_hardware:
+        parser.add_argument("--hardware", default="h200_measured", help="the machine's description")
     parser.add_argument("--tiny", action="store_true", help="a few small cases, for the CPU")
     parser.add_argument("--output", type=Path, default=HERE, metavar="DIR", help="folder for the page")
     return parser.parse_args(arguments)
