@@ -1,9 +1,9 @@
 """How long does a rested GPU stay faster than a busy one?
 
 Times equal steps with prefill, back to back for some seconds, after the GPU has been idle or has only decoded. A GPU lowers its
-clock within a tenth of a second of starting work, and changes it again later. A simulation has one time constant for all of this,
-``compute_curves.warming_s``, which ``kvsim calibrate`` fits to steps of a serving engine, and takes decoding for a rest. Times are
-relative to those of the last second after a rest, which are those of a busy GPU.
+clock within a tenth of a second of starting work, and changes it again later. A simulation has a single time constant for this,
+which ``kvsim calibrate`` fits to steps of a serving engine (``compute_curves.warming_s``), and in which decoding counts as rest.
+Times are relative to those of the last second after a rest, which are those of a busy GPU.
 
 Claims, each a row of the last table:
 
