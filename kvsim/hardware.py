@@ -28,11 +28,8 @@ LATENCIES = (
     "step_overhead_s",
     "leap_overhead_s",
     "prefill_overhead_s",
-    "prefill_launch_s",
-    "chunk_launch_s",
-    "decode_launch_s",
-    "copy_launch_s",
 )
+LAUNCHES = ("prefill_launch_s", "chunk_launch_s", "decode_launch_s", "copy_launch_s")
 LINKS = ("cpu-gpu", "gpu-cpu", "disk-cpu", "cpu-disk", "disk-gpu", "gpu-disk")
 
 
@@ -125,7 +122,8 @@ class HardwareSpec:
     decode_launch_s: float = 0.0
     """Further time to launch the kernels of the requests that decode in the step, however many."""
     copy_launch_s: float = 0.0
-    """Further time to launch a step, or a leap, if copies between GPU and host begin at the same time: the host submits both."""
+    """Further time to launch a step, or a leap, if copies from or to the GPU begin at the same time: the host submits both.
+    Measured with decode steps."""
 
     rank_jitter: float = 0.0
     """Spread of the ranks' speeds: each moves its part of a transfer at its rate times a factor drawn from ``1 - rank_jitter``
@@ -146,7 +144,7 @@ class HardwareSpec:
         check_settings(self, Whole(1), "memory_bytes", "gpus")
         check_settings(self, Real(above=0), *RATES)
         check_settings(self, Real(above=0), *OPTIONAL_RATES, or_null=True)
-        check_settings(self, SECONDS, *LATENCIES)
+        check_settings(self, SECONDS, *LATENCIES, *LAUNCHES)
         check_settings(self, Real(above=0, most=1), "flops_efficiency", "memory_efficiency")
         check_settings(self, Real(least=0, below=1), "rank_jitter")
         for name in ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s"):
@@ -200,13 +198,13 @@ class HardwareSpec:
     def launch_s(self, chunks: int, decode_requests: int, *, has_copies: bool = False) -> float:
         """Return the time the host needs to launch a step with so many chunks, at least one, and decoding requests.
 
-        ``has_copies``: copies between GPU and host begin at the same time.
+        ``has_copies``: copies from or to the GPU begin at the same time.
         """
         decode_s = self.decode_launch_s if decode_requests else 0.0
         copy_s = self.copy_launch_s if has_copies else 0.0
         return self.prefill_launch_s + (chunks - 1) * self.chunk_launch_s + decode_s + copy_s
 
-    def leap_s(self, *, has_copies: bool) -> float:
+    def leap_extra_s(self, *, has_copies: bool) -> float:
         """Return what a leap takes beyond its steps; ``has_copies`` as in ``launch_s``."""
         return self.leap_overhead_s + (self.copy_launch_s if has_copies else 0.0)
 
@@ -253,5 +251,8 @@ class LinearHardware(HardwareSpec):
         check_settings(self, SECONDS, "fixed_s", "prefill_token_s", "decode_request_s", "chunk_context_s", "decode_context_s")
         if not self.fixed_s + self.decode_request_s > 0:
             raise ValueError("fixed_s and decode_request_s are both 0: a decode step must take time")
+        for name in ("leap_overhead_s", "prefill_overhead_s", *LAUNCHES):
+            if getattr(self, name):
+                raise ValueError(f"{name} has no effect where step times are a formula: leave it out")
         if self.compute_curves is not None:
             raise ValueError("compute_curves have no effect where step times are a formula: leave them out")

@@ -55,7 +55,7 @@ COMMENTS = {
     "prefill_launch_s": "Time the host needs to launch a step with one chunk of a prompt; a step with prefill never takes less.",
     "chunk_launch_s": "Further time to launch each further chunk.",
     "decode_launch_s": "Further time to launch the requests that decode beside prefill.",
-    "copy_launch_s": "Further time to launch a step, or decode steps in a row, while copies between GPU and host are submitted.",
+    "copy_launch_s": "Further time to launch a step, or decode steps in a row, if copies from or to the GPU begin with them.",
     "rank_jitter": "Spread of the tensor-parallel ranks' speeds: for every transfer, each rank moves its part of the pages at\n"
     "# its rate times a factor drawn evenly from 1 - rank_jitter to 1. The slowest rank decides when a transfer ends and what\n"
     "# a cancelled one has brought. Not measured.",
@@ -276,6 +276,7 @@ def print_measured(measured: "Measured", console: Console) -> None:
         ("extra latency of copies while serving, µs", micro(spec.copy_overhead_s)),
         ("decode attention, repeated / own context", f"{spec.compute_curves.repeated_context_share:.3f}"),
         ("prefill time, rested / busy GPU", f"{spec.compute_curves.rested_prefill_share:.3f}"),
+        ("time constant of becoming busy, ms", f"{spec.compute_curves.warming_s * 1e3:.0f}"),
         ("disk latency, µs", micro(spec.disk_latency_s)),
     ]
     show(console, "Machine", ["", "measured"], peaks)

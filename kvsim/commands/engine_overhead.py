@@ -102,8 +102,10 @@ class Course:
         return requests
 
     def memory_pages(self, requests: Sequence[Request], page_tokens: int) -> int:
-        """Return the pages of all requests: nothing is evicted."""
-        return sum(pages_of(request, page_tokens) for request in requests)
+        """Return the pages of the requests that may run at once, and of a single one and the one before."""
+        pages = [pages_of(request, page_tokens) for request in requests]
+        first_single = len(pages) - self.single
+        return sum(pages[:first_single]) + 2 * max(pages[first_single:], default=0)
 
 
 COPIES = Course(
@@ -154,13 +156,12 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     """
     courses = (Course(), ROW, COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_ROW, INTERPRETED_COPIES)
     alone, row, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
-    beside_launches = courses[-1].together
     fragment_bytes = model.page_bytes(page_tokens) / model.attention_layers
     known = with_step_overheads(hardware, model, alone.batches, row.batches)
     return replace(
         known,
-        copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copying.links, beside_launches),
-        copy_launch_s=copy_launch_s(known, model, copying.batches),
+        copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copying.links, courses[-1].together),
+        copy_launch_s=launch_beside_copies_s(known, model, copying, alone.batches),
     )
 
 
@@ -203,23 +204,33 @@ def with_launches(hardware: HardwareSpec, batches: Iterable[Batch]) -> HardwareS
     )
 
 
-def copy_launch_s(hardware: HardwareSpec, model: ModelSpec, batches: Iterable[Batch]) -> float:
-    """Return by how much single decode steps took longer than ``hardware`` predicts, the overheads included; at least 0.
+def launch_beside_copies_s(hardware: HardwareSpec, model: ModelSpec, copying: Played, alone: Sequence[Batch]) -> float:
+    """Return by how much longer single decode steps take that follow a prompt whose pages are copied; at least 0.
 
-    Each must follow a prompt whose pages are copied meanwhile; those that have followed the shortest prompts do not count.
+    The prompts are the longest of ``copying``; ``alone`` has steps after prompts as long, without copies. Returns 0 if nothing
+    was copied.
     """
-    decodes = [batch for batch in batches if batch.decode_requests == batch.steps == 1 and not batch.prefill_requests]
-    longest = max((batch.decode_context_tokens for batch in decodes), default=0)
-    beside = [batch for batch in decodes if batch.decode_context_tokens == longest]
-    return max(0.0, middle(excess_s(beside, model, hardware)))
+    lengths = [batch.decode_context_tokens for batch in copying.batches if is_decode_step(batch)]
+    if not lengths or not any(use.name == "gpu-cpu" for use in copying.links):
+        return 0.0
+    beside_s, alone_s = (
+        middle(excess_s([b for b in batches if is_decode_step(b) and b.decode_context_tokens == max(lengths)], model, hardware))
+        for batches in (copying.batches, alone)
+    )
+    return max(0.0, beside_s - alone_s)
 
 
-def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterable[LinkUse], requests: int) -> float:
-    """Return the median time of copies to the host beyond what ``hardware`` predicts, for the first requests; at least 0."""
+def is_decode_step(batch: Batch) -> bool:
+    """Whether a batch is a single step of a single decoding request."""
+    return batch.decode_requests == batch.steps == 1 and not batch.prefill_requests
+
+
+def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterable[LinkUse], first: int) -> float:
+    """Return the median time of copies to the host beyond what ``hardware`` predicts, of the ``first`` requests; at least 0."""
     bytes_per_s, latency_s = host_link(replace(hardware, copy_overhead_s=0.0), fragment_bytes)[1]
     stores = [row for use in links if use.name == "gpu-cpu" for row in use.intervals.tolist()]
     beyond = [
-        end_s - start_s - latency_s - n_bytes / bytes_per_s for start_s, end_s, n_bytes, request in stores if request < requests
+        end_s - start_s - latency_s - n_bytes / bytes_per_s for start_s, end_s, n_bytes, request in stores if request < first
     ]
     return max(0.0, middle(beyond))
 
@@ -305,7 +316,7 @@ def build_tiers(names: Sequence[str], pages: int, page_tokens: int) -> list[Tier
     tiers = []
     for index, name in enumerate(names):
         eviction = LRU()
-        eviction.bind(PolicyContext(capacity_pages=pages, page_tokens=page_tokens))
+        eviction.bind(PolicyContext(capacity_pages=pages, page_tokens=page_tokens, tier=index))
         tiers.append(Tier(name, index, SlotPool(pages), eviction, LEVELS.index(name)))
     return tiers
 
@@ -327,10 +338,10 @@ def build_cache(model: ModelSpec, tiers: list[Tier], page_tokens: int) -> Served
 
 def excess_s(batches: Iterable[Batch], model: ModelSpec, hardware: HardwareSpec) -> list[float]:
     """Return the time by which a step of each batch exceeded what ``hardware`` predicts. Each may have one chunk at most."""
-    return [(batch.end_s - batch.start_s - known_s(batch, model, hardware)) / batch.steps for batch in batches]
+    return [(batch.end_s - batch.start_s - expected_s(batch, model, hardware)) / batch.steps for batch in batches]
 
 
-def known_s(batch: Batch, model: ModelSpec, hardware: HardwareSpec) -> float:
+def expected_s(batch: Batch, model: ModelSpec, hardware: HardwareSpec) -> float:
     """Return the seconds that ``hardware`` predicts for the steps of a batch, with one chunk at most, on a busy GPU."""
     work = Work(
         chunks=[(batch.prefill_tokens, 0)] * batch.prefill_requests,

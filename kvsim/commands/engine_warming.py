@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.commands.engine_overhead import known_s, pages_of, play
+from kvsim.commands.engine_overhead import expected_s, pages_of, play
 from kvsim.core.request import Request
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.recorder import Batch
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 FIRST = 3
-"""Steps left out: kernels are loaded and memory is touched then."""
+"""Steps that do not count: kernels are loaded and memory is touched then."""
 LAUNCHES = 1.5
-"""A step counts if the GPU needs this many times as long as the launch of its kernels, so that the host does not slow it down."""
+"""A step counts if the GPU needs at least this many times as long as the host needs to launch its kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class Rests:
     """Prompts, each after the answer before: in turn a row of them without a rest, and several that follow rests.
 
     All lengths are drawn. Steps, rests and answers are as in serving, because no model with one time constant fits everything
-    that a GPU does: of equal steps of 50 ms on an H200, the first after any rest takes 10 % less than the following ones, while
-    steps of all lengths in a serving engine take 3 to 7 % less.
+    that a GPU does: on an H200, the first of equal steps of 50 ms takes 10 % less after any rest than on a busy GPU, while steps
+    of all lengths in a serving engine take 3 to 7 % less.
     """
 
     turns: int = 3
@@ -89,21 +89,20 @@ def with_warming(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, dev
     Raises UsageError if model and pages do not fit the machine.
     """
     rests = Rests() if device.type == "cuda" else INTERPRETED
-    steps = timed_steps(play(rests, model, hardware, page_tokens, device).batches[FIRST:], model, hardware)
-    share, time_s = warming(steps)
+    share, time_s = warming(timed_steps(play(rests, model, hardware, page_tokens, device).batches, model, hardware))
     assert hardware.compute_curves is not None
     curves = replace(hardware.compute_curves, rested_prefill_share=share, warming_s=time_s)
     return replace(hardware, compute_curves=curves)
 
 
 def timed_steps(batches: Sequence[Batch], model: ModelSpec, hardware: HardwareSpec) -> list[TimedStep]:
-    """Return the steps that have nothing but a prompt, one that the GPU needs longer for than the host for its launch."""
-    overhead_s, steps = hardware.prefill_overhead_s + hardware.step_overhead_s, []
+    """Return the steps with a prompt. Those count that have nothing else and take the GPU clearly longer than their launch."""
+    overhead_s, steps = hardware.prefill_overhead_s + hardware.step_overhead_s, list[TimedStep]()
     for batch in batches:
-        if batch.prefill_requests == 1 and not batch.decode_requests:
-            busy_s = known_s(batch, model, hardware) - overhead_s
-            if busy_s >= LAUNCHES * hardware.prefill_launch_s:
-                steps.append(TimedStep(batch.start_s, batch.end_s - batch.start_s - overhead_s, busy_s))
+        if batch.prefill_requests == 1:
+            busy_s = expected_s(batch, model, hardware) - overhead_s
+            counts = not batch.decode_requests and len(steps) >= FIRST and busy_s >= LAUNCHES * hardware.prefill_launch_s
+            steps.append(TimedStep(batch.start_s, batch.end_s - batch.start_s - overhead_s, busy_s, counts))
     return steps
 
 

@@ -49,7 +49,7 @@ class Work:
     engine: int = 0
     """Number of the engine that does the work."""
     has_copies: bool = False
-    """Whether copies between the engine's GPU and the host begin at the same time."""
+    """Whether copies from or to the engine's GPU begin at the same time."""
 
     def count_repeated(self, page_tokens: int) -> None:
         """Set ``repeated_context_tokens``. The cost grows with the nodes on the paths of decoding requests, each counted once."""

@@ -20,14 +20,14 @@ from kvsim.commands.engine_overhead import (
     Workload,
     build_cache,
     build_tiers,
-    copy_launch_s,
     copy_overhead_s,
     excess_s,
+    launch_beside_copies_s,
     serve,
     with_launches,
     with_step_overheads,
 )
-from kvsim.commands.engine_warming import FIRST, Rests, timed_steps
+from kvsim.commands.engine_warming import Rests, timed_steps
 from kvsim.commands.machine_noise import step_times
 from kvsim.core.request import Request
 from kvsim.engine.engine import EngineSettings
@@ -102,14 +102,29 @@ def test_the_overhead_of_copies_is_what_rate_and_latency_leave() -> None:
 
 
 def test_what_copies_add_to_the_launch_of_a_decode_step() -> None:
-    """A decode step takes 80 seconds, 8 more for each cached token, and has 3 of overhead; only those after the longest prompt
-    count."""
+    """A decode step takes 80 seconds, 8 more for each cached token, and has 3 of overhead. After the longest prompt it takes 4
+    more beside copies and 1.5 more without."""
     machine = replace(MACHINE, step_overhead_s=1.0, leap_overhead_s=2.0)
-    decodes = [Batch(0.0, 80.0 + 8.0 * 9 + 3.0 + more, 0, 0, 1, 9, 1) for more in (1.0, 4.0, 5.0)]
-    others = [Batch(0.0, 900.0, 0, 0, 1, 2, 1), Batch(0.0, 900.0, 0, 0, 1, 99, 2), Batch(0.0, 900.0, 0, 0, 2, 99, 1)]
-    assert copy_launch_s(machine, MODEL, [*decodes, *others, Batch(0.0, 900.0, 1, 3, 1, 99, 1)]) == pytest.approx(4.0)
-    assert copy_launch_s(replace(machine, leap_overhead_s=9.0), MODEL, decodes) == 0.0
-    assert copy_launch_s(machine, MODEL, []) == 0.0
+
+    def decodes(*more_s: float, tokens: int = 9) -> list[Batch]:
+        return [Batch(0.0, 80.0 + 8.0 * tokens + 3.0 + more, 0, 0, 1, tokens, 1) for more in more_s]
+
+    others = [Batch(0.0, 900.0, 0, 0, 1, 99, 2), Batch(0.0, 900.0, 0, 0, 2, 99, 1), Batch(0.0, 900.0, 1, 3, 1, 99, 1)]
+    stores = [LinkUse(name="gpu-cpu")]
+    copying = Played(batches=[*decodes(1.0, 4.0, 5.0), *decodes(70.0, tokens=2), *others], links=stores)
+    alone = [*decodes(0.5, 1.5, 9.0), *decodes(60.0, tokens=2), *decodes(60.0, tokens=30), *others]
+    assert launch_beside_copies_s(machine, MODEL, copying, alone) == pytest.approx(2.5)
+    assert launch_beside_copies_s(machine, MODEL, copying, decodes(5.0)) == 0.0
+    assert launch_beside_copies_s(machine, MODEL, replace(copying, links=[LinkUse(name="cpu-disk")]), alone) == 0.0, "no copies"
+    assert launch_beside_copies_s(machine, MODEL, Played(batches=others, links=stores), alone) == 0.0
+
+
+def test_tiers_have_room_for_what_runs_at_once_and_for_the_single_request_before() -> None:
+    """Two requests of three pages and one of five that joins; single ones of three and of five."""
+    first = Course(together=2, together_tokens=32, output_tokens=4, joining=(1,), single=0)
+    course = replace(first, single=4, long_tokens=64, single_output_tokens=(2,))
+    assert first.memory_pages(first.requests(16), 16) == 2 * 3 + 5
+    assert course.memory_pages(course.requests(16), 16) == 2 * 3 + 5 + 2 * 5
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 512, 4096])
@@ -182,7 +197,7 @@ def test_steps_of_one_kind_are_told_apart() -> None:
 
 CURVES = ComputeCurves(
     linear=[[1, 4e12], [200, 6e14]], prefill_attention=[[32, 32, 3e14]], decode_attention=[[1 << 16, 3e9], [1 << 28, 3e12]],
-    rested_prefill_share=0.85, warming_s=0.07,
+    rested_prefill_share=0.93, warming_s=0.5,
 )  # fmt: skip
 
 
@@ -218,11 +233,12 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
     found = with_step_overheads(known, model, batches, row)
     copying = played(COPIES)
     copied = copy_overhead_s(known, model.page_bytes(16) / model.layers, copying.links, COPIES.together)
-    found = replace(found, copy_overhead_s=copied, copy_launch_s=copy_launch_s(found, model, copying.batches))
+    found = replace(found, copy_overhead_s=copied, copy_launch_s=launch_beside_copies_s(found, model, copying, batches))
     for name, seconds in overheads.items():
         assert getattr(found, name) == pytest.approx(seconds, rel=0.06), name
     assert found.step_overhead_s < 5e-5
     if curves is not None:
         known = replace(found, compute_curves=replace(curves, rested_prefill_share=1.0))
-        steps = timed_steps(played(Rests()).batches[FIRST:], model, known)
-        assert warming(steps) == pytest.approx((curves.rested_prefill_share, curves.warming_s), rel=0.1)
+        share, warming_s = warming(timed_steps(played(Rests()).batches, model, known))
+        assert share == pytest.approx(curves.rested_prefill_share, abs=0.005)
+        assert warming_s == pytest.approx(curves.warming_s, rel=0.1)

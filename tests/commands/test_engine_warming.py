@@ -59,14 +59,18 @@ def test_requests_are_drawn_by_seed() -> None:
 
 
 def test_only_prompts_alone_count_that_take_longer_than_their_launch() -> None:
-    """Three tokens take 248 seconds and 5 of overhead, nine tokens 540 + 360 + 20."""
+    """Three tokens take 248 seconds and 5 of overhead, nine tokens 540 + 360 + 20. The first three steps never count."""
+    early = [Batch(at, at + 255.0, 1, 3, 0, 0, 1) for at in (-900.0, -600.0, -300.0)]
     batches = [
-        Batch(0.0, 250.0, 1, 3, 0, 0, 1), Batch(300.0, 1100.0, 1, 9, 0, 0, 1), Batch(1100.0, 1200.0, 0, 0, 1, 9, 1),
-        Batch(1300.0, 2000.0, 1, 9, 1, 9, 1), Batch(2000.0, 3000.0, 2, 18, 0, 0, 1),
+        *early, Batch(0.0, 250.0, 1, 3, 0, 0, 1), Batch(300.0, 1100.0, 1, 9, 0, 0, 1), Batch(1100.0, 1200.0, 0, 0, 1, 9, 1),
+        Batch(1300.0, 2465.0, 1, 9, 1, 9, 1),
     ]  # fmt: skip
-    first, second = TimedStep(0.0, 245.0, 248.0), TimedStep(300.0, 795.0, 920.0)
-    assert timed_steps(batches, MODEL, MACHINE) == [first, second]
-    assert timed_steps(batches, MODEL, replace(MACHINE, prefill_launch_s=170.0)) == [second]
+    left_out = [TimedStep(batch.start_s, 250.0, 248.0, False) for batch in early]
+    short, long = TimedStep(0.0, 245.0, 248.0), TimedStep(300.0, 795.0, 920.0)
+    beside = TimedStep(1300.0, 1160.0, 920.0 + 80.0 + 72.0, False)
+    assert timed_steps(batches, MODEL, MACHINE) == [*left_out, short, long, beside]
+    slow = replace(MACHINE, prefill_launch_s=170.0)
+    assert timed_steps(batches, MODEL, slow) == [*left_out, replace(short, busy_s=248.0, counts=False), long, beside]
 
 
 def test_a_number_between_two_others_by_their_logarithms() -> None:

@@ -9,6 +9,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.substrate import Work
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import SmallEngine, ask, small_engine
+from tests.engine.small_cluster import Sent, small_cluster
 
 
 class Watched(SimulatedSubstrate):
@@ -61,3 +62,11 @@ def test_loads_count_too() -> None:
     outcome = engine.serve(ask("abcd", 0), ask("klmn", 100), ask("abcd", 200))
     assert outcome.hit_pages[2, 1] == 3
     assert seen_by(engine) == [(0, False), (100, False), (200, True)]
+
+
+@pytest.mark.parametrize("engines", [(0, 1), (1, 0)])
+def test_copies_delay_the_steps_of_their_own_gpu(engines: tuple[int, int]) -> None:
+    """Both prompts end at 17 s, and two decode steps follow. Only the first has pages, which go to a tier of both engines."""
+    cluster = small_cluster(gpu=8, cpu=20, routing=Sent(*engines), hardware={"copy_launch_s": 100.0})
+    outcome = cluster.serve(ask("abcd", output=3), ask("", 16, output=3))
+    assert outcome.e2e_s.tolist() == pytest.approx([19 + 100, 3])

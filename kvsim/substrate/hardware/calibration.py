@@ -60,9 +60,9 @@ class Sizes:
     tiled_contexts: tuple[int, ...] = (2048, 16384)
     """Contexts of chunks of the other sizes up to ``tiled_tokens``, which are also measured without a prefix."""
     chunk_tokens: int = 4096
-    """Tokens of the chunks whose attention is measured at once, and ..."""
-    chunk_contexts: int = 131072
-    """... of their contexts, at most. Of a chunk that has more, one is measured."""
+    """Most tokens of several chunks whose attention is measured at once. Larger chunks are measured alone."""
+    chunk_contexts: int = 65536
+    """The same for the tokens of their contexts."""
     scans: tuple[int, ...] = (16, 64)
     """Further sizes of chunks whose recurrence is measured."""
     decode_tokens: tuple[int, ...] = (

@@ -52,9 +52,10 @@ class StepParts:
     def prefill_row(self, tokens: int, context: int, chunks: int) -> list[float]:
         """Return query rows, context and rate of a chunk's attention; latents of its prefix are expanded at the peak rate.
 
-        The step has several such ``chunks``, because the attention of a short one takes no longer than steps vary.
+        The step has several such ``chunks``, because the attention of a short one takes no longer than steps vary. Each layer
+        gathers the pages of all of them at once, so each has only its part of that launch.
         """
-        prompts = [ChunkSlots(tokens, context - tokens, self._slots(context)) for _ in range(chunks)]
+        prompts = [ChunkSlots(tokens, context - tokens, self._slots(context), state) for state in range(chunks)]
         step_s = self._replayed_s(lambda: self.transformer.step(prompts, [], sampled_tokens=1))
         pairs = tokens * (context - tokens) + tokens * (tokens + 1) / 2
         flops = self.model.attention_flops_per_pair * pairs

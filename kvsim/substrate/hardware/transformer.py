@@ -45,9 +45,10 @@ class Transformer:
     """Enqueues the work of a serving engine's steps on the current stream, and never waits for it.
 
     ``kv`` is the GPU's pool ``[attention layer, page, fragment bytes]``, uint8. A fragment has the keys of a page's tokens, then
-    their values, each ``[token, kv head, head dim]``; with latent attention, ``[token, latent and rope key]``. The content of
-    pages does not affect the time of a step: keys and values are masked as ``kernels/paged_attention.py`` describes, so any bits
-    are numbers below 2. The pool is never written; rotary embedding is left out, as in ``ModelSpec``.
+    their values, each ``[token, kv head, head dim]``; with latent attention, ``[token, latent and rope key]``. Pages may
+    have any content: keys and values are masked as ``kernels/paged_attention.py`` describes, so any bits are numbers below 2.
+    Zeros would make steps faster (``gpu_pool.random_bytes``). Steps never write to the pool; rotary embedding is left out, as in
+    ``ModelSpec``.
 
     A hybrid model also has ``states``, as ``Recurrence`` describes: a slot per request, which steps read and write, and one more.
     Its attention layers are spread evenly among the recurrent ones, which come first.

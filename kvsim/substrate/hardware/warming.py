@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
@@ -13,16 +12,19 @@ TIMES_S = [0.05 * 1.2**power for power in range(22)]
 FEWEST = 9
 """Fewest steps needed for an estimate."""
 ODD = 0.2
-"""A step whose time is further than this from the others', relative to what a busy GPU needs, had been interrupted."""
+"""Steps whose ratio of measured to expected time exceeds the median by more than this were interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step with prefill: when it began, how long the GPU took for it, and how long a busy GPU is expected to take."""
+    """A step with prefill."""
 
     begin_s: float
     took_s: float
     busy_s: float
+    """Time that a busy GPU is expected to take."""
+    counts: bool = True
+    """Whether the step's time tells anything; if not, the step still warms the GPU."""
 
 
 def warming(steps: Sequence[TimedStep]) -> tuple[float, float]:
@@ -33,16 +35,19 @@ def warming(steps: Sequence[TimedStep]) -> tuple[float, float]:
     while it runs. The constant allows for an expectation that is a little off. Returns 1 and the longest time constant if rest
     makes no step faster.
     """
-    middle = median([step.took_s / step.busy_s for step in steps]) if steps else 0.0
-    steps = [step for step in steps if abs(step.took_s / step.busy_s - middle) <= ODD * middle]
-    if len(steps) < FEWEST:
+    ratios = np.array([step.took_s / step.busy_s for step in steps])
+    counts = np.array([step.counts for step in steps], dtype=bool)
+    if counts.any():
+        counts &= ratios <= (1.0 + ODD) * np.median(ratios[counts])
+    if counts.sum() < FEWEST:
         return 1.0, TIMES_S[-1]
-    weights = np.sqrt([step.busy_s for step in steps])
-    ratios, fits = weights * [step.took_s / step.busy_s for step in steps], []
+    weights, fits = np.sqrt([step.busy_s for step in steps])[counts], []
+    target = weights * ratios[counts]
     for time_s in TIMES_S:
-        columns = weights[:, None] * np.column_stack([np.ones(len(steps)), coldness(steps, time_s)])
-        busy, gain = np.linalg.lstsq(columns, ratios, rcond=None)[0].tolist()
-        error = float(np.sum((columns @ [busy, gain] - ratios) ** 2))
+        cold = np.array(coldness(steps, time_s))[counts]
+        columns = weights[:, None] * np.column_stack([np.ones(len(cold)), cold])
+        busy, gain = np.linalg.lstsq(columns, target, rcond=None)[0].tolist()
+        error = float(np.sum((columns @ [busy, gain] - target) ** 2))
         fits.append((error, 1.0 + gain / busy, time_s))
     _, share, time_s = min(fits)
     return (share, time_s) if 0 < share < 1 else (1.0, TIMES_S[-1])

@@ -15,7 +15,8 @@ def steps_of_run(model: ModelSpec, hardware: HardwareSpec, *, seed: int, engines
 class NoisySteps(Steps):
     """Multiplies the expected durations by the machine's factors, found by the number of the engine's step.
 
-    decode steps  the sum over the leap; each step differs from the expected one by its factor times the leap's first step
+    decode steps  the sum over the leap; each step differs from the expected one by its factor times the leap's first step, whose
+                  factor is also that of what a leap takes beyond its steps
     prefill       computation times its factor, or launch times its own, whichever is longer, both with their overheads
     """
 
@@ -38,5 +39,6 @@ class NoisySteps(Steps):
                 return computed_s
             launch_s += self.hardware.prefill_overhead_s + self.hardware.step_overhead_s
             return max(computed_s, launch_s * (1.0 + self._launch[work.engine].excess(number, 1)))
-        first_s = expected_s if steps == 1 else self._expected.leap_s(work, 1)
-        return expected_s + first_s * self._decode[work.engine].excess(number, steps)
+        noise, once_s = self._decode[work.engine], self.hardware.leap_extra_s(has_copies=work.has_copies)
+        step_s = (expected_s if steps == 1 else self._expected.leap_s(work, 1)) - once_s
+        return expected_s + step_s * noise.excess(number, steps) + once_s * noise.excess(number, 1)

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kvsim.errors import UsageError  # noqa: E402
-from kvsim.substrate.hardware.gpu_pool import GpuPool, PeerPools  # noqa: E402
+from kvsim.substrate.hardware.gpu_pool import GpuPool, PeerPools, random_bytes  # noqa: E402
 from kvsim.substrate.hardware.host_pool import HostPool, check_host_room, shared_file  # noqa: E402
 from kvsim.substrate.hardware.memory import GIB, available_bytes  # noqa: E402
 from kvsim.substrate.hardware.raw_tensor import raw_tensor  # noqa: E402
@@ -19,6 +19,15 @@ PAGE_BYTES = 3 * 4096
 def gpu_pool(device, **sizes):
     usual = {"layers": 3, "fragment_bytes": 4096, "pages": 5, "weight_bytes": 0, "device": device}
     return GpuPool(**usual | sizes)
+
+
+def test_random_bytes_have_all_bits_and_any_length(device):
+    some = random_bytes(8003, device)
+    assert some.shape == (8003,) and some.dtype == torch.uint8 and some.is_contiguous()
+    assert some.data_ptr() % 8 == 0
+    counts = torch.stack([(some >> bit & 1).float().mean() for bit in range(8)] + [(some[7::8] >> 7).float().mean()])
+    assert all(0.4 < share < 0.6 for share in counts.tolist()), "and the highest one of each word"
+    assert torch.equal(some, random_bytes(8003, device)), "always the same"
 
 
 def test_a_page_is_contiguous_on_the_host_and_begins_at_a_block(device):

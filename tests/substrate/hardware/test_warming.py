@@ -56,10 +56,20 @@ def test_what_was_simulated_is_found_again(share: float, warming_s: float, burst
     assert warming(expected_too_long) == pytest.approx((found, time_s), abs=0.003), "an error of 2 % is no rest"
 
 
-def test_an_interrupted_step_does_not_count() -> None:
-    steps = course(0.9, 0.2, TURNS)
-    odd = TimedStep(steps[-1].begin_s + steps[-1].took_s, 0.09, 0.06)
-    assert warming([*steps, odd]) == warming(steps)
+def test_an_interrupted_step_tells_nothing_but_warms_the_gpu() -> None:
+    """A step that takes a second, and one that does not count, in the middle of a row: what follows finds the GPU warm."""
+    steps = course(0.9, 0.2, [*TURNS, (1.0, 0.2)])
+    row = course(0.9, 0.2, [(0.0, 1.0)])
+    begin_s = steps[-1].begin_s + steps[-1].took_s
+    for long in (TimedStep(begin_s, 1.0, 0.06), TimedStep(begin_s, 1.0, 0.9, counts=False)):
+        warm = [TimedStep(begin_s + 1.0 + step.begin_s, step.busy_s, step.busy_s) for step in row]
+        assert warming([*steps, long, *warm]) == pytest.approx((0.9, 0.2), rel=0.08)
+
+
+def test_steps_that_are_much_faster_count() -> None:
+    """After each of these rests the GPU is as cold as it gets, and a step takes a quarter less."""
+    share, _ = warming(course(0.7, 0.2, [(3.0, 0.3)] * 4 + [(0.01, 3.0)]))
+    assert share == pytest.approx(0.7, abs=0.02)
 
 
 def test_a_gpu_that_rest_does_not_make_faster() -> None:

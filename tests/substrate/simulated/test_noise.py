@@ -113,11 +113,14 @@ def test_launches_of_further_chunks_and_of_what_decodes_have_the_same_factor() -
     assert steps.leap_s(replace(CHUNK, decode_requests=7, decode_context_tokens=7), 1) == pytest.approx(2 * 40.5)
 
 
-def test_what_copies_add_to_a_launch_has_its_factor_and_what_they_add_to_a_leap_has_none() -> None:
-    spec = machine(noise=Noise(launches=TWICE), prefill_launch_s=40.0, copy_launch_s=3.0)
+def test_what_copies_add_has_the_factor_of_a_launch_or_of_the_first_step_of_a_leap() -> None:
+    spec = machine(noise=Noise(launches=TWICE, decode_steps=TWICE), prefill_launch_s=40.0, copy_launch_s=3.0, leap_overhead_s=1.0)
     steps = steps_of_run(MODEL, spec, seed=0, engines=1)
     assert steps.leap_s(replace(CHUNK, has_copies=True), 1) == pytest.approx(2 * 43)
-    assert steps.leap_s(replace(DECODE, has_copies=True), 3) - steps.leap_s(DECODE, 3) == pytest.approx(3)
+    for count in (1, 3, 50):
+        alone_s, expected_s = steps.leap_s(DECODE, count), step_times(MODEL, machine(leap_overhead_s=1.0)).leap_s(DECODE, count)
+        assert steps.leap_s(replace(DECODE, has_copies=True), count) - alone_s == pytest.approx(2 * 3)
+        assert alone_s == pytest.approx(2 * expected_s, rel=0.2), "a leap's later steps have the excess of the first"
 
 
 @pytest.mark.parametrize(("kind", "links"), [("loads", ["cpu-gpu"]), ("stores", ["gpu-cpu"]), ("disk_reads", ["disk-cpu"])])
