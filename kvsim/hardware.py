@@ -27,6 +27,7 @@ LATENCIES = (
     "interconnect_latency_s",
     "step_overhead_s",
     "leap_overhead_s",
+    "copy_leap_s",
     "prefill_overhead_s",
 )
 LAUNCHES = ("prefill_launch_s", "chunk_launch_s", "decode_launch_s", "copy_launch_s")
@@ -112,6 +113,8 @@ class HardwareSpec:
     leap_overhead_s: float = 0.0
     """Further time of a leap, which is one decode step or several in a row before the engine decides anew: it sends the steps to
     the GPU, with the pages of requests that have joined, and hears of their end."""
+    copy_leap_s: float = 0.0
+    """Further time of a leap if copies from or to the GPU begin at the same time."""
     prefill_overhead_s: float = 0.0
     """Overhead of a step with prefill in addition to ``step_overhead_s``."""
     prefill_launch_s: float = 0.0
@@ -122,8 +125,7 @@ class HardwareSpec:
     decode_launch_s: float = 0.0
     """Further time to launch the kernels of the requests that decode in the step, however many."""
     copy_launch_s: float = 0.0
-    """Further time to launch a step, or a leap, if copies from or to the GPU begin at the same time: the host submits both.
-    Measured with decode steps."""
+    """Further time to launch a step with prefill if copies from or to the GPU begin at the same time: the host submits both."""
 
     rank_jitter: float = 0.0
     """Spread of the ranks' speeds: each moves its part of a transfer at its rate times a factor drawn from ``1 - rank_jitter``
@@ -206,11 +208,11 @@ class HardwareSpec:
 
     def leap_extra_s(self, *, has_copies: bool) -> float:
         """Return what a leap takes beyond its steps; ``has_copies`` as in ``launch_s``."""
-        return self.leap_overhead_s + (self.copy_launch_s if has_copies else 0.0)
+        return self.leap_overhead_s + (self.copy_leap_s if has_copies else 0.0)
 
     def without_launches(self) -> "HardwareSpec":
         """Return the same machine with a host that launches kernels at once."""
-        return replace(self, prefill_launch_s=0.0, chunk_launch_s=0.0, decode_launch_s=0.0)
+        return replace(self, prefill_launch_s=0.0, chunk_launch_s=0.0, decode_launch_s=0.0, copy_launch_s=0.0)
 
     def with_cluster_disk(self) -> "HardwareSpec":
         """Return the same machine with the disk that all hosts share in place of its own."""
@@ -251,7 +253,7 @@ class LinearHardware(HardwareSpec):
         check_settings(self, SECONDS, "fixed_s", "prefill_token_s", "decode_request_s", "chunk_context_s", "decode_context_s")
         if not self.fixed_s + self.decode_request_s > 0:
             raise ValueError("fixed_s and decode_request_s are both 0: a decode step must take time")
-        for name in ("leap_overhead_s", "prefill_overhead_s", *LAUNCHES):
+        for name in ("leap_overhead_s", "copy_leap_s", "prefill_overhead_s", *LAUNCHES):
             if getattr(self, name):
                 raise ValueError(f"{name} has no effect where step times are a formula: leave it out")
         if self.compute_curves is not None:

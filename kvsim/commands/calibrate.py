@@ -51,11 +51,12 @@ COMMENTS = {
     "memory_efficiency": "1: memory_bytes_per_s is measured.",
     "step_overhead_s": "Time that a decode step of the serving engine takes beyond the sum of its parts.",
     "leap_overhead_s": "Further time of decode steps in a row, once, before the engine decides anew.",
+    "copy_leap_s": "Further time of decode steps in a row, once, if copies from or to the GPU begin with them.",
     "prefill_overhead_s": "Further overhead of a step with prefill, on top of that of a decode step.",
     "prefill_launch_s": "Time the host needs to launch a step with one chunk of a prompt; a step with prefill never takes less.",
     "chunk_launch_s": "Further time to launch each further chunk.",
     "decode_launch_s": "Further time to launch the requests that decode beside prefill.",
-    "copy_launch_s": "Further time to launch a step, or decode steps in a row, if copies from or to the GPU begin with them.",
+    "copy_launch_s": "Further time to launch a step with prefill if copies from or to the GPU begin with it.",
     "rank_jitter": "Spread of the tensor-parallel ranks' speeds: for every transfer, each rank moves its part of the pages at\n"
     "# its rate times a factor drawn evenly from 1 - rank_jitter to 1. The slowest rank decides when a transfer ends and what\n"
     "# a cancelled one has brought. Not measured.",
@@ -272,7 +273,8 @@ def print_measured(measured: "Measured", console: Console) -> None:
         ("launch of a step with prefill, µs", micro(spec.prefill_launch_s)),
         ("launch of each further chunk, µs", micro(spec.chunk_launch_s)),
         ("launch of decoding requests beside prefill, µs", micro(spec.decode_launch_s)),
-        ("launch of steps beside that of copies, µs", micro(spec.copy_launch_s)),
+        ("launch of copies beside prefill, µs", micro(spec.copy_launch_s)),
+        ("launch of copies beside decode steps, µs", micro(spec.copy_leap_s)),
         ("extra latency of copies while serving, µs", micro(spec.copy_overhead_s)),
         ("decode attention, repeated / own context", f"{spec.compute_curves.repeated_context_share:.3f}"),
         ("prefill time, rested / busy GPU", f"{spec.compute_curves.rested_prefill_share:.3f}"),

@@ -109,14 +109,14 @@ class Course:
 
 
 COPIES = Course(
-    together=16,
-    together_tokens=LONG_TOKENS,
-    output_tokens=2,
+    together=32,
+    output_tokens=1,
     joining=(),
     single=48,
     single_output_tokens=(2,),
     pause_s=0.05,
-    batch_tokens=LONG_TOKENS,
+    long_tokens=TOGETHER_TOKENS,
+    batch_tokens=TOGETHER_TOKENS,
     is_written_through=True,
 )
 """Prompts one after another: the pages of each are copied while the host launches the step of the next, or the decode step."""
@@ -158,11 +158,9 @@ def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, d
     alone, row, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
     fragment_bytes = model.page_bytes(page_tokens) / model.attention_layers
     known = with_step_overheads(hardware, model, alone.batches, row.batches)
-    return replace(
-        known,
-        copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copying.links, courses[-1].together),
-        copy_launch_s=launch_beside_copies_s(known, model, copying, alone.batches),
-    )
+    copies, first = copying.links, courses[-1].together
+    known = replace(known, copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copies, first))
+    return with_copies(known, model, copying, first, alone.batches)
 
 
 def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch], row: Sequence[Batch]) -> HardwareSpec:
@@ -204,25 +202,25 @@ def with_launches(hardware: HardwareSpec, batches: Iterable[Batch]) -> HardwareS
     )
 
 
-def launch_beside_copies_s(hardware: HardwareSpec, model: ModelSpec, copying: Played, alone: Sequence[Batch]) -> float:
-    """Return by how much longer single decode steps take that follow a prompt whose pages are copied; at least 0.
+def with_copies(hardware: HardwareSpec, model: ModelSpec, copying: Played, first: int, alone: Sequence[Batch]) -> HardwareSpec:
+    """Return ``hardware``, whose other overheads are known, with what copies add to the launch of a step and to a leap.
 
-    The prompts are the longest of ``copying``; ``alone`` has steps after prompts as long, without copies. Returns 0 if nothing
-    was copied.
+    The ``first`` batches of ``copying`` are prompts one after another, of which each but the first is launched while the pages of
+    the one before are copied. The decode steps that follow its longest prompts are compared with those of ``alone``, whose pages
+    are not copied. Both times are medians, at least 0, and 0 if nothing was copied.
     """
-    lengths = [batch.decode_context_tokens for batch in copying.batches if is_decode_step(batch)]
-    if not lengths or not any(use.name == "gpu-cpu" for use in copying.links):
-        return 0.0
-    beside_s, alone_s = (
-        middle(excess_s([b for b in batches if is_decode_step(b) and b.decode_context_tokens == max(lengths)], model, hardware))
-        for batches in (copying.batches, alone)
-    )
-    return max(0.0, beside_s - alone_s)
+    if not any(use.name == "gpu-cpu" for use in copying.links):
+        return hardware
+    launches = excess_s(copying.batches[1:first], model, hardware)
+    beside, without = (middle(excess_s(first_decodes(batches), model, hardware)) for batches in (copying.batches, alone))
+    return replace(hardware, copy_launch_s=max(0.0, middle(launches)), copy_leap_s=max(0.0, beside - without))
 
 
-def is_decode_step(batch: Batch) -> bool:
-    """Whether a batch is a single step of a single decoding request."""
-    return batch.decode_requests == batch.steps == 1 and not batch.prefill_requests
+def first_decodes(batches: Sequence[Batch]) -> list[Batch]:
+    """Return the single steps of single decoding requests after the longest of the prompts that are a step by themselves."""
+    longest = max((batch.prefill_tokens for batch in batches if batch.prefill_requests == 1), default=0)
+    decodes = [batch for batch in batches if batch.decode_requests == batch.steps == 1 and not batch.prefill_requests]
+    return [batch for batch in decodes if batch.decode_context_tokens == longest]
 
 
 def copy_overhead_s(hardware: HardwareSpec, fragment_bytes: float, links: Iterable[LinkUse], first: int) -> float:

@@ -22,8 +22,8 @@ from kvsim.commands.engine_overhead import (
     build_tiers,
     copy_overhead_s,
     excess_s,
-    launch_beside_copies_s,
     serve,
+    with_copies,
     with_launches,
     with_step_overheads,
 )
@@ -101,22 +101,30 @@ def test_the_overhead_of_copies_is_what_rate_and_latency_leave() -> None:
     assert copy_overhead_s(machine, 1.0, [LinkUse(name="gpu-cpu", intervals=stores - [0, 4.5, 0, 0])], 5) == 0.0
 
 
-def test_what_copies_add_to_the_launch_of_a_decode_step() -> None:
-    """A decode step takes 80 seconds, 8 more for each cached token, and has 3 of overhead. After the longest prompt it takes 4
-    more beside copies and 1.5 more without."""
-    machine = replace(MACHINE, step_overhead_s=1.0, leap_overhead_s=2.0)
+def test_what_copies_add_to_the_launch_of_a_step_and_to_a_leap() -> None:
+    """A prompt of 9 tokens takes 540 + 360 + 20 seconds, or a launch of 1,000, and 3 of overhead; a decode step after it 80,
+    8 for each cached token, and 3 of overhead."""
+    machine = replace(MACHINE, step_overhead_s=1.0, leap_overhead_s=2.0, prefill_overhead_s=2.0, prefill_launch_s=1000.0)
+
+    def prompts(*more_s: float, tokens: int = 9) -> list[Batch]:
+        return [Batch(0.0, 1003.0 + more, 1, tokens, 0, 0, 1) for more in more_s]
 
     def decodes(*more_s: float, tokens: int = 9) -> list[Batch]:
         return [Batch(0.0, 80.0 + 8.0 * tokens + 3.0 + more, 0, 0, 1, tokens, 1) for more in more_s]
 
-    others = [Batch(0.0, 900.0, 0, 0, 1, 99, 2), Batch(0.0, 900.0, 0, 0, 2, 99, 1), Batch(0.0, 900.0, 1, 3, 1, 99, 1)]
+    others = [Batch(0.0, 900.0, 0, 0, 1, 9, 2), Batch(0.0, 900.0, 0, 0, 2, 9, 1), Batch(0.0, 900.0, 2, 30, 1, 99, 1)]
+    single = [*prompts(0.0, 90.0), *decodes(1.0, 4.0, 5.0), *decodes(70.0, tokens=2), *decodes(70.0, tokens=10), *others]
     stores = [LinkUse(name="gpu-cpu")]
-    copying = Played(batches=[*decodes(1.0, 4.0, 5.0), *decodes(70.0, tokens=2), *others], links=stores)
-    alone = [*decodes(0.5, 1.5, 9.0), *decodes(60.0, tokens=2), *decodes(60.0, tokens=30), *others]
-    assert launch_beside_copies_s(machine, MODEL, copying, alone) == pytest.approx(2.5)
-    assert launch_beside_copies_s(machine, MODEL, copying, decodes(5.0)) == 0.0
-    assert launch_beside_copies_s(machine, MODEL, replace(copying, links=[LinkUse(name="cpu-disk")]), alone) == 0.0, "no copies"
-    assert launch_beside_copies_s(machine, MODEL, Played(batches=others, links=stores), alone) == 0.0
+    copying = Played(batches=[*prompts(60.0, 5.0, 8.0, 6.0), *single], links=stores)
+    alone = [*prompts(0.0), *prompts(0.0, tokens=5), *decodes(0.5, 1.5, 9.0), *decodes(60.0, tokens=5), *others]
+    found = with_copies(machine, MODEL, copying, 4, alone)
+    assert (found.copy_launch_s, found.copy_leap_s) == pytest.approx((6.0, 2.5))
+    assert replace(found, copy_launch_s=0.0, copy_leap_s=0.0) == machine
+    longer = [*prompts(0.0, tokens=12), *decodes(0.0, tokens=12)]
+    assert with_copies(machine, MODEL, copying, 4, longer).copy_leap_s == pytest.approx(4.0), "after other prompts"
+    assert with_copies(machine, MODEL, copying, 4, decodes(5.0, tokens=0)).copy_leap_s == 0.0
+    assert with_copies(machine, MODEL, Played(batches=prompts(0.0, -7.0), links=stores), 2, []) == machine
+    assert with_copies(machine, MODEL, replace(copying, links=[LinkUse(name="cpu-disk")]), 4, alone) == machine, "no copies"
 
 
 def test_tiers_have_room_for_what_runs_at_once_and_for_the_single_request_before() -> None:
@@ -212,7 +220,8 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
         "prefill_launch_s": 0.012,
         "chunk_launch_s": 0.0012,
         "decode_launch_s": 0.003,
-        "copy_launch_s": 0.002,
+        "copy_launch_s": 0.004,
+        "copy_leap_s": 0.002,
         "copy_overhead_s": 0.0015,
     }
     machine, model = replace(known, **overheads), LLAMA
@@ -233,7 +242,7 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
     found = with_step_overheads(known, model, batches, row)
     copying = played(COPIES)
     copied = copy_overhead_s(known, model.page_bytes(16) / model.layers, copying.links, COPIES.together)
-    found = replace(found, copy_overhead_s=copied, copy_launch_s=launch_beside_copies_s(found, model, copying, batches))
+    found = replace(with_copies(found, model, copying, COPIES.together, batches), copy_overhead_s=copied)
     for name, seconds in overheads.items():
         assert getattr(found, name) == pytest.approx(seconds, rel=0.06), name
     assert found.step_overhead_s < 5e-5

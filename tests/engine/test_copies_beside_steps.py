@@ -32,7 +32,7 @@ def seen_by(engine: SmallEngine) -> list[tuple[int, bool]]:
 def test_a_leap_after_a_prompt_whose_pages_are_copied_takes_longer_once() -> None:
     """17 tokens of prompt, then two decode steps."""
     for cpu, more_s in ((9, 100), (0, 0)):
-        engine = small_engine(gpu=9, cpu=cpu, hardware={"copy_launch_s": 100.0})
+        engine = small_engine(gpu=9, cpu=cpu, hardware={"copy_leap_s": 100.0})
         outcome = engine.serve(ask("abcd", output=3))
         assert outcome.ttft_s[0] == pytest.approx(17)
         assert outcome.e2e_s[0] == pytest.approx(19 + more_s)
@@ -67,6 +67,6 @@ def test_loads_count_too() -> None:
 @pytest.mark.parametrize("engines", [(0, 1), (1, 0)])
 def test_copies_delay_the_steps_of_their_own_gpu(engines: tuple[int, int]) -> None:
     """Both prompts end at 17 s, and two decode steps follow. Only the first has pages, which go to a tier of both engines."""
-    cluster = small_cluster(gpu=8, cpu=20, routing=Sent(*engines), hardware={"copy_launch_s": 100.0})
+    cluster = small_cluster(gpu=8, cpu=20, routing=Sent(*engines), hardware={"copy_leap_s": 100.0})
     outcome = cluster.serve(ask("abcd", output=3), ask("", 16, output=3))
     assert outcome.e2e_s.tolist() == pytest.approx([19 + 100, 3])

@@ -25,6 +25,7 @@ def roofline(
     prefill_overhead_s: float = 0.0,
     leap_overhead_s: float = 0.0,
     copy_launch_s: float = 0.0,
+    copy_leap_s: float = 0.0,
 ) -> Roofline:
     hardware = HardwareSpec(
         flops_per_s=flops_per_s,
@@ -40,6 +41,7 @@ def roofline(
         prefill_overhead_s=prefill_overhead_s,
         leap_overhead_s=leap_overhead_s,
         copy_launch_s=copy_launch_s,
+        copy_leap_s=copy_leap_s,
     )
     return Roofline(model, hardware)
 
@@ -68,11 +70,11 @@ def test_decode_steps_in_a_row_have_the_overhead_of_a_leap_once_and_prefill_has_
 
 def test_copies_that_begin_with_a_step_delay_its_launch() -> None:
     chunk, decode = Work(chunks=[(1, 0)], has_copies=True), Work(decode_requests=1, has_copies=True)
-    steps = roofline(launch_s=50.0, copy_launch_s=30.0, leap_overhead_s=7.0)
+    steps = roofline(launch_s=50.0, copy_launch_s=30.0, copy_leap_s=20.0, leap_overhead_s=7.0)
     assert steps.leap_s(chunk, 1) == 80 and steps.leap_s(replace(chunk, has_copies=False), 1) == 60 + 8
     assert roofline(launch_s=30.0, copy_launch_s=30.0).leap_s(chunk, 1) == 60 + 8, "the GPU takes longer"
     alone = replace(decode, has_copies=False)
-    assert [steps.leap_s(decode, count) - steps.leap_s(alone, count) for count in (1, 5)] == [30, 30]
+    assert [steps.leap_s(decode, count) - steps.leap_s(alone, count) for count in (1, 5)] == [20, 20]
 
 
 def test_the_head_is_applied_to_sampled_tokens_only() -> None:

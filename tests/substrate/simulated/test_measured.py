@@ -111,11 +111,11 @@ def test_measured_decode_steps_in_a_row_have_the_overhead_of_a_leap_once() -> No
 
 def test_copies_that_begin_with_a_measured_step_delay_its_launch() -> None:
     chunk, decode = Work(chunks=[(10, 0)]), Work(decode_requests=1, decode_context_tokens=1)
-    hardware = machine(compute_curves=ComputeCurves(**CURVES), prefill_launch_s=1e6, copy_launch_s=7.0)
+    hardware = machine(compute_curves=ComputeCurves(**CURVES), prefill_launch_s=1e6, copy_launch_s=7.0, copy_leap_s=3.0)
     steps = step_times(MODEL, hardware)
-    for work, count in ((chunk, 1), (decode, 1), (decode, 5)):
+    for work, count, more_s in ((chunk, 1, 7.0), (decode, 1, 3.0), (decode, 5, 3.0)):
         copying = replace(work, has_copies=True)
-        assert steps.leap_s(copying, count) - steps.leap_s(work, count) == pytest.approx(7.0)
+        assert steps.leap_s(copying, count) - steps.leap_s(work, count) == pytest.approx(more_s)
 
 
 def test_repeated_context_takes_its_share_of_the_time() -> None:

@@ -114,12 +114,13 @@ def test_launches_of_further_chunks_and_of_what_decodes_have_the_same_factor() -
 
 
 def test_what_copies_add_has_the_factor_of_a_launch_or_of_the_first_step_of_a_leap() -> None:
-    spec = machine(noise=Noise(launches=TWICE, decode_steps=TWICE), prefill_launch_s=40.0, copy_launch_s=3.0, leap_overhead_s=1.0)
+    noise = Noise(launches=TWICE, decode_steps=TWICE)
+    spec = machine(noise=noise, prefill_launch_s=40.0, copy_launch_s=3.0, leap_overhead_s=1.0, copy_leap_s=4.0)
     steps = steps_of_run(MODEL, spec, seed=0, engines=1)
     assert steps.leap_s(replace(CHUNK, has_copies=True), 1) == pytest.approx(2 * 43)
     for count in (1, 3, 50):
         alone_s, expected_s = steps.leap_s(DECODE, count), step_times(MODEL, machine(leap_overhead_s=1.0)).leap_s(DECODE, count)
-        assert steps.leap_s(replace(DECODE, has_copies=True), count) - alone_s == pytest.approx(2 * 3)
+        assert steps.leap_s(replace(DECODE, has_copies=True), count) - alone_s == pytest.approx(2 * 4)
         assert alone_s == pytest.approx(2 * expected_s, rel=0.2), "a leap's later steps have the excess of the first"
 
 
