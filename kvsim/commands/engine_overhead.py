@@ -206,14 +206,23 @@ def with_copies(hardware: HardwareSpec, model: ModelSpec, copying: Played, first
     """Return ``hardware``, whose other overheads are known, with what copies add to the launch of a step and to a leap.
 
     The ``first`` batches of ``copying`` are prompts one after another, of which each but the first is launched while the pages of
-    the one before are copied. The decode steps that follow its longest prompts are compared with those of ``alone``, whose pages
-    are not copied. Both times are medians, at least 0, and 0 if nothing was copied.
+    the one before are copied. They are compared with prompts as long that are launched alone, later in the same course, because
+    the speed of a host changes from second to second. The decode steps that follow its longest prompts are compared with those of
+    ``alone``, whose pages are not copied. All times are medians; both results are at least 0, and 0 if nothing was copied.
     """
     if not any(use.name == "gpu-cpu" for use in copying.links):
         return hardware
-    launches = excess_s(copying.batches[1:first], model, hardware)
-    beside, without = (middle(excess_s(first_decodes(batches), model, hardware)) for batches in (copying.batches, alone))
-    return replace(hardware, copy_launch_s=max(0.0, middle(launches)), copy_leap_s=max(0.0, beside - without))
+    beside, later = copying.batches[1:first], copying.batches[first:]
+    launched = [batch for batch in later if batch.prefill_requests == 1 and batch.prefill_tokens == beside[0].prefill_tokens]
+    launches_s, launches_alone_s, decodes_s, decodes_alone_s = (
+        middle(excess_s(batches, model, hardware))
+        for batches in (beside, launched, first_decodes(copying.batches), first_decodes(alone))
+    )
+    return replace(
+        hardware,
+        copy_launch_s=max(0.0, launches_s - launches_alone_s),
+        copy_leap_s=max(0.0, decodes_s - decodes_alone_s),
+    )
 
 
 def first_decodes(batches: Sequence[Batch]) -> list[Batch]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.commands.engine_overhead import expected_s, pages_of, play
+from kvsim.commands.machine_noise import FIRST
 from kvsim.core.request import Request
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.recorder import Batch
@@ -17,8 +18,6 @@ from kvsim.substrate.hardware.warming import TimedStep, warming
 if TYPE_CHECKING:
     import torch
 
-FIRST = 3
-"""Steps that do not count: kernels are loaded and memory is touched then."""
 LAUNCHES = 1.5
 """A step counts if the GPU needs at least this many times as long as the host needs to launch its kernels."""
 

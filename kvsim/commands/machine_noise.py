@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 FIRST = 3
-"""Durations of each kind that a round leaves out: kernels are loaded and memory is touched then."""
+"""Durations of each kind that are left out of a measurement: kernels are loaded and memory is touched then."""
 DISK_THREADS = 4
 """Concurrent requests, as in a run by default."""
 

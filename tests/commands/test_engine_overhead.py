@@ -33,28 +33,15 @@ from kvsim.core.request import Request
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.recorder import Batch
-from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves
 from kvsim.model import ModelSpec
 from kvsim.substrate.hardware.warming import warming
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from tests.commands.small_machine import MACHINE, MODEL
 
-MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
-"""60 FLOPs a token, 20 for one that is sampled, 8 a pair."""
 LLAMA = ModelSpec(
     layers=32, hidden_size=4096, vocabulary=128_256, heads=32, kv_heads=8, head_dim=128, mlp_width=14_336
 )  # fmt: skip
-MACHINE = HardwareSpec(
-    flops_per_s=1.0,
-    memory_bytes=1,
-    memory_bytes_per_s=1e9,
-    host_to_device_bytes_per_s=1,
-    device_to_host_bytes_per_s=1,
-    both_directions_bytes_per_s=1,
-    disk_read_bytes_per_s=1,
-    disk_write_bytes_per_s=1,
-    step_overhead_s=0.0,
-)
 
 
 def test_what_exceeds_the_known_parts_of_a_step() -> None:
@@ -113,12 +100,19 @@ def test_what_copies_add_to_the_launch_of_a_step_and_to_a_leap() -> None:
         return [Batch(0.0, 80.0 + 8.0 * tokens + 3.0 + more, 0, 0, 1, tokens, 1) for more in more_s]
 
     others = [Batch(0.0, 900.0, 0, 0, 1, 9, 2), Batch(0.0, 900.0, 0, 0, 2, 9, 1), Batch(0.0, 900.0, 2, 30, 1, 99, 1)]
-    single = [*prompts(0.0, 90.0), *decodes(1.0, 4.0, 5.0), *decodes(70.0, tokens=2), *decodes(70.0, tokens=10), *others]
+    single = [
+        *prompts(0.0, 2.0, 90.0),
+        *prompts(500.0, tokens=5),
+        *decodes(1.0, 4.0, 5.0),
+        *decodes(70.0, tokens=2),
+        *decodes(70.0, tokens=10),
+        *others,
+    ]
     stores = [LinkUse(name="gpu-cpu")]
     copying = Played(batches=[*prompts(60.0, 5.0, 8.0, 6.0), *single], links=stores)
     alone = [*prompts(0.0), *prompts(0.0, tokens=5), *decodes(0.5, 1.5, 9.0), *decodes(60.0, tokens=5), *others]
     found = with_copies(machine, MODEL, copying, 4, alone)
-    assert (found.copy_launch_s, found.copy_leap_s) == pytest.approx((6.0, 2.5))
+    assert (found.copy_launch_s, found.copy_leap_s) == pytest.approx((4.0, 2.5))
     assert replace(found, copy_launch_s=0.0, copy_leap_s=0.0) == machine
     longer = [*prompts(0.0, tokens=12), *decodes(0.0, tokens=12)]
     assert with_copies(machine, MODEL, copying, 4, longer).copy_leap_s == pytest.approx(4.0), "after other prompts"

@@ -10,24 +10,8 @@ pytest.importorskip("triton")
 
 from kvsim.commands.engine_warming import INTERPRETED, Rests, between, timed_steps
 from kvsim.engine.recorder import Batch
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
 from kvsim.substrate.hardware.warming import TimedStep
-
-MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
-"""60 FLOPs a token, 20 for one that is sampled, 8 a pair."""
-MACHINE = HardwareSpec(
-    flops_per_s=1.0,
-    memory_bytes=1,
-    memory_bytes_per_s=1e9,
-    host_to_device_bytes_per_s=1,
-    device_to_host_bytes_per_s=1,
-    both_directions_bytes_per_s=1,
-    disk_read_bytes_per_s=1,
-    disk_write_bytes_per_s=1,
-    step_overhead_s=2.0,
-    prefill_overhead_s=3.0,
-)
+from tests.commands.small_machine import MACHINE, MODEL
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 4096, 100_000])
@@ -60,6 +44,7 @@ def test_requests_are_drawn_by_seed() -> None:
 
 def test_only_prompts_alone_count_that_take_longer_than_their_launch() -> None:
     """Three tokens take 248 seconds and 5 of overhead, nine tokens 540 + 360 + 20. The first three steps never count."""
+    machine = replace(MACHINE, step_overhead_s=2.0, prefill_overhead_s=3.0)
     early = [Batch(at, at + 255.0, 1, 3, 0, 0, 1) for at in (-900.0, -600.0, -300.0)]
     batches = [
         *early, Batch(0.0, 250.0, 1, 3, 0, 0, 1), Batch(300.0, 1100.0, 1, 9, 0, 0, 1), Batch(1100.0, 1200.0, 0, 0, 1, 9, 1),
@@ -68,8 +53,8 @@ def test_only_prompts_alone_count_that_take_longer_than_their_launch() -> None:
     left_out = [TimedStep(batch.start_s, 250.0, 248.0, False) for batch in early]
     short, long = TimedStep(0.0, 245.0, 248.0), TimedStep(300.0, 795.0, 920.0)
     beside = TimedStep(1300.0, 1160.0, 920.0 + 80.0 + 72.0, False)
-    assert timed_steps(batches, MODEL, MACHINE) == [*left_out, short, long, beside]
-    slow = replace(MACHINE, prefill_launch_s=170.0)
+    assert timed_steps(batches, MODEL, machine) == [*left_out, short, long, beside]
+    slow = replace(machine, prefill_launch_s=170.0)
     assert timed_steps(batches, MODEL, slow) == [*left_out, replace(short, busy_s=248.0, counts=False), long, beside]
 
 
