@@ -120,8 +120,6 @@ COPIES = Course(
     is_written_through=True,
 )
 """Prompts one after another: the pages of each are copied while the host launches the step of the next, or the decode step."""
-ROW = Course(together=64, together_tokens=LONG_TOKENS, output_tokens=1, joining=(), single=0, batch_tokens=LONG_TOKENS)
-"""Prompts one after another, with nothing beside them: they make the GPU a busy one."""
 INTERPRETED = Course(
     together=2,
     output_tokens=4,
@@ -135,7 +133,6 @@ INTERPRETED = Course(
 INTERPRETED_COPIES = replace(
     COPIES, together=2, together_tokens=SHORT_TOKENS, single=4, long_tokens=SHORT_TOKENS, pause_s=0.0, batch_tokens=SHORT_TOKENS
 )
-INTERPRETED_ROW = replace(ROW, together=4, together_tokens=SHORT_TOKENS, batch_tokens=SHORT_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,27 +144,26 @@ class Played:
 
 
 def with_overheads(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device") -> HardwareSpec:
-    """Return ``hardware`` with the overheads measured in short runs of the serving engine.
+    """Return ``hardware`` with the overheads measured in short runs of the serving engine, but for that of prefill.
 
     The overhead of a step is its time beyond its parts, as given by ``hardware.compute_curves``: Python, launches, and the
-    notification that the step has ended. Short chunks take as long as launching their kernels. The overhead of a copy is its time
-    beyond its latency and rate. All overheads are medians and at least 0. Raises UsageError if model and pages do not fit the
-    machine.
+    notification that the step has ended. That of prefill is a part of the launches here; ``with_warming`` tells them apart. Short
+    chunks take as long as launching their kernels. The overhead of a copy is its time beyond its latency and rate. All overheads
+    are medians and at least 0. Raises UsageError if model and pages do not fit the machine.
     """
-    courses = (Course(), ROW, COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_ROW, INTERPRETED_COPIES)
-    alone, row, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
+    courses = (Course(), COPIES) if device.type == "cuda" else (INTERPRETED, INTERPRETED_COPIES)
+    alone, copying = (play(course, model, hardware, page_tokens, device) for course in courses)
     fragment_bytes = model.page_bytes(page_tokens) / model.attention_layers
-    known = with_step_overheads(hardware, model, alone.batches, row.batches)
+    known = with_step_overheads(hardware, model, alone.batches)
     copies, first = copying.links, courses[-1].together
     known = replace(known, copy_overhead_s=copy_overhead_s(hardware, fragment_bytes, copies, first))
     return with_copies(known, model, copying, first, alone.batches)
 
 
-def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch], row: Sequence[Batch]) -> HardwareSpec:
+def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Sequence[Batch]) -> HardwareSpec:
     """Return ``hardware`` with the overheads and launches of these steps. Some of ``batches`` must decode single requests.
 
-    Decode steps in a row have the overhead of a leap once: a single step shows it whole, many in a row hardly show it. ``row``
-    has steps with prefill alone, one after another. Only the last quarter counts: by then the GPU is busy.
+    Decode steps in a row have the overhead of a leap once: a single step shows it whole, many in a row hardly show it.
     """
     decodes = [batch for batch in batches if not batch.prefill_requests]
     known = replace(hardware.without_launches(), step_overhead_s=0.0, leap_overhead_s=0.0, prefill_overhead_s=0.0)
@@ -177,8 +173,6 @@ def with_step_overheads(hardware: HardwareSpec, model: ModelSpec, batches: Seque
     )
     rows = excess_s([batch for batch in decodes if batch.steps > 1], model, known)
     known = replace(known, step_overhead_s=max(0.0, middle(rows)), leap_overhead_s=max(0.0, step_s - row_s))
-    last = excess_s(row[len(row) * 3 // 4 :], model, known)
-    known = replace(known, prefill_overhead_s=max(0.0, middle(last)))
     return with_launches(known, batches)
 
 
@@ -196,7 +190,7 @@ def with_launches(hardware: HardwareSpec, batches: Iterable[Batch]) -> HardwareS
     chunk_s = middle([(batch.end_s - batch.start_s - beside_s) / (batch.prefill_requests - 1) for batch in more])
     return replace(
         hardware,
-        prefill_launch_s=max(0.0, alone_s - hardware.step_overhead_s - hardware.prefill_overhead_s),
+        prefill_launch_s=max(0.0, alone_s - hardware.step_overhead_s),
         chunk_launch_s=max(0.0, chunk_s),
         decode_launch_s=max(0.0, beside_s - alone_s),
     )

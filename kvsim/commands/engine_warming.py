@@ -1,4 +1,4 @@
-"""Measures how much faster prefill is on a rested GPU, while the serving engine runs."""
+"""Measures the overhead of steps with prefill, and how much faster these are on a rested GPU, while the serving engine runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.commands.engine_overhead import expected_s, pages_of, play
+from kvsim.commands.engine_overhead import LONG_TOKENS, expected_s, pages_of, play
 from kvsim.commands.machine_noise import FIRST
 from kvsim.core.request import Request
 from kvsim.engine.engine import EngineSettings
@@ -34,10 +34,10 @@ class Rests:
     turns: int = 3
     row: int = 12
     rested: int = 14
-    prompt_tokens: tuple[int, int] = (2048, EngineSettings().max_batch_tokens)
-    """Shortest and longest prompt; each is a step."""
+    prompt_tokens: tuple[int, int] = (LONG_TOKENS, EngineSettings().max_batch_tokens)
+    """Shortest and longest prompt, drawn evenly by their logarithms; each is a step."""
     rests_s: tuple[float, float] = (0.01, 1.0)
-    """Shortest and longest rest, drawn evenly by their logarithms."""
+    """Shortest and longest rest, drawn in the same way."""
     answers: tuple[int, ...] = (1, 2, 10, 40)
     """Lengths of the answers after prompts that follow a rest, in tokens. Decoding is a rest, too."""
     seed: int = 0
@@ -55,7 +55,7 @@ class Rests:
         random, requests, first = np.random.default_rng(self.seed), list[Request](), 0
         for index in range(self.turns * (self.row + self.rested)):
             is_rested = index % (self.row + self.rested) >= self.row
-            tokens = int(random.integers(*self.prompt_tokens, endpoint=True))
+            tokens = round(between(*self.prompt_tokens, random.random()))
             rest_s, answer = between(*self.rests_s, random.random()), int(random.choice(self.answers))
             pages = tokens // page_tokens
             requests.append(
@@ -83,25 +83,35 @@ INTERPRETED = Rests(turns=1, row=2, rested=2, prompt_tokens=(8, 32), rests_s=(0.
 
 
 def with_warming(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, device: "torch.device") -> HardwareSpec:
-    """Return ``hardware``, whose overheads and launches are known, with what a short run of the engine shows of rested GPUs.
+    """Return ``hardware``, whose other overheads and launches are known, with what a short run of the engine shows of prefill.
 
-    Raises UsageError if model and pages do not fit the machine.
+    The overhead that is found was a part of the measured launch, so that becomes shorter by it. Raises UsageError if model and
+    pages do not fit the machine.
     """
     rests = Rests() if device.type == "cuda" else INTERPRETED
-    share, time_s = warming(timed_steps(play(rests, model, hardware, page_tokens, device).batches, model, hardware))
-    assert hardware.compute_curves is not None
-    curves = replace(hardware.compute_curves, rested_prefill_share=share, warming_s=time_s)
-    return replace(hardware, compute_curves=curves)
+    return warmed(hardware, timed_steps(play(rests, model, hardware, page_tokens, device).batches, model, hardware))
+
+
+def warmed(hardware: HardwareSpec, steps: Sequence[TimedStep]) -> HardwareSpec:
+    """Return ``hardware``, which has no overhead of prefill yet, with what these steps show."""
+    found = warming(steps)
+    assert hardware.compute_curves is not None and not hardware.prefill_overhead_s
+    return replace(
+        hardware,
+        prefill_overhead_s=found.overhead_s,
+        prefill_launch_s=max(0.0, hardware.prefill_launch_s - found.overhead_s),
+        compute_curves=replace(hardware.compute_curves, rested_prefill_share=found.rested_share, warming_s=found.time_s),
+    )
 
 
 def timed_steps(batches: Sequence[Batch], model: ModelSpec, hardware: HardwareSpec) -> list[TimedStep]:
     """Return the steps with a prompt. Those count that have nothing else and take the GPU clearly longer than their launch."""
-    overhead_s, steps = hardware.prefill_overhead_s + hardware.step_overhead_s, list[TimedStep]()
+    steps = list[TimedStep]()
     for batch in batches:
         if batch.prefill_requests == 1:
-            busy_s = expected_s(batch, model, hardware) - overhead_s
+            busy_s = expected_s(batch, model, hardware) - hardware.step_overhead_s
             counts = not batch.decode_requests and len(steps) >= FIRST and busy_s >= LAUNCHES * hardware.prefill_launch_s
-            steps.append(TimedStep(batch.start_s, batch.end_s - batch.start_s - overhead_s, busy_s, counts))
+            steps.append(TimedStep(batch.start_s, batch.end_s - batch.start_s - hardware.step_overhead_s, busy_s, counts))
     return steps
 
 

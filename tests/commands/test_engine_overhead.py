@@ -13,7 +13,6 @@ pytest.importorskip("triton")
 from kvsim.commands.engine_overhead import (
     COPIES,
     LONG_TOKENS,
-    ROW,
     SHORT_TOKENS,
     Course,
     Played,
@@ -27,7 +26,7 @@ from kvsim.commands.engine_overhead import (
     with_launches,
     with_step_overheads,
 )
-from kvsim.commands.engine_warming import Rests, timed_steps
+from kvsim.commands.engine_warming import Rests, timed_steps, warmed
 from kvsim.commands.machine_noise import step_times
 from kvsim.core.request import Request
 from kvsim.engine.engine import EngineSettings
@@ -35,7 +34,6 @@ from kvsim.engine.outcome import LinkUse
 from kvsim.engine.recorder import Batch
 from kvsim.hardware_curves import ComputeCurves
 from kvsim.model import ModelSpec
-from kvsim.substrate.hardware.warming import warming
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.commands.small_machine import MACHINE, MODEL
 
@@ -57,22 +55,20 @@ def test_a_chunk_is_known_too() -> None:
 
 
 def test_overheads_of_steps() -> None:
-    """Rows of decode steps leave 2 a step and single ones 7, so a row has 5 once. Prompts of three tokens take 248 seconds, and
-    2 as a step; the last two of eight take 9 more. A short prompt takes 164 seconds and is not expected to take less."""
+    """Rows of decode steps leave 2 a step and single ones 7, so a row has 5 once. A short prompt takes 164 seconds."""
     row = Batch(0.0, 80.0 * 10 + 8.0 * 45 + 20.0, 0, 0, 1, 0, 10)
     together = Batch(0.0, 160.0 * 10 + 16.0 * 45 + 20.0, 0, 0, 2, 0, 10)
     step, short = Batch(0.0, 87.0, 0, 0, 1, 0, 1), Batch(0.0, 164.0, 1, SHORT_TOKENS, 0, 0, 1)
-    prompts = [Batch(300.0 * at, 300.0 * at + 250.0 + (20.0, 9.0)[at >= 6], 1, 3, 0, 0, 1) for at in range(8)]
-    found = with_step_overheads(MACHINE, MODEL, [row, together, step, short], prompts)
+    found = with_step_overheads(replace(MACHINE, prefill_overhead_s=8.0), MODEL, [row, together, step, short])
     assert (found.step_overhead_s, found.leap_overhead_s) == pytest.approx((2.0, 5.0))
-    assert (found.prefill_overhead_s, found.prefill_launch_s) == pytest.approx((9.0, 153.0))
+    assert (found.prefill_overhead_s, found.prefill_launch_s) == pytest.approx((0.0, 162.0))
 
 
 def test_overheads_are_not_negative() -> None:
-    """Three decode steps take 264 seconds, one 80; the prompt's three tokens take 248."""
+    """Three decode steps take 264 seconds, one 80."""
     batches = [Batch(0.0, 255.0, 0, 0, 1, 0, 3), Batch(0.0, 0.5, 0, 0, 1, 0, 1)]
-    found = with_step_overheads(MACHINE, MODEL, batches, [Batch(0.0, 1.0, 1, 3, 0, 0, 1)])
-    assert (found.step_overhead_s, found.leap_overhead_s, found.prefill_overhead_s) == (0.0, 0.0, 0.0)
+    found = with_step_overheads(MACHINE, MODEL, batches)
+    assert (found.step_overhead_s, found.leap_overhead_s) == (0.0, 0.0)
 
 
 def test_the_overhead_of_copies_is_what_rate_and_latency_leave() -> None:
@@ -157,8 +153,8 @@ def test_requests_that_join_have_all_but_32_tokens_in_common_with_the_first(page
 
 
 def test_launches_alone_beside_decoding_requests_and_of_several_chunks() -> None:
-    """Steps with a long chunk do not count; the overheads are known."""
-    machine = replace(MACHINE, step_overhead_s=3.0, prefill_overhead_s=1.0)
+    """Steps with a long chunk do not count; the overhead of a step is known."""
+    machine = replace(MACHINE, step_overhead_s=4.0)
     idle = [Batch(0.0, 164.0 + more, 1, SHORT_TOKENS, 0, 0, 1) for more in (-60.0, 0.0, 2.0)]
     beside = [Batch(0.0, 200.0 + more, 1, SHORT_TOKENS, 1, 9, 1) for more in (0.0, 5.0, 90.0)]
     several = [Batch(0.0, 205.0 + 2 * 7.0, 3, 3 * SHORT_TOKENS, 1, 9, 1), Batch(0.0, 205.0 + 9.0, 2, 2 * SHORT_TOKENS, 1, 9, 1)]
@@ -231,17 +227,18 @@ def test_overheads_of_a_simulated_machine_are_found(curves: ComputeCurves | None
     batches = played(Course()).batches
     joined = [batch.prefill_tokens for batch in batches if batch.prefill_requests and batch.decode_requests]
     assert joined == [SHORT_TOKENS * count for count in Course().joining]
-    row = played(ROW).batches
-    assert {(batch.prefill_requests, batch.prefill_tokens, batch.decode_requests) for batch in row} == {(1, LONG_TOKENS, 0)}
-    found = with_step_overheads(known, model, batches, row)
+    found = with_step_overheads(known, model, batches)
     copying = played(COPIES)
     copied = copy_overhead_s(known, model.page_bytes(16) / model.layers, copying.links, COPIES.together)
     found = replace(with_copies(found, model, copying, COPIES.together, batches), copy_overhead_s=copied)
+    if curves is None:
+        overheads |= {"prefill_overhead_s": 0.0, "prefill_launch_s": 0.015}
+    else:
+        found = replace(found, compute_curves=replace(curves, rested_prefill_share=1.0))
+        found = warmed(found, timed_steps(played(Rests()).batches, model, found))
+        assert found.compute_curves is not None
+        assert found.compute_curves.rested_prefill_share == pytest.approx(curves.rested_prefill_share, abs=0.005)
+        assert found.compute_curves.warming_s == pytest.approx(curves.warming_s, rel=0.1)
     for name, seconds in overheads.items():
         assert getattr(found, name) == pytest.approx(seconds, rel=0.06), name
     assert found.step_overhead_s < 5e-5
-    if curves is not None:
-        known = replace(found, compute_curves=replace(curves, rested_prefill_share=1.0))
-        share, warming_s = warming(timed_steps(played(Rests()).batches, model, known))
-        assert share == pytest.approx(curves.rested_prefill_share, abs=0.005)
-        assert warming_s == pytest.approx(curves.warming_s, rel=0.1)
