@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from kvsim.substrate.simulated.warmth import Coldness
 
+Values = NDArray[np.float64]
+
 TIMES_S = [0.05 * 1.2**power for power in range(22)]
 """Candidate time constants, up to 2.3 seconds."""
 FEWEST = 9
 """Fewest steps needed for an estimate."""
-ODD = 0.2
-"""Steps whose ratio of measured to expected time exceeds the median by more than this were interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,41 +44,48 @@ class Warming:
 def warming(steps: Sequence[TimedStep]) -> Warming:
     """Return the estimate that predicts ``steps`` best.
 
-    ``steps`` are in order, and the first follows a rest. The model, fitted by least squares, a second of a step counting as much
-    as any other: a step takes an overhead, and what is expected of a busy GPU less a gain times the mean of ``Coldness`` while it
-    runs. All three are estimated together: where short steps follow rests and long ones do not, an overhead that is measured by
-    itself, and is a little off, passes for another time constant. Neither overhead nor gain is below 0; without a gain, the time
-    constant is the longest.
+    ``steps`` are in order, and the first follows a rest. The model: a step takes an overhead, and what is expected of a busy GPU
+    less a gain times the mean of ``Coldness`` while it runs. All three are estimated together: where short steps follow rests and
+    long ones do not, an overhead that is measured by itself, and is a little off, passes for another time constant. The sum of
+    errors is made as small as possible, not that of their squares, because a GPU that has been busy for a second takes 5 to 14 %
+    longer now and then, for a tenth of a second. A second of a step counts as much as any other. Neither overhead nor gain is
+    below 0; without a gain, the time constant is the longest.
     """
-    ratios = np.array([step.took_s / step.busy_s for step in steps])
     counts = np.array([step.counts for step in steps], dtype=bool)
-    if counts.any():
-        counts &= ratios <= (1.0 + ODD) * np.median(ratios[counts])
     if counts.sum() < FEWEST:
         return Warming()
-    busy_s = np.array([step.busy_s for step in steps])[counts]
-    weights = np.sqrt(busy_s)
-    target, constant = weights * (ratios[counts] - 1.0), weights / busy_s
+    took_s, busy_s = np.array([(step.took_s, step.busy_s) for step in steps])[counts].T
+    weights = 1.0 / np.sqrt(busy_s)
     fits = []
     for time_s in reversed(TIMES_S):
-        columns = np.column_stack([constant, -weights * np.array(coldness(steps, time_s))[counts]])
-        error, (overhead_s, gain) = positive_fit(columns, target)
+        less_s = busy_s * np.array(coldness(steps, time_s))[counts]
+        error, overhead_s, gain = least_deviations(weights, -weights * less_s, weights * (took_s - busy_s))
         fits.append((error, overhead_s, gain, time_s))
     _, overhead_s, gain, time_s = min(fits, key=itemgetter(0))
-    return (
-        Warming(overhead_s=overhead_s, rested_share=1.0 - gain, time_s=time_s) if 0 < gain < 1 else Warming(overhead_s=overhead_s)
-    )
+    if not 0 < gain < 1:
+        return Warming(overhead_s=overhead_s)
+    return Warming(overhead_s=overhead_s, rested_share=1.0 - gain, time_s=time_s)
 
 
-def positive_fit(columns: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[float, tuple[float, float]]:
-    """Return the sum of squared errors and the two factors, neither below 0, that fit two columns to ``target`` best."""
-    fits = []
-    for used in ([0, 1], [0], [1], []):
-        factors = np.zeros(2)
-        factors[used] = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
-        if factors.min() >= 0:
-            fits.append((float(np.sum((columns @ factors - target) ** 2)), (float(factors[0]), float(factors[1]))))
-    return min(fits)
+def least_deviations(first: Values, second: Values, target: Values) -> tuple[float, float, float]:
+    """Return the smallest sum of deviations of ``a * first + b * second`` from ``target``, with ``a`` and ``b``, neither below 0.
+
+    Two values of ``target`` are then met exactly; or one, and the other factor is 0; or both are 0. So these are tried.
+    """
+    rows, others = np.triu_indices(len(target), 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        determinants = first[rows] * second[others] - first[others] * second[rows]
+        both = [
+            (target[rows] * second[others] - target[others] * second[rows]) / determinants,
+            (first[rows] * target[others] - first[others] * target[rows]) / determinants,
+        ]
+        only_first, only_second = target / first, target / second
+    none = np.zeros_like(target)
+    tried = np.hstack([both, [only_first, none], [none, only_second], [[0.0], [0.0]]]).T
+    tried = tried[np.isfinite(tried).all(axis=1) & (tried >= 0).all(axis=1)]
+    sums = np.abs(tried @ [first, second] - target).sum(axis=1)
+    best = int(np.argmin(sums))
+    return float(sums[best]), float(tried[best, 0]), float(tried[best, 1])
 
 
 def coldness(steps: Sequence[TimedStep], time_s: float) -> list[float]:

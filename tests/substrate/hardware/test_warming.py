@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from kvsim.hardware import HardwareSpec
 from kvsim.hardware_curves import ComputeCurves
-from kvsim.substrate.hardware.warming import FEWEST, TimedStep, Warming, coldness, warming
+from kvsim.substrate.hardware.warming import FEWEST, TimedStep, Warming, coldness, least_deviations, warming
 from kvsim.substrate.simulated.warmth import Warmth
 
 Bursts = list[tuple[float, float]]
@@ -62,7 +63,38 @@ def test_an_expectation_that_is_off_is_no_rest() -> None:
     found = warming([replace(step, busy_s=step.busy_s / 1.02) for step in steps])
     assert 0.001 < found.overhead_s < 0.004
     assert found.rested_share == pytest.approx(0.9, abs=0.02)
-    assert found.time_s == pytest.approx(0.2, rel=0.3)
+    assert 0.1 < found.time_s < 0.3
+
+
+def test_a_busy_gpu_that_is_slower_now_and_then() -> None:
+    """In the middle of each turn but the shortest, steps take a tenth longer for a tenth of a second."""
+    steps, found = course(0.87, 0.1, TURNS * 3), list[TimedStep]()
+    late_s, began_s = 0.0, -math.inf
+    for at, step in enumerate(steps):
+        if at == 0 or step.begin_s > steps[at - 1].begin_s + steps[at - 1].took_s + 1e-9:
+            began_s = step.begin_s
+        more_s = 0.1 * step.took_s if 0.1 < step.begin_s - began_s < 0.25 else 0.0
+        found.append(replace(step, begin_s=step.begin_s + late_s, took_s=step.took_s + 0.001 + more_s))
+        late_s += 0.001 + more_s
+    estimate = warming(found)
+    assert estimate.overhead_s == pytest.approx(0.001, abs=0.0005)
+    assert estimate.rested_share == pytest.approx(0.87, abs=0.015)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_smallest_sum_of_deviations(seed: int) -> None:
+    """No other pair of factors, on a grid around those found, misses by less."""
+    random = np.random.default_rng(seed)
+    first, second = random.random(6), -random.random(6)
+    target = random.choice([-1.0, 0.3, 1.0]) * first + random.choice([-1.0, 0.4, 2.0]) * second + 0.3 * random.normal(size=6)
+    error, a, b = least_deviations(first, second, target)
+    assert min(a, b) >= 0
+    assert error == pytest.approx(
+        sum(abs(a * one + b * two - wanted) for one, two, wanted in zip(first, second, target, strict=True))
+    )
+    for other in np.linspace(0.0, 3.0, 61):
+        for another in np.linspace(0.0, 3.0, 61):
+            assert np.abs(other * first + another * second - target).sum() >= error - 1e-12
 
 
 def test_an_interrupted_step_tells_nothing_but_warms_the_gpu() -> None:
