@@ -93,7 +93,10 @@ def with_warming(model: ModelSpec, hardware: HardwareSpec, page_tokens: int, dev
 
 
 def warmed(hardware: HardwareSpec, steps: Sequence[TimedStep]) -> HardwareSpec:
-    """Return ``hardware``, which has no overhead of prefill yet, with what these steps show."""
+    """Return ``hardware``, which has no overhead of prefill yet, with what these steps show.
+
+    If too few of them count, the overhead stays a part of the launch.
+    """
     found = warming(steps)
     assert hardware.compute_curves is not None and not hardware.prefill_overhead_s
     return replace(

@@ -68,6 +68,8 @@ def test_the_overhead_of_prefill_is_no_part_of_its_launch() -> None:
     found = warmed(machine, steps)
     assert (found.prefill_overhead_s, found.prefill_launch_s) == pytest.approx((2.0, 168.0))
     assert warmed(replace(machine, prefill_launch_s=1.0), steps).prefill_launch_s == 0.0
+    few = warmed(machine, steps[:3])
+    assert (few.prefill_overhead_s, few.prefill_launch_s) == (0.0, 170.0)
 
 
 def test_a_number_between_two_others_by_their_logarithms() -> None:

@@ -45,11 +45,14 @@ def warming(steps: Sequence[TimedStep]) -> Warming:
     """Return the estimate that predicts ``steps`` best.
 
     ``steps`` are in order, and the first follows a rest. The model: a step takes an overhead, and what is expected of a busy GPU
-    less a gain times the mean of ``Coldness`` while it runs. All three are estimated together: where short steps follow rests and
-    long ones do not, an overhead that is measured by itself, and is a little off, passes for another time constant. The sum of
-    errors is made as small as possible, not that of their squares, because a GPU that has been busy for a second takes 5 to 14 %
-    longer now and then, for a tenth of a second. A second of a step counts as much as any other. Neither overhead nor gain is
-    below 0; without a gain, the time constant is the longest.
+    less a gain times the mean of ``Coldness`` while it runs. All three are estimated together. If the overhead were measured by
+    itself, a small error in it would change the time constant, because mostly short steps follow rests. There is no factor for
+    expectations that are too long or too short by some percent: the overhead takes that in, as far as it can, and then the rests.
+
+    The sum of absolute deviations is made as small as possible, not that of their squares, because a GPU that has been busy for a
+    second takes 5 to 14 % longer now and then, for a tenth of a second. They are divided by the root of what is expected, because
+    noise grows with it. Neither overhead nor gain is below 0, and the gain is below 1. If too few steps count, or no gain is
+    possible, nothing is found.
     """
     counts = np.array([step.counts for step in steps], dtype=bool)
     if counts.sum() < FEWEST:
@@ -60,17 +63,19 @@ def warming(steps: Sequence[TimedStep]) -> Warming:
     for time_s in reversed(TIMES_S):
         less_s = busy_s * np.array(coldness(steps, time_s))[counts]
         error, overhead_s, gain = least_deviations(weights, -weights * less_s, weights * (took_s - busy_s))
-        fits.append((error, overhead_s, gain, time_s))
+        if gain < 1:
+            fits.append((error, overhead_s, gain, time_s))
+    if not fits:
+        return Warming()
     _, overhead_s, gain, time_s = min(fits, key=itemgetter(0))
-    if not 0 < gain < 1:
-        return Warming(overhead_s=overhead_s)
     return Warming(overhead_s=overhead_s, rested_share=1.0 - gain, time_s=time_s)
 
 
 def least_deviations(first: Values, second: Values, target: Values) -> tuple[float, float, float]:
-    """Return the smallest sum of deviations of ``a * first + b * second`` from ``target``, with ``a`` and ``b``, neither below 0.
+    """Return the smallest sum of absolute deviations of ``a * first + b * second`` from ``target``, ``a`` and ``b``, both at
+    least 0.
 
-    Two values of ``target`` are then met exactly; or one, and the other factor is 0; or both are 0. So these are tried.
+    At one of the best pairs, two values of ``target`` are met exactly; or one, and the other factor is 0; or both are 0.
     """
     rows, others = np.triu_indices(len(target), 1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -85,7 +90,7 @@ def least_deviations(first: Values, second: Values, target: Values) -> tuple[flo
     tried = tried[np.isfinite(tried).all(axis=1) & (tried >= 0).all(axis=1)]
     sums = np.abs(tried @ [first, second] - target).sum(axis=1)
     best = int(np.argmin(sums))
-    return float(sums[best]), float(tried[best, 0]), float(tried[best, 1])
+    return float(sums[best]), abs(float(tried[best, 0])), abs(float(tried[best, 1]))
 
 
 def coldness(steps: Sequence[TimedStep], time_s: float) -> list[float]:

@@ -52,18 +52,42 @@ def in_a_row(times: list[float]) -> list[TimedStep]:
 @pytest.mark.parametrize("overhead_s", [0.0, 0.003])
 def test_what_was_simulated_is_found_again(share: float, warming_s: float, bursts: Bursts, overhead_s: float) -> None:
     found = warming([replace(step, took_s=step.took_s + overhead_s) for step in course(share, warming_s, bursts)])
-    assert found.overhead_s == pytest.approx(overhead_s, abs=0.0012)
-    assert found.rested_share == pytest.approx(share, abs=0.015)
-    assert found.time_s == pytest.approx(warming_s, rel=0.25)
+    assert found.overhead_s == pytest.approx(overhead_s, abs=0.0002)
+    assert found.rested_share == pytest.approx(share, abs=0.006)
+    assert found.time_s == pytest.approx(warming_s, rel=0.1)
 
 
-def test_an_expectation_that_is_off_is_no_rest() -> None:
-    """Steps that take two percent more than expected seem to have an overhead, and rest still makes them as much faster."""
-    steps = course(0.9, 0.2, TURNS)
-    found = warming([replace(step, busy_s=step.busy_s / 1.02) for step in steps])
+def test_an_expectation_that_is_a_little_too_short_seems_an_overhead() -> None:
+    """Steps take two percent more than expected. Rest still makes them a tenth faster, but the time constant suffers."""
+    found = warming([replace(step, busy_s=step.busy_s / 1.02) for step in course(0.9, 0.2, TURNS)])
     assert 0.001 < found.overhead_s < 0.004
     assert found.rested_share == pytest.approx(0.9, abs=0.02)
     assert 0.1 < found.time_s < 0.3
+
+
+def test_an_expectation_that_is_a_little_too_long_seems_a_rest() -> None:
+    """Steps take two percent less than expected, and a tenth less after a rest. There is no overhead below 0."""
+    found = warming([replace(step, busy_s=step.busy_s * 1.02) for step in course(0.9, 0.2, TURNS)])
+    assert found.overhead_s == 0.0
+    assert found.rested_share == pytest.approx(0.9 / 1.02, abs=0.01)
+    assert 0.2 < found.time_s < 0.7
+
+
+@pytest.mark.parametrize(("short", "overhead_s"), [(4, 0.001), (2, 0.0)])
+def test_a_long_step_counts_for_more_than_a_short_one_but_not_by_its_length(short: int, overhead_s: float) -> None:
+    """Of steps on a busy GPU, nine take what is expected, and some of a ninth of their length a millisecond more: three times the
+    weight each."""
+    long = TimedStep(0.0, 100.0, 100.0, counts=False)
+    lengths = [(0.09, 0.09)] * 9 + [(0.01, 0.011)] * short
+    begins_s = accumulate((took_s for _, took_s in lengths), initial=100.0)
+    steps = [TimedStep(begin_s, took_s, busy_s) for begin_s, (busy_s, took_s) in zip(begins_s, lengths, strict=False)]
+    found = warming([long, *steps])
+    assert (found.overhead_s, found.rested_share) == pytest.approx((overhead_s, 1.0), abs=1e-9)
+
+
+def test_nothing_is_found_if_rest_would_take_all_of_a_step() -> None:
+    """The first of ten steps takes a thousandth of what is expected, whatever the time constant."""
+    assert warming([TimedStep(0.0, 6e-5, 0.06), *in_a_row([6e-5] * 9)]) == Warming()
 
 
 def test_a_busy_gpu_that_is_slower_now_and_then() -> None:
