@@ -18,8 +18,8 @@ test: .venv/installed-test
 
 # Tests that draw their cases at random, and how many cases `make test-long` draws.
 RANDOM_TESTS := tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
-    tests/engine/test_engine_random.py tests/engine/test_cluster_random.py tests/engine/test_cluster_machine.py \
-    tests/engine/test_configurations_random.py tests/engine/test_replay.py tests/engines tests/trace/test_hostile.py \
+    tests/engine/test_engine_random.py tests/cluster/test_cluster_random.py tests/cluster/test_cluster_machine.py \
+    tests/engine/test_configurations_random.py tests/replaying/test_replay.py tests/engines tests/trace/test_hostile.py \
     tests/commands/test_hostile_command_lines.py
 test-long fuzz: export KVSIM_MACHINE_STEPS := 20000
 test-long fuzz: export KVSIM_MODEL_EXAMPLES := 200

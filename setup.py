@@ -21,8 +21,7 @@ from setuptools.errors import BaseError, CCompilerError
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from kvsim.compiled import checksum, remove, write_record  # noqa: E402
-from kvsim.links import BrokenCheckout, check_links  # noqa: E402
+from kvsim.installation import BrokenCheckout, check_links, checksum, remove, write_record  # noqa: E402  # noqa: E402
 
 MYPY = ["--config-file=", "--cache-dir=build/mypy", "--namespace-packages", "--explicit-package-bases", "--follow-imports=silent"]
 """Other packages are of type Any, installed or not: the same sources give the same code everywhere."""
@@ -59,7 +58,7 @@ def extensions() -> list[Extension]:
     os.chdir(ROOT)
     Build.checksums = {source.removeprefix("kvsim/"): checksum(ROOT / source) for source in compiled_sources()}
     built: list[Extension] = mypycify(
-        [*MYPY, *compiled_sources()], opt_level=OPTIMIZATION, debug_level="0", multi_file=True, group_name="kvsim.compiled"
+        [*MYPY, *compiled_sources()], opt_level=OPTIMIZATION, debug_level="0", multi_file=True, group_name="kvsim.installation"
     )
     for extension in built:
         extension.extra_compile_args = [*extension.extra_compile_args, *SAME_FLOATS]

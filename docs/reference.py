@@ -13,8 +13,8 @@ from typing import Any
 import hydra.utils
 from omegaconf import OmegaConf
 
-from kvsim import catalog
-from kvsim.catalog import Setting, read_settings
+from kvsim.settings import catalog
+from kvsim.settings.catalog import Setting, read_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"

@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
         return version("kvsim")
     if name not in __all__:
         raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
-    from kvsim.links import check_links
+    from kvsim.installation import check_links
 
     check_links()
     from kvsim import api

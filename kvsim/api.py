@@ -6,25 +6,25 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from kvsim import run
-from kvsim.arguments import Arguments, Overrides, arguments_of
-from kvsim.bounds.curves import Curve, CurveSettings
-from kvsim.build import build_trace
-from kvsim.configuration import compose, quoted
-from kvsim.construct import construct
 from kvsim.errors import UsageError
-from kvsim.execute import Result, draw, execute
-from kvsim.locking import Lock
+from kvsim.files.locking import Lock
 from kvsim.numbers import Whole, refusal
+from kvsim.plans.arguments import Arguments, Overrides, arguments_of
+from kvsim.plans.build import build_trace
+from kvsim.plans.construct import construct
+from kvsim.plans.from_python import is_described, plan_for
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.scheduling.base import SchedulingPolicy
-from kvsim.prepare import is_described, plan_for
-from kvsim.report.progress import progress
-from kvsim.report.runs import read_runs
+from kvsim.results.progress import progress
+from kvsim.results.runs import read_runs
+from kvsim.run import play
+from kvsim.run.curves import Curve, CurveSettings
+from kvsim.run.execute import Result, draw, execute
+from kvsim.settings.configuration import compose, quoted
 from kvsim.sweep_folder import write_comparison
 from kvsim.sweep_result import Sweep
 from kvsim.sweeping import SweepPlan, refuse_without_guard, run_sweep, values_of
@@ -177,5 +177,5 @@ def _run(command: str, trace: Trace, arguments: Arguments, advance: Callable[[in
         if is_kept:
             result.write(plan.output)
             plan.logger.log(plan.output, result.record, None)
-    run.check_verified(result.outcome.hardware)
+    play.check_verified(result.outcome.hardware)
     return result

@@ -9,18 +9,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvsim import run
 from kvsim.core.request import Request
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.errors import UsageError
-from kvsim.execute import load_trace
-from kvsim.fingerprint import bound_names
-from kvsim.plan import Plan
+from kvsim.files.writing import replacing
+from kvsim.plans.plan import Plan
 from kvsim.policies.eviction.belady import Belady
 from kvsim.report.folder import prepare_folder
-from kvsim.report.records import read_bound
-from kvsim.report.result import summarize
-from kvsim.writing import replacing
+from kvsim.results.records import read_bound
+from kvsim.results.result import summarize
+from kvsim.run import play
+from kvsim.run.execute import load_trace
+from kvsim.run.fingerprint import bound_names
 
 RECORDED = ("hit_rate", "page_hit_rate", "hit_tokens", "prompt_tokens", "rejected")
 Bound = dict[str, Any]
@@ -30,7 +30,7 @@ def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
     """Return hit rates of ``belady`` (MIN on one tier as large as all of all engines) or ``unlimited`` (nothing is evicted)."""
     if kind == "unlimited":
         plan = replace(plan, tiers=[plan.tiers[0], replace(plan.tiers[0], capacity_pages=None)])
-    outcome = run.upper_bound(plan, requests, _belady())
+    outcome = play.upper_bound(plan, requests, _belady())
     record = summarize(outcome, command="replay", config=plan.config, seed=plan.seed, warmup=plan.warmup, load_s=0.0, versions={})
     return {name: record[name] for name in RECORDED}
 

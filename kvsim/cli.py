@@ -12,8 +12,8 @@ from importlib import import_module
 
 from kvsim.commands.listing import COMMANDS, usage
 from kvsim.errors import PolicyFailed, Terminated, UsageError, unusable
-from kvsim.links import check_links
-from kvsim.sources import set_up
+from kvsim.installation import check_links
+from kvsim.settings.sources import set_up
 
 TRACEBACK = "--traceback"
 """Shows where an error was raised, before its line."""
@@ -89,7 +89,7 @@ def _run(arguments: list[str]) -> None:
     if command == "--version":
         from importlib.metadata import version
 
-        from kvsim.compiled import build_name
+        from kvsim.installation import build_name
 
         print(f"kvsim {version('kvsim')}, {build_name()}")
         return

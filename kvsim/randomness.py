@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvsim.plan import Plan
+from kvsim.plans.plan import Plan
 
 GENERATOR = b".rng"
 """How a policy reads the generator of its context, its only source of randomness."""

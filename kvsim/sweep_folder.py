@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import PolicyFailed, UsageError
+from kvsim.files.writing import FileSet, replacing
 from kvsim.report.folder import prepare_folder, write_shared_script
-from kvsim.report.records import Damaged, read_result, read_sweep
-from kvsim.report.result import RunRecord
-from kvsim.report.runs import Run
 from kvsim.report.template import SHARED_SCRIPT
-from kvsim.writing import FileSet, replacing
+from kvsim.results.records import Damaged, read_result, read_sweep
+from kvsim.results.result import RunRecord
+from kvsim.results.runs import Run
 
 HASH = re.compile(rb'"config_hash": "([0-9a-f]{32})"')
 HEAD_BYTES = 400
@@ -118,9 +118,9 @@ def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
 
     These are ``sweep.csv``; unless all failed, ``report.html``; with several seeds ``means.csv``, with objectives ``pareto.csv``.
     """
-    from kvsim.report.compare import comparison_csv, means_csv
-    from kvsim.report.compare_html import render_comparison
-    from kvsim.report.pareto import front_of
+    from kvsim.report.comparison.compare import comparison_csv, means_csv
+    from kvsim.report.comparison.html import render_comparison
+    from kvsim.report.comparison.pareto import front_of
 
     texts = {"sweep.csv": comparison_csv(runs)}
     if any(run.result is not None for run in runs):

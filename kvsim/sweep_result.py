@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from kvsim.errors import UsageError
-from kvsim.report.compare import Comparison, comparison_csv
-from kvsim.report.frame import columns_of, frame
+from kvsim.report.comparison.compare import Comparison, comparison_csv
 from kvsim.report.notebook import comparison_html
-from kvsim.report.records import read_requests
-from kvsim.report.result import RunRecord
-from kvsim.report.runs import failed, read_runs
 from kvsim.report.summary import percent
-from kvsim.run_result import RunResult
+from kvsim.results.frame import columns_of, frame
+from kvsim.results.records import read_requests
+from kvsim.results.result import RunRecord
+from kvsim.results.runs import failed, read_runs
+from kvsim.run.run_result import RunResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -84,7 +84,7 @@ class Sweep:
         combination of the others has a line. Runs that differ in the seed only are one point, their mean. For hit rates, Belady's
         bound is drawn as well. Raises UsageError for a name that the runs do not have.
         """
-        from kvsim.report.sweep_picture import sweep_figure
+        from kvsim.report.comparison.sweep_picture import sweep_figure
 
         return sweep_figure(self._told if "seed" in (x, color) else Comparison(self._runs), x, y, color)
 

@@ -15,20 +15,20 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from kvsim.arguments import Arguments, arguments_of, is_policy
 from kvsim.bound_files import compute_once
-from kvsim.configuration import compose
-from kvsim.construct import construct
 from kvsim.engine.collector import freeze
 from kvsim.errors import UsageError
-from kvsim.execute import execute
-from kvsim.fingerprint import configuration_hash
-from kvsim.locking import Lock
-from kvsim.prepare import composed, is_described, plan_for
+from kvsim.files.locking import Lock
+from kvsim.plans.arguments import Arguments, arguments_of, is_policy
+from kvsim.plans.construct import construct
+from kvsim.plans.from_python import composed, is_described, plan_for
 from kvsim.report.folder import write_run
-from kvsim.report.logger import Logger
 from kvsim.report.template import SHARED_SCRIPT
-from kvsim.run import check_verified
+from kvsim.results.logger import Logger
+from kvsim.run.execute import execute
+from kvsim.run.fingerprint import configuration_hash
+from kvsim.run.play import check_verified
+from kvsim.settings.configuration import compose
 from kvsim.sweep_folder import begin_folder, failure_record, index_of, place_job, write_failure
 from kvsim.trace.base import Trace
 

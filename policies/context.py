@@ -10,8 +10,8 @@ from kvsim.core.tier import GPU
 
 if TYPE_CHECKING:
     from kvsim.core.request import Request
-    from kvsim.hardware import HardwareSpec
-    from kvsim.model import ModelSpec
+    from kvsim.hardware.spec import HardwareSpec
+    from kvsim.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.cli import main
-from kvsim.compiled import build_name
+from kvsim.installation import build_name
 
 THREE_TIERS = ["tiers.gpu.capacity=4GiB", "tiers.cpu.capacity=10GiB", "tiers.disk.capacity=60GiB"]
 RUNS = {

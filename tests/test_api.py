@@ -13,8 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import kvsim
-from kvsim.arguments import override
 from kvsim.errors import UsageError
+from kvsim.plans.arguments import override
 from kvsim.policies.checkpoint.last import Last
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lru import LRU
@@ -90,7 +90,7 @@ def test_a_curve_is_drawn_from_python(trace: Trace) -> None:
     ]
     replayed = kvsim.replay(trace, "tiers.gpu.capacity=4000pages", "eviction=fifo", "replay.hold_output=false")
     assert drawn.points[3].hit_rate == replayed.hit_rate
-    importlib.import_module("kvsim.bounds.curves")
+    importlib.import_module("kvsim.run.curves")
     assert callable(kvsim.curve), "the module of curves does not hide the function"
     with pytest.raises(UsageError, match=r"curve\.fraction|fraction must be"):
         kvsim.curve(trace, fraction=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.links import LINKED, PACKAGE, BrokenCheckout, check_links
+from kvsim.installation import LINKED, PACKAGE, BrokenCheckout, check_links
 
 
 @pytest.fixture

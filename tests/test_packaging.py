@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import kvsim
-from kvsim.links import PACKAGE
+from kvsim.installation import PACKAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -18,7 +18,7 @@ from kvsim.cli import main
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.slru import SegmentedLRU
-from kvsim.report import frame as frames
+from kvsim.results import frame as frames
 from kvsim.trace.base import Trace
 
 MEASURED = ("versions", "load_s", "wall_s", "requests_per_s", "command_line")

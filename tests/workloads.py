@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, append_run
+from kvsim.pages.extents import Run, append_run
 from kvsim.trace.synthetic import Kind, Synthetic
 
 # --- pages, words, requests ------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import Claim, Study, capacities, opening, section
+from kvsim.report.study import Claim, Study, capacities, opening, section
 from kvsim.trace.base import Trace
 
 CPU_GIB = (1, 2, 4, 8, 16, 32)

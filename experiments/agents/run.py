@@ -31,7 +31,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import WEKA, Claim, Study, capacities, highest, lowest, opening, section
+from kvsim.report.study import WEKA, Claim, Study, capacities, highest, lowest, opening, section
 from kvsim.trace.base import Trace
 
 SESSIONS = (16, 32, 64)

@@ -28,7 +28,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, capacities, highest, opening, section
+from kvsim.report.study import CONVERSATION, WEKA, Claim, Study, bold, capacities, highest, opening, section
 from kvsim.trace.base import Trace
 
 AGENTS, CHATS = "agents (WEKA)", "conversation"

@@ -25,7 +25,7 @@ from schedules import Recording, differences, recordings
 import kvsim
 from kvsim.engine.outcome import REJECTED
 from kvsim.errors import UsageError
-from kvsim.study import CONVERSATION, markdown, option_parser, write_page
+from kvsim.report.study import CONVERSATION, markdown, option_parser, write_page
 from kvsim.trace.base import Trace
 
 Row = tuple[int, ...]

@@ -36,10 +36,10 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Streams that share
 import torch
 import triton
 
-from kvsim.copy_rule import METHODS, CopyRule, Method
-from kvsim.substrate.hardware import method_rates
-from kvsim.substrate.hardware.method_rates import derived_rule
-from kvsim.substrate.hardware.tier_copy import WAYS, TierCopy, Way
+from kvsim.calibration import method_rates
+from kvsim.calibration.method_rates import derived_rule
+from kvsim.hardware.copy_rule import METHODS, CopyRule, Method
+from kvsim.substrate.hardware.memory.tier_copy import WAYS, TierCopy, Way
 
 HERE = Path(__file__).resolve().parent
 LAYERS = 32

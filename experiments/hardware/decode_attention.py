@@ -23,8 +23,8 @@ from itertools import product
 from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
-from kvsim.study import Claim, markdown
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.report.study import Claim, markdown
 
 REQUESTS, CONTEXTS, SHARES = (1, 2, 4, 8, 16, 32, 64), (1024, 4096, 16_384), (0.0, 0.5, 0.9)
 MOST_TOKENS = 600_000
@@ -56,7 +56,7 @@ def measured(hardware: HardwareSpec, *, is_tiny: bool) -> Iterator[Case]:
     loaded = Loaded.of(model_name(is_tiny), most_tokens, max(counts))
     import torch
 
-    from kvsim.substrate.hardware.layer import DecodeSlots
+    from kvsim.substrate.hardware.model.layer import DecodeSlots
     from kvsim.substrate.simulated.compute import step_times
 
     expected = step_times(loaded.model, hardware)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 import kvsim.conf
-from kvsim.construct import construct
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSource, ModelSpec
-from kvsim.study import Claim, claim_table
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSource, ModelSpec
+from kvsim.plans.construct import construct
+from kvsim.report.study import Claim, claim_table
 from kvsim.substrate.hardware.device import find_device
 
 if TYPE_CHECKING:
     import torch
 
+    from kvsim.substrate.hardware.model.transformer import Transformer
     from kvsim.substrate.hardware.stopwatch import Stopwatch
-    from kvsim.substrate.hardware.transformer import Transformer
 
 HERE = Path(__file__).resolve().parent
 PAGE_TOKENS, SEED = 16, 0
@@ -56,8 +56,8 @@ class Loaded:
         device = find_device()  # before Triton is imported
         import torch
 
+        from kvsim.substrate.hardware.model.transformer import Transformer
         from kvsim.substrate.hardware.stopwatch import Stopwatch
-        from kvsim.substrate.hardware.transformer import Transformer
 
         model, pages = construct(ModelSource, choice("model", name), "model").spec(), -(-tokens // PAGE_TOKENS)
         shape = (model.layers, pages, model.page_bytes(PAGE_TOKENS) // model.layers)

@@ -32,8 +32,8 @@ from unittest.mock import patch
 from loaded_model import PAGE_TOKENS, Loaded, hardware_of, made_on, model_name, options_of, publish
 
 from kvsim.cli import main as kvsim
-from kvsim.hardware import HardwareSpec
-from kvsim.study import Claim, markdown
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.report.study import Claim, markdown
 
 CHUNKS, STARTS, DECODES = (1, 2, 4), (0, 4096), (0, 8, 32)
 TOKENS, CONTEXT = 32, 1024
@@ -74,7 +74,7 @@ def measured(*, is_tiny: bool) -> Iterator[Launch]:
     most_chunks, most_start, most_decodes = (2, 32, 2) if is_tiny else (max(CHUNKS), max(STARTS), max(DECODES))
     context = 48 if is_tiny else CONTEXT
     loaded = Loaded.of(model_name(is_tiny), most_chunks * (most_start + TOKENS) + most_decodes * context, most_decodes)
-    from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
+    from kvsim.substrate.hardware.model.layer import ChunkSlots, DecodeSlots
 
     limits = zip((CHUNKS, STARTS, DECODES), (most_chunks, most_start, most_decodes), strict=True)
     for chunks, start, decodes in product(*(sorted({min(one, most) for one in every}) for every, most in limits)):
@@ -117,7 +117,7 @@ class Served:
 def served(hardware: str, *, is_tiny: bool) -> list[Served]:
     """Serve requests, and return what their short steps took in the engine's thread."""
     from kvsim.substrate.hardware.compute import Compute, Leap
-    from kvsim.substrate.hardware.transformer import Transformer
+    from kvsim.substrate.hardware.model.transformer import Transformer
 
     launches: list[tuple[float, float]] = []
     times: dict[tuple[int, bool, bool], list[tuple[float, float, float]]] = defaultdict(list)

@@ -54,9 +54,9 @@ from copies import (
     table,
 )
 
-from kvsim.copy_rule import CopyRule
+from kvsim.hardware.copy_rule import CopyRule
 from kvsim.kernels.page_copy import wait_until
-from kvsim.substrate.hardware.tier_copy import WAYS, TierCopy, Way
+from kvsim.substrate.hardware.memory.tier_copy import WAYS, TierCopy, Way
 
 PRODUCTS = SHAPES | {"4096^3": (4096, 4096, 4096)}
 COUNTS = (1, 2, 4, 8)

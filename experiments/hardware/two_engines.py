@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.build import build_run
-from kvsim.configuration import compose
-from kvsim.execute import execute
+from kvsim.plans.build import build_run
+from kvsim.run.execute import execute
+from kvsim.settings.configuration import compose
 
 HERE = Path(__file__).resolve().parent
 FULL = [

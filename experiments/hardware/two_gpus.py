@@ -37,13 +37,13 @@ DEVICE = find_device()  # before Triton is imported
 import torch  # noqa: E402
 from simpy import Event  # noqa: E402
 
-from kvsim.copy_rule import CopyRule  # noqa: E402
 from kvsim.engine.substrate import LOST  # noqa: E402
-from kvsim.hardware import HardwareSpec  # noqa: E402
+from kvsim.hardware.copy_rule import CopyRule  # noqa: E402
+from kvsim.hardware.spec import HardwareSpec  # noqa: E402
 from kvsim.kernels.page_copy import copy_pages  # noqa: E402
-from kvsim.model import ModelSpec  # noqa: E402
-from kvsim.substrate.hardware.gpu_pool import SEND_PROGRAMS  # noqa: E402
+from kvsim.model.spec import ModelSpec  # noqa: E402
 from kvsim.substrate.hardware.machine import Demand, open_machine  # noqa: E402
+from kvsim.substrate.hardware.memory.gpu_pool import SEND_PROGRAMS  # noqa: E402
 from kvsim.substrate.hardware.orders import ChunkPages, CopyOrder, StepOrder  # noqa: E402
 from kvsim.substrate.hardware.substrate import HardwareSubstrate  # noqa: E402
 

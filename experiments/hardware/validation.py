@@ -45,7 +45,7 @@ from time import monotonic
 from typing import Any
 
 from kvsim.cli import main as kvsim
-from kvsim.writing import replacing
+from kvsim.files.writing import replacing
 
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:

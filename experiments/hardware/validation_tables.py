@@ -11,11 +11,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from kvsim.report.figure import COLOURS, GREY, SYMBOLS
-from kvsim.report.repeated_page import shown
 from kvsim.report.screenshot import take_screenshot
-from kvsim.report.seeds import student_t
-from kvsim.report.spreads import deviation, mean
-from kvsim.study import Claim, claim_table, markdown
+from kvsim.report.study import Claim, claim_table, markdown
+from kvsim.report.validation.repeated_page import shown
+from kvsim.report.validation.spreads import deviation, mean
+from kvsim.results.statistics import student_t
 
 Record = dict[str, Any]
 SHOWN = ("identical hits", "hit_rate all", "ttft by request", "ttft_p50", "ttft_p99", "tpot_p50")

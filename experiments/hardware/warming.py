@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from loaded_model import PAGE_TOKENS, Loaded, device_name, model_name, options_of, publish
 
-from kvsim.study import Claim, markdown
+from kvsim.report.study import Claim, markdown
 
 if TYPE_CHECKING:
     from kvsim.substrate.hardware.stopwatch import Stopwatch
@@ -47,7 +47,7 @@ def measured(*, is_tiny: bool) -> dict[str, list[list[float]]]:
     """Return the seconds of consecutive steps, in several courses after each of ``BEFORE``."""
     tokens, context, requests = (TINY_TOKENS, 48, 2) if is_tiny else (TOKENS, CONTEXT, DECODES)
     loaded = Loaded.of(model_name(is_tiny), tokens + requests * context, requests)
-    from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
+    from kvsim.substrate.hardware.model.layer import ChunkSlots, DecodeSlots
 
     pages, *contexts = loaded.slots([-(-length // PAGE_TOKENS) for length in [tokens] + [context] * requests])
     chunk, watch = ChunkSlots(tokens, 0, pages), loaded.watch

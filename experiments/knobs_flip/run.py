@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, highest, markdown, section, verdict
+from kvsim.report.study import CONVERSATION, Claim, Study, bold, highest, markdown, section, verdict
 from kvsim.trace.base import Trace
 
 GPU_PAGES = (1_000, 3_000, 6_000, 12_000, 30_000)

@@ -27,7 +27,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, capacities, highest, lowest, markdown, opening
+from kvsim.report.study import CONVERSATION, Claim, Study, capacities, highest, lowest, markdown, opening
 from kvsim.trace.base import Trace
 
 RATE = 0.5

@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 
 import kvsim
 from kvsim.bounds.lru_curve import LruCurve
-from kvsim.study import CONVERSATION, markdown, option_parser, verdict, write_figure, write_page
+from kvsim.report.study import CONVERSATION, markdown, option_parser, verdict, write_figure, write_page
 from kvsim.trace.base import Trace
 
 BLOCK_TOKENS = 512

@@ -26,15 +26,15 @@ from time import process_time
 from typing import Any
 
 import kvsim.conf
-from kvsim import run
 from kvsim.api import load_trace
-from kvsim.build import build_run
-from kvsim.compiled import build_name
-from kvsim.configuration import compose
 from kvsim.errors import UsageError
-from kvsim.plan import Plan
+from kvsim.installation import build_name
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.eviction.base import BypassEviction
-from kvsim.study import CONVERSATION, WEKA, option_parser, section, verdict
+from kvsim.report.study import CONVERSATION, WEKA, option_parser, section, verdict
+from kvsim.run import play
+from kvsim.settings.configuration import compose
 from kvsim.trace.base import Trace
 
 POLICIES = tuple((path.stem,) for path in sorted((Path(kvsim.conf.__file__).parent / "eviction").glob("*.yaml")))
@@ -90,7 +90,7 @@ def plan_of(trace: Trace, choice: Sequence[str], *overrides: str) -> Plan:
 def accepts(trace: Trace, choice: Sequence[str]) -> bool:
     """Whether the trace has what the policy needs."""
     try:
-        run.build_tiers(plan_of(trace, choice, "tiers.gpu.capacity=1000pages", *ONE_TIER), trace.requests)
+        play.build_tiers(plan_of(trace, choice, "tiers.gpu.capacity=1000pages", *ONE_TIER), trace.requests)
     except UsageError:
         return False
     return True
@@ -105,7 +105,7 @@ def with_priorities(trace: Trace) -> Trace:
 def replay_s(trace: Trace, choice: Sequence[str], *overrides: str) -> float:
     plan = plan_of(trace, choice, *overrides)
     began = process_time()
-    run.replay(plan, trace.requests)
+    play.replay(plan, trace.requests)
     return process_time() - began
 
 
@@ -158,7 +158,7 @@ def bounds(trace: Trace, name: str, capacities: Sequence[int]) -> Iterator[Row]:
         bound = 0
         for choice in choices:
             plan = plan_of(trace, choice, *settings)
-            hit_pages = int(run.replay(plan, trace.requests).hit_pages.sum())
+            hit_pages = int(play.replay(plan, trace.requests).hit_pages.sum())
             if isinstance(plan.tiers[0].eviction, BypassEviction):
                 bound = max(bound, hit_pages)
             else:

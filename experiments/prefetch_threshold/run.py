@@ -31,7 +31,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, highest, opening, section
+from kvsim.report.study import CONVERSATION, Claim, Study, bold, highest, opening, section
 from kvsim.trace.base import Trace
 
 RATE = 0.5

@@ -36,7 +36,7 @@ from plotly.subplots import make_subplots
 
 import kvsim
 from kvsim.engine.outcome import FINISHED, Outcome
-from kvsim.study import CONVERSATION, Claim, Study, capacities, highest, lowest, opening, section
+from kvsim.report.study import CONVERSATION, Claim, Study, capacities, highest, lowest, opening, section
 from kvsim.trace.base import Trace
 
 RATES = (0.3, 0.6, 0.9, 1.2)

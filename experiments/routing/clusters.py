@@ -6,7 +6,7 @@ from functools import cache
 
 import kvsim
 from kvsim.core.request import Request
-from kvsim.study import capacities
+from kvsim.report.study import capacities
 from kvsim.trace.base import Trace
 
 CHATS, AGENTS = "conversation", "agents (WEKA)"

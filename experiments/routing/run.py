@@ -53,7 +53,7 @@ from clusters import (
 )
 from plotly.subplots import make_subplots
 
-from kvsim.study import CONVERSATION, WEKA, Claim, Study, bold, highest, lowest, opening, section
+from kvsim.report.study import CONVERSATION, WEKA, Claim, Study, bold, highest, lowest, opening, section
 
 COLOURS = (
     dict(zip(PLAIN, ("#888888", "#bbbbbb", "#3d8fd1", "#8cc3ee", "#d55e00", "#e69f00", "#0a9e74"), strict=True))

@@ -34,7 +34,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, capacities, highest, lowest, opening, section
+from kvsim.report.study import CONVERSATION, Claim, Study, capacities, highest, lowest, opening, section
 from kvsim.trace.base import Trace
 
 ENGINES = (2, 4, 8)

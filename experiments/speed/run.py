@@ -38,8 +38,8 @@ from peers import PEERS, PeerTiming
 from results import Row, Section, draw_bars, machine, print_rows, read_results, write_results, write_table
 from rich.console import Console
 
-from kvsim.compiled import build_name
-from kvsim.study import CONVERSATION, WEKA, option_parser
+from kvsim.installation import build_name
+from kvsim.report.study import CONVERSATION, WEKA, option_parser
 
 HERE = Path(__file__).resolve().parent
 YARDSTICK = HERE.parents[2] / "shared" / "tools" / "yardstick.py"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 import kvsim
-from kvsim.study import Claim, Study, bold, lowest, markdown, opening
+from kvsim.report.study import Claim, Study, bold, lowest, markdown, opening
 from kvsim.trace.base import Trace
 
 CAPACITIES = (4_000, 16_000, 64_000)

@@ -25,7 +25,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.study import CONVERSATION, Claim, Study, bold, capacities, highest, lowest, opening, section
+from kvsim.report.study import CONVERSATION, Claim, Study, bold, capacities, highest, lowest, opening, section
 from kvsim.trace.base import Trace
 
 POLICIES = ("write_through", "write_through_selective", "write_back")

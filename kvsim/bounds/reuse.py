@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.core.runs import Run
+from kvsim.pages.extents import Run
 
 Paths = Sequence[tuple[Run, ...]]
 """The runs of each request, in trace order."""

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from kvsim.catalog import check_choices
-from kvsim.commands.flags import SINGLE, parse
-from kvsim.commands.mistake import Listed, Mistake
 from kvsim.errors import UsageError
-from kvsim.sources import flags
+from kvsim.settings.catalog import check_choices
+from kvsim.settings.flags import SINGLE, parse
+from kvsim.settings.mistake import Listed, Mistake
+from kvsim.settings.sources import flags
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from kvsim.commands.objective import Objective
-    from kvsim.plan import Plan
-    from kvsim.report.result import RunRecord
+    from kvsim.plans.plan import Plan
+    from kvsim.results.result import RunRecord
 
 
 def run_application(command: str, task: Callable[..., Any], words: Sequence[str], *, config_name: str = "config") -> None:
@@ -40,8 +40,8 @@ def run_application(command: str, task: Callable[..., Any], words: Sequence[str]
     from yaml import YAMLError
 
     from kvsim.commands.hydra_main import run_hydra
-    from kvsim.configuration import check_overrides, explain, with_trace_file
-    from kvsim.settings_file import explain_file
+    from kvsim.settings.configuration import check_overrides, explain, with_trace_file
+    from kvsim.settings.settings_file import explain_file
 
     check_overrides(arguments.overrides, is_multirun="--multirun" in arguments)
     if config_name == "config":
@@ -95,9 +95,9 @@ def run_job(command: str, run: "Callable[[Plan, str], RunRecord]", cfg: "DictCon
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from kvsim.build import build_run
     from kvsim.commands.sweep_job import run_sweep_job
-    from kvsim.locking import Lock
+    from kvsim.files.locking import Lock
+    from kvsim.plans.build import build_run
 
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:

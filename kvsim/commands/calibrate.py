@@ -16,22 +16,22 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 import kvsim.conf
-from kvsim.build import check_output
 from kvsim.commands.application import run_application
-from kvsim.commands.mistake import Mistake
-from kvsim.construct import construct
 from kvsim.errors import UsageError
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSource, ModelSpec
-from kvsim.noise import Noise
+from kvsim.files.writing import replacing
+from kvsim.hardware.noise import Noise
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSource, ModelSpec
 from kvsim.numbers import Whole, check_settings
+from kvsim.plans.build import check_output
+from kvsim.plans.construct import construct
 from kvsim.report.terminal import print_table
-from kvsim.writing import replacing
+from kvsim.settings.mistake import Mistake
 
 if TYPE_CHECKING:
     import torch
 
-    from kvsim.substrate.hardware.calibration import Measured
+    from kvsim.calibration.machine import Measured
 
 MOST_INTERPRETED_PARAMETERS = 10_000_000
 COMMENTS = {
@@ -133,9 +133,9 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
-    from kvsim.commands.engine_overhead import with_overheads
-    from kvsim.commands.engine_warming import with_warming
-    from kvsim.commands.machine_noise import measured_noise
+    from kvsim.calibration.engine_overhead import with_overheads
+    from kvsim.calibration.engine_warming import with_warming
+    from kvsim.calibration.machine_noise import measured_noise
 
     if device.type != "cuda" and not any(re.match(r"[+~]*model[.=]", override) for override in chosen):
         tiny = OmegaConf.to_container(OmegaConf.create((files(kvsim.conf) / "model" / "tiny.yaml").read_text()))
@@ -183,7 +183,7 @@ def check_file(settings: CalibrateSettings) -> None:
 
 def measure(settings: CalibrateSettings, model: ModelSpec, device: "torch.device", console: Console) -> "Measured":
     """Measure the machine. Raises UsageError for a model that it cannot run and for a disk that cannot be used."""
-    from kvsim.substrate.hardware.calibration import Calibration
+    from kvsim.calibration.machine import Calibration
 
     folder = Path(settings.disk)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvsim.commands.listing import COMMANDS
 from kvsim.errors import UsageError
-from kvsim.sources import set_up
+from kvsim.settings.sources import set_up
 from kvsim.suggest import closest
 
 SCRIPTS = {
@@ -65,7 +65,7 @@ def install(shell: str) -> str:
     if path.is_file() and path.read_text() == text:
         done = f"{path} is up to date"
     else:
-        from kvsim.writing import replacing
+        from kvsim.files.writing import replacing
 
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -142,7 +142,7 @@ def _words(command: str, before: Sequence[str], current: str) -> Iterable[Candid
 
 def _configuration(command: str, before: Sequence[str], current: str) -> Iterable[Candidate]:
     """Overrides and flags."""
-    from kvsim.commands.flags import FLAGS, SHORT, TAKES_VALUE
+    from kvsim.settings.flags import FLAGS, SHORT, TAKES_VALUE
 
     last = SHORT.get(before[-1], before[-1]) if before else ""
     if last in TAKES_VALUE:
@@ -155,7 +155,7 @@ def _configuration(command: str, before: Sequence[str], current: str) -> Iterabl
 
 def _keys(command: str, before: Sequence[str], key: str) -> Iterator[Candidate]:
     """Groups and settings; those below a section only once the section has been typed."""
-    from kvsim import catalog
+    from kvsim.settings import catalog
 
     overrides = [word for word in before if "=" in word]
     given = {word.partition("=")[0] for word in overrides}
@@ -177,7 +177,7 @@ def _keys(command: str, before: Sequence[str], key: str) -> Iterator[Candidate]:
 
 def _values(key: str, value: str) -> Iterable[Candidate]:
     """Values of a group or setting; after a comma, one more of a sweep's."""
-    from kvsim import catalog
+    from kvsim.settings import catalog
 
     done = value.rpartition(",")[0]
     start = f"{key}={done}," if done else f"{key}="
@@ -191,7 +191,7 @@ def _values(key: str, value: str) -> Iterable[Candidate]:
 
 def _words_of(key: str) -> list[str]:
     """The values that a setting's comment lists as ``word: meaning``; true and false for a switch."""
-    from kvsim import catalog
+    from kvsim.settings import catalog
 
     group = key.partition(".")[0]
     own = [
@@ -206,7 +206,7 @@ def _words_of(key: str) -> list[str]:
 
 def _topics(current: str) -> Iterator[Candidate]:
     """What ``kvsim help`` describes."""
-    from kvsim import catalog
+    from kvsim.settings import catalog
 
     if "=" in current:
         group = current.partition("=")[0]
@@ -218,7 +218,7 @@ def _topics(current: str) -> Iterator[Candidate]:
 
 
 def _choices(group: str) -> list[str]:
-    from kvsim import catalog
+    from kvsim.settings import catalog
 
     return list(catalog.choices(group)) if group in catalog.GROUPS else []
 

@@ -6,16 +6,16 @@ from functools import partial
 from omegaconf import DictConfig
 from rich.console import Console
 
-from kvsim.bounds.curves import Curve, curve_settings
 from kvsim.commands.application import run_application, run_job
 from kvsim.commands.job import shared_script
 from kvsim.commands.objective import Objective
 from kvsim.commands.sweep_job import SweepJob
-from kvsim.execute import draw
-from kvsim.plan import Plan
+from kvsim.plans.plan import Plan
 from kvsim.report.curve import print_curve, write_curve
-from kvsim.report.progress import progress
-from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain
+from kvsim.results.progress import progress
+from kvsim.results.result import SCHEMA, RunRecord, installed_versions, plain
+from kvsim.run.curves import Curve, curve_settings
+from kvsim.run.execute import draw
 
 
 def application(cfg: DictConfig) -> Objective:

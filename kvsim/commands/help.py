@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 
-from kvsim import catalog
-from kvsim.catalog import Setting, first_sentence
-from kvsim.commands.flags import FLAGS, SHORT, SINGLE
 from kvsim.commands.layout import columns, wrapped
 from kvsim.commands.listing import COMMANDS, usage
-from kvsim.effects import WITHOUT_EFFECT
 from kvsim.errors import UsageError
+from kvsim.plans.unused_settings import WITHOUT_EFFECT
+from kvsim.settings import catalog
+from kvsim.settings.catalog import Setting, first_sentence
+from kvsim.settings.flags import FLAGS, SHORT, SINGLE
 from kvsim.suggest import closest
 
 MORE = "kvsim help NAME describes a group (eviction), a choice (eviction=slru) or a setting (tiers.gpu.capacity)."

@@ -23,11 +23,11 @@ from hydra.core.utils import configure_log, run_job
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import Container, DictConfig, OmegaConf
 
-from kvsim.commands.flags import Arguments
 from kvsim.commands.hydra_internals import JobConfig
-from kvsim.configuration import only_known_errors
 from kvsim.errors import UsageError
-from kvsim.search_path import extend_search_path
+from kvsim.settings.configuration import only_known_errors
+from kvsim.settings.flags import Arguments
+from kvsim.settings.search_path import extend_search_path
 
 CONFIG = "pkg://kvsim.conf"
 HERE = "."

@@ -6,15 +6,15 @@ from rich.console import Console
 from rich.tree import Tree
 
 from kvsim.commands.sweep_job import SweepJob
-from kvsim.execute import execute
-from kvsim.plan import Plan
+from kvsim.plans.plan import Plan
 from kvsim.report.folder import write_run
-from kvsim.report.progress import progress
-from kvsim.report.result import RunRecord
 from kvsim.report.table import print_result
 from kvsim.report.template import SHARED_SCRIPT
 from kvsim.report.tree import draw_tree
-from kvsim.run import check_verified
+from kvsim.results.progress import progress
+from kvsim.results.result import RunRecord
+from kvsim.run.execute import execute
+from kvsim.run.play import check_verified
 
 
 def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:

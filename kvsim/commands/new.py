@@ -7,9 +7,9 @@ from pathlib import Path
 
 from kvsim.commands import own_tests, templates
 from kvsim.errors import UsageError
-from kvsim.sources import PROJECT, files_of, shown
+from kvsim.files.writing import replacing
+from kvsim.settings.sources import PROJECT, files_of, shown
 from kvsim.suggest import closest
-from kvsim.writing import replacing
 
 FAMILIES = {
     "eviction": templates.EVICTION,

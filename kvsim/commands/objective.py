@@ -6,10 +6,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from kvsim.errors import UsageError
-from kvsim.plan import SweepSettings
-from kvsim.report import objective as directed
-from kvsim.report.objective import DIRECTIONS, objective, usual_direction
-from kvsim.report.result import RunRecord
+from kvsim.plans.command_settings import SweepSettings
+from kvsim.report.comparison import objective as directed
+from kvsim.report.comparison.objective import DIRECTIONS, objective, usual_direction
+from kvsim.results.result import RunRecord
 from kvsim.suggest import closest
 
 Objective = float | list[float] | None

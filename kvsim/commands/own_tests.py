@@ -170,7 +170,7 @@ SCHEDULING = '''
 
 import pytest
 from kvsim.core.request import Request
-from kvsim.core.waiting import Waiting
+from kvsim.core.queue_view import Waiting
 
 from kvsim_policies.scheduling.@name@ import @Class@
 

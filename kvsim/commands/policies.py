@@ -8,11 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from kvsim import catalog
 from kvsim.commands.help import describe
 from kvsim.commands.layout import wrapped
-from kvsim.construct import class_of
 from kvsim.errors import UsageError
+from kvsim.plans.construct import class_of
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -20,8 +19,9 @@ from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.terminal import print_table
-from kvsim.settings_file import read_file
-from kvsim.sources import KVSIM, files_of, shown
+from kvsim.settings import catalog
+from kvsim.settings.settings_file import read_file
+from kvsim.settings.sources import KVSIM, files_of, shown
 from kvsim.suggest import closest
 
 FAMILIES: dict[str, type] = {

@@ -36,11 +36,11 @@ def write_report(folders: list[Path], target: Path, command_line: str) -> None:
     from rich.console import Console
 
     from kvsim.commands.sweep import add_bounds
-    from kvsim.report.compare import print_comparison
-    from kvsim.report.compare_html import render_comparison
+    from kvsim.files.writing import replacing
+    from kvsim.report.comparison.compare import print_comparison
+    from kvsim.report.comparison.html import render_comparison
     from kvsim.report.folder import prepare_folder
-    from kvsim.report.runs import read_runs
-    from kvsim.writing import replacing
+    from kvsim.results.runs import read_runs
 
     runs = read_runs(folders)
     if not any(run.result for run in runs):

@@ -12,16 +12,16 @@ from kvsim.commands.objective import Objective
 from kvsim.commands.sweep import plan_of
 from kvsim.commands.sweep_job import SweepJob, tell
 from kvsim.errors import UsageError
-from kvsim.execute import execute
-from kvsim.fingerprint import configuration_hash
-from kvsim.plan import Plan
+from kvsim.plans.plan import Plan
 from kvsim.report.folder import write_run, write_shared_script
-from kvsim.report.progress import progress
-from kvsim.report.result import SCHEMA, RunRecord, installed_versions, plain
-from kvsim.report.saturation import print_saturation, write_saturation
+from kvsim.report.saturation_page import print_saturation, write_saturation
 from kvsim.report.template import SHARED_SCRIPT
-from kvsim.run import check_verified
-from kvsim.saturation import Found, Probe, highest_rate
+from kvsim.results.progress import progress
+from kvsim.results.result import SCHEMA, RunRecord, installed_versions, plain
+from kvsim.run.execute import execute
+from kvsim.run.fingerprint import configuration_hash
+from kvsim.run.play import check_verified
+from kvsim.run.saturation import Found, Probe, highest_rate
 from kvsim.sweep_folder import finished
 
 PROBED = ("requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected", "folder")

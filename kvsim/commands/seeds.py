@@ -8,10 +8,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsim.build import build_run
 from kvsim.commands import hydra_internals
 from kvsim.errors import UsageError
-from kvsim.plan import Plan
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.randomness import depends_on_seed
 
 KEY = "sweep.seeds"

@@ -18,23 +18,24 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.bound_files import complete
-from kvsim.build import build_run, sweep_settings
 from kvsim.commands import hydra_internals
-from kvsim.commands.mistake import Listed, Mistake
 from kvsim.commands.objective import check_directions, check_objective
 from kvsim.commands.seeds import add_seeds
 from kvsim.commands.sweep_job import failure_line, of_interest, said_of
-from kvsim.construct import construct
 from kvsim.errors import UsageError
-from kvsim.fingerprint import configuration_hash
-from kvsim.locking import Lock
-from kvsim.plan import Plan, SweepSettings
-from kvsim.report.logger import Logger
-from kvsim.report.records import read_failure, read_sweep
-from kvsim.report.result import RunRecord
-from kvsim.report.runs import Run, read_runs
-from kvsim.report.saturation import Named, print_saturation, read_saturations, write_saturation
-from kvsim.sources import flags, use
+from kvsim.files.locking import Lock
+from kvsim.plans.build import build_run, sweep_settings
+from kvsim.plans.command_settings import SweepSettings
+from kvsim.plans.construct import construct
+from kvsim.plans.plan import Plan
+from kvsim.report.saturation_page import Named, print_saturation, read_saturations, write_saturation
+from kvsim.results.logger import Logger
+from kvsim.results.records import read_failure, read_sweep
+from kvsim.results.result import RunRecord
+from kvsim.results.runs import Run, read_runs
+from kvsim.run.fingerprint import configuration_hash
+from kvsim.settings.mistake import Listed, Mistake
+from kvsim.settings.sources import flags, use
 from kvsim.sweep_folder import begin_folder, index_of, place_job, write_comparison
 
 SAME_TERMINAL = (".BasicLauncher", ".JoblibLauncher", ".RayLauncher")
@@ -195,8 +196,8 @@ def write_sweep(folder: Path, *, with_bounds: bool) -> list[Run]:
     """Write the files about all jobs in a folder and print their table. Returns the jobs."""
     from rich.console import Console
 
-    from kvsim.report.compare import print_comparison
-    from kvsim.report.pareto import front_of, print_front
+    from kvsim.report.comparison.compare import print_comparison
+    from kvsim.report.comparison.pareto import front_of, print_front
 
     runs = read_runs([folder], damaged_fail=True)
     if with_bounds:

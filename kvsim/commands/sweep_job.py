@@ -11,15 +11,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from kvsim.bound_files import compute_once
-from kvsim.build import build_run, sweep_settings
-from kvsim.commands.mistake import Mistake
 from kvsim.commands.objective import Objective, objectives
 from kvsim.engine.collector import without_garbage_collector
-from kvsim.fingerprint import configuration_hash
-from kvsim.locking import Lock
-from kvsim.report.records import Damaged, read_sweep
-from kvsim.report.result import RunRecord
-from kvsim.sources import flags
+from kvsim.files.locking import Lock
+from kvsim.plans.build import build_run, sweep_settings
+from kvsim.results.records import Damaged, read_sweep
+from kvsim.results.result import RunRecord
+from kvsim.run.fingerprint import configuration_hash
+from kvsim.settings.mistake import Mistake
+from kvsim.settings.sources import flags
 from kvsim.sweep_folder import failure_record, index_of, outcome_line, place_job, write_failure
 
 WITHOUT_HITS = ("curve", "saturate")

@@ -349,7 +349,7 @@ SCHEDULING = (
 
 from dataclasses import dataclass
 
-from kvsim.core.waiting import Waiting
+from kvsim.core.queue_view import Waiting
 from kvsim.numbers import Real, check_settings
 from kvsim.policies.scheduling.base import SchedulingPolicy
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from rich.console import Console
 
-from kvsim.build import build_trace
 from kvsim.commands import trace_fetch
 from kvsim.commands.trace_convert import USAGE as CONVERT_USAGE
 from kvsim.commands.trace_convert import convert
-from kvsim.configuration import compose, quoted
 from kvsim.errors import UsageError
+from kvsim.plans.build import build_trace
 from kvsim.report.terminal import print_table
+from kvsim.settings.configuration import compose, quoted
 from kvsim.suggest import closest
 from kvsim.trace.base import Trace, TraceSource
 from kvsim.trace.formats import format_of

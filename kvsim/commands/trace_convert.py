@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvsim.build import build_trace
-from kvsim.configuration import compose, quoted
 from kvsim.errors import UsageError
+from kvsim.files.writing import replacing
 from kvsim.numbers import LONGEST_TEXT, Whole, refusal
+from kvsim.plans.build import build_trace
+from kvsim.settings.configuration import compose, quoted
 from kvsim.trace.base import TraceSource
 from kvsim.trace.convert import as_lines, compressed
-from kvsim.writing import replacing
 
 USAGE = """\
 usage: kvsim trace convert FILE OUT [--block-tokens N] [--runs] [KEY=VALUE ...]

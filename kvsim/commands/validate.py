@@ -13,18 +13,18 @@ from kvsim.commands.application import run_application, run_job
 from kvsim.commands.objective import Objective
 from kvsim.commands.sweep_job import SweepJob
 from kvsim.errors import UsageError, WrongResult
-from kvsim.execute import execute
-from kvsim.plan import Plan
+from kvsim.plans.plan import Plan
 from kvsim.policies.copies import copied
 from kvsim.report.folder import prepare_folder, write_run, write_shared_script
-from kvsim.report.progress import progress
-from kvsim.report.recording import Recording, read_measured, recorded
-from kvsim.report.repeated import compare_repeated
-from kvsim.report.repeated_page import print_repeated, render_repeated, repeated_failures
-from kvsim.report.result import RunRecord
 from kvsim.report.template import SHARED_SCRIPT
-from kvsim.report.validation import compare, failures, print_validation, render_validation, write_validation
-from kvsim.run import check_verified
+from kvsim.report.validation.recording import Recording, read_measured, recorded
+from kvsim.report.validation.repeated import compare_repeated
+from kvsim.report.validation.repeated_page import print_repeated, render_repeated, repeated_failures
+from kvsim.report.validation.validation import compare, failures, print_validation, render_validation, write_validation
+from kvsim.results.progress import progress
+from kvsim.results.result import RunRecord
+from kvsim.run.execute import execute
+from kvsim.run.play import check_verified
 
 SIMULATED, HARDWARE = "simulated", "hardware"
 

@@ -1,5 +1,5 @@
 """The cache core. Every run imports it, so stale compiled modules stop the run here."""
 
-from kvsim.compiled import build_name
+from kvsim.installation import build_name
 
 build_name()

@@ -7,12 +7,12 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
-from kvsim.core.runs import Run, count_pages, split_runs
 from kvsim.core.serving import CLAIMED, LOST, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.tier import CPU, DISK, Tier
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving, is_gap
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
+from kvsim.pages.extents import Run, count_pages, split_runs
 
 
 class View:

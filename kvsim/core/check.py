@@ -7,11 +7,11 @@ import numpy as np
 
 from kvsim.core.pool import SlotPool
 from kvsim.core.residency import Residency
-from kvsim.core.runs import count_pages
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import Transfers
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
+from kvsim.pages.extents import count_pages
 
 if TYPE_CHECKING:
     from kvsim.core.cache import Cache

@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import Node
+from kvsim.pages.extents import Run
 
 if TYPE_CHECKING:
-    from kvsim.core.hybrid import StateLease
+    from kvsim.states.cache import StateLease
 
 
 class Lease:

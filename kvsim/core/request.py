@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvsim.core.runs import Run
+from kvsim.pages.extents import Run
 
 RESETS = ("drain", "now")
 """What a reset of the cache waits for: ``drain`` for all running requests; ``now`` for nothing, so that their pages are freed

@@ -10,9 +10,9 @@ from math import inf, nextafter
 from typing import Any
 
 from kvsim.core.answers import cut_after
-from kvsim.core.runs import Run, last_pages
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, NO_LIMIT, READY, Node, RadixTree
+from kvsim.pages.extents import Run, last_pages
 
 
 @dataclass

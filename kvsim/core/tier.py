@@ -4,8 +4,8 @@ from abc import ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from kvsim.core.pool import Pool
-from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.pages.extents import Run
 
 if TYPE_CHECKING:
     from kvsim.core.edge import Edge

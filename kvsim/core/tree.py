@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.transfer import Transfer
+from kvsim.pages.extents import Run, join_runs, split_runs
 
 ABSENT: Final = 0
 INCOMING: Final = 1

@@ -4,9 +4,9 @@ from math import isnan, nan
 from typing import Any
 
 from kvsim.core.lease import Lease
+from kvsim.core.queue_view import Waiting
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
-from kvsim.core.waiting import Waiting
 from kvsim.engine.prefetching import Prefetch
 
 LEAP_STEPS = 64

@@ -6,9 +6,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from kvsim.core.answers import every_one, number, rank_number
+from kvsim.core.queue_view import Round
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier, overrides
-from kvsim.core.waiting import Round
 from kvsim.engine.job import Job
 
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kvsim.choices import package
-from kvsim.report.numbers import size
-from kvsim.report.result import RunRecord
 from kvsim.report.summary import capacity, count
+from kvsim.results.chosen_names import package
+from kvsim.results.rates import size
+from kvsim.results.result import RunRecord
 
 SEPARATOR = " · "
 FAMILIES = ("eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling", "rules", "engine")

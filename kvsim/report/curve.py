@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from kvsim.files.writing import FileSet
 from kvsim.report.about import about_run
 from kvsim.report.figure import GREY, Figure, Picture, Styles, Trace, laid_out, level, rounded
-from kvsim.report.numbers import size
-from kvsim.report.result import RunRecord, hit_definition, plain, to_json
 from kvsim.report.summary import Table, count, percent
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
-from kvsim.writing import FileSet
+from kvsim.results.rates import size
+from kvsim.results.result import RunRecord, hit_definition, plain, to_json
 
 COLUMNS_A_TABLE = 8
 CSV_COLUMNS = (

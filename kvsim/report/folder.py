@@ -14,11 +14,11 @@ import numpy as np
 from kvsim.core.request import Request
 from kvsim.engine.outcome import PHASES, REJECTED, Outcome
 from kvsim.errors import UsageError
+from kvsim.files.writing import FileSet, replacing
 from kvsim.report.html import render
-from kvsim.report.result import RunRecord, hit_tokens, prompt_tokens, to_json
+from kvsim.report.perfetto.trace_events import write_timeline
 from kvsim.report.template import SHARED_SCRIPT, plotly_script
-from kvsim.report.trace_events import write_timeline
-from kvsim.writing import FileSet, replacing
+from kvsim.results.result import RunRecord, hit_tokens, prompt_tokens, to_json
 
 FILES = ("result.json", "requests.csv.gz", "report.html", "timeline.json.gz", "events.jsonl.gz")
 HEADER = (

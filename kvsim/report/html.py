@@ -5,9 +5,9 @@ from typing import Any
 from kvsim.report.about import about_run
 from kvsim.report.figure import Picture
 from kvsim.report.pictures import TIER_COLOURS, phase_figure, pictures_of
-from kvsim.report.result import RunRecord, hit_definition
 from kvsim.report.summary import MOST_ENGINES, Table, count, engine_table, facts, percent, scope, shares, tables
 from kvsim.report.template import foot, render_page
+from kvsim.results.result import RunRecord, hit_definition
 
 BESIDE = ("prefetch", "placement", "checkpoints", "warning")
 """Facts that the page shows elsewhere: as a table, and above the facts."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from kvsim.report.compare import Comparison
-from kvsim.report.result import RunRecord
+from kvsim.report.comparison.compare import Comparison
 from kvsim.report.summary import count, digits, facts, percent, tables
+from kvsim.results.result import RunRecord
 
 NAME = "text-align:left;padding:0 .8em 0 0"
 NUMBER = "text-align:right;padding:0 .8em 0 0"

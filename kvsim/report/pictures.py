@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvsim.report.figure import GREY, Figure, Picture, Trace, laid_out, rounded
-from kvsim.report.result import RunRecord
 from kvsim.report.summary import clock
-from kvsim.report.timeline import middles
+from kvsim.results.result import RunRecord
+from kvsim.results.timeline import middles
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

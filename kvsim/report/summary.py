@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvsim.report.result import TIERS, RunRecord
+from kvsim.results.result import TIERS, RunRecord
 
 UNKNOWN = "-"
 MOST_ENGINES = 16

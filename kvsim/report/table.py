@@ -4,9 +4,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvsim.report.result import RunRecord, hit_definition
 from kvsim.report.summary import Table, facts, percent, scope, shares, tables
 from kvsim.report.terminal import print_table
+from kvsim.results.result import RunRecord, hit_definition
 
 BAR_WIDTH = 72
 MARKS = {"gpu": ("█", "#", "blue"), "cpu": ("▓", "=", "yellow"), "disk": ("▒", "-", "green"), "computed": ("·", ".", "dim")}

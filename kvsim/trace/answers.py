@@ -2,7 +2,7 @@
 
 from kvsim.bounds.reuse import next_uses
 from kvsim.core.request import Request
-from kvsim.core.runs import append_run, split_runs
+from kvsim.pages.extents import append_run, split_runs
 from kvsim.trace.blocks import BlockPages
 
 ANSWERS = ("none", "inferred", "unique")

@@ -9,9 +9,9 @@ from typing import ClassVar
 import xxhash
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run
 from kvsim.errors import TraceError, UsageError
 from kvsim.numbers import MOST_SECONDS, Real, Whole, check_settings, refusal
+from kvsim.pages.extents import Run
 
 TAILS = ("full", "all")
 MAX_TOKENS = 1 << 24

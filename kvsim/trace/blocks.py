@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from kvsim.core.runs import Run, every_last, split_runs
 from kvsim.errors import UsageError
+from kvsim.pages.extents import Run, every_last, split_runs
 from kvsim.trace.chain_index import ChainIndex
 
 

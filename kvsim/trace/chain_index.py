@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from kvsim.core.runs import Run, append_run
+from kvsim.pages.extents import Run, append_run
 
 
 class ChainIndex:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, count_pages
 from kvsim.errors import UsageError
 from kvsim.numbers import SECONDS, Whole, refusal
+from kvsim.pages.extents import Run, count_pages
 from kvsim.trace.base import MAX_TOKENS
 
 PAGES = Whole()

@@ -8,8 +8,8 @@ from typing import IO, Any, BinaryIO, cast
 from msgspec.json import Encoder
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run
 from kvsim.errors import UsageError
+from kvsim.pages.extents import Run
 from kvsim.trace.base import Trace
 
 

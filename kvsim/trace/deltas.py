@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.pages.extents import Run, count_pages, split_runs
 from kvsim.trace.blocks import BlockPages
 
 

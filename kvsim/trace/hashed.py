@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, count_pages
 from kvsim.numbers import Whole, check_settings
+from kvsim.pages.extents import Run, count_pages
 from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
 from kvsim.trace.base import TAILS, Trace, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages

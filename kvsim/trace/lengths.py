@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, append_run, count_pages, split_runs
 from kvsim.errors import TraceError
 from kvsim.numbers import Real, Whole, check_settings
+from kvsim.pages.extents import Run, append_run, count_pages, split_runs
 from kvsim.trace.base import Trace, check_page_tokens, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.file_trace import FileTrace

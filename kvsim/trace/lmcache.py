@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run
 from kvsim.numbers import Whole, check_settings
+from kvsim.pages.extents import Run
 from kvsim.trace.base import OF_MAX_TOKENS, Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace

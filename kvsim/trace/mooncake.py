@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.pages.extents import Run, count_pages, split_runs
 from kvsim.trace.base import Trace, check_choice, check_page_tokens
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.deltas import Deltas

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from kvsim.core.runs import Run, append_run
+from kvsim.pages.extents import Run, append_run
 
 
 class PageIndex:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from msgspec.json import decode, encode
 
 from kvsim.errors import UsageError
-from kvsim.locking import Lock
+from kvsim.files.locking import Lock
+from kvsim.files.writing import replacing
 from kvsim.trace.convert import compressed
 from kvsim.trace.records import runs_of
-from kvsim.writing import replacing
 
 MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/9fbd622256e7a26aeea9f038e316eeb58203c102/FAST25-release"
 BAILIAN = (

@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec.json import Decoder
 
-from kvsim.core.runs import Run, append_run
 from kvsim.errors import TraceError
 from kvsim.numbers import LONGEST_TEXT, MOST_SECONDS, SECONDS, Real, Whole
 from kvsim.numbers import shown as shown_number
+from kvsim.pages.extents import Run, append_run
 from kvsim.trace.arrays import Elements
 from kvsim.trace.files import TraceFile, open_trace
 

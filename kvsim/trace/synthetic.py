@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, append_run, count_pages, split_runs
 from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
+from kvsim.pages.extents import Run, append_run, count_pages, split_runs
 from kvsim.trace.base import OF_MAX_TOKENS, TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, split_runs
+from kvsim.pages.extents import Run, split_runs
 from kvsim.trace.base import TAILS, Trace, check_choice, check_page_tokens, in_order_of_arrival, name_pages
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.page_hasher import PageHasher, Span

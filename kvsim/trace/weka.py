@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvsim.core.request import Request
-from kvsim.core.runs import count_pages
 from kvsim.numbers import Whole, check_settings
+from kvsim.pages.extents import count_pages
 from kvsim.trace.answers import infer_answers
 from kvsim.trace.base import Trace, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages

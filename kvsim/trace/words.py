@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, count_pages
 from kvsim.numbers import Whole, check_settings
+from kvsim.pages.extents import Run, count_pages
 from kvsim.trace.base import OF_MAX_TOKENS, TAILS, Trace, TraceSource, check_choice, check_page_tokens, name_pages
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.page_index import PageIndex

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from math import floor
 from typing import Final
 
-from kvsim.core.run_order import RunOrder
-from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
+from kvsim.pages.extent_order import RunOrder
+from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import ArcOffload, OffloadOrder
 from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond

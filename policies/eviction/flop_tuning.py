@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.runs import Run
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING, READY, Node
+from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.states.cache import HybridCache
 
 ALPHAS = tuple(tenth / 10 for tenth in range(21))
 COLLECTED = 5

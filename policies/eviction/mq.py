@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Whole, check_settings
+from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_multiples
 

@@ -7,8 +7,8 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable
 from math import frexp, ldexp, ulp
 
-from kvsim.core.run_order import RunOrder
-from kvsim.core.runs import Run
+from kvsim.pages.extent_order import RunOrder
+from kvsim.pages.extents import Run
 
 Seen = list[tuple[Run, bool]]
 """The part of a path that concerns the tier, head to tail: pages that were stored (True) or are to be stored (False)."""

@@ -7,11 +7,11 @@ from math import ceil, floor, inf
 from typing import Any
 
 from kvsim.core.request import Request
-from kvsim.core.run_order import RunOrder
-from kvsim.core.runs import Run, last_pages
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import NO_LIMIT, READY, Node
 from kvsim.numbers import Real, check_settings
+from kvsim.pages.extent_order import RunOrder
+from kvsim.pages.extents import Run, last_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvsim.core.runs import Run, count_pages
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Whole, check_settings
+from kvsim.pages.extents import Run, count_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, check_multiples
 

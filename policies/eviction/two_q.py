@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import floor
 from typing import Final
 
-from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, check_multiples
 

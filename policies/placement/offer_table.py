@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from kvsim.core.run_order import RunOrder
-from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.pages.extent_order import RunOrder
+from kvsim.pages.extents import Run, count_pages, split_runs
 
 
 class OfferTable:

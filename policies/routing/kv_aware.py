@@ -6,10 +6,10 @@ from math import exp
 
 import numpy as np
 
-from kvsim.core.page_counts import PageCounts
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import SECONDS, Real, check_settings
+from kvsim.pages.extent_counts import PageCounts
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 

@@ -6,10 +6,10 @@ from kvsim.core.cache import Cache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.runs import Run
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
+from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 

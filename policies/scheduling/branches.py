@@ -1,7 +1,7 @@
 """A prefix tree of waiting requests. It has no references upward, so it is freed at once although a run collects no garbage."""
 
-from kvsim.core.runs import Run
-from kvsim.core.waiting import Waiting
+from kvsim.core.queue_view import Waiting
+from kvsim.pages.extents import Run
 
 
 class Branch:

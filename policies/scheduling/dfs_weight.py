@@ -4,10 +4,10 @@ managers/schedule_policy.py, mem_cache/base_prefix_cache.py)."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.core.runs import split_runs
+from kvsim.core.queue_view import Round, Waiting
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.waiting import Round, Waiting
 from kvsim.numbers import Whole, check_settings
+from kvsim.pages.extents import split_runs
 from kvsim.policies.fields import keep_types
 from kvsim.policies.scheduling.base import BoundedScheduling
 from kvsim.policies.scheduling.branches import Branch

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvsim.core.queue_view import Waiting
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.waiting import Waiting
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.scheduling.base import BoundedScheduling
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvsim.core.queue_view import Round, Waiting
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.waiting import Round, Waiting
 from kvsim.policies.scheduling.prefixes import PrefixScheduling
 
 

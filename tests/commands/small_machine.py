@@ -1,7 +1,7 @@
 """A model and a machine in round numbers: a FLOP takes a second, memory no time."""
 
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 
 MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
 """60 FLOPs a token, 20 for one that is sampled, 8 a pair."""

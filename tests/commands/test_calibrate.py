@@ -15,10 +15,10 @@ import torch
 
 from kvsim.cli import main
 from kvsim.commands.calibrate import number
-from kvsim.construct import construct
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
+from kvsim.plans.construct import construct
 from kvsim.substrate.simulated.noise import KINDS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvsim.cli import COMMANDS, main
 from kvsim.commands import completion
-from kvsim.commands.flags import FLAGS
+from kvsim.settings.flags import FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONF = ROOT / "conf"
@@ -100,7 +100,7 @@ def test_an_answer_loads_nothing_that_is_slow() -> None:
     code = "import sys; from kvsim.cli import main; main(['--complete', 'kvsim replay tiers.gpu.']); print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert "tiers.gpu.capacity=" in shown
-    assert not {"hydra", "numpy", "omegaconf", "rich", "simpy", "yaml", "kvsim.build"} & set(shown.splitlines()[-1].split())
+    assert not {"hydra", "numpy", "omegaconf", "rich", "simpy", "yaml", "kvsim.plans.build"} & set(shown.splitlines()[-1].split())
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

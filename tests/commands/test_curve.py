@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kvsim.api import load_trace, replay
-from kvsim.bounds.curves import default_capacities, policy_maker, sample
 from kvsim.cli import main
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
+from kvsim.run.curves import default_capacities, policy_maker, sample
 
 SMALL = ("trace.sessions=30", "output=run")
 ALONE = ("replay.hold_output=false",)

@@ -16,8 +16,8 @@ import pytest
 import kvsim
 from kvsim.cli import main
 from kvsim.errors import UsageError
-from kvsim.locking import Lock
-from tests.damage import DAMAGES, copied, flipped
+from kvsim.files.locking import Lock
+from tests.results.damage import DAMAGES, copied, flipped
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "kvsim"]
@@ -77,7 +77,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 HOLD = """
 import sys
 from pathlib import Path
-from kvsim.locking import Lock
+from kvsim.files.locking import Lock
 
 with Lock(Path(sys.argv[1])):
     print(flush=True)

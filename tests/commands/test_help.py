@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from kvsim import catalog
 from kvsim.cli import COMMANDS, main
 from kvsim.commands.help import WITH_HELP
+from kvsim.settings import catalog
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvsim import catalog, substrates
 from kvsim.cli import main
 from kvsim.commands import calibrate
-from kvsim.commands.flags import FLAGS, SHORT
 from kvsim.errors import UsageError
+from kvsim.plans import substrate_choice as substrates
+from kvsim.settings import catalog
+from kvsim.settings.flags import FLAGS, SHORT
 
 LINES = int(os.environ.get("KVSIM_COMMAND_LINES", 15))
 CPU_S = 60

@@ -9,10 +9,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
-from kvsim.commands.flags import Arguments, parse
 from kvsim.commands.hydra_main import read_yaml_fast, run_hydra
 from kvsim.errors import UsageError
-from kvsim.sources import set_up
+from kvsim.settings.flags import Arguments, parse
+from kvsim.settings.sources import set_up
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 

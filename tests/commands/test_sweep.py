@@ -160,7 +160,7 @@ def test_a_dry_run_lists_the_jobs_and_runs_none(folder: Path, capsys: pytest.Cap
 def test_the_objectives_are_numbers_of_the_result() -> None:
     from kvsim.commands.objective import objectives
     from kvsim.errors import UsageError
-    from kvsim.plan import SweepSettings
+    from kvsim.plans.command_settings import SweepSettings
 
     tiers = {"gpu": {"capacity_pages": 10}, "cpu": {"capacity_pages": 30}}
     result = {"hit_rate": 0.5, "ttft_s": {"p99": 2.0, "p50": None}, "tiers": tiers, "page_bytes": 4}

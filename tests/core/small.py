@@ -6,21 +6,21 @@ from typing import Any
 
 from kvsim.core.cache import Cache
 from kvsim.core.edge import Edge
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.lease import Lease
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.runs import Run
 from kvsim.core.tier import PageWatch, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import LEAVING, READY, Node
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
+from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.states.cache import HybridCache
 from tests.workloads import Words, make_request, pages_of
 
 NAMES = ("gpu", "cpu", "disk")

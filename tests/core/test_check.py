@@ -8,7 +8,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, READY
 from kvsim.policies.checkpoint.last import Last
 from tests.core.small import SmallCache, now, only, small_cache
-from tests.core.small_hybrid import hybrid, use
+from tests.states.small_hybrid import hybrid, use
 
 
 def two_tiers() -> SmallCache:

@@ -13,7 +13,6 @@ from kvsim.core.rules import Rules
 from kvsim.core.tier import CPU, DISK, GPU, LEVELS
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.server import CacheServer
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.s3_fifo import S3FIFO
@@ -24,6 +23,7 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.server import CacheServer
 from tests.core.small import SmallCache, make_tiers
 from tests.workloads import random_requests
 

@@ -18,13 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.restore import restore
 from kvsim.core.rules import Rules
-from kvsim.core.runs import count_pages
 from kvsim.core.tier import DISK
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import is_arriving
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
+from kvsim.pages.extents import count_pages
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lfu import LFU
@@ -44,6 +43,7 @@ from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
+from kvsim.substrate.hardware.disk.restore import restore
 from tests.core.small import SmallCache, Watched, make_tiers
 from tests.workloads import make_request, pages_of
 

@@ -20,8 +20,6 @@ from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import FINISHED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.filo import FILO
@@ -48,6 +46,8 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from tests.core import page_rules as rules
 from tests.core.page_model import Edge, PageModel
 from tests.core.small import MACHINE, MODEL, NAMES, make_tiers

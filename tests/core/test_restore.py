@@ -3,11 +3,11 @@
 import pytest
 
 from kvsim.core.pool import SlotPool
-from kvsim.core.restore import recovered_paths, restore
 from kvsim.core.tier import DISK, GPU
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING
 from kvsim.policies.placement.write_back import WriteBack
+from kvsim.substrate.hardware.disk.restore import recovered_paths, restore
 from tests.core.small import SmallCache, small_cache
 from tests.workloads import make_request
 

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from kvsim.core.rules import Rules
-from kvsim.core.runs import split_runs
+from kvsim.pages.extents import split_runs
 from kvsim.policies.eviction.lru import LRU
 from tests.core.small import SmallCache, make_tiers, now
 

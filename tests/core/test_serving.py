@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kvsim.core.cache import Cache
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.serving import CLAIMED, LOST, NO_LOAD, ServedCache
 from kvsim.policies.checkpoint.last import Last
+from kvsim.states.cache import HybridCache
 from tests.core.small import SmallCache, now, small_cache
-from tests.core.small_hybrid import hybrid
+from tests.states.small_hybrid import hybrid
 
 CACHES = {"pages": lambda: small_cache(gpu=8, cpu=8), "states": lambda: hybrid(Last(), gpu=8, cpu=8)}
 

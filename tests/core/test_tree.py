@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvsim.core.runs import Run
 from kvsim.core.tree import ABSENT, READY, Node, RadixTree, matching_pages, runs_after
+from kvsim.pages.extents import Run
 
 Runs = tuple[Run, ...]
 

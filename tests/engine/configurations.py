@@ -14,10 +14,10 @@ import yaml
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from kvsim.build import build_run
-from kvsim.configuration import compose
 from kvsim.core.request import Request
-from kvsim.plan import Plan
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
+from kvsim.settings.configuration import compose
 from kvsim.trace.base import Trace
 from kvsim.trace.memory import TokensInMemory
 

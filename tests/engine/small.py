@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.cluster.cluster import Cluster
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.transfer import Transfer
-from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough

@@ -17,19 +17,19 @@ from hypothesis import Phase, assume, event, given, reject
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from kvsim import run
-from kvsim.assembly import build_cluster, build_graphs, build_served
+from kvsim.cluster.cluster import Cluster
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
-from kvsim.engine.cluster import Cluster
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
 from kvsim.errors import TraceError, UsageError
-from kvsim.execute import execute
-from kvsim.plan import Plan
-from kvsim.substrates import SUBSTRATES
+from kvsim.plans.plan import Plan
+from kvsim.plans.substrate_choice import SUBSTRATES
+from kvsim.run import play
+from kvsim.run.assembly import build_cluster, build_graphs, build_served
+from kvsim.run.execute import execute
 from tests.engine.configurations import MISTAKES, PAGE_TOKENS, PLAIN, Case, Kind, cases, engine_cases
 from tests.engine.test_engine_random import RUNS, SETTINGS
-from tests.engine.test_replay_is_simulation import FASTER, RATES
+from tests.replaying.test_replay_is_simulation import FASTER, RATES
 from tests.workloads import pages_of
 
 FEW = hypothesis_settings(SETTINGS, max_examples=10 if RUNS <= 100 else RUNS)
@@ -56,8 +56,8 @@ def refusals() -> Iterator[None]:
 
 
 def served(plan: Plan, requests: list[Request]) -> tuple[Outcome, Cluster]:
-    """What ``run.simulate`` does, with the cluster at its end. Raises UsageError."""
-    run.check_answers(plan, requests)
+    """What ``play.simulate`` does, with the cluster at its end. Raises UsageError."""
+    play.check_answers(plan, requests)
     graphs = build_graphs(plan, requests)
     caches = [build_served(plan, graph, requests) for graph in graphs]
     cluster = build_cluster(plan, requests, caches, SUBSTRATES["simulated"].open(plan, requests, caches))
@@ -155,7 +155,7 @@ def test_every_replay_ends_and_adds_up(case: Case) -> None:
     caches: list[ServedCache] = []
     with refusals():
         plan, requests = case.plan("replay"), case.requests()
-        outcome = run.replay(plan, requests, inspect=lambda cache, _: caches.append(cache))
+        outcome = play.replay(plan, requests, inspect=lambda cache, _: caches.append(cache))
     check_rows(outcome, plan)
     check_hits(outcome, plan)
     check_counts(outcome, plan)
@@ -170,8 +170,8 @@ def refusal(case: Case, command: str) -> str | None:
     """The line with which a command refuses a configuration; None if it runs."""
     try:
         plan, requests = case.plan(command), case.requests()
-        run.check_capacity(plan, requests)
-        _ = run.replay(plan, requests) if command == "replay" else run.simulate(plan, requests)
+        play.check_capacity(plan, requests)
+        _ = play.replay(plan, requests) if command == "replay" else play.simulate(plan, requests)
     except UsageError as error:
         return one_line(error)
     return None
@@ -219,7 +219,7 @@ def test_if_everything_fits_the_hits_are_the_longest_common_prefixes(case: Case,
     """Of a model with recurrent layers, they are at most that."""
     with refusals():
         plan, requests = case.but("tiers.gpu.capacity=unlimited").plan(command), case.requests()
-        outcome = run.replay(plan, requests) if command == "replay" else run.simulate(plan, requests)
+        outcome = play.replay(plan, requests) if command == "replay" else play.simulate(plan, requests)
     most = longest_prefixes(requests, plan)
     hits = outcome.hit_pages.sum(axis=1).tolist()
     if plan.model.is_hybrid:
@@ -240,8 +240,8 @@ def test_a_replay_hits_what_a_simulation_hits_whose_requests_never_overlap(case:
         rates = {name: FASTER * getattr(of_simulation.hardware, name) for name in RATES}
         rates |= {"host_latency_s": 0.0, "disk_latency_s": 0.0, "rank_jitter": 0.0}
         hardware = replace(of_simulation.hardware, **rates)
-        replayed = run.replay(replace(of_replay, hardware=hardware), requests)
-        simulated = run.simulate(replace(of_simulation, hardware=hardware), requests)
+        replayed = play.replay(replace(of_replay, hardware=hardware), requests)
+        simulated = play.simulate(replace(of_simulation, hardware=hardware), requests)
     assert replayed.status.tolist() == simulated.status.tolist()
     assert replayed.hit_pages.tolist() == simulated.hit_pages.tolist()
 
@@ -251,7 +251,7 @@ def test_a_replay_hits_what_a_simulation_hits_whose_requests_never_overlap(case:
 def test_every_engine_hits_at_most_the_longest_common_prefixes(case: Case) -> None:
     with refusals():
         plan, requests = case.plan("replay"), case.requests()
-        outcome = run.replay(plan, requests)
+        outcome = play.replay(plan, requests)
     event(type(plan.rules).__name__)
     check_rows(outcome, plan)
     most = longest_prefixes(requests, plan)
@@ -267,7 +267,7 @@ def test_a_larger_lru_tier_hits_all_that_a_smaller_one_hits(case: Case, more: in
     requests = case.requests()
     least = max(1, *(request.pages_for(request.prompt_tokens, PAGE_TOKENS) for request in requests))
     smaller, larger = (
-        run.replay(case.but(f"tiers.gpu.capacity={pages}pages").plan("replay"), requests).hit_pages[:, 0]
+        play.replay(case.but(f"tiers.gpu.capacity={pages}pages").plan("replay"), requests).hit_pages[:, 0]
         for pages in (least, least + more)
     )
     assert (smaller <= larger).all()

@@ -8,8 +8,8 @@ from simpy import Event
 from kvsim.core.transfer import Transfer
 from kvsim.engine.substrate import Work
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from tests.cluster.small_cluster import Sent, small_cluster
 from tests.engine.small import SmallEngine, ask, small_engine
-from tests.engine.small_cluster import Sent, small_cluster
 
 
 class Watched(SimulatedSubstrate):

@@ -7,10 +7,8 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
@@ -19,6 +17,8 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.core.small import make_tiers
 from tests.engine.small import SmallEngine, check_idle

@@ -11,11 +11,11 @@ import pytest
 
 import kvsim
 from kvsim.cli import main
-from kvsim.engine.cluster import Cluster
+from kvsim.cluster.cluster import Cluster
 from kvsim.engine.engine import Engine
 from kvsim.engine.event_log import EventLog, LoggedCache
-from kvsim.execute import Result
 from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.run.execute import Result
 from tests.engine.small import SmallEngine, ask, make_requests, same_outcome, small_engine
 
 TIERS = ["tiers.gpu.capacity=4000pages", "tiers.cpu.capacity=6000pages", "tiers.disk.capacity=30000pages"]

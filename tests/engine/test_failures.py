@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from kvsim.cluster.cluster import Failure
 from kvsim.core.request import Reset
-from kvsim.engine.cluster import Failure
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.routing.kv_aware import KVAware
+from tests.cluster.small_cluster import Sent, SmallCluster, small_cluster
 from tests.engine.small import PAGE_BYTES, ask, bytes_moved, counted, eager, hits, make_requests, seconds
-from tests.engine.small_cluster import Sent, SmallCluster, small_cluster
 
 A, B = "abcd", "efgh"
 

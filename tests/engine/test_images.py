@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import kvsim
-from kvsim import run
-from kvsim.build import build_run
-from kvsim.configuration import compose
 from kvsim.core.request import Request
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import TraceError, UsageError
+from kvsim.plans.build import build_run
+from kvsim.run import play
+from kvsim.settings.configuration import compose
 from kvsim.trace.base import Trace
 from tests.engine.small import ask, check_idle, eager, hits, make_requests, small_engine
-from tests.engine.test_replay_is_simulation import HYBRID, STATE_TIERS, check, policy, tiers_of
+from tests.replaying.test_replay_is_simulation import HYBRID, STATE_TIERS, check, policy, tiers_of
 from tests.workloads import conversations, make_request, pages_of
 
 A = "abcd"
@@ -44,7 +44,7 @@ def draw_images(requests: list[Request], seed: int) -> list[Request]:
 
 
 def replayed(requests: list[Request], *overrides: str) -> Outcome:
-    return run.replay(build_run(compose(overrides), command="replay", overrides=overrides), requests)
+    return play.replay(build_run(compose(overrides), command="replay", overrides=overrides), requests)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import kvsim
+from kvsim.cluster.cluster import Failure
 from kvsim.core.request import Request, Reset
-from kvsim.engine.cluster import Failure
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.policies.checkpoint.every_page import EveryPage
 from kvsim.trace.base import Trace
-from tests.core.small_hybrid import hybrid
+from tests.cluster.small_cluster import Sent, small_cluster
 from tests.engine.small import Ask, ask, hits, make_requests, small_engine
-from tests.engine.small_cluster import Sent, small_cluster
+from tests.states.small_hybrid import hybrid
 from tests.workloads import conversations
 
 A, B, C = "abcd", "efgh", "ijkl"

@@ -7,8 +7,8 @@ import pytest
 
 from kvsim.engine.outcome import Outcome
 from kvsim.policies.placement.write_back import WriteBack
+from tests.cluster.small_cluster import small_cluster
 from tests.engine.small import Ask, ask, eager, seconds, small_engine
-from tests.engine.small_cluster import small_cluster
 from tests.engine.test_failures import failing
 
 A, B, C = "abcd", "efgh", "ijkl"

@@ -10,8 +10,6 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
@@ -19,6 +17,8 @@ from kvsim.policies.placement.write_through_selective import WriteThroughSelecti
 from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import make_tiers
 from tests.engine.small import counted
 from tests.workloads import make_requests

@@ -14,7 +14,7 @@ from simpy import Event
 
 from kvsim.core.transfer import Transfer
 from kvsim.engine.outcome import Disagreement, Outcome
-from kvsim.hardware import RankFault
+from kvsim.hardware.spec import RankFault
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import STOP_RULES

@@ -7,7 +7,7 @@ from simpy import Event
 
 from kvsim.core.transfer import Transfer
 from kvsim.engine.substrate import Work
-from kvsim.hardware_curves import ComputeCurves
+from kvsim.hardware.curves import ComputeCurves
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import MODEL, PAGE_TOKENS, SmallEngine, ask, small_engine
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import kvsim
-from kvsim import run
 from kvsim.core.request import RESETS, Request, Reset
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.outcome import FINISHED, Outcome
 from kvsim.errors import UsageError
 from kvsim.policies.placement.write_back import WriteBack
+from kvsim.run import play
 from kvsim.trace.base import Trace
 from tests.engine.small import Ask, SmallEngine, ask, check_idle, hits, make_requests, seconds, small_engine
-from tests.engine.test_replay_is_simulation import EVICTIONS, HYBRID, STATE_TIERS, check, policy, tiers_of
+from tests.replaying.test_replay_is_simulation import EVICTIONS, HYBRID, STATE_TIERS, check, policy, tiers_of
 from tests.workloads import conversations
 
 A, B, C = "abcd", "efgh", "ijkl"
@@ -159,7 +159,7 @@ def test_recurrent_states_are_dropped_too(checkpoint: str) -> None:
 def test_a_replay_with_drains_hits_what_its_stretches_hit_alone(seed: int, in_flight: int) -> None:
     requests = reset_randomly(conversations(seed, requests=60), seed, modes=("drain",))
     plan = kvsim_plan("replay", "tiers.gpu.capacity=40pages", f"replay.in_flight={in_flight}")
-    whole = run.replay(plan, requests).hit_pages.tolist()
+    whole = play.replay(plan, requests).hit_pages.tolist()
     parts, part = [], list[Request]()
     for request in requests:
         if request.resets:
@@ -168,25 +168,25 @@ def test_a_replay_with_drains_hits_what_its_stretches_hit_alone(seed: int, in_fl
         part.append(replace(request, resets=()))
     parts.append(part)
     assert len(parts) > 2
-    assert whole == [row for part in parts if part for row in run.replay(plan, part).hit_pages.tolist()]
+    assert whole == [row for part in parts if part for row in play.replay(plan, part).hit_pages.tolist()]
 
 
 def test_a_reset_now_leaves_running_requests_their_pages() -> None:
     """Of two in flight, the first still holds its 4 pages when the third comes, which therefore does not fit beside it."""
     requests = with_resets(make_requests([ask(A, output=0), ask(B, output=0), ask(C, output=0)]), {1: "now"})
     plan = kvsim_plan("replay", "tiers.gpu.capacity=10pages", "page_tokens=4", "replay.in_flight=3")
-    outcome = run.replay(plan, requests)
+    outcome = play.replay(plan, requests)
     assert outcome.tiers["gpu"].peak_pages == 10
     requests = with_resets(make_requests([ask(A, output=0), ask(B, output=0), ask(C, output=0)]), {1: "drain", 2: "drain"})
-    assert run.replay(plan, requests).tiers["gpu"].peak_pages == 5
+    assert play.replay(plan, requests).tiers["gpu"].peak_pages == 5
 
 
 # --- what has no resets ---
 
 
 def kvsim_plan(command: str, *overrides: str) -> Any:
-    from kvsim.build import build_run
-    from kvsim.configuration import compose
+    from kvsim.plans.build import build_run
+    from kvsim.settings.configuration import compose
 
     return build_run(compose(overrides), command=command, overrides=overrides)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from kvsim.build import Plan
 from kvsim.core.request import Request
 from kvsim.engine.outcome import REJECTED
+from kvsim.plans.build import Plan
 from kvsim.policies.context import PolicyContext
-from kvsim.run import replay
+from kvsim.run.play import replay
 from tests.core.page_model import Edge, Hits, PageModel
 from tests.core.page_rules import LRU, Placement
 

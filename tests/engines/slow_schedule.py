@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvsim.core.request import Request
-from kvsim.hardware import LinearHardware
+from kvsim.hardware.spec import LinearHardware
 from tests.engines.slow_blocks import Block
 from tests.workloads import pages_of
 

@@ -9,13 +9,13 @@ from kvsim.core.request import Request
 from kvsim.core.tier import CPU, Tier
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 
 Row = tuple[int, int]
 

@@ -10,8 +10,6 @@ from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.rules import VLLMRules
@@ -21,6 +19,8 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from tests.workloads import Words, runs_of
 
 PAGE_TOKENS = 4

@@ -7,8 +7,6 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.vllm.hybrid_cache import HybridLease, VLLMHybridCache
 from kvsim.engines.vllm.rules import VLLMHybridRules
 from kvsim.policies.checkpoint.retention import Retention
@@ -16,6 +14,8 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from tests.workloads import Words, runs_of
 
 PAGE_TOKENS = 4

@@ -11,8 +11,6 @@ from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import DISK, Tier
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.fastdeploy.rules import FastDeployRules
 from kvsim.engines.fastdeploy.swapping import SwapLease, SwappingCache
 from kvsim.policies.context import PolicyContext
@@ -21,6 +19,8 @@ from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from tests.engines.slow_swaps import Row
 from tests.engines.small import check
 from tests.workloads import Words

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy import Event
 
-from kvsim.build import build_run
 from kvsim.core.cache import CLAIMED, Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
@@ -18,17 +17,18 @@ from kvsim.core.transfer import Transfer
 from kvsim.core.tree import INCOMING, LEAVING, READY
 from kvsim.engine.outcome import FINISHED, REJECTED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.errors import UsageError
-from kvsim.plan import Plan
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.run import check_answers, replay
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
+from kvsim.run.play import check_answers, replay
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.page_hasher import PageHasher

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvsim.api import Result, load_trace, replay
-from kvsim.build import build_run
-from kvsim.configuration import compose
 from kvsim.core.request import Request
-from kvsim.run import replay as replay_plan
-from tests.core.slow_hybrid import SlowHybrid
+from kvsim.plans.build import build_run
+from kvsim.run.play import replay as replay_plan
+from kvsim.settings.configuration import compose
+from tests.states.slow_hybrid import SlowHybrid
 from tests.workloads import conversations, make_request, pages_of, write_trace
 
 BLOCK = 64

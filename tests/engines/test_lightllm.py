@@ -8,19 +8,19 @@ import pytest
 import xxhash
 
 import kvsim
-from kvsim.build import build_run
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.tier import LEVELS
 from kvsim.core.tree import ABSENT, INCOMING, READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.plan import Plan
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.replaying.replay import Replay
 from kvsim.trace.page_hasher import PageHasher
 from tests.core import page_rules
 from tests.core.small import make_tiers, small_cache

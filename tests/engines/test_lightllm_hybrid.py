@@ -17,8 +17,6 @@ from kvsim.core.rules import HybridSettings
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.lightllm.hybrid_cache import HybridLease, LightLLMHybridCache
 from kvsim.engines.lightllm.rules import LightLLMHybridRules
 from kvsim.errors import UsageError
@@ -28,6 +26,8 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from kvsim.trace.mooncake import Mooncake
 from tests.engines.recorded import golden_rows
 from tests.engines.slow_lightllm import Row

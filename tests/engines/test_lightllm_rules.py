@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.api import load_trace, replay
-from kvsim.build import build_run
 from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
@@ -22,19 +21,20 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.lightllm.cache import LightLLMCache, RunningLease
 from kvsim.engines.lightllm.rules import LightLLMRules
 from kvsim.errors import UsageError
-from kvsim.plan import Plan
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.run import build_tiers, simulate
-from kvsim.run import replay as run_plan
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
+from kvsim.run.play import build_tiers, simulate
+from kvsim.run.play import replay as run_plan
 from kvsim.trace.mooncake import Mooncake
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_lightllm import Row, SlowLightLLM, play_slowly

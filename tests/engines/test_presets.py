@@ -6,19 +6,19 @@ from pathlib import Path
 import hydra
 import pytest
 
-from kvsim.build import build_run
 from kvsim.cli import main
 from kvsim.core.rules import Rules
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
-from kvsim.plan import Plan
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
-from kvsim.report.result import hit_tokens
-from kvsim.run import build_tiers, replay
+from kvsim.results.result import hit_tokens
+from kvsim.run.play import build_tiers, replay
 
 TINY = {"timestamp": 0, "input_length": 1_500, "output_length": 10, "hash_ids": [0, 1, 2]}
 

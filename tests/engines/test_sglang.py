@@ -8,7 +8,7 @@ import pytest
 
 from kvsim.core.request import Request
 from kvsim.engines.sglang.whole_nodes import NodeLease
-from kvsim.hardware import HardwareSpec
+from kvsim.hardware.spec import HardwareSpec
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.filo import FILO
 from kvsim.policies.eviction.lfu import LFU

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvsim import run
-from kvsim.build import build_run
-from kvsim.configuration import compose
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings, Rules
@@ -17,19 +14,22 @@ from kvsim.core.serving import RulesError
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.engines.sglang.rules import SGLangMambaRules
 from kvsim.engines.sglang.stateful_nodes import StatefulLease, StatefulNodeCache
 from kvsim.errors import UsageError
-from kvsim.hardware import HardwareSpec
-from kvsim.plan import Plan
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
+from kvsim.run import play
+from kvsim.settings.configuration import compose
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines import small
@@ -73,7 +73,7 @@ def check(cache: StatefulNodeCache, held: Iterable[StatefulLease]) -> None:
         assert users == sum(one.node is node for one in held)
 
 
-def play(cache: StatefulNodeCache, requests: list[Request], *, in_flight: int = 1) -> list[int]:
+def hits_of(cache: StatefulNodeCache, requests: list[Request], *, in_flight: int = 1) -> list[int]:
     """Hits of all requests; -1 for a rejected one."""
     outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight)).run(requests)
     check(cache, [])
@@ -377,7 +377,7 @@ def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
         request.priority, request.kind = request.index % 3, "chat"
     known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE)}
     cache = make_cache(14, 12, chunk=2, page_tokens=4, eviction=policy_of(name), context=known, cache_output=True)
-    rows = play(cache, requests, in_flight=2)
+    rows = hits_of(cache, requests, in_flight=2)
     assert cache.gpu.evicted_pages > 100
     assert sum(hits for hits in rows) > 50
 
@@ -400,7 +400,7 @@ def test_the_rules_are_for_replay() -> None:
 def test_a_replay_counts_states() -> None:
     built = plan("trace.sessions=30", "tiers.gpu.states=100states", "tiers.gpu.capacity=3000pages")
     requests = built.trace.load(built.page_tokens).requests
-    outcome = run.replay(built, requests)
+    outcome = play.replay(built, requests)
     counts = outcome.checkpoints
     assert counts["saved"] > counts["evicted"] > 0 and counts["used"] > 0
     assert counts["bytes"] == counts["saved"] * built.model.state_bytes
@@ -412,7 +412,7 @@ def test_a_replay_counts_states() -> None:
 def test_too_few_slots_end_a_run_with_one_line() -> None:
     built = plan("trace.sessions=30", "tiers.gpu.states=9states", "replay.in_flight=3")
     with pytest.raises(UsageError, match=r"^tiers\.gpu\.states: request \d+ finds no slot for a state, since 3 running requests"):
-        run.replay(built, built.trace.load(built.page_tokens).requests)
+        play.replay(built, built.trace.load(built.page_tokens).requests)
 
 
 @pytest.mark.parametrize(
@@ -448,12 +448,12 @@ def test_too_few_slots_end_a_run_with_one_line() -> None:
 )
 def test_what_the_rules_do_not_support_is_an_error(overrides: list[str], command: str, words: str) -> None:
     with pytest.raises(UsageError) as error:
-        run.replay(plan(*overrides, command=command), [])
+        play.replay(plan(*overrides, command=command), [])
     assert str(error.value).startswith(words)
 
 
 def test_without_the_extra_buffer_pages_may_have_any_size() -> None:
-    assert len(run.replay(plan("page_tokens=16", "rules.extra_buffer=false"), []).hit_pages) == 0
+    assert len(play.replay(plan("page_tokens=16", "rules.extra_buffer=false"), []).hit_pages) == 0
 
 
 # --- slower models, recorded hits ------------------------------------------------------------------------------------------
@@ -478,7 +478,7 @@ def mine_or_none(requests: list[Request], seed: int) -> list[int] | None:
     """The hits of a random trace; None if it needs more slots for states."""
     pages, states, in_flight, settings, answers = setting(seed)
     try:
-        return play(make_cache(pages, states, page_tokens=4, cache_output=answers, **settings), requests, in_flight=in_flight)
+        return hits_of(make_cache(pages, states, page_tokens=4, cache_output=answers, **settings), requests, in_flight=in_flight)
     except RulesError:
         return None
 
@@ -510,7 +510,7 @@ def test_conversations_hit_as_in_the_slow_model(
     chats: dict[int, list[Request]], page_tokens: int, pages: int, states: int, in_flight: int, settings: dict[str, Any]
 ) -> None:
     cache = make_cache(pages, states, page_tokens=page_tokens, **settings)
-    mine = play(cache, chats[page_tokens], in_flight=in_flight)
+    mine = hits_of(cache, chats[page_tokens], in_flight=in_flight)
     assert mine == SlowStateful(pages, states, page_tokens=page_tokens, **settings).play(chats[page_tokens], in_flight=in_flight)
     assert sum(mine) > 1_000
 
@@ -540,7 +540,7 @@ def test_conversation_hits_what_the_engine_hit(
     shared: Path, conversation: list[Request], name: str, pages: int, states: int, chunk: int
 ) -> None:
     rows = golden_rows(shared, f"conv.sglang_mamba_{name}", 2_000)
-    assert play(make_cache(pages, states, chunk=chunk, page_tokens=512), conversation) == [row[0] for row in rows]
+    assert hits_of(make_cache(pages, states, chunk=chunk, page_tokens=512), conversation) == [row[0] for row in rows]
 
 
 @pytest.mark.long
@@ -548,7 +548,7 @@ def test_conversation_hits_what_the_engine_hit(
 def test_the_whole_conversation_hits_what_the_engine_hit(shared: Path, name: str, pages: int, states: int, chunk: int) -> None:
     requests = Mooncake(path=str(shared / TRACE)).load(512).requests
     rows = golden_rows(shared, f"conv.sglang_mamba_{name}", len(requests))
-    assert play(make_cache(pages, states, chunk=chunk, page_tokens=512), requests) == [row[0] for row in rows]
+    assert hits_of(make_cache(pages, states, chunk=chunk, page_tokens=512), requests) == [row[0] for row in rows]
 
 
 @pytest.mark.long
@@ -561,6 +561,6 @@ def test_the_conversation_hits_as_in_the_model_beside_the_repository(shared: Pat
     records = as_records(requests)
     for pages, states, chunk, in_flight in ((800, 40, 16, 4), (2_000, 100, 4, 2)):
         rules = {"extra_buffer": strategy == "extra_buffer", "cache_output": answers == "unique"}
-        mine = play(make_cache(pages, states, chunk=chunk, page_tokens=512, **rules), requests, in_flight=in_flight)
+        mine = hits_of(make_cache(pages, states, chunk=chunk, page_tokens=512, **rules), requests, in_flight=in_flight)
         rows = model.play(records, pages, states, strategy, chunk, answers, in_flight)
         assert mine == [row[2] for row in rows]

@@ -6,11 +6,11 @@ import hydra
 import pytest
 from rich.console import Console
 
-from kvsim.build import build_run
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
-from kvsim.hardware import HardwareSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.plans.build import build_run
 from kvsim.report.tree import draw_tree
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.recorded import golden_rows, reference

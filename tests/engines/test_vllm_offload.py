@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.build import build_run
 from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
@@ -16,12 +15,13 @@ from kvsim.core.tier import Tier
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, OffloadUse
 from kvsim.errors import UsageError
+from kvsim.plans.build import build_run
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.offload_order import ArcOffload, add_repeatedly
 from kvsim.policies.placement.store_threshold import StoreThreshold
-from kvsim.run import build_tiers, replay
+from kvsim.run.play import build_tiers, replay
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_blocks import SlowArc, SlowBlocks, SlowOffload, play_slowly
 from tests.engines.small_blocks import PAGE_TOKENS, Small, make_cache, play

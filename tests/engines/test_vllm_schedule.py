@@ -10,17 +10,17 @@ from random import Random
 import pytest
 
 from kvsim.cli import main
+from kvsim.cluster.cluster import Cluster
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
-from kvsim.core.runs import Run
 from kvsim.core.tier import PageWatch, Tier
-from kvsim.engine.cluster import Cluster
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.engines.vllm.stepped import SteppedCache
-from kvsim.hardware import HardwareSpec, LinearHardware
+from kvsim.hardware.spec import HardwareSpec, LinearHardware
+from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU

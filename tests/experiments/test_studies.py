@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kvsim.study
+import kvsim.report.study
 from tests.workloads import make_request, write_trace
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
@@ -41,7 +41,7 @@ def study(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Module
     monkeypatch.setitem(sys.modules, spec.name, module)
     monkeypatch.syspath_prepend(str(path.parent))
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-    monkeypatch.setattr(kvsim.study, "take_screenshot", lambda *_, **__: False)
+    monkeypatch.setattr(kvsim.report.study, "take_screenshot", lambda *_, **__: False)
     spec.loader.exec_module(module)
     return module
 

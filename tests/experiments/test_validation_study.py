@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.report.recording import Recording
-from kvsim.report.repeated import compare_repeated
-from kvsim.report.result import RunRecord, to_json
-from kvsim.report.seeds import student_t
-from kvsim.report.validation import Tolerances
-from tests.report.test_repeated import SIMULATED, measured, times
+from kvsim.report.validation.recording import Recording
+from kvsim.report.validation.repeated import compare_repeated
+from kvsim.results.result import RunRecord, to_json
+from kvsim.results.statistics import student_t
+from kvsim.results.tolerances import Tolerances
+from tests.report.validation.test_repeated import SIMULATED, measured, times
 from tests.workloads import conversations, write_trace
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "hardware"
@@ -144,7 +144,7 @@ def test_every_configuration_must_hold_and_be_measured(study: ModuleType) -> Non
 
 def ranked(*medians: tuple[float, float]) -> dict[str, RunRecord]:
     """Records of policies whose median is ``simulated`` in all simulations, and up to a tenth from ``measured``."""
-    from tests.report.test_repeated import run
+    from tests.report.validation.test_repeated import run
 
     return {
         f"policy {number}": record(

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from kvsim.construct import construct
+from kvsim.cluster.router import Router, known_engines
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import PageWatch, Tier
-from kvsim.engine.router import Router, known_engines
+from kvsim.pages.extents import Run, count_pages
+from kvsim.plans.construct import construct
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext

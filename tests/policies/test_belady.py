@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from kvsim.api import load_trace, replay, simulate
 from kvsim.bounds.lru_curve import usable_pages
-from kvsim.build import build_run
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.runs import split_runs
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
-from kvsim.plan import Plan, TierPlan
+from kvsim.pages.extents import split_runs
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.eviction.lru import LRU
-from kvsim.run import replay as run_replay
-from kvsim.run import upper_bound
+from kvsim.run.play import replay as run_replay
+from kvsim.run.play import upper_bound
 from tests.workloads import branching_requests, paths_of
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import hydra
 import pytest
 
-from kvsim.build import build_run
 from kvsim.commands.policies import policies
 from kvsim.errors import UsageError
-from kvsim.plan import Plan
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage

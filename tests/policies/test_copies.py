@@ -13,8 +13,6 @@ from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.filo import FILO
 from kvsim.policies.eviction.flop_aware import FlopAware
@@ -32,6 +30,8 @@ from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import MACHINE, MODEL, NAMES
 from tests.workloads import long_conversations
 

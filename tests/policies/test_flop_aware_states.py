@@ -11,9 +11,8 @@ import pytest
 
 from kvsim.api import replay
 from kvsim.core.cache import CLAIMED
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.tree import READY, Node
-from kvsim.model import ModelSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage
@@ -21,9 +20,10 @@ from kvsim.policies.checkpoint.last import Last
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.flop_aware import FlopAware
+from kvsim.states.cache import HybridCache
 from kvsim.trace.base import Trace
 from tests.core.small import MACHINE, offered
-from tests.core.small_hybrid import SmallHybrid, hybrid, use
+from tests.states.small_hybrid import SmallHybrid, hybrid, use
 from tests.workloads import long_conversations, random_word
 
 MODEL = ModelSpec(

@@ -14,8 +14,6 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.fifo import FIFO
@@ -47,6 +45,8 @@ from kvsim.policies.placement.write_through_selective import WriteThroughSelecti
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import make_tiers
 from tests.workloads import branching_requests
 

@@ -6,7 +6,7 @@ from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.lru_with_states import LRUWithStates
 from tests.core.small import small_cache
-from tests.core.small_hybrid import SmallHybrid, hybrid, use
+from tests.states.small_hybrid import SmallHybrid, hybrid, use
 
 
 def cache_of(gpu: int, eviction: LRU | LRUWithStates, policy: Last | EveryPage | None = None) -> SmallHybrid:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.policies.prefetch.base import Offer, Refusal

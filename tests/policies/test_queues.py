@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from kvsim.core.cache import Cache
 from kvsim.core.rules import Rules
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.replay import Replay
-from kvsim.engine.replay_settings import ReplaySettings
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.mq import MultiQueue
 from kvsim.policies.eviction.queues import Mark, QueueEviction
@@ -22,6 +20,8 @@ from kvsim.policies.eviction.two_q import TwoQ
 from kvsim.policies.eviction.w_tinylfu import WTinyLFU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import make_tiers, small_cache
 from tests.policies.queue_models import (
     ARCModel,

@@ -3,11 +3,11 @@
 import hydra
 import pytest
 
-from kvsim.build import build_run
 from kvsim.commands.policies import policies
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
-from kvsim.plan import Plan
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.routing.least_loaded import LeastLoaded
 from kvsim.policies.routing.power_of_two import PowerOfTwo
 from kvsim.policies.routing.random import RandomRouting

@@ -11,7 +11,7 @@ import hydra.utils
 import pytest
 from omegaconf import OmegaConf
 
-from kvsim.core.waiting import Waiting
+from kvsim.core.queue_view import Waiting
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.policies.scheduling.dfs_weight import DfsWeight
 from kvsim.policies.scheduling.fcfs import FCFS

@@ -7,15 +7,15 @@ from typing import Any
 
 import hydra
 
-from kvsim.build import build_run
-from kvsim.execute import execute
-from kvsim.noise import Noise, Variation
-from kvsim.plan import Plan
+from kvsim.hardware.noise import Noise, Variation
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
 from kvsim.policies.copies import copied
-from kvsim.report.recording import Recording, recorded
-from kvsim.report.repeated import compare_repeated
-from kvsim.report.result import RunRecord
-from kvsim.report.validation import Tolerances
+from kvsim.report.validation.recording import Recording, recorded
+from kvsim.report.validation.repeated import compare_repeated
+from kvsim.results.result import RunRecord
+from kvsim.results.tolerances import Tolerances
+from kvsim.run.execute import execute
 
 FOUND = {"device": "NVIDIA H200", "verified_pages": 9, "wrong_words": 0, "wrong_pages": 0, "disk_faults": {}}
 HEAVY = [[0, 0.9], [0.25, 0.98], [0.5, 1.0], [0.9, 1.05], [0.99, 1.5], [1, 4.0]]

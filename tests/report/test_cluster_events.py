@@ -12,7 +12,7 @@ import pytest
 import kvsim
 from kvsim.cli import main
 from kvsim.engine.recorder import Recorder
-from kvsim.report.timeline import free_pages
+from kvsim.results.timeline import free_pages
 from tests.report.timeline_reader import Timeline
 
 SETTINGS = [

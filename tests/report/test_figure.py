@@ -3,8 +3,8 @@
 import pytest
 
 from kvsim.report.figure import Styles, fitted_range, laid_out, value_axis
-from kvsim.report.numbers import size
 from kvsim.report.template import compact, in_script
+from kvsim.results.rates import size
 
 
 def test_an_axis_is_fitted_to_its_values() -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.report.folder import prepare_folder, write_run
-from kvsim.report.result import summarize
+from kvsim.results.result import summarize
 
 FILES = ["report.html", "requests.csv.gz", "result.json"]
 

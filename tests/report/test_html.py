@@ -7,7 +7,7 @@ import numpy as np
 
 from kvsim.engine.outcome import LinkUse, Outcome
 from kvsim.report.html import render
-from kvsim.report.result import summarize
+from kvsim.results.result import summarize
 
 
 class Page(HTMLParser):

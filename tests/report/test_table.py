@@ -3,9 +3,9 @@ import io
 from rich.console import Console
 
 from kvsim.engine.outcome import Disagreement, Outcome
-from kvsim.report.result import summarize
 from kvsim.report.summary import digits, settings, shares
 from kvsim.report.table import print_result
+from kvsim.results.result import summarize
 
 
 def printed(outcome: Outcome, *, warmup: float = 0.0, encoding: str = "utf-8", width: int = 100, gpus: int = 1) -> str:

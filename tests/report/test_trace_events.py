@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvsim.cli import main
-from kvsim.report.trace_lanes import lanes
+from kvsim.report.perfetto.trace_lanes import lanes
 from tests.report import perfetto
 from tests.report.timeline_reader import Slice, Timeline
 

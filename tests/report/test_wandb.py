@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from kvsim.cli import main
-from kvsim.report import wandb_logger
-from kvsim.report.result import RunRecord
-from kvsim.report.wandb_content import request_rows, run_name, series
+from kvsim.report.wandb import logger as wandb_logger
+from kvsim.report.wandb.content import request_rows, run_name, series
+from kvsim.results.result import RunRecord
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 SMALL = ("trace.sessions=20", "tiers.gpu.capacity=3000pages", "logger=wandb")

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsim.build import build_run
-from kvsim.configuration import compose_with_choices
 from kvsim.errors import UsageError
+from kvsim.plans.build import build_run
 from kvsim.randomness import depends_on_seed
+from kvsim.settings.configuration import compose_with_choices
 from kvsim.trace.base import Trace
 from kvsim.trace.tokens import Tokens
 

@@ -4,10 +4,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from kvsim.api import load_trace
-from kvsim.build import build_run, build_trace
 from kvsim.cli import main
-from kvsim.configuration import compose, with_trace_file
 from kvsim.errors import TraceError, UsageError
+from kvsim.plans.build import build_run, build_trace
+from kvsim.settings.configuration import compose, with_trace_file
 from kvsim.trace.formats import recognise
 
 FIRST = {

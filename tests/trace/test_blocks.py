@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.core.runs import every_last
 from kvsim.errors import UsageError
+from kvsim.pages.extents import every_last
 from kvsim.trace.blocks import BlockPages
 from tests.workloads import pages_of
 

@@ -11,10 +11,10 @@ import pytest
 import zstandard
 
 from kvsim.api import load_trace, simulate
-from kvsim.build import build_run, build_trace
 from kvsim.cli import main
-from kvsim.configuration import compose
-from kvsim.run import replay
+from kvsim.plans.build import build_run, build_trace
+from kvsim.run.play import replay
+from kvsim.settings.configuration import compose
 from kvsim.trace.auto import Auto
 from tests.trace.models import make_model
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from kvsim.core.runs import count_pages
 from kvsim.errors import TraceError, UsageError
+from kvsim.pages.extents import count_pages
 from kvsim.trace.formats import recognise
 from kvsim.trace.mooncake import Mooncake
 

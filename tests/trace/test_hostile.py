@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kvsim.build import build_run, build_trace
-from kvsim.configuration import compose
 from kvsim.errors import UsageError
-from kvsim.run import replay, simulate
+from kvsim.plans.build import build_run, build_trace
+from kvsim.run.play import replay, simulate
+from kvsim.settings.configuration import compose
 from kvsim.trace.base import TraceSource
 from kvsim.trace.check import check_requests
 from kvsim.trace.convert import as_lines

@@ -6,8 +6,8 @@ import pytest
 
 from kvsim.bounds.lru_curve import LruCurve
 from kvsim.cli import main
-from kvsim.core.runs import count_pages
 from kvsim.errors import TraceError
+from kvsim.pages.extents import count_pages
 from kvsim.trace.formats import recognise
 from kvsim.trace.lengths import Lengths
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.core.runs import Run
+from kvsim.pages.extents import Run
 from kvsim.trace.chain_index import ChainIndex
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.page_index import PageIndex

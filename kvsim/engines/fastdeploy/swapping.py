@@ -6,10 +6,10 @@ from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.runs import Run, count_pages
 from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import CPU, GPU, Tier
 from kvsim.core.tree import ABSENT, INCOMING, READY, Node, RadixTree
+from kvsim.pages.extents import Run, count_pages
 
 
 class SwapLease:

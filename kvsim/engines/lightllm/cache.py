@@ -8,11 +8,11 @@ from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
-from kvsim.core.runs import Run, count_pages, join_runs
 from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.engines.lightllm.page_store import PageStore
+from kvsim.pages.extents import Run, count_pages, join_runs
 
 
 @dataclass(slots=True)

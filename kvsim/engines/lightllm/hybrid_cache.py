@@ -6,12 +6,12 @@ from typing import Any
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings, Rules
-from kvsim.core.runs import Run, count_pages, split_runs
 from kvsim.core.serving import NEVER_FITS, HybridServingCache
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node
 from kvsim.engines.lightllm.cache import LightLLMCache
 from kvsim.engines.lightllm.state_pool import StatePool
+from kvsim.pages.extents import Run, count_pages, split_runs
 
 
 class HybridLease:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvsim.core.edge import Edge
-from kvsim.core.run_order import RunOrder
-from kvsim.core.runs import Run, count_pages, every_last, split_runs
+from kvsim.pages.extent_order import RunOrder
+from kvsim.pages.extents import Run, count_pages, every_last, split_runs
 
 IDLE: Final = 0
 TAKEN: Final = 1

@@ -2,10 +2,10 @@
 
 from collections import OrderedDict
 
-from kvsim.core.runs import Run
-from kvsim.core.states import CheckpointCounts, DetachedStates, Place, first_of_run
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node
+from kvsim.pages.extents import Run
+from kvsim.states.store import CheckpointCounts, DetachedStates, Place, first_of_run
 
 
 def last_page(node: Node) -> int:

@@ -3,10 +3,10 @@
 from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
-from kvsim.core.runs import Run, split_runs
 from kvsim.core.tier import CPU, GPU, Tier
 from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
+from kvsim.pages.extents import Run, split_runs
 
 
 class HostedNodeCache(WholeNodeCache):

@@ -6,12 +6,12 @@ from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings
-from kvsim.core.runs import Run, append_run, join_runs, split_runs
 from kvsim.core.serving import HybridServingCache, RulesError
-from kvsim.core.states import CheckpointCounts
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import NO_LIMIT, Node
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
+from kvsim.pages.extents import Run, append_run, join_runs, split_runs
+from kvsim.states.store import CheckpointCounts
 
 STRIDE = 1 << 32
 """Distance between the page ids made for two requests; more pages than any answer has."""

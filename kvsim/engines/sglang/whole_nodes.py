@@ -5,9 +5,9 @@ from typing import Any
 from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
+from kvsim.pages.extents import Run, count_pages
 
 
 class NodeLease:

@@ -8,9 +8,9 @@ from kvsim.core.lease import Lease
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.runs import Run, count_pages
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, DOOMED, NO_CHILDREN, NO_LIMIT, READY, Node, RadixTree
+from kvsim.pages.extents import Run, count_pages
 
 
 class BlockLease(Lease):

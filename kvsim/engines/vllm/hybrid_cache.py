@@ -5,13 +5,13 @@ from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings
-from kvsim.core.runs import Run, split_runs
 from kvsim.core.serving import HybridServingCache
-from kvsim.core.states import CheckpointCounts, Place, places_after
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.state_blocks import StateBlockPool
+from kvsim.pages.extents import Run, split_runs
+from kvsim.states.store import CheckpointCounts, Place, places_after
 
 
 class HybridLease(BlockLease):

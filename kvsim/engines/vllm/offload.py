@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.core.edge import Edge
-from kvsim.core.runs import Run, count_pages, split_runs
+from kvsim.pages.extents import Run, count_pages, split_runs
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.offload_order import OffloadOrder, Seen

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from kvsim.core.runs import Run
-from kvsim.core.states import Place, StateIndex
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node
 from kvsim.engines.vllm.block_pool import BlockPool
+from kvsim.pages.extents import Run
+from kvsim.states.store import Place, StateIndex
 
 StateBlocks = list[list[Node]]
 """The blocks of one state, by Mamba group; in each group the copies, the oldest first."""

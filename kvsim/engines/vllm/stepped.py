@@ -7,12 +7,12 @@ from kvsim.core.cache import View
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.runs import Run, join_runs, split_runs
 from kvsim.core.serving import CLAIMED, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
+from kvsim.pages.extents import Run, join_runs, split_runs
 
 NO_TIERS_BELOW = "a cache of one tier has no transfers"
 

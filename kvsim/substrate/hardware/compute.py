@@ -9,14 +9,14 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from kvsim.substrate.hardware.flight import Flight
-from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
+from kvsim.substrate.hardware.memory.flight import Flight
+from kvsim.substrate.hardware.memory.patterns import Patterns, upload
+from kvsim.substrate.hardware.model.layer import ChunkSlots, DecodeSlots
+from kvsim.substrate.hardware.model.rank_share import Lockstep
+from kvsim.substrate.hardware.model.transformer import Transformer
 from kvsim.substrate.hardware.orders import Answers, ChunkPages, DecodePages, StateOrder, StepOrder
 from kvsim.substrate.hardware.page_names import PageNames
-from kvsim.substrate.hardware.patterns import Patterns, upload
-from kvsim.substrate.hardware.rank_share import Lockstep
 from kvsim.substrate.hardware.state_memory import StateMemory
-from kvsim.substrate.hardware.transformer import Transformer
 from kvsim.substrate.hardware.turn import Turn
 from kvsim.substrate.hardware.worker import Worker
 

@@ -8,11 +8,15 @@ import torch
 
 from kvsim.errors import UsageError
 from kvsim.substrate.hardware.compute import Compute, Leap
-from kvsim.substrate.hardware.flight import Flight
-from kvsim.substrate.hardware.gpu_pool import GpuPool, PeerPools
-from kvsim.substrate.hardware.host_pool import HostPool
-from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots
-from kvsim.substrate.hardware.links import HostLink, Link, PeerLink
+from kvsim.substrate.hardware.memory.copy_links import HostLink, Link, PeerLink
+from kvsim.substrate.hardware.memory.flight import Flight
+from kvsim.substrate.hardware.memory.gpu_pool import GpuPool, PeerPools
+from kvsim.substrate.hardware.memory.host_pool import HostPool
+from kvsim.substrate.hardware.memory.patterns import Patterns
+from kvsim.substrate.hardware.memory.tier_copy import TierCopy
+from kvsim.substrate.hardware.model.layer import ChunkSlots, DecodeSlots
+from kvsim.substrate.hardware.model.rank_share import Lockstep
+from kvsim.substrate.hardware.model.transformer import Transformer
 from kvsim.substrate.hardware.orders import (
     Answers,
     CopyOrder,
@@ -23,11 +27,7 @@ from kvsim.substrate.hardware.orders import (
     StateOrder,
     StepOrder,
 )
-from kvsim.substrate.hardware.patterns import Patterns
-from kvsim.substrate.hardware.rank_share import Lockstep
 from kvsim.substrate.hardware.state_memory import StateMemory
-from kvsim.substrate.hardware.tier_copy import TierCopy
-from kvsim.substrate.hardware.transformer import Transformer
 from kvsim.substrate.hardware.turn import Turn
 
 WARM_COPY_PAGES = (1, 2, 3, 5, 16, 17, 64, 256)

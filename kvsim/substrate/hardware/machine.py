@@ -7,23 +7,23 @@ from pathlib import Path
 
 import torch
 
-from kvsim.copy_rule import CopyRule
 from kvsim.errors import UsageError
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
-from kvsim.substrate.hardware.disk_file import DiskFile
-from kvsim.substrate.hardware.disk_link import DiskLink
-from kvsim.substrate.hardware.gpu_processes import GpuProcesses
-from kvsim.substrate.hardware.host_pool import HostPool, check_host_room, shared_file
+from kvsim.hardware.copy_rule import CopyRule
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
+from kvsim.substrate.hardware.disk.disk_file import DiskFile
+from kvsim.substrate.hardware.disk.disk_link import DiskLink
 from kvsim.substrate.hardware.local_gpu import LocalGpu
-from kvsim.substrate.hardware.order_book import OrderBook, Party
+from kvsim.substrate.hardware.memory.host_pool import HostPool, check_host_room, shared_file
+from kvsim.substrate.hardware.model.rank_share import rank_share
+from kvsim.substrate.hardware.model.transformer import check_model
 from kvsim.substrate.hardware.orders import Gpu, GpuDemand
 from kvsim.substrate.hardware.page_names import PageNames
-from kvsim.substrate.hardware.rank_share import rank_share
+from kvsim.substrate.hardware.process.gpu_processes import GpuProcesses
+from kvsim.substrate.hardware.process.order_book import OrderBook, Party
 from kvsim.substrate.hardware.step_check import StepCheck
 from kvsim.substrate.hardware.step_pages import StepPages
 from kvsim.substrate.hardware.substrate import HardwareSubstrate, remove
-from kvsim.substrate.hardware.transformer import check_model
 from kvsim.substrate.hardware.wall_clock import WallClock
 
 

@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from kvsim.copy_rule import CopyRule
-from kvsim.model import ModelSpec
+from kvsim.hardware.copy_rule import CopyRule
+from kvsim.model.spec import ModelSpec
 from kvsim.substrate.hardware.page_names import PageNames
 
 NOTHING = np.empty(0, dtype=np.int64)

@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from kvsim.core.states import STRIDE
+from kvsim.states.store import STRIDE
 
 KEY_BYTES = 16
 

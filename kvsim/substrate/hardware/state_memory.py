@@ -8,10 +8,10 @@ import torch
 from kvsim.errors import UsageError
 from kvsim.kernels.page_copy import check_pools
 from kvsim.kernels.state_copy import load_states, save_states
-from kvsim.substrate.hardware.memory import gib
+from kvsim.substrate.hardware.memory.available import gib
+from kvsim.substrate.hardware.memory.patterns import Patterns, upload
+from kvsim.substrate.hardware.model.recurrence import state_layer_bytes
 from kvsim.substrate.hardware.orders import GpuDemand, StateCopy
-from kvsim.substrate.hardware.patterns import Patterns, upload
-from kvsim.substrate.hardware.recurrence import state_layer_bytes
 
 
 class StateMemory:

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.core.hybrid import HybridCache
 from kvsim.core.lease import Lease
-from kvsim.core.states import StateStore, StateWatch
 from kvsim.core.transfers import is_gap
+from kvsim.states.cache import HybridCache
+from kvsim.states.store import StateStore, StateWatch
 from kvsim.substrate.hardware.orders import StateCopy
 
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.compute import counts_repeated, step_times
 from kvsim.substrate.simulated.warmth import WarmSteps
 

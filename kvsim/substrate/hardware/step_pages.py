@@ -8,9 +8,9 @@ import numpy as np
 
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.runs import Run
 from kvsim.core.transfers import is_gap
 from kvsim.engine.substrate import Work
+from kvsim.pages.extents import Run
 from kvsim.substrate.hardware.orders import NOTHING, ChunkPages, DecodePages
 
 if TYPE_CHECKING:

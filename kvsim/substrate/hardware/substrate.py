@@ -15,13 +15,13 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work, request_of
-from kvsim.hardware import HardwareSpec
-from kvsim.substrate.hardware.disk_link import Disk, DiskLink
-from kvsim.substrate.hardware.flight import Flight, Meter
-from kvsim.substrate.hardware.host_pool import HostPool
-from kvsim.substrate.hardware.order_book import OrderBook
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.substrate.hardware.disk.disk_link import Disk, DiskLink
+from kvsim.substrate.hardware.memory.flight import Flight, Meter
+from kvsim.substrate.hardware.memory.host_pool import HostPool
 from kvsim.substrate.hardware.orders import NOTHING, CopyOrder, Gpu, SendOrder, StateOrder, StepOrder
-from kvsim.substrate.hardware.remote_gpu import GpuLost
+from kvsim.substrate.hardware.process.order_book import OrderBook
+from kvsim.substrate.hardware.process.remote_gpu import GpuLost
 from kvsim.substrate.hardware.step_check import StepCheck
 from kvsim.substrate.hardware.step_pages import StepPages, ids_of, slots_of
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 from math import ceil, inf
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec, LinearHardware
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec, LinearHardware
+from kvsim.model.spec import ModelSpec
 
 
 class Steps(metaclass=ABCMeta):

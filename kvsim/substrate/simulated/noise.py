@@ -4,7 +4,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from kvsim.noise import Noise, Variation
+from kvsim.hardware.noise import Noise, Variation
 
 STREAM = 2**33
 """Second word of the seed: a random stream that nothing else draws from."""

@@ -1,8 +1,8 @@
 """The duration of steps on a machine with noise."""
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.compute import Steps, step_times
 from kvsim.substrate.simulated.noise import NoiseSource
 

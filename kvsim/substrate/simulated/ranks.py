@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim.hardware import HardwareSpec, RankFault
+from kvsim.hardware.spec import HardwareSpec, RankFault
 from kvsim.substrate.simulated.noise import LinkFactors, NoiseSource
 
 STREAM = 2**32

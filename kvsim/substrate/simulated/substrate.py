@@ -13,8 +13,8 @@ from kvsim.engine.job import Send
 from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.outcome import LinkUse
 from kvsim.engine.substrate import Work, request_of
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.compute import counts_repeated
 from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run

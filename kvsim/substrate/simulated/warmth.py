@@ -3,7 +3,7 @@
 from math import exp
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
+from kvsim.hardware.spec import HardwareSpec
 from kvsim.substrate.simulated.compute import Steps
 
 

@@ -7,7 +7,7 @@ from kvsim.core.tier import GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.layout import Layout
 from kvsim.engine.outcome import LinkUse
-from kvsim.hardware import HardwareSpec
+from kvsim.hardware.spec import HardwareSpec
 from kvsim.substrate.simulated.links import Channel, Total
 
 Rate = tuple[float, float]

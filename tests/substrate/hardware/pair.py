@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.substrate.hardware.device import find_device
 
 PAGE_TOKENS = 4

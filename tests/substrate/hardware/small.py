@@ -6,14 +6,14 @@ from typing import Any
 
 import hydra
 
-from kvsim.assembly import build_cluster, build_graphs, build_served
-from kvsim.build import build_run
+from kvsim.cluster.cluster import Cluster
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
-from kvsim.engine.cluster import Cluster
 from kvsim.engine.outcome import Outcome
-from kvsim.plan import Plan
-from kvsim.substrates import SUBSTRATES
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
+from kvsim.plans.substrate_choice import SUBSTRATES
+from kvsim.run.assembly import build_cluster, build_graphs, build_served
 from tests.engine.small import ask, make_requests
 
 PAGE_TOKENS = 4

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from kvsim.errors import UsageError
-from kvsim.locking import InUse
-from kvsim.substrate.hardware.disk_file import DiskFile
-from kvsim.substrate.hardware.disk_job import BLOCK_BYTES
+from kvsim.files.locking import InUse
+from kvsim.substrate.hardware.disk.disk_file import DiskFile
+from kvsim.substrate.hardware.disk.disk_job import BLOCK_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]
 Open = Callable[..., DiskFile]
@@ -357,7 +357,7 @@ WRITER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from kvsim.substrate.hardware.disk_file import DiskFile
+from kvsim.substrate.hardware.disk.disk_file import DiskFile
 
 disk, rng, number = DiskFile(Path(sys.argv[1]), pages=32, page_bytes=20480), np.random.default_rng(int(sys.argv[2])), 0
 host = np.zeros((8, 20480), dtype=np.uint8)
@@ -436,7 +436,7 @@ def test_one_process_at_a_time(disk: Open, tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
     code = (
-        "import resource, sys; from pathlib import Path; from kvsim.substrate.hardware.disk_file import DiskFile\n"
+        "import resource, sys; from pathlib import Path; from kvsim.substrate.hardware.disk.disk_file import DiskFile\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))\n"
         "try: DiskFile(Path(sys.argv[1]), pages=1000, page_bytes=4096)\n"
         "except OSError as error: print(error)"

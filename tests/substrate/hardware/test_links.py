@@ -9,14 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.copy_rule import CopyRule  # noqa: E402
-from kvsim.substrate.hardware import tier_copy  # noqa: E402
-from kvsim.substrate.hardware.disk_link import DiskLink  # noqa: E402
-from kvsim.substrate.hardware.flight import Flight, Meter  # noqa: E402
-from kvsim.substrate.hardware.links import HostLink  # noqa: E402
-from kvsim.substrate.hardware.order_book import OrderBook, Party  # noqa: E402
+from kvsim.hardware.copy_rule import CopyRule  # noqa: E402
+from kvsim.substrate.hardware.disk.disk_link import DiskLink  # noqa: E402
+from kvsim.substrate.hardware.memory import tier_copy  # noqa: E402
+from kvsim.substrate.hardware.memory.copy_links import HostLink  # noqa: E402
+from kvsim.substrate.hardware.memory.flight import Flight, Meter  # noqa: E402
+from kvsim.substrate.hardware.memory.tier_copy import TierCopy  # noqa: E402
 from kvsim.substrate.hardware.page_names import PageNames  # noqa: E402
-from kvsim.substrate.hardware.tier_copy import TierCopy  # noqa: E402
+from kvsim.substrate.hardware.process.order_book import OrderBook, Party  # noqa: E402
 from kvsim.substrate.hardware.turn import Turn  # noqa: E402
 from kvsim.substrate.hardware.wall_clock import WallClock  # noqa: E402
 

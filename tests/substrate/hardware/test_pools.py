@@ -8,10 +8,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kvsim.errors import UsageError  # noqa: E402
-from kvsim.substrate.hardware.gpu_pool import GpuPool, PeerPools, random_bytes  # noqa: E402
-from kvsim.substrate.hardware.host_pool import HostPool, check_host_room, shared_file  # noqa: E402
-from kvsim.substrate.hardware.memory import GIB, available_bytes  # noqa: E402
-from kvsim.substrate.hardware.raw_tensor import raw_tensor  # noqa: E402
+from kvsim.substrate.hardware.memory.available import GIB, available_bytes  # noqa: E402
+from kvsim.substrate.hardware.memory.gpu_pool import GpuPool, PeerPools, random_bytes  # noqa: E402
+from kvsim.substrate.hardware.memory.host_pool import HostPool, check_host_room, shared_file  # noqa: E402
+from kvsim.substrate.hardware.memory.raw_tensor import raw_tensor  # noqa: E402
 
 PAGE_BYTES = 3 * 4096
 

@@ -22,7 +22,7 @@ from kvsim.errors import UsageError  # noqa: E402
 from kvsim.policies.eviction.lru import LRU  # noqa: E402
 from kvsim.policies.placement.write_through import WriteThrough  # noqa: E402
 from kvsim.substrate.hardware.orders import DecodePages  # noqa: E402
-from kvsim.substrate.hardware.remote_gpu import GpuLost  # noqa: E402
+from kvsim.substrate.hardware.process.remote_gpu import GpuLost  # noqa: E402
 from tests.core.small import make_tiers  # noqa: E402
 from tests.substrate.hardware import pair as machine  # noqa: E402
 from tests.substrate.hardware.pair import NOTHING, PAGE_TOKENS, copy, is_running, opened, run, some, step  # noqa: E402

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kvsim.model import ModelSpec
-from kvsim.substrate.hardware.host_pool import shared_file
-from kvsim.substrate.hardware.rank_share import Lockstep, lockstep_bytes, rank_share
+from kvsim.model.spec import ModelSpec
+from kvsim.substrate.hardware.memory.host_pool import shared_file
+from kvsim.substrate.hardware.model.rank_share import Lockstep, lockstep_bytes, rank_share
 
 MODEL = ModelSpec(layers=2, hidden_size=16, vocabulary=64, heads=8, kv_heads=4, head_dim=8, mlp_width=32)
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from kvsim.cli import main  # noqa: E402
 from kvsim.core.request import Request  # noqa: E402
 from kvsim.errors import UsageError, WrongResult  # noqa: E402
-from kvsim.run import check_verified  # noqa: E402
+from kvsim.run.play import check_verified  # noqa: E402
 from tests.engine.small import ask, make_requests  # noqa: E402
 from tests.substrate.hardware.small import PAGE_TOKENS, SMALL, in_turn, plan, serve, tiers  # noqa: E402
 

@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("torch")
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import LinearHardware
-from kvsim.hardware_curves import ComputeCurves
+from kvsim.hardware.curves import ComputeCurves
+from kvsim.hardware.spec import LinearHardware
 from kvsim.substrate.hardware.step_check import StepCheck
 from kvsim.substrate.simulated.warmth import Warmth
-from tests.commands.test_engine_overhead import MACHINE, MODEL
+from tests.calibration.test_engine_overhead import MACHINE, MODEL
 from tests.engine.small import HARDWARE
 
 FORMULA = LinearHardware(

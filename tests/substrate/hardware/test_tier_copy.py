@@ -6,10 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.copy_rule import CopyRule  # noqa: E402
-from kvsim.substrate.hardware.batch_memcpy import merged  # noqa: E402
-from kvsim.substrate.hardware.page_list import check_unique, upload_page_lists  # noqa: E402
-from kvsim.substrate.hardware.tier_copy import TierCopy  # noqa: E402
+from kvsim.hardware.copy_rule import CopyRule  # noqa: E402
+from kvsim.substrate.hardware.memory.batch_memcpy import merged  # noqa: E402
+from kvsim.substrate.hardware.memory.page_list import check_unique, upload_page_lists  # noqa: E402
+from kvsim.substrate.hardware.memory.tier_copy import TierCopy  # noqa: E402
 
 METHODS = ["kernel", "staged", "memcpy", None]
 

@@ -10,12 +10,12 @@ pytest.importorskip("triton")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from kvsim.model import ModelSpec  # noqa: E402
-from kvsim.substrate.hardware import attention  # noqa: E402
-from kvsim.substrate.hardware.decode_graph import graph_sizes  # noqa: E402
-from kvsim.substrate.hardware.layer import ChunkSlots, DecodeSlots  # noqa: E402
-from kvsim.substrate.hardware.recurrence import RecurrentShape, state_layer_bytes  # noqa: E402
-from kvsim.substrate.hardware.transformer import Transformer, check_model, enumerate_layers, padded  # noqa: E402
+from kvsim.model.spec import ModelSpec  # noqa: E402
+from kvsim.substrate.hardware.model import attention  # noqa: E402
+from kvsim.substrate.hardware.model.decode_graph import graph_sizes  # noqa: E402
+from kvsim.substrate.hardware.model.layer import ChunkSlots, DecodeSlots  # noqa: E402
+from kvsim.substrate.hardware.model.recurrence import RecurrentShape, state_layer_bytes  # noqa: E402
+from kvsim.substrate.hardware.model.transformer import Transformer, check_model, enumerate_layers, padded  # noqa: E402
 
 PAGE_TOKENS = 4
 TINY = ModelSpec(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvsim.noise import Variation
-from kvsim.substrate.hardware.variation import FEWEST, PROBABILITIES, varied
+from kvsim.calibration.variation import FEWEST, PROBABILITIES, varied
+from kvsim.hardware.noise import Variation
 from kvsim.substrate.simulated.noise import Factors
 
 HEAVY = [[0, 0.9], [0.25, 0.98], [0.5, 1.0], [0.9, 1.05], [0.99, 1.5], [1, 4.0]]

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kvsim.hardware import HardwareSpec
-from kvsim.hardware_curves import ComputeCurves
-from kvsim.substrate.hardware.warming import FEWEST, TimedStep, Warming, coldness, least_deviations, warming
+from kvsim.calibration.warming import FEWEST, TimedStep, Warming, coldness, least_deviations, warming
+from kvsim.hardware.curves import ComputeCurves
+from kvsim.hardware.spec import HardwareSpec
 from kvsim.substrate.simulated.warmth import Warmth
 
 Bursts = list[tuple[float, float]]

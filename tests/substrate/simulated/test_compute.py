@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
-from kvsim.model import ModelSpec
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.compute import Roofline
 
 MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
-from kvsim.hardware_curves import ComputeCurves, DiskCurves, LinkCurves
-from kvsim.model import ModelSpec
+from kvsim.hardware.curves import ComputeCurves, DiskCurves, LinkCurves
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.compute import MeasuredParts, Ramps, step_times
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
-from kvsim.noise import Noise, Variation
+from kvsim.hardware.noise import Noise, Variation
+from kvsim.hardware.spec import HardwareSpec
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.noise import KINDS, OF_LINKS, Factors, NoiseSource
 from kvsim.substrate.simulated.noisy_steps import steps_of_run

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 
-from kvsim.hardware import HardwareSpec, RankFault
+from kvsim.hardware.spec import HardwareSpec, RankFault
 from kvsim.substrate.simulated.links import Channel
 from kvsim.substrate.simulated.ranks import Ranks, Split
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.engine.substrate import Work
-from kvsim.hardware import HardwareSpec
-from kvsim.hardware_curves import ComputeCurves
-from kvsim.model import ModelSpec
+from kvsim.hardware.curves import ComputeCurves
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.substrate.simulated.warmth import WarmSteps, Warmth

@@ -1,0 +1,340 @@
+"""One or more engines on one clock: requests arrive, a router chooses an engine, engines fail and come back."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+from time import perf_counter
+from typing import Any
+
+from simpy import Process
+
+from kvsim.cluster.hand_over import HandOver
+from kvsim.cluster.router import Router
+from kvsim.cluster.totals import outcome_of
+from kvsim.core.request import Request, Reset
+from kvsim.core.serving import ServedCache
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.engine.arrivals import due_in_order
+from kvsim.engine.book import Book
+from kvsim.engine.collector import without_garbage_collector
+from kvsim.engine.engine import Engine
+from kvsim.engine.frontend import Frontend
+from kvsim.engine.job import Job
+from kvsim.engine.layout import ONE_ENGINE, Layout
+from kvsim.engine.outcome import Outcome
+from kvsim.numbers import MOST_SECONDS, SECONDS, Real, Whole, check_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An engine fails: the pages on its GPU are lost, and its requests go back to the router. What was written down stays."""
+
+    engine: int
+    at_s: float
+    back_after_s: float = inf
+    """Seconds until it serves again, with an empty GPU tier; infinite: never."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, Whole(), "engine")
+        check_settings(self, SECONDS, "at_s")
+        if self.back_after_s != inf:
+            check_settings(self, Real(above=0, most=MOST_SECONDS), "back_after_s", hint="without it, the engine never comes back")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Cluster(Frontend):
+    """Serves requests with all engines. One engine needs no router."""
+
+    def __init__(
+        self,
+        engines: list[Engine],
+        router: Router | None = None,
+        *,
+        hand_over: HandOver | None = None,
+        failures: Sequence[Failure] = (),
+        layout: Layout = ONE_ENGINE,
+    ) -> None:
+        """``router`` knows the engines that compute prompts; with ``hand_over``, the others decode."""
+        self.engines = engines
+        self.env = engines[0].env
+        self.router = router
+        self.hand_over = hand_over
+        self.failures = failures
+        self.layout = layout
+        self.caches: list[ServedCache] = list(dict.fromkeys([engine.cache for engine in engines]))
+        self.is_done = False
+        self._all_ended = self.env.event()
+        self._followers: dict[int, list[Request]] = {}
+        self._samples_left: dict[int, int] = {}
+        """Samples that have not ended, by request, of requests with several whose prompt has been computed."""
+        self._homeless: list[tuple[Job, bool]] = []
+        """Requests that wait for an engine to come back, since none is up, and whether no engine has had them yet."""
+        self._sent: dict[int, int] = {}
+        """The engine that the router has sent a request to, by the request's index, until the request has ended."""
+        self._processes: dict[int, Process] = {}
+        self._lost: set[int] = set()
+        """Engines whose GPUs are lost for good."""
+        self._advance: Callable[[int], None] | None = None
+        for engine in engines:
+            engine.report_to(self)
+            own = self._router_of(engine.number)
+            engine.reports = own is not None and own.policy.needs_reports
+        if hand_over is not None:
+            hand_over.resend, hand_over.on_sent_on = self.resend, self._sent_on
+
+    def _router_of(self, engine: int) -> Router | None:
+        """Return the router that knows an engine."""
+        if self.hand_over is not None and engine in self.hand_over.receivers:
+            return self.hand_over.router
+        return self.router
+
+    # --- a run -------------------------------------------------------------------------------------------------------
+
+    def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
+        """Serve all requests; ``advance`` is called with the number ended so far. Raises RuntimeError if some never end."""
+        began = perf_counter()
+        self._advance = advance
+        self.start(requests)
+        with without_garbage_collector():
+            if requests:
+                self._run_until_all_end()
+            ended_s = self.env.now
+            self.env.run()
+            wall_s = perf_counter() - began
+        if self._unfinished:
+            raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
+        return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s)
+
+    def start(self, requests: list[Request]) -> None:
+        """Begin a run: the clock is about to start."""
+        self.book = Book(requests)
+        self._unfinished = len(requests)
+        self.is_done = not requests
+        movers = dict.fromkeys([engine.mover for engine in self.engines])
+        for mover in movers:
+            mover.listeners.append(lambda transfer: self.book.landed(transfer, self.env.now))
+        for request in requests:
+            if request.after >= 0:
+                self._followers.setdefault(request.after, []).append(request)
+        self.env.process(self._arrivals(due_in_order(requests, self.engines[0].settings.reset_at_s)))
+        self.engines[0].substrate.on_loss(self.lose)
+        for failure in self.failures:
+            self.env.process(self._fail_and_return(failure))
+        for engine in self.engines:
+            self._processes[engine.number] = self.env.process(engine.loop())
+
+    def _run_until_all_end(self) -> None:
+        """Let time pass until all requests have ended, or nothing happens any more."""
+        try:
+            self.env.run(self._all_ended)
+        except RuntimeError:
+            if self._all_ended.triggered or self.env.peek() < inf:
+                raise
+
+    def _where(self) -> str:
+        queued = sum(len(engine.waiting.queue) for engine in self.engines)
+        admitted = sum(len(engine.running.admitted) for engine in self.engines)
+        waiting = sum(len(one.waiting) for one in self.hand_over.receivers.values()) if self.hand_over else 0
+        homeless = len(self._homeless)
+        return f"{queued} queued, {admitted} admitted, {waiting} without pages to decode on, {homeless} without an engine"
+
+    # --- arrivals ----------------------------------------------------------------------------------------------------
+
+    def _arrivals(self, due: "list[tuple[float, Request | Reset]]") -> Any:
+        env = self.env
+        for time_s, what in due:
+            if time_s > env.now:
+                yield env.timeout(time_s - env.now)
+            if isinstance(what, Request):
+                self._arrive(what)
+            else:
+                self._reset(what)
+
+    def _arrive(self, request: Request) -> None:
+        """Send a request to an engine."""
+        for reset in request.resets:
+            if isnan(reset.at_s):
+                self._reset(reset)
+        job = Job(request, self.env.now)
+        self.book.arrival_s[request.index] = self.env.now
+        if self.has_engines:
+            self.send(job).accept(job)
+        else:
+            self._homeless.append((job, True))
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether an engine is up that computes prompts and, if these are others, one that decodes."""
+        if self.router is None:
+            return self.engines[0].is_up
+        return self.router.has_engines and (self.hand_over is None or self.hand_over.has_engines)
+
+    def send(self, job: Job) -> Engine:
+        """Return the engine that the router chooses for a request; one must be up."""
+        if self.router is None:
+            return self.engines[0]
+        index = job.request.index
+        if index not in self._sent:  # all samples of a request have the same engine
+            self._sent[index] = self.router.send(job.request, self.env.now)
+        return self.engines[self._sent[index]]
+
+    def resend(self, job: Job) -> None:
+        """Let the router choose again for a request that has lost its engine or its pages."""
+        if self.has_engines:
+            self.send(job).take(job)
+        else:
+            self._homeless.append((job, False))
+
+    def _reset(self, reset: Reset) -> None:
+        """Reset the caches now, or when all running requests have finished; those that wait run after that."""
+        if reset.mode == "now":
+            for cache in self.caches:
+                cache.reset()
+        else:
+            for engine in self.engines:
+                engine.is_draining = True
+            if self.hand_over is not None:
+                self.hand_over.pause()
+        self._wake_all()
+
+    def drained(self) -> None:
+        """Implement the contract: the last engine to become idle resets the caches."""
+        if all(engine.is_idle for engine in self.engines):
+            for engine in self.engines:
+                engine.is_draining = False
+            for cache in self.caches:
+                cache.reset()
+            if len(self.engines) > 1:
+                self._wake_all()
+            if self.hand_over is not None:
+                self.hand_over.go_on()
+
+    def _wake_all(self) -> None:
+        for engine in self.engines:
+            engine.wake()
+
+    # --- what engines report -----------------------------------------------------------------------------------------
+
+    def ended(self, request: Request, engine: int) -> None:
+        """Record that a request is finished or rejected, if all of its samples are; requests that wait for it arrive after their
+        delay."""
+        index = request.index
+        if index in self._samples_left:
+            self._samples_left[index] -= 1
+            if self._samples_left[index]:
+                return
+            del self._samples_left[index]
+        self._forget(request, self.env.now)
+        self._unfinished -= 1
+        if not self._unfinished:
+            self.is_done = True
+            self._all_ended.succeed()
+            self._wake_all()
+        if self._advance:
+            self._advance(len(self.book.requests) - self._unfinished)
+        for follower in self._followers.pop(index, ()):
+            arrival = self.env.timeout(follower.delay_s, follower)
+            arrival.callbacks.append(lambda event: self._arrive(event.value))
+
+    def first_token(self, job: Job, engine: int) -> None:
+        request = job.request
+        if request.samples > 1 and not job.generated:
+            self._samples_left[request.index] = request.samples
+        if self.router is not None:
+            self.router.first_token(request, engine, self.env.now)
+
+    def prepares(self, job: Job, engine: int) -> bool:
+        return self.hand_over is None or self.hand_over.prepares(job, self.engines[engine])
+
+    def continues(self, job: Job, engine: int) -> bool:
+        if self.hand_over is None:
+            return True
+        self.hand_over.prefilled(job, self.engines[engine])
+        return False
+
+    def retracted(self, job: Job, engine: int) -> bool:
+        if self.hand_over is None:
+            return True
+        return self.hand_over.retracted(job, self.engines[engine])
+
+    def stepped(self, engine: int) -> None:
+        router = self._router_of(engine)
+        if router is not None:
+            one = self.engines[engine]
+            pool = one.gpu.pool
+            router.engines[engine].report(len(one.waiting.queue), len(one.running), pool.capacity - pool.free)
+
+    # --- failures ----------------------------------------------------------------------------------------------------
+
+    def _fail_and_return(self, failure: Failure) -> Any:
+        yield self.env.timeout(failure.at_s)
+        if self.is_done:
+            return
+        engine = self.engines[failure.engine]
+        if engine.number in self._lost:
+            return
+        yield from self.fail(engine)
+        if failure.back_after_s < inf:
+            yield self.env.timeout(failure.back_after_s)
+            if not self.is_done and engine.number not in self._lost:
+                self._bring_back(engine)
+
+    def lose(self, number: int) -> None:
+        """Take an engine down for good whose GPU is lost."""
+        self._lost.add(number)
+        if not self.is_done and self.engines[number].is_up:
+            self.env.process(self.fail(self.engines[number]))
+
+    def fail(self, engine: Engine) -> Any:
+        """Take an engine down: send its requests elsewhere, end its transfers, and drop what its GPU has. To be yielded from."""
+        now = self.env.now
+        self._processes.pop(engine.number).interrupt()
+        engine.is_up = False
+        jobs = self.hand_over.lost(engine) if self.hand_over is not None else []
+        jobs += engine.stop()
+        self._router_down(engine, jobs, now)
+        for job in jobs:
+            self.resend(job.again())
+        while transfers := engine.transfers():
+            for transfer in transfers:
+                engine.mover.cancel(transfer)
+            for transfer in transfers:
+                if not transfer.done:
+                    yield engine.mover.end_of(transfer)
+        engine.cache.lose(engine.gpu, self.env.now)
+
+    def _router_down(self, engine: Engine, jobs: list[Job], now: float) -> None:
+        """Tell the router which requests are lost, and that the engine is down."""
+        if self.router is None:
+            return
+        for job in jobs:
+            self._forget(job.request, now)
+        if engine.number in self.router.engines:
+            self.router.down(engine.number, now)
+
+    def _forget(self, request: Request, now: float) -> None:
+        """Tell the routers that a request is not with its engines any more."""
+        if self.router is not None and request.index in self._sent:
+            self.router.ended(request, self._sent.pop(request.index), now)
+        if self.hand_over is not None:
+            self.hand_over.ended(request, now)
+
+    def _sent_on(self, job: Job) -> None:
+        """The prefill engine has nothing to do with a request any more: it is on the engine that decodes."""
+        if self.router is not None:
+            self.router.ended(job.request, self._sent.pop(job.request.index), self.env.now)
+
+    def _bring_back(self, engine: Engine) -> None:
+        """Let an engine that failed serve again."""
+        engine.is_up = True
+        engine.outages[-1][1] = self.env.now
+        if self.router is not None and engine.number in self.router.engines:
+            self.router.up(engine.number, self.env.now)
+        if self.hand_over is not None:
+            self.hand_over.back(engine)
+        self._processes[engine.number] = self.env.process(engine.loop())
+        if self.has_engines:
+            homeless, self._homeless = self._homeless, []
+            for job, is_new in homeless:
+                engine = self.send(job)
+                engine.accept(job) if is_new else engine.take(job)

@@ -1,0 +1,55 @@
+"""Which pages an engine holds, as a router learns it from the engine's reports of pages stored and dropped."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from kvsim.core.tier import PageWatch
+from kvsim.pages.extent_counts import PageCounts
+from kvsim.pages.extents import Run
+
+
+class HeldPages(PageWatch):
+    """The pages ready in one tier, as they were ``staleness_s`` seconds ago.
+
+    Set as a tier's ``watch``. Reports arrive in the order in which they were sent, so what is known is always what the tier
+    held at one moment.
+    """
+
+    def __init__(self, staleness_s: float = 0.0, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0."""
+        self._staleness_s = staleness_s
+        self._clock = clock
+        self._held = PageCounts()
+        self._under_way: deque[tuple[float, bool, tuple[Run, ...]]] = deque()
+        """Reports that have not arrived: (time of arrival, whether the pages are stored or dropped, the pages)."""
+
+    @property
+    def pages(self) -> int:
+        """Pages known to be held, as of the last ``receive``."""
+        return self._held.pages
+
+    def stored(self, runs: tuple[Run, ...]) -> None:
+        if self._staleness_s:
+            self._under_way.append((self._clock() + self._staleness_s, True, runs))
+        else:
+            self._held.add(runs)
+
+    def dropped(self, runs: tuple[Run, ...]) -> None:
+        if self._staleness_s:
+            self._under_way.append((self._clock() + self._staleness_s, False, runs))
+        else:
+            self._held.remove(runs)
+
+    def receive(self, now: float) -> None:
+        """Take in the reports that have arrived by ``now``."""
+        reports = self._under_way
+        while reports and reports[0][0] <= now:
+            _, is_stored, runs = reports.popleft()
+            if is_stored:
+                self._held.add(runs)
+            else:
+                self._held.remove(runs)
+
+    def leading_pages(self, runs: Iterable[Run]) -> int:
+        """Return how many pages of a path, from its first on, are known to be held, as of the last ``receive``."""
+        return self._held.leading(runs)

@@ -1,0 +1,161 @@
+"""The router before a cluster of engines: asks the routing policy, and keeps what it may know of each engine."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvsim.cluster.held_pages import HeldPages
+from kvsim.core.answers import engine as engine_number
+from kvsim.core.pool import UNLIMITED
+from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.tier import PolicyError, Tier
+
+if TYPE_CHECKING:
+    from kvsim.policies.routing.base import RoutingPolicy
+
+
+class Report(NamedTuple):
+    """What an engine reports of its load."""
+
+    waiting_requests: int = 0
+    running_requests: int = 0
+    used_pages: int = 0
+
+
+class KnownEngine:
+    """What the router knows of one engine: the ``EngineStatus`` that policies see.
+
+    Its own bookkeeping is up to date; what the engine reports is ``staleness_s`` old.
+    """
+
+    def __init__(
+        self, engine: int, capacity_pages: int | None = None, staleness_s: float = 0.0, clock: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0."""
+        self.engine = engine
+        self.capacity_pages = capacity_pages
+        self.outstanding_requests = 0
+        self.outstanding_tokens = 0
+        self._staleness_s = staleness_s
+        self._clock = clock
+        self._held: HeldPages | None = None
+        self._report: Report | None = None
+        self._under_way: deque[tuple[float, Report]] = deque()
+        """Reports that have not arrived, with their times of arrival."""
+
+    def watch(self, tier: Tier) -> None:
+        """Let the engine report every page that its GPU tier, still empty, stores or drops from now on."""
+        self._held = HeldPages(self._staleness_s, self._clock)
+        tier.watch = self._held
+
+    def report(self, waiting_requests: int, running_requests: int, used_pages: int) -> None:
+        """Take the report of an engine's load that it sends now."""
+        report = Report(waiting_requests, running_requests, used_pages)
+        if self._staleness_s:
+            self._under_way.append((self._clock() + self._staleness_s, report))
+        else:
+            self._report = report
+
+    def expect_reports(self) -> None:
+        """Say that the engine will report its load; until the first report arrives, it has none."""
+        self._report = Report()
+
+    def receive(self, now: float) -> None:
+        """Take in the reports that have arrived by ``now``."""
+        while self._under_way and self._under_way[0][0] <= now:
+            self._report = self._under_way.popleft()[1]
+        if self._held is not None:
+            self._held.receive(now)
+
+    @property
+    def waiting_requests(self) -> int:
+        return self._load().waiting_requests
+
+    @property
+    def running_requests(self) -> int:
+        return self._load().running_requests
+
+    @property
+    def used_pages(self) -> int:
+        return self._load().used_pages
+
+    def _load(self) -> Report:
+        if self._report is None:
+            raise PolicyError("a routing policy that reads the load that engines report needs needs_reports = True")
+        return self._report
+
+    def cached_pages(self, request: Request) -> int:
+        if self._held is None:
+            raise PolicyError("a routing policy that calls cached_pages() needs needs_cached_pages = True")
+        return self._held.leading_pages(request.runs)
+
+
+def known_engines(policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float]) -> list[KnownEngine]:
+    """Return what is known of each engine before a run, by number, with the reports that the policy needs.
+
+    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds.
+    """
+    engines = []
+    for number, gpu in sorted(gpus.items()):
+        capacity = gpu.pool.capacity
+        known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock)
+        if policy.needs_cached_pages:
+            known.watch(gpu)
+        if policy.needs_reports:
+            known.expect_reports()
+        engines.append(known)
+    return engines
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Router:
+    """Sends each request to the engine that the policy chooses among those that are up."""
+
+    def __init__(self, policy: "RoutingPolicy", engines: Sequence[KnownEngine]) -> None:
+        self.policy = policy
+        self.engines = {known.engine: known for known in engines}
+        self._up = dict(self.engines)
+        self._offered = list(engines)
+        self._choose: Any = policy.choose
+        """Typed so that its answers may be anything."""
+        self._name = f"the routing policy {type(policy).__name__}"
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether any engine is up; otherwise requests must wait for one."""
+        return bool(self._offered)
+
+    def send(self, request: Request, now: float) -> int:
+        """Return the number of the engine that gets the request. At least one must be up. Raises PolicyError."""
+        for known in self._offered:
+            known.receive(now)
+        chosen = engine_number(self._name, "choose()", self._choose(request, self._offered, now), self._up)
+        known = self._up[chosen]
+        known.outstanding_requests += 1
+        known.outstanding_tokens += request.prompt_tokens
+        self.policy.on_sent(request, chosen, now)
+        return chosen
+
+    def first_token(self, request: Request, engine: int, now: float) -> None:
+        """The first token of an answer has passed."""
+        self.policy.on_first_token(request, engine, now)
+
+    def ended(self, request: Request, engine: int, now: float) -> None:
+        """A request that was sent to an engine has been answered or rejected, or was lost with the engine."""
+        known = self.engines[engine]
+        known.outstanding_requests -= 1
+        known.outstanding_tokens -= request.prompt_tokens
+        self.policy.on_ended(request, engine, now)
+
+    def down(self, engine: int, now: float) -> None:
+        """An engine has failed; its requests have ended already."""
+        del self._up[engine]
+        self._offered = [known for number, known in self.engines.items() if number in self._up]
+        self.policy.on_down(engine, now)
+
+    def up(self, engine: int, now: float) -> None:
+        """An engine that was down is back, with an empty cache."""
+        self._up[engine] = self.engines[engine]
+        self._offered = [known for number, known in self.engines.items() if number in self._up]
+        self.policy.on_up(engine, now)

@@ -1,0 +1,79 @@
+"""How often each page is held, by runs of page ids instead of page by page."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+from kvsim.pages.extents import Run
+
+
+class PageCounts:
+    """A count for each page id, 0 at first. What a call costs depends on the number of runs with one count, not on pages.
+
+    The ids from ``_starts[i]`` up to, not including, ``_starts[i + 1]`` have the count ``_counts[i]``; neighbours differ.
+    """
+
+    def __init__(self) -> None:
+        self._starts = [-1]
+        self._counts = [0]
+        self.pages = 0
+        """Pages with a count above 0."""
+
+    def add(self, runs: Iterable[Run]) -> int:
+        """Count every page of the runs once more. Returns how many had the count 0."""
+        before = self.pages
+        for start, pages in runs:
+            self._change(start, start + pages, 1)
+        return self.pages - before
+
+    def remove(self, runs: Iterable[Run]) -> int:
+        """Count every page of the runs once less. Returns how many have the count 0 now. All must have been counted."""
+        before = self.pages
+        for start, pages in runs:
+            self._change(start, start + pages, -1)
+        return before - self.pages
+
+    def leading(self, runs: Iterable[Run]) -> int:
+        """Return how many pages of a path, from its first on, have a count above 0."""
+        starts, counts, leading = self._starts, self._counts, 0
+        for start, pages in runs:
+            end = start + pages
+            at = bisect_right(starts, start) - 1
+            while counts[at]:
+                at += 1
+                if starts[at] >= end:
+                    break
+            else:
+                return leading + max(0, starts[at] - start)
+            leading += pages
+        return leading
+
+    def counted(self) -> list[tuple[int, int, int]]:
+        """Return all pages with a count above 0, ascending, as (first id, pages, count)."""
+        starts, counts = self._starts, self._counts
+        return [(starts[at], starts[at + 1] - starts[at], count) for at, count in enumerate(counts) if count]
+
+    def _change(self, start: int, end: int, by: int) -> None:
+        starts, counts = self._starts, self._counts
+        first, last = self._cut(start), self._cut(end)
+        for at in range(first, last):
+            counts[at] += by
+            if counts[at] < 0:
+                raise AssertionError(f"pages {starts[at]} to {starts[at + 1] - 1} are removed more often than they were added")
+            if counts[at] == (by > 0):
+                self.pages += by * (starts[at + 1] - starts[at])
+        self._join(last)
+        self._join(first)
+
+    def _cut(self, start: int) -> int:
+        """Return the position in the lists that begins with this id, cutting one in two if need be."""
+        starts = self._starts
+        at = bisect_left(starts, start)
+        if at == len(starts) or starts[at] != start:
+            starts.insert(at, start)
+            self._counts.insert(at, self._counts[at - 1])
+        return at
+
+    def _join(self, at: int) -> None:
+        """Join a position with the one before it if their counts are equal."""
+        if self._counts[at] == self._counts[at - 1]:
+            del self._starts[at], self._counts[at]

@@ -1,0 +1,258 @@
+"""Builds the objects of a run from a composed configuration. Only ``tier_plans`` also reads the configuration.
+
+Each node is merged into its class, so an unknown setting, a wrong type or a bad value raises a UsageError that names the key
+before any work is done. So does a setting without effect.
+"""
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kvsim.core.rules import Rules
+from kvsim.engine.engine import EngineSettings
+from kvsim.errors import UsageError, first_line, unusable
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSource, ModelSpec
+from kvsim.numbers import Real, Whole, check_settings
+from kvsim.plans.cluster_settings import ClusterSettings
+from kvsim.plans.combinations import check_plan, check_search
+from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
+from kvsim.plans.construct import check_names, construct, refuse_infinite, with_key
+from kvsim.plans.plan import Config, Plan
+from kvsim.plans.substrate_choice import SUBSTRATES
+from kvsim.plans.tier_plans import OWN_SETTINGS, PER_TIER, TIERS, gpu_memory_of, state_capacities, tier_plans
+from kvsim.plans.unused_settings import WITHOUT_EFFECT, given, keys_of
+from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.prefetch.base import PrefetchPolicy
+from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.routing.least_loaded import LeastLoaded
+from kvsim.policies.scheduling.base import SchedulingPolicy
+from kvsim.replaying.settings import ReplaySettings
+from kvsim.results.chosen_names import chosen
+from kvsim.results.logger import Logger
+from kvsim.results.slo import Slo
+from kvsim.results.tolerances import ValidationSettings
+from kvsim.trace.base import TraceSource
+from kvsim.trace.formats import format_of
+
+MODEL = f"{ModelSpec.__module__}.{ModelSpec.__qualname__}"
+GROUPS = (
+    "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling",
+    "logger",
+)  # fmt: skip
+RUNS_AS = {"saturate": "simulate"}
+"""Commands that run another one, whose checks apply."""
+NOT_RECORDED = ("output", "sweep", "validate", "saturate")
+"""Settings that do not affect the result and are not recorded with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Settings at the top level of the configuration."""
+
+    page_tokens: int
+    substrate: str
+    warmup: float
+    seed: int
+    print_tree: bool | str
+    timeline: bool
+    events: bool
+    output: str
+
+    def __post_init__(self) -> None:
+        check_settings(self, Whole(1), "page_tokens")
+        if self.substrate not in SUBSTRATES:
+            raise ValueError(f"substrate must be one of {', '.join(SUBSTRATES)}, not {self.substrate}")
+        check_settings(self, Real(least=0, below=1), "warmup", hint="it is the fraction of requests to leave out")
+        check_settings(self, Whole(), "seed")
+        if self.print_tree not in (False, True, "each"):
+            raise ValueError(f"print_tree must be false, true or each, not {self.print_tree}")
+
+
+def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), choices: Mapping[Any, Any] | None = None) -> Plan:
+    """Build the plan of a command (simulate, saturate, replay, validate, curve). Raises UsageError.
+
+    ``overrides`` are those given by the user: one that has no effect on this command is an error. ``choices`` are Hydra's
+    runtime choices: the names that the record has for policies, model and trace.
+    """
+    config = resolve(cfg)
+    keys = keys_of(overrides)
+    for name in WITHOUT_EFFECT[command]:
+        if key := given(keys, name) or given(keys, f"{name}@tiers"):
+            raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    is_search, command = command in RUNS_AS, RUNS_AS.get(command, command)
+    run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
+    source = _model_source(config)
+    trace, recognised = _trace(config)
+    if not trace.draws_at_random:
+        config["trace"].pop("seed", None)  # runs that differ in it alone share the trace and its bounds
+    model, choices = source.spec(), chosen({**choices, **recognised} if choices else {}, config, keys)
+    if source is not model:
+        config["model"] = {"_target_": MODEL, **asdict(model)}
+        choices["model"] = source.name
+    cluster = construct(ClusterSettings, config.get("cluster"), "cluster")
+    hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
+    gpu_memory = gpu_memory_of(config, model, hardware, keys)
+    tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
+    rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
+    validation = _validation_settings(config.get("validate"))
+    plan = Plan(
+        trace=trace,
+        page_tokens=run.page_tokens,
+        tiers=tiers,
+        prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
+        checkpoint=construct(CheckpointPolicy, config.get("checkpoint"), "checkpoint"),
+        routing=construct(RoutingPolicy, config.get("routing"), "routing"),
+        scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
+        states=state_capacities(config, tiers, model, keys),
+        model=model,
+        hardware=hardware.with_cluster_disk() if any(tier.scope == "cluster" for tier in tiers) else hardware,
+        engine=construct(EngineSettings, config.get("engine"), "engine"),
+        rules=rules,
+        cluster=cluster,
+        layout=cluster.layout(next((tier.scope for tier in tiers if tier.name == "disk"), "host")),
+        decode_routing=_decode_routing(config),
+        rules_note=rules_note,
+        replay=construct(ReplaySettings, config.get("replay"), "replay"),
+        substrate="hardware" if command == "validate" and not validation.measured else run.substrate,
+        disk=construct(DiskSettings, config.get("disk"), "disk"),
+        warmup=run.warmup,
+        seed=run.seed,
+        print_tree=run.print_tree is not False and command == "replay",
+        print_steps=run.print_tree == "each",
+        timeline=run.timeline,
+        events=run.events,
+        logger=construct(Logger, config.get("logger"), "logger"),
+        slo=construct(Slo, config.get("slo") or {}, "slo"),
+        saturate=construct(SaturateSettings, config.get("saturate") or {}, "saturate"),
+        sweep=sweep_settings(config.get("sweep")),
+        validation=validation,
+        output=Path(run.output),
+        config={key: value for key, value in config.items() if key not in NOT_RECORDED},
+        gpu_memory=gpu_memory,
+        choices=choices,
+        model_note=source.note(),
+    )
+    refuse_infinite("", config)
+    if is_search:
+        check_search(plan, keys)
+    check_plan(plan, command, keys)
+    check_output(plan.output)
+    return plan
+
+
+def _model_source(config: Config) -> ModelSource:
+    """The model, or what describes it. The recorded configuration has the model itself."""
+    node = config.get("model")
+    return construct(ModelSource, {"_target_": MODEL, **node} if isinstance(node, dict) else node, "model")
+
+
+def sweep_settings(node: Any) -> SweepSettings:
+    """Build the ``sweep`` settings; a single objective becomes a list of one. Raises UsageError."""
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=True)
+    single = {"objective": [node["objective"]]} if isinstance(node, dict) and isinstance(node.get("objective"), str) else {}
+    return construct(SweepSettings, node | single if isinstance(node, dict) else node, "sweep")
+
+
+def _validation_settings(node: Any) -> ValidationSettings:
+    """Build the ``validate`` settings; a single folder becomes a list of one. Raises UsageError."""
+    folders = node.get("measured") if isinstance(node, dict) else None
+    single = {"measured": [folders]} if isinstance(folders, str) else {"measured": []} if folders is None else {}
+    return construct(ValidationSettings, node | single if isinstance(node, dict) else node, "validate")
+
+
+def build_trace(cfg: DictConfig) -> tuple[TraceSource, int]:
+    """Build only the trace source; returned with ``page_tokens``."""
+    config = resolve(cfg)
+    run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
+    return _trace(config)[0], run.page_tokens
+
+
+def _trace(config: Config) -> tuple[TraceSource, dict[str, str]]:
+    """Build the trace source, and the choices that this changes: the format, if it was left open and is recognised.
+
+    The configuration then describes that format.
+    """
+    node = config.get("trace")
+    given = construct(TraceSource, node, "trace")
+    try:
+        source = given.resolved()
+    except ValueError as error:
+        raise UsageError(with_key("trace", str(error), cast(Config, node))) from error
+    if source is given:
+        return source, {}
+    config["trace"] = {"_target_": f"{type(source).__module__}.{type(source).__qualname__}", **asdict(source)}
+    return source, {"trace": format_of(source)}
+
+
+def resolve(cfg: DictConfig) -> Config:
+    """Convert the configuration to plain dicts and resolve interpolations. Raises UsageError for unknown keys."""
+    try:
+        config = cast(Config, OmegaConf.to_container(cfg, resolve=True))
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
+    _check_texts(config, "")
+    known = [
+        *GROUPS,
+        "tiers",
+        "cluster",
+        "replay",
+        "disk",
+        "curve",
+        "saturate",
+        "slo",
+        "sweep",
+        "validate",
+        *(field.name for field in fields(RunSettings)),
+    ]
+    check_names("", config, known)
+    check_names("tiers", config.get("tiers"), TIERS)
+    for tier in TIERS:
+        check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *OWN_SETTINGS[tier], *PER_TIER[tier]))
+    return config
+
+
+def _check_texts(node: Any, key: str) -> None:
+    """Raise UsageError for a text that can neither name a file nor be written to the result."""
+    if isinstance(node, str):
+        if problem := unusable(node):
+            raise UsageError(f"{key}: {node!r} {problem}")
+    elif isinstance(node, dict):
+        for name, below in node.items():
+            _check_texts(below, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for number, below in enumerate(node):
+            _check_texts(below, f"{key}[{number}]")
+
+
+def check_output(folder: Path) -> None:
+    """Raise UsageError unless files can be written to ``folder``. Creates nothing."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
+
+
+def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
+    """Return the rules that apply to a command with these tiers and, if they stand in for those of an engine, a line about it."""
+    chosen = construct(Rules, config.get("rules"), "rules")
+    try:
+        applied = chosen.for_command(command, tiers)
+    except ValueError as error:
+        raise UsageError(with_key("rules", str(error), config["rules"])) from error
+    if applied.engine == chosen.engine:
+        return applied, ""
+    return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
+
+
+def _decode_routing(config: Config) -> RoutingPolicy:
+    """The router's policy for decode engines; by default, the least loaded one gets the request."""
+    node = config["cluster"].get("decode_routing")
+    return LeastLoaded() if node is None else construct(RoutingPolicy, node, "cluster.decode_routing")

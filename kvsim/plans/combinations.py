@@ -1,0 +1,217 @@
+"""Checks of a whole plan: settings that contradict each other, and settings without effect on it."""
+
+from collections.abc import Iterable
+
+from kvsim.errors import UsageError
+from kvsim.plans.capacity import check_numbered
+from kvsim.plans.construct import with_key
+from kvsim.plans.gpu_memory import check_fits
+from kvsim.plans.plan import Plan
+from kvsim.plans.substrate_choice import SUBSTRATES
+from kvsim.plans.unused_settings import given, keys_of
+from kvsim.policies.checkpoint.none import NoCheckpoint
+from kvsim.policies.eviction.base import BypassEviction
+from kvsim.policies.prefetch.none import NoPrefetch
+
+INTERCONNECT = ("hardware.interconnect_bytes_per_s", "hardware.interconnect_latency_s")
+OF_MEMORY = ("hardware", "hardware.gpus", "hardware.memory_bytes")
+"""What ``tiers.gpu.capacity=auto`` reads of the machine, even in a replay."""
+
+
+def check_plan(plan: Plan, command: str, overrides: Iterable[str]) -> None:
+    """Raise UsageError for settings that contradict each other or have no effect; ``overrides`` are those given by the user."""
+    keys = keys_of(overrides)
+    _check_combination(plan, command, keys)
+    _check_hardware(plan, command, keys)
+    _check_substrate(plan, command, keys)
+    if command == "validate":
+        _check_validation(plan, keys)
+
+
+def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for settings that contradict each other.
+
+    A prefetch policy chosen by the user needs a disk tier. One that comes with a preset does not: it belongs to the engine.
+    """
+    names = [tier.name for tier in plan.tiers]
+    try:
+        plan.rules.check(command, names)
+    except ValueError as error:
+        raise UsageError(with_key("rules", str(error), plan.config["rules"])) from error
+    if any(tier.unit_pages > 1 for tier in plan.tiers) and not plan.rules.has_coarse_pages:
+        raise UsageError(
+            "tiers.cpu.page_tokens: larger CPU pages are for kvsim replay with rules=lightllm and without a disk tier: "
+            f"leave it out, or set it to page_tokens={plan.page_tokens}"
+        )
+    check_bypass(plan, command)
+    if not plan.slo.is_set and any(name.split(".")[0] == "slo" for name in plan.sweep.objective or ()):
+        raise UsageError("sweep.objective: slo is null without objectives: set slo.ttft_s or slo.tpot_s")
+    if plan.rules.cache_output and command == "replay" and not plan.replay.hold_output:
+        raise UsageError("rules.cache_output needs replay.hold_output=true: an answer that occupies no pages cannot be cached")
+    if not isinstance(plan.prefetch, NoPrefetch):
+        name, lowest = type(plan.prefetch).__name__, plan.tiers[-1]
+        if lowest.name != "disk" and given(keys, "prefetch"):
+            raise UsageError(f"prefetch: {name} has no effect without a disk tier: set tiers.disk.capacity")
+        if lowest.name == "disk" and lowest.above != "cpu":
+            raise UsageError(
+                f"prefetch: {name} reads ahead into the CPU tier, which is not above the disk: set tiers.disk.below=cpu or "
+                "prefetch=none"
+            )
+    if plan.print_tree:
+        check_numbered({tier.name: tier.capacity_pages for tier in plan.tiers})
+    _check_own_cache(plan, command, keys)
+    _check_schedule(plan, command, keys)
+    _check_cluster(plan, keys)
+    if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
+        raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
+
+
+def check_bypass(plan: Plan, command: str) -> None:
+    """Raise UsageError where an eviction policy that is a bound (Belady) is used for anything but a plain replay of one tier."""
+    for tier in plan.tiers:
+        if not isinstance(tier.eviction, BypassEviction):
+            continue
+        name = type(tier.eviction).__name__
+        if plan.model.is_hybrid:
+            raise UsageError(f"eviction: {name} is not a valid bound for models with recurrent layers")
+        if command != "replay" or len(plan.tiers) > 1:
+            raise UsageError(f"eviction: {name} is a bound for kvsim replay with one tier only: choose another policy")
+        if plan.replay.in_flight > 1:
+            raise UsageError(f"replay.in_flight has no effect on {name}, which ignores running requests: leave it out")
+        if plan.rules.has_own_cache:
+            raise UsageError(f"eviction: {name} is a bound under kvsim's own rules: set rules=default or choose another policy")
+        if plan.print_tree:
+            raise UsageError(f"print_tree has no effect on {name}, which has no tree: leave it out")
+
+
+def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError if an engine's own rules do not fit the model, or for settings that the rules do not use."""
+    rules = plan.rules
+    if rules.has_own_cache and rules.serves_hybrid_models != plan.model.is_hybrid:
+        which = "with" if rules.serves_hybrid_models else "without"
+        raise UsageError(f"rules: these rules of an engine need a model {which} recurrent layers: set rules=default")
+    if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not rules.prefills_in_chunks:
+        raise UsageError("replay.prefill_chunk_tokens has no effect under rules without prefill chunks: leave it out")
+    if rules.decides_checkpoints and (key := given(keys, "checkpoint")):
+        raise UsageError(
+            f"{key} has no effect under the rules of an engine that decides itself where states are saved: leave it out, or set "
+            "rules=default"
+        )
+
+
+def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for a scheduling policy that the engine whose schedule is simulated does not have, or for settings of one
+    that have no effect."""
+    policy = plan.scheduling
+    for name in policy.without_effect():
+        if key := given(keys, f"scheduling.{name}"):
+            raise UsageError(f"{key} has no effect with these settings of {type(policy).__name__}: leave it out")
+    if command == "simulate" and plan.rules.schedules_by_priority and not policy.orders_by_priority():
+        raise UsageError(
+            f"scheduling: {type(policy).__name__}: {plan.rules.engine}'s schedule is by arrival or by priority, without a bound: "
+            "set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
+        )
+
+
+def _check_cluster(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for settings of a cluster that have no effect, and for what a cluster cannot do."""
+    if plan.layout.engines == 1:
+        for name in ("routing", "cluster.engines_per_host", "hardware.host_memory_bytes_per_s"):
+            if key := given(keys, name):
+                raise UsageError(f"{key} has no effect with one engine: set cluster.engines above 1, or leave it out")
+        if plan.cluster.failures and not all("back_after_s" in failure for failure in plan.cluster.failures):
+            raise UsageError("cluster.failures: the only engine must come back: set back_after_s")
+    if not plan.layout.pairs:
+        for name in ("cluster.decode_routing", "routing@cluster.decode_routing", *INTERCONNECT):
+            if key := given(keys, name):
+                raise UsageError(f"{key} has no effect unless cluster.prefill and cluster.decode are set: leave it out")
+    elif plan.model.is_hybrid:
+        raise UsageError("cluster.prefill: recurrent states cannot be handed to another engine: set cluster.engines instead")
+    elif plan.rules.engine:
+        raise UsageError(f"cluster.prefill: {plan.rules.engine}'s own rules serve undivided engines: set rules=default")
+    key = given(keys, "hardware.cluster_disk_read_bytes_per_s") or given(keys, "hardware.cluster_disk_write_bytes_per_s")
+    if key and all(tier.scope != "cluster" for tier in plan.tiers):
+        raise UsageError(f"{key} has no effect without a disk that all hosts share: set tiers.disk.scope=cluster")
+    users = {"engine": 1, "host": plan.cluster.per_host, "cluster": plan.cluster.total}
+    is_shared = any(users[tier.scope] > 1 for tier in plan.tiers)
+    if plan.model.is_hybrid and (is_shared or plan.cluster.failures and len(plan.tiers) > 1):
+        raise UsageError(
+            "cluster: engines that serve a model with recurrent layers share no tier, and do not fail with tiers below the GPU: "
+            "set tiers.cpu.scope=engine, without a disk and without failures"
+        )
+
+
+def check_search(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for a search for the highest rate without objectives, or with two rates to begin with."""
+    if not plan.slo.is_set:
+        raise UsageError(
+            "slo: set slo.ttft_s or slo.tpot_s, or both: kvsim saturate searches for the highest rate that meets them"
+        )
+    if "trace.rate" in keys and plan.saturate.rate is not None:
+        raise UsageError("trace.rate has no effect with saturate.rate, the rate that is run first: leave one of them out")
+
+
+def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for ``hardware`` set on a replay in which no policy reads it, and for a validation without it."""
+    if command == "validate" and not given(keys, "hardware"):
+        raise UsageError("hardware: set hardware=NAME, the file that kvsim calibrate wrote for this machine")
+    is_read = command != "replay" or plan.reads_hardware
+    of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
+    if (key := given(keys - {*of_memory}, "hardware")) and not is_read:
+        raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    _check_memory(plan, command)
+    _check_ranks(plan, keys)
+
+
+def _check_memory(plan: Plan, command: str) -> None:
+    """Raise UsageError if a model and its GPU tier do not fit into an engine's GPUs. A replay has no GPUs, a curve no tiers."""
+    pages, states = plan.tiers[0].capacity_pages, plan.states[0] if plan.states else 0
+    if command in ("simulate", "validate"):
+        kv_bytes = (pages or 0) * plan.model.page_bytes(plan.page_tokens)
+        check_fits(plan.model, plan.hardware, kv_bytes, (states or 0) * plan.model.state_bytes)
+
+
+def _check_ranks(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for settings of tensor-parallel ranks that concern no link of the run."""
+    if (key := given(keys, "hardware.rank_jitter")) and len(plan.tiers) == 1:
+        raise UsageError(f"{key} has no effect without a lower tier: set tiers.cpu.capacity")
+    links = {link for tier in plan.tiers[1:] for link in (f"{tier.above}-{tier.name}", f"{tier.name}-{tier.above}")}
+    for fault in plan.hardware.rank_faults if given(keys, "hardware.rank_faults") else ():
+        if fault.link not in links:
+            there = f"its links are {', '.join(sorted(links))}" if links else "set tiers.cpu.capacity"
+            raise UsageError(f"hardware.rank_faults has no effect on {fault.link}, which this run does not have: {there}")
+    is_late = any(fault.share and fault.link == "disk-gpu" for fault in plan.hardware.rank_faults)
+    if is_late and plan.engine.overlap == "layerwise":
+        raise UsageError(
+            "hardware.rank_faults: a load from disk that fails while layers are computed behind it is not modelled: set "
+            "engine.overlap=none"
+        )
+
+
+def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for a plan that the substrate cannot run, and for settings without effect on it.
+
+    A validation runs on all substrates, and only what has no effect on any of them has none on it.
+    """
+    choice = SUBSTRATES[plan.substrate]
+    others = SUBSTRATES.values() if command == "validate" and not plan.validation.measured else ()
+    for name in choice.without_effect:
+        if (key := given(keys, name)) and all(name in other.without_effect for other in others):
+            raise UsageError(f"{key} has no effect on substrate={plan.substrate}: leave it out")
+    if (key := given(keys, "disk")) and plan.tiers[-1].name != "disk":
+        raise UsageError(f"{key} has no effect without a disk tier: set tiers.disk.capacity")
+    choice.check(plan)
+
+
+def _check_validation(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for settings of a validation without effect, and for real runs that would not begin alike."""
+    runs, noise = plan.validation.runs, plan.hardware.noise
+    if (key := given(keys, "validate.runs")) and plan.validation.measured:
+        raise UsageError(f"{key} has no effect with validate.measured: leave it out")
+    if key := given(keys, "validate.simulations"):
+        if runs == 1 and not plan.validation.measured:
+            raise UsageError(f"{key} has no effect with a single real run: set validate.runs=3")
+        if noise is None:
+            raise UsageError(f"{key} has no effect on a machine without noise: repeat kvsim calibrate, which measures it")
+    if runs > 1 and plan.disk.path is not None:
+        raise UsageError("disk.folder keeps pages from one real run to the next: leave it out, and set output to a folder there")

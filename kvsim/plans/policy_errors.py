@@ -1,0 +1,147 @@
+"""Whose error it is: names the policy of the user's own that raised one, and the line that did."""
+
+import re
+import sys
+from collections.abc import Callable, Collection
+from functools import wraps
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from kvsim.core.serving import RulesError
+from kvsim.core.tier import PolicyError
+from kvsim.errors import APPENDIX, PolicyFailed, UsageError
+from kvsim.plans.plan import Plan
+from kvsim.settings.sources import shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Own(NamedTuple):
+    """A part of a run whose class, or a base of it, is not kvsim's."""
+
+    what: str
+    """Such as ``eviction policy of the gpu tier, Mine,``."""
+    names: tuple[str, ...]
+    """The names of the class and its bases."""
+    files: tuple[str, ...]
+    """Where those that are not kvsim's are written."""
+
+
+class Line(NamedTuple):
+    """A line of the user's that was being run."""
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{shown(Path(self.file))}:{self.number}, in {self.function}"
+
+
+def policies_named(run: Callable[Concatenate[Plan, P], R]) -> Callable[Concatenate[Plan, P], R]:
+    """Let a function that plays a plan raise UsageError if a policy broke its contract, PolicyFailed if the user's own failed.
+
+    A run that an engine's rules cannot play is a UsageError, too. An interrupt says which line of the user's it found running.
+    """
+
+    @wraps(run)
+    def named(plan: Plan, /, *arguments: P.args, **settings: P.kwargs) -> R:
+        try:
+            return run(plan, *arguments, **settings)
+        except UsageError:
+            raise
+        except (PolicyError, RulesError) as error:
+            raise UsageError(str(error)) from error
+        except (Exception, SystemExit, GeneratorExit) as error:
+            if failed := failure(error, own_parts(plan)):
+                raise failed from error
+            raise
+        except KeyboardInterrupt as interrupt:
+            line = last_line(interrupt, [file for own in own_parts(plan) for file in own.files])
+            raise type(interrupt)(*([f" at {line}"] if line else [])) from interrupt
+
+    return named
+
+
+def own_parts(plan: Plan) -> list[Own]:
+    """Return the parts of a plan that are not kvsim's."""
+    found: list[tuple[str, object]] = [(f"eviction policy of the {tier.name} tier", tier.eviction) for tier in plan.tiers]
+    found += [(f"placement policy of the {tier.name} tier", tier.placement) for tier in plan.tiers]
+    policies = ("prefetch", "checkpoint", "routing", "scheduling", "decode_routing")
+    found += [(f"{name.replace('_', ' ')} policy", getattr(plan, name)) for name in policies]
+    found += [(name, getattr(plan, name)) for name in ("trace", "rules")]
+    return [own for what, part in found if (own := _own(what, type(part))).files]
+
+
+def _own(what: str, kind: type) -> Own:
+    bases = [base for base in kind.__mro__[:-1] if base.__module__ not in ("abc", "typing")]
+    files = {getattr(sys.modules.get(base.__module__), "__file__", None) for base in bases if not is_kvsims(base.__module__)}
+    names = tuple(base.__name__ for base in bases)
+    return Own(
+        f"{what}, {kind.__name__}," if " of " in what else f"{what} {kind.__name__}", names, tuple(sorted(filter(None, files)))
+    )
+
+
+def is_kvsims(module: str) -> bool:
+    """Whether a module is a part of kvsim."""
+    return module.partition(".")[0] == "kvsim"
+
+
+def failure(error: BaseException, own: list[Own]) -> PolicyFailed | None:
+    """Return the error to raise for one in a run with parts of the user's own; None without such parts.
+
+    It names the part whose code raised the error, else the one that its message is about. If there is neither, kvsim itself has
+    failed, perhaps because a part has changed what belongs to the cache; the exit code is then that of a bug.
+    """
+    for part in own:
+        if line := last_line(error, part.files):
+            return PolicyFailed(f"the {part.what} failed at {line}: {described(error)}")
+    for part in own:
+        if any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in part.names):
+            return PolicyFailed(f"the {part.what} breaks its contract ({shown(Path(part.files[0]))}): {described(error)}")
+    if not own:
+        return None
+    parts = " and ".join(dict.fromkeys(f"{part.names[0]} of {shown(Path(part.files[0]))}" for part in own))
+    failed = PolicyFailed(f"kvsim failed in a run with {parts}, which may change nothing but its own: {described(error)}")
+    failed.exit_code = 1
+    return failed
+
+
+def described(error: BaseException) -> str:
+    """Return the kind of an error and its message, if it has one."""
+    message = APPENDIX.sub("", str(error))
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def last_line(error: BaseException, files: Collection[str]) -> Line | None:
+    """Return the last line in these files that was run when an error, or what caused it, was raised."""
+    found: Line | None = None
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, number in walk_tb(cause.__traceback__):
+            if frame.f_code.co_filename in files:
+                found = _line(frame, number)
+        cause = cause.__cause__
+    return found
+
+
+def line_of_import(error: BaseException) -> Line | None:
+    """Return the line at which the import of a module failed: the last one that is not of what imports it."""
+    found = None
+    for frame, number in walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.startswith("<") and not is_of_loading(frame):
+            found = _line(frame, number)
+    return found
+
+
+def is_of_loading(frame: FrameType) -> bool:
+    """Whether a frame belongs to what imports modules for kvsim."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in ("kvsim", "hydra", "omegaconf") or package in sys.stdlib_module_names
+
+
+def _line(frame: FrameType, number: int) -> Line:
+    return Line(frame.f_code.co_filename, number, frame.f_code.co_qualname)

@@ -1,0 +1,123 @@
+"""Replay: plays requests one after another, without a clock, for hit rates at full speed."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from kvsim.core.request import Request, Reset
+from kvsim.core.serving import NEVER_FITS, Hits, ServedCache, Server, ServingCache
+from kvsim.engine.collector import without_garbage_collector
+from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_caches
+from kvsim.engine.prefetching import Prefetching
+from kvsim.replaying.samples import SampleServer
+from kvsim.replaying.server import CacheServer
+from kvsim.replaying.settings import ReplaySettings
+from kvsim.replaying.steps import SteppedServer
+
+ADVANCE_EVERY = 512
+NO_HITS = (0, 0, 0)
+
+
+class Replay:
+    """Plays requests against kvsim's own cache or an engine's; transfers take no time."""
+
+    def __init__(
+        self,
+        cache: ServedCache | ServingCache,
+        prefetching: Prefetching,
+        settings: ReplaySettings,
+    ) -> None:
+        self.cache = cache
+        self.prefetching = prefetching
+        self.in_flight = settings.in_flight
+        self.hold_output = settings.hold_output
+        self.server: Server = CacheServer(cache, prefetching) if isinstance(cache, ServedCache) else cache
+        self.live: deque[Any] = deque()
+        """Leases of running requests, oldest first."""
+
+    def run(
+        self,
+        requests: list[Request],
+        advance: Callable[[int], None] | None = None,
+        inspect: Callable[[Any, str], None] | None = None,
+        *,
+        each_step: bool = False,
+    ) -> Outcome:
+        """Play all requests in order; ``advance`` is called at intervals with the number played so far.
+
+        ``inspect`` is called with the cache: after each step, with what has happened, or only once, at the end, while the last
+        requests are still unfinished.
+        """
+        if isinstance(self.cache, ServedCache) and any(request.samples > 1 for request in requests):
+            self.server = SampleServer(self.server, self.cache)
+        if inspect and each_step:
+            self.server = SteppedServer(self.server, partial(inspect, self.cache))
+        began = perf_counter()
+        rows: list[Hits | None] = []
+        with without_garbage_collector():
+            for start in range(0, len(requests), ADVANCE_EVERY):
+                rows += self._play(requests[start : start + ADVANCE_EVERY])
+                if advance:
+                    advance(len(rows))
+            if inspect and not each_step:
+                inspect(self.cache, "")
+            while self.live:
+                self.server.finish_request(self.live.popleft())
+            wall_s = perf_counter() - began
+        return self._outcome(requests, rows, wall_s)
+
+    def _play(self, requests: list[Request]) -> list[Hits | None]:
+        """Play some requests. Returns the hit pages of each by tier; None for a request that can never fit."""
+        live, in_flight, hold_output, page_tokens = self.live, self.in_flight, self.hold_output, self.cache.page_tokens
+        serve, finish = self.server.serve, self.server.finish_request
+        rows: list[Hits | None] = []
+        for request in requests:
+            if len(live) >= in_flight:
+                finish(live.popleft())
+            if request.resets:
+                self._reset(request.resets)
+            pages, now = request.prompt_pages, request.arrival_s
+            if hold_output:
+                pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
+            lease = serve(request, pages, now)
+            while lease is None and live:
+                finish(live.popleft())
+                lease = serve(request, pages, now)
+            if lease is None or lease is NEVER_FITS:
+                rows.append(None)
+                continue
+            live.append(lease)
+            rows.append(lease.hits)
+        return rows
+
+    def _reset(self, resets: tuple[Reset, ...]) -> None:
+        """Reset the cache; a reset that drains first ends all running requests."""
+        cache = self.cache
+        assert isinstance(cache, ServedCache)
+        for mode, _ in resets:
+            while mode == "drain" and self.live:
+                self.server.finish_request(self.live.popleft())
+            cache.reset()
+
+    def _outcome(self, requests: list[Request], rows: list[Hits | None], wall_s: float) -> Outcome:
+        nothing = np.full(len(requests), np.nan)
+        hits = np.fromiter(chain.from_iterable([row or NO_HITS for row in rows]), np.int64, 3 * len(rows)).reshape(-1, 3)
+        return Outcome(
+            requests=requests,
+            page_tokens=self.cache.page_tokens,
+            status=np.array([REJECTED if row is None else FINISHED for row in rows], dtype=np.int8),
+            hit_pages=hits,
+            arrival_s=np.array([request.arrival_s for request in requests]),
+            ttft_s=nothing,
+            tpot_s=nothing,
+            e2e_s=nothing,
+            links={},
+            prefetch=self.prefetching.result(),
+            wall_s=wall_s,
+            **describe_caches([self.cache], requests, hits),
+        )

@@ -1,0 +1,313 @@
+"""Compares many runs: their differing settings, a table with bounds, CSV, and the text on a terminal."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvsim.report.comparison.cases import Case, cases_of
+from kvsim.report.comparison.differing import differing, heading, overridden, said
+from kvsim.report.comparison.measures import BY_KEY, MEASURES, Measure
+from kvsim.report.terminal import Cell, print_table, width_of
+from kvsim.results.chosen_names import package
+from kvsim.results.result import RunRecord, hit_definition
+from kvsim.results.runs import Run
+from kvsim.results.statistics import Mean, is_distinguishable, paired_difference
+
+MOST_ROWS = 40
+"""Most runs shown on a terminal."""
+ON_TERMINAL = (
+    "hit_rate", "hit_rate_gpu", "hit_rate_cpu", "hit_rate_disk", "ttft_s_mean", "ttft_s_p99", "slo_attainment",
+    "goodput_requests_per_s", "rejected",
+)  # fmt: skip
+"""Measures shown on a terminal; the page shows all that have values, the CSV all."""
+SIZES = ("cluster.engines", "cluster.engines_per_host", "cluster.prefill", "cluster.decode")
+"""Settings that decide how many tiers there are."""
+BOUND_MEASURES = ("hit_rate", "page_hit_rate", "rejected")
+MOST_SETS = 4
+"""Most sets of identical cases that are named."""
+BEST, TIE, NEAR = "best", "=", "≈"
+"""How a value stands in its column: alone the best, one of several that are equal as shown, not distinguishable from the best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the comparison: its name, its values of the differing settings, and a text for each measure."""
+
+    name: str
+    settings: list[str]
+    cells: list[str]
+    values: list[float | int | None]
+    is_bound: bool = False
+
+
+class Comparison:
+    """Runs grouped into cases (configurations), the settings in which these differ, and the measures worth showing."""
+
+    def __init__(self, runs: Sequence[Run], *, by_run: bool = False) -> None:
+        """``by_run`` makes a case of each run, also where runs differ in the seed only."""
+        self.runs = [run for run in runs if run.result is not None]
+        self.failed = [run for run in runs if run.error is not None]
+        self.results: list[RunRecord] = [run.result for run in self.runs if run.result is not None]
+        self.cases = cases_of(self.runs, by_run=by_run)
+        self.has_seeds = any(len(case.runs) > 1 for case in self.cases)
+        self.keys = differing([case.settings for case in self.cases], overridden(self.results))
+        self.measures = [measure for measure in MEASURES if self._is_worth_a_column(measure)]
+
+    def _is_worth_a_column(self, measure: Measure) -> bool:
+        if measure.key.startswith("hit_rate_") and all(len(result["tiers"]) == 1 for result in self.results):
+            return False
+        values = [measure.of(result) for result in self.results]
+        return any(values) or measure.key == "hit_rate"
+
+    def apart(self, place: int) -> list[str]:
+        """Return a case's values of the differing settings."""
+        return [self.cases[place].settings.get(key, "") for key in self.keys]
+
+    def name_without(self, place: int, left_out: Iterable[str] = ()) -> str:
+        """Return a case's differing settings, except those left out; the eviction policy if no setting is left."""
+        keys = [key for key in self.keys if key not in left_out]
+        settings = self.cases[place].settings
+        return " ".join(said(key, settings[key]) for key in keys if settings.get(key)) or settings.get("eviction", "run")
+
+    def label(self, place: int) -> str:
+        """Return the name of a case in legends."""
+        told = " ".join(said(key, value) for key, value in zip(self.keys, self.apart(place), strict=True) if value)
+        return f"{self.cases[place].name}: {told}" if told else self.cases[place].name
+
+    def rows(self) -> list[Row]:
+        """Return the rows: no cache, the cases, then Belady's bounds and unlimited caches with the settings of their cases."""
+        rows = [self._row(case, self.apart(place)) for place, case in enumerate(self.cases)]
+        nothing: dict[str, Any] = {"hit_rate": 0.0, "page_hit_rate": 0.0}
+        return [self._bound_row("no cache", [""] * len(self.keys), nothing), *rows, *self._bounds()]
+
+    def _row(self, case: Case, apart: list[str]) -> Row:
+        means = [case.mean(measure) for measure in self.measures]
+        cells = [shown(measure, mean) for measure, mean in zip(self.measures, means, strict=True)]
+        values = [None if mean is None else mean.mean for mean in means]
+        return Row(name=case.name, settings=apart, cells=cells, values=values)
+
+    def _bound_row(self, name: str, apart: list[str], bound: Mapping[str, Any]) -> Row:
+        cells = [
+            measure.text(bound.get(measure.key)) if measure.key in BOUND_MEASURES and measure.key in bound else ""
+            for measure in self.measures
+        ]
+        return Row(name=name, settings=apart, cells=cells, values=[None] * len(cells), is_bound=True)
+
+    def _bounds(self) -> list[Row]:
+        rows = []
+        for kind in ("belady", "unlimited"):
+            for places in self.framed(kind).values():
+                shared = [self._shared(places, key) for key in range(len(self.keys))]
+                rates = {key: list(self.cases[places[0]].bound(kind, key).values()) for key in BOUND_MEASURES}
+                means = {key: sum(values) / len(values) for key, values in rates.items() if values}
+                rows.append(self._bound_row(kind, shared, means))
+        return rows
+
+    def framed(self, kind: str) -> dict[str, list[int]]:
+        """Return the cases that share each bound of a kind, by the bound's name."""
+        groups: dict[str, list[int]] = {}
+        for place, case in enumerate(self.cases):
+            if name := case.bound_name(kind):
+                groups.setdefault(name, []).append(place)
+        return groups
+
+    def _shared(self, places: list[int], key: int) -> str:
+        values = {self.apart(place)[key] for place in places}
+        name = self.keys[key]
+        is_of_the_bound = (
+            name.endswith((".capacity", ".scope")) or name.startswith(("trace", "page_tokens", "warmup")) or name in SIZES
+        )
+        return values.pop() if len(values) == 1 and is_of_the_bound else ""
+
+    def standing(self, measure: Measure, places: Sequence[int] | None = None) -> dict[int, str]:
+        """Return how cases stand among ``places`` (by default all): BEST, TIE (equal to the best as shown) or NEAR.
+
+        Nothing is said where all values are equal as shown. Only the cases with the fewest rejected requests compete: the rates
+        of others exclude requests that are hard to serve. NEAR is a case whose differences from the best, seed by seed, have a
+        95 % interval that includes zero.
+        """
+        competing = self._competing(range(len(self.cases)) if places is None else places)
+        means = {place: mean.mean for place in competing if (mean := self.cases[place].mean(measure)) is not None}
+        texts = {place: measure.text(value) for place, value in means.items()}
+        if not measure.better or len(set(texts.values())) < 2:
+            return {}
+        best = max(means, key=lambda place: measure.better * means[place])
+        first = [place for place, text in texts.items() if text == texts[best]]
+        found = dict.fromkeys(first, BEST if len(first) == 1 else TIE)
+        leader = self.cases[best].by_seed(measure.of)
+        for place in means:
+            difference = paired_difference(self.cases[place].by_seed(measure.of), leader)
+            if place not in found and difference is not None and not is_distinguishable(difference):
+                found[place] = NEAR
+        return found
+
+    def _competing(self, places: Iterable[int]) -> list[int]:
+        rejected = {place: sum(result["rejected"] for result in self.cases[place].results) for place in places}
+        fewest = min(rejected.values(), default=0)
+        return [place for place, number in rejected.items() if number == fewest]
+
+    def best(self) -> set[tuple[int, int]]:
+        """Return the cells (case, column) with the best value of each column as shown; none where all values are equal."""
+        return {
+            (place, column)
+            for column, measure in enumerate(self.measures)
+            for place, stands in self.standing(measure).items()
+            if stands != NEAR
+        }
+
+    def identical(self) -> list[list[int]]:
+        """Return the sets of cases, each of several, whose results are equal in everything."""
+        groups: dict[str, list[int]] = {}
+        for place, case in enumerate(self.cases):
+            groups.setdefault(case.outcome(), []).append(place)
+        return [places for places in groups.values() if len(places) > 1]
+
+    def notes(self) -> list[str]:
+        """Return the notes below the table."""
+        lines = list(dict.fromkeys(hit_definition(result["config"]) for result in self.results))
+        if self.framed("belady"):
+            lines.append(
+                "belady: the most page hits that any policies can get on this trace with one tier as large as all tiers, free "
+                "moves, no pages occupied by running requests, and requests in trace order. unlimited: nothing is ever "
+                "evicted. Both reject requests larger than the GPU tier; rates cover the requests served."
+            )
+        if self.has_seeds:
+            lines.append(
+                "Means over seeds, ± the half-width of the 95 % confidence interval of the mean (Student's t); a mean without "
+                "± is the same for all seeds. ≈: not distinguishable from the best of its column, by the differences by seed."
+            )
+            if any(len(case.runs) == 2 for case in self.cases):
+                lines.append("An interval from two seeds is some 13 standard errors wide to each side: more seeds say more.")
+        lost = [run.name for run, result in zip(self.runs, self.results, strict=True) if result.get("bounds") and not run.bounds]
+        if lost:
+            lines.append(f"No bounds for these runs, because their traces can no longer be read: {', '.join(lost[:8])}.")
+        return lines
+
+    def same_results(self) -> list[str]:
+        """Say which cases have equal results in everything, and which ones the seed makes no difference to."""
+        lines = []
+        if sets := [self._alike(places) for places in self.identical()]:
+            more = f"; and {len(sets) - MOST_SETS} more sets" if len(sets) > MOST_SETS else ""
+            named = "; ".join(sets[:MOST_SETS])
+            lines.append(f"Identical results in everything, so what differs within each set had no effect: {named}{more}.")
+        same = [case.name for case in self.cases if case.is_same_for_all_seeds]
+        if same:
+            lines.append(
+                f"The seed made no difference to {'any configuration' if len(same) == len(self.cases) else ', '.join(same[:8])}."
+            )
+        return lines
+
+    def _alike(self, places: Sequence[int]) -> str:
+        """Name a set of cases: their names, what differs between them, and what they share."""
+        own = [self.cases[place].settings for place in places]
+        keys = [key for key in self.keys if key != "seed"]
+        apart = [key for key in keys if len({each.get(key) for each in own}) > 1]
+        shared = " ".join(said(key, own[0][key]) for key in keys if key not in apart and own[0].get(key))
+        told = ", ".join(" ".join(said(key, each[key]) for key in apart if each.get(key)) for each in own[:6])
+        names = ", ".join(self.cases[place].name for place in places[:6]) + (", …" if len(places) > 6 else "")
+        return " ".join(part for part in (names, f"({told})" if told else "", f"at {shared}" if shared else "") if part)
+
+
+def by_hit_rate(told: Comparison) -> list[int]:
+    """Return the cases, those with the highest mean hit rate first; those without one last."""
+    means = [case.mean(BY_KEY["hit_rate"]) for case in told.cases]
+    return sorted(range(len(means)), key=lambda place: -mean.mean if (mean := means[place]) else 0.0)
+
+
+def shown(measure: Measure, mean: Mean | None) -> str:
+    """Format a mean and the half-width of its interval, if there is one, as ``53.0±1.2%``."""
+    if mean is None:
+        return measure.text(None)
+    text = measure.text(mean.mean)
+    if not mean.half_width:
+        return text
+    half = measure.text(mean.half_width)
+    return f"{text.removesuffix('%')}±{half}" if text.endswith("%") else f"{text}±{half}"
+
+
+def print_comparison(runs: Sequence[Run], console: Console) -> None:
+    """Print the table; of more than ``MOST_ROWS`` runs, those with the highest hit rates."""
+    told = Comparison(runs)
+    rows, stands = told.rows(), [told.standing(measure) for measure in told.measures]
+    order = by_hit_rate(told)
+    listed = set(order[:MOST_ROWS])
+    width = width_of(console)
+    columns = [column for column, measure in enumerate(told.measures) if measure.key in ON_TERMINAL]
+    titles = ["job", *map(heading, told.keys), *(told.measures[column].title for column in columns)]
+    settings = range(1, len(told.keys) + 1)
+    drawn: list[list[Cell]] = []
+    for number, row in enumerate(rows):
+        place = number - 1
+        if row.is_bound or place in listed:
+            cells = [_marked(row.cells[column], stands[column], place) for column in columns]
+            drawn.append([Text(row.name, "dim" if row.is_bound else ""), *row.settings, *cells])
+    first = len(settings) + 1
+    rest = [first + at for at, column in enumerate(columns) if told.measures[column].key != "hit_rate"]
+    from_tiers = [first + at for at, column in enumerate(columns) if told.measures[column].key.startswith("hit_rate_")]
+    drop = [*from_tiers, *(column for column in reversed(rest) if column not in from_tiers), *reversed(settings)]
+    print_table(console, titles, drawn, width, words=settings, left=(0, *settings), drop=drop)
+    if len(order) > MOST_ROWS:
+        console.print(f"{len(order) - MOST_ROWS} configurations with lower hit rates are not shown", style="dim", highlight=False)
+    for line in (*told.same_results(), *told.notes()):
+        console.print(Text(line, "dim"), width=min(width, 100))
+
+
+def _marked(cell: str, stands: Mapping[int, str], place: int) -> Text:
+    """Return a cell, bold if it is the best of its column, with its mark; without one, blanks in a column with marks."""
+    how = stands.get(place, "")
+    marks = {TIE: f" {TIE}", NEAR: f" {NEAR}"}
+    blank = "\u00a0\u00a0" if any(each in marks for each in stands.values()) else ""
+    return Text(cell, "bold" if how in (BEST, TIE) else "").append(marks.get(how, blank), "dim")
+
+
+def comparison_csv(runs: Sequence[Run]) -> str:
+    """Return CSV with one row per run, in plain numbers: job, status, differing settings, all measures, bounds, error."""
+    told = Comparison(runs, by_run=True)
+    extra = ("requests", "prompt_tokens", "wall_s", "load_s")
+    bounds = [f"{kind}_hit_rate" for kind in ("belady", "unlimited")]
+    columns = ["job", "status", *told.keys, *(measure.key for measure in MEASURES), *extra, *bounds, "error"]
+    places = {id(run): place for place, run in enumerate(told.runs)}
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        if run.result is None:
+            given = {package(key): value for key, _, value in (override.partition("=") for override in run.overrides)}
+            chosen = {key: given.get(key, "") for key in told.keys}
+            rows.append({"job": run.name, "status": "failed", **chosen, "error": run.error})
+            continue
+        result = run.result
+        numbers = {measure.key: measure.of(result) for measure in MEASURES}
+        known = {f"{kind}_hit_rate": bound["hit_rate"] for kind, bound in run.bounds.items()}
+        apart = dict(zip(told.keys, told.apart(places[id(run)]), strict=True))
+        rows.append({"job": run.name, "status": "finished", **apart, **numbers, **{k: result[k] for k in extra}, **known})
+    return _csv(columns, rows)
+
+
+def means_csv(runs: Sequence[Run]) -> str | None:
+    """Return CSV with one row per configuration, in plain numbers: for each measure its mean over the seeds and, in a column
+    ending in ``_half_width``, half of the mean's 95 % interval. None where no configuration has several seeds."""
+    told = Comparison(runs)
+    if not told.has_seeds:
+        return None
+    measured = [column for measure in MEASURES for column in (measure.key, f"{measure.key}_half_width")]
+    rows = []
+    for place, case in enumerate(told.cases):
+        row: dict[str, Any] = {"jobs": " ".join(run.name for run in case.runs), "seeds": len(case.runs)}
+        row |= zip(told.keys, told.apart(place), strict=True)
+        for measure in MEASURES:
+            if mean := case.mean(measure):
+                row |= {measure.key: mean.mean, f"{measure.key}_half_width": mean.half_width}
+        rows.append(row)
+    return _csv(["jobs", "seeds", *told.keys, *measured], rows)
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

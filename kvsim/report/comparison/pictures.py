@@ -1,0 +1,340 @@
+"""The pictures of a comparison."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvsim.report.comparison.axis import axis_key, axis_values, is_capacity
+from kvsim.report.comparison.compare import Comparison, by_hit_rate
+from kvsim.report.comparison.differing import heading
+from kvsim.report.comparison.measures import BY_KEY, Measure, memory_bytes, moved_bytes
+from kvsim.report.figure import GREY, Picture, Styles, Trace, fitted_range, laid_out, rounded, value_axis
+from kvsim.report.pictures import LINK_COLOURS, PERCENTILES, SHARE, TIER_COLOURS, phase_figure
+from kvsim.results.rates import size
+from kvsim.results.result import RunRecord
+
+MOST_LINES = 24
+"""Most cases in one line chart; of more, those with the highest hit rates are drawn."""
+MOST_BARS = 40
+MOST_LABELS = 12
+"""Most points with their names beside them; of more, those of the Pareto front have names."""
+BINS = 50
+PERCENT = ".3~p"
+VERY_WIDE = 20.0
+"""Measures that span at least this factor are drawn on a logarithmic axis."""
+
+
+def pictures_of(told: Comparison) -> list[Picture]:
+    """Return the pictures that show a difference."""
+    styles = Styles(told.label(place) for place in range(len(told.cases)))
+    pictures = [
+        *_along_axis(told),
+        *_dots(told),
+        _time(told, styles),
+        _ttft(told, styles),
+        _phases(told),
+        _pareto(told, "total capacity of all tiers", memory_bytes),
+        _pareto(told, "bytes moved over all links", moved_bytes),
+        _occupancy(told),
+        _links(told),
+    ]
+    return [picture for picture in pictures if picture is not None]
+
+
+def _best(told: Comparison, most: int) -> list[int]:
+    """Return the cases to draw: all, or those with the highest hit rates, in their order."""
+    return sorted(by_hit_rate(told)[:most])
+
+
+def _click(places: Sequence[int]) -> str:
+    return " Click a name to hide its line, double-click to see it alone." if len(places) > 1 else ""
+
+
+def _size(n_bytes: float) -> str:
+    return size(int(n_bytes))
+
+
+def _left_out(told: Comparison, places: Sequence[int]) -> str:
+    missing = len(told.cases) - len(places)
+    return f"{missing} with lower hit rates are not drawn." if missing > 0 else ""
+
+
+# --- measures along an axis ----------------------------------------------------------------------------------------------
+
+
+def _along_axis(told: Comparison) -> list[Picture]:
+    """Draw hit rate, goodput and TTFT against the axis: a line for each combination of the other settings."""
+    key = axis_key(told)
+    if key is None:
+        return []
+    drawn = [("hit_rate", PERCENT), ("goodput_requests_per_s", ".3~s"), ("ttft_s_p99", ".3~g")]
+    known = {measure.key for measure in told.measures}
+    return [_against(told, key, BY_KEY[measure], text) for measure, text in drawn if measure in known]
+
+
+def _against(told: Comparison, key: str, measure: Measure, y_format: str) -> Picture:
+    lines = _lines(told, key, measure)
+    styles = Styles(lines)
+    traces = [_line(name, points, styles) for name, points in list(lines.items())[:MOST_LINES]]
+    shown = [end for points in list(lines.values())[:MOST_LINES] for _, y, half in points for end in (y - half, y + half)]
+    x_values = [x for points in lines.values() for x, _, _ in points]
+    bounds = _bound_lines(told, key) if measure.key == "hit_rate" else []
+    height = {y for trace in bounds for y in trace["y"]}
+    y_range, has_bounds = fitted_range(shown, sorted(height)) if shown else ([0, 1], False)
+    note = ""
+    if bounds and has_bounds:
+        traces += bounds
+    elif bounds:
+        low, high = min(height), max(height)
+        rates = f"{low:.2%}" if low == high else f"{low:.2%} to {high:.2%}"
+        note = f"The bounds, at {rates}, lie outside of the picture: with them, differences between the lines could not be seen."
+    if len(lines) > MOST_LINES:
+        note += f" {len(lines) - MOST_LINES} lines are not drawn."
+    x_axis = value_axis(x_values, _size if is_capacity(key) else "{:g}".format)
+    title = f"{measure.title[0].upper()}{measure.title[1:]} by {heading(key)}"
+    y_axis: dict[str, Any] = {"range": y_range, "rangemode": "normal"}
+    if shown and 0 < VERY_WIDE * min(shown) <= max(shown):
+        y_axis = {"type": "log", "dtick": "D2", "rangemode": "normal"}
+    return Picture(title, laid_out(traces, heading(key), measure.title, y_format, x_axis=x_axis, y_axis=y_axis, height=400), note)
+
+
+def _lines(told: Comparison, key: str, measure: Measure) -> dict[str, list[tuple[float, float, float]]]:
+    """Return the points (x, mean, half-width) of each line, by its name, in order of x."""
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for place, x in enumerate(axis_values(told, key)):
+        mean = told.cases[place].mean(measure)
+        if x is not None and mean is not None:
+            lines.setdefault(told.name_without(place, (key,)), []).append((x, mean.mean, mean.half_width or 0.0))
+    return {name: sorted(points) for name, points in lines.items()}
+
+
+def _line(name: str, points: list[tuple[float, float, float]], styles: Styles) -> Trace:
+    trace: Trace = {
+        "type": "scatter", "mode": "lines+markers", "name": name, "x": [x for x, _, _ in points],
+        "y": rounded((y for _, y, _ in points), 5), "line": styles.line(name), "marker": styles.marker(name),
+    }  # fmt: skip
+    if any(half for *_, half in points):
+        widths = rounded((half for *_, half in points), 3)
+        trace |= {"error_y": {"type": "data", "array": widths, "thickness": 1.2, "width": 4}, "opacity": 0.85}
+    return trace
+
+
+def _bound_lines(told: Comparison, key: str) -> list[Trace]:
+    """Return lines for Belady's bound and an unlimited cache, by the mean over the seeds."""
+    traces = []
+    for kind, dash in (("belady", "dash"), ("unlimited", "dot")):
+        points = set()
+        for places in told.framed(kind).values():
+            for place in places:
+                x, rates = axis_values(told, key)[place], list(told.cases[place].bound(kind).values())
+                if rates and x is not None:
+                    points.add((x, sum(rates) / len(rates)))
+        ordered = sorted(points)
+        if ordered and len({x for x, _ in ordered}) == len(ordered):
+            traces.append(
+                {
+                    "type": "scatter", "mode": "lines+markers" if kind == "belady" else "lines", "name": kind,
+                    "x": [x for x, _ in ordered], "y": rounded((y for _, y in ordered), 5),
+                    "line": {"color": GREY, "width": 1.5, "dash": dash}, "marker": {"color": GREY, "size": 5},
+                }
+            )  # fmt: skip
+    return traces
+
+
+def _dots(told: Comparison) -> list[Picture]:
+    """Draw hit rates as dots, best first, where there is no axis to draw them along."""
+    places = _best(told, MOST_BARS)
+    means = {place: mean for place in places if (mean := told.cases[place].mean(BY_KEY["hit_rate"])) is not None}
+    if axis_key(told) is not None or len({mean.mean for mean in means.values()}) < 2:
+        return []
+    ordered = sorted(means, key=lambda place: -means[place].mean)
+    trace: Trace = {
+        "type": "scatter", "mode": "markers", "x": rounded((means[place].mean for place in ordered), 5),
+        "y": [told.label(place) for place in ordered], "marker": {"color": "#3d8fd1", "size": 9}, "name": "hit rate",
+        "error_x": {"type": "data", "array": rounded((means[place].half_width or 0.0 for place in ordered), 3), "thickness": 1.2},
+    }  # fmt: skip
+    x_range, _ = fitted_range([mean.mean for mean in means.values()])
+    figure = laid_out(
+        [trace], "hit rate", "", "", x_axis={"range": x_range, "tickformat": PERCENT},
+        y_axis={"type": "category", "autorange": "reversed", "rangemode": "normal"}, height=100 + 24 * len(ordered),
+        hovermode="closest",
+    )  # fmt: skip
+    return [Picture("Hit rate", figure, _left_out(told, places))]
+
+
+# --- over the run and over the requests ----------------------------------------------------------------------------------
+
+
+def _time(told: Comparison, styles: Styles) -> Picture | None:
+    """Draw the hit rates of all cases over the run, each case by its first seed."""
+    places = [place for place in _best(told, MOST_LINES) if told.cases[place].first["timeline"]["hits"]["edges"]]
+    if not places or len(told.cases) - len(told.identical()) < 1:
+        return None
+    traces: list[Trace] = []
+    rates: list[float] = []
+    for place in places:
+        x, y = binned(told.cases[place].first["timeline"]["hits"])
+        name = told.label(place)
+        rates += y
+        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": styles.line(name, 1.5)})
+    axes = {told.cases[place].first["timeline"]["hits"]["axis"] for place in places}
+    x_title = {("arrival_s",): "arrival (s)", ("request",): "request"}.get(tuple(axes), "arrival (s), or request without a clock")
+    y_range, _ = fitted_range(rates)
+    figure = laid_out(
+        traces, x_title, "hit tokens / prompt tokens", PERCENT, y_axis={"range": [max(0.0, y_range[0]), min(1.0, y_range[1])]},
+        height=400, hovermode="closest",
+    )  # fmt: skip
+    seed = "Each configuration by its first seed. " if told.has_seeds else ""
+    note = f"Equal numbers of requests in each of up to {BINS} steps. {seed}{_left_out(told, places)}{_click(places)}"
+    return Picture("Hit rate over the run", figure, note)
+
+
+def binned(hits: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Merge the bins of a timeline into at most ``BINS``: middles, and hit tokens over prompt tokens of all tiers."""
+    edges, tokens = hits["edges"], hits["prompt_tokens"]
+    rates = [sum(each) for each in zip(*hits["hit_rate"].values(), strict=True)]
+    step = -(-len(tokens) // BINS)
+    x, y = [], []
+    for start in range(0, len(tokens), step):
+        end = min(start + step, len(tokens))
+        total = sum(tokens[start:end])
+        reused = sum(rate * number for rate, number in zip(rates[start:end], tokens[start:end], strict=True))
+        x.append(float(f"{(edges[start] + edges[end]) / 2:.6g}"))
+        y.append(float(f"{reused / total if total else 0.0:.4g}"))
+    return x, y
+
+
+def _ttft(told: Comparison, styles: Styles) -> Picture | None:
+    places = [place for place in _best(told, MOST_LINES) if told.cases[place].first["ttft_quantiles_s"]]
+    if not places:
+        return None
+    traces = [
+        {
+            "type": "scatter", "mode": "lines", "name": told.label(place), "y": PERCENTILES,
+            "x": rounded(told.cases[place].first["ttft_quantiles_s"]), "line": styles.line(told.label(place), 1.5),
+        }
+        for place in places
+    ]  # fmt: skip
+    figure = laid_out(
+        traces, "time to first token (s)", "requests at or below", x_axis={"type": "log"}, height=400, hovermode="closest"
+    )
+    seed = "Each configuration by its first seed. " if told.has_seeds else ""
+    return Picture("Time to first token", figure, f"{seed}{_left_out(told, places)}{_click(places)}")
+
+
+def _phases(told: Comparison) -> Picture | None:
+    places = _best(told, MOST_BARS)
+    kinds = ("queue", "load", "prefill")
+    phases = []
+    for place in places:
+        means = {kind: told.cases[place].mean(BY_KEY[f"{kind}_s_mean"]) for kind in kinds}
+        phases.append({kind: None if mean is None else mean.mean for kind, mean in means.items()})
+    figure = phase_figure([told.label(place) for place in places], phases)
+    return None if figure is None else Picture("Where the time to first token goes", figure, _left_out(told, places))
+
+
+# --- trade-offs ----------------------------------------------------------------------------------------------------------
+
+
+def _pareto(told: Comparison, title: str, read: Any) -> Picture | None:
+    """Draw TTFT p99, or for runs without a clock the hit rate, against a cost; the cases that no other beats are joined.
+
+    None where the cost is the same for all, or where a run without a clock is drawn along a capacity already.
+    """
+    has_clock = any(measure.key == "ttft_s_p99" for measure in told.measures)
+    measure = BY_KEY["ttft_s_p99" if has_clock else "hit_rate"]
+    axis = axis_key(told)
+    if not has_clock and axis is not None and is_capacity(axis) and sum(is_capacity(key) for key in told.keys) == 1:
+        return None
+    points = []
+    for place, case in enumerate(told.cases):
+        costs, mean = list(case.by_seed(read).values()), case.mean(measure)
+        if costs and mean is not None and sum(costs):
+            points.append((sum(costs) / len(costs), mean.mean, place))
+    if len(points) < 3 or len({x for x, *_ in points}) < 2 or len({y for _, y, _ in points}) < 2:
+        return None
+    front = pareto([(x, -measure.better * y) for x, y, _ in points])
+    optimal = {(x, -measure.better * y) for x, y in front}
+    best = [point for point in points if point[:2] in optimal]
+    others = [point for point in points if point[:2] not in optimal]
+    figure = laid_out(
+        [_front(sorted(optimal)), _labelled(best, told, "not beaten", "#d55e00", True),
+         _labelled(others, told, "beaten in both", "#3d8fd1", len(points) <= MOST_LABELS)],
+        title, measure.title, ".3~g" if has_clock else PERCENT, x_axis=value_axis((x for x, *_ in points), _size),
+        y_axis={"range": fitted_range([y for _, y, _ in points], room=0.15)[0], "rangemode": "normal"}, height=420,
+        hovermode="closest",
+    )  # fmt: skip
+    return Picture(f"{measure.title} by {title}", figure, "Points not beaten: no other is as good in both and better in one.")
+
+
+def _front(points: list[tuple[float, float]]) -> Trace:
+    return {
+        "type": "scatter", "mode": "lines", "x": [x for x, _ in points], "y": rounded(y for _, y in points), "hoverinfo": "skip",
+        "showlegend": False, "line": {"color": GREY, "dash": "dot", "shape": "hv"}, "name": "front",
+    }  # fmt: skip
+
+
+def _labelled(points: Iterable[tuple[float, float, int]], told: Comparison, name: str, colour: str, is_named: bool) -> Trace:
+    known = list(points)
+    return {
+        "type": "scatter", "mode": "markers+text" if is_named else "markers", "name": name, "x": [x for x, *_ in known],
+        "y": rounded(y for _, y, _ in known), "text": [told.name_without(place, ("seed",)) for *_, place in known],
+        "textposition": "top center", "textfont": {"size": 11}, "cliponaxis": False,
+        "hovertext": [told.label(place) for *_, place in known], "marker": {"color": colour, "size": 8},
+        "showlegend": bool(known),
+    }  # fmt: skip
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the Pareto front from left to right: points that no other point matches or undercuts in both coordinates."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+# --- tiers and links -----------------------------------------------------------------------------------------------------
+
+
+def _occupancy(told: Comparison) -> Picture | None:
+    """Draw the peak use of each tier as a share of its capacity; unlimited tiers are left out."""
+    shares = {tier: [_peak_share(case.first, tier) for case in told.cases] for tier in TIER_COLOURS}
+    return _bars(told, "Peak use of tiers", shares, TIER_COLOURS, "peak use / capacity")
+
+
+def _peak_share(result: RunRecord, tier: str) -> float | None:
+    use = result["tiers"].get(tier)
+    return use["peak_pages"] / use["capacity_pages"] if use and use["capacity_pages"] else None
+
+
+def _links(told: Comparison) -> Picture | None:
+    names = dict.fromkeys(name for case in told.cases for name in case.first["links"])
+    use = {name: [(case.first["links"].get(name) or {}).get("utilization") for case in told.cases] for name in names}
+    return _bars(told, "Link use", use, dict(zip(names, LINK_COLOURS * len(names), strict=False)), "busy time / total time")
+
+
+def _bars(
+    told: Comparison, title: str, shares: dict[str, list[float | None]], colours: dict[str, str], y_title: str
+) -> Picture | None:
+    """Draw bars for each case; None where all bars are equal, or all are 0."""
+    drawn = {name: values for name, values in shares.items() if any(values)}
+    if not drawn or all(len({value for value in values if value is not None}) < 2 for values in drawn.values()):
+        return None
+    places = _best(told, MOST_BARS)
+    names = [told.cases[place].name for place in places]
+    traces = [
+        {
+            "type": "bar", "name": name, "x": names, "y": rounded(values[place] for place in places),
+            "marker": {"color": colours[name]}, "hovertext": [told.label(place) for place in places],
+        }
+        for name, values in drawn.items()
+    ]  # fmt: skip
+    figure = laid_out(
+        traces,
+        "configurations, by jobs" if told.has_seeds else "run",
+        y_title,
+        SHARE,
+        x_axis={"type": "category"},
+        showlegend=True,
+    )
+    return Picture(title, figure, _left_out(told, places))

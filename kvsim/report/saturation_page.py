@@ -1,0 +1,207 @@
+"""Presents the highest rates at which configurations meet their objectives: a table, a picture, and the files of the folder."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvsim.files.writing import FileSet
+from kvsim.report.comparison.differing import differing, heading, settings_of
+from kvsim.report.figure import GREY, Figure, Picture, Styles, laid_out
+from kvsim.report.summary import UNKNOWN, Table, count, digits, objective_text, percent
+from kvsim.report.table import print_summary
+from kvsim.report.template import SHARED_SCRIPT, foot, render_page
+from kvsim.report.terminal import width_of
+from kvsim.results.records import Damaged, read_saturation
+from kvsim.results.result import RunRecord, to_json
+from kvsim.results.runs import Run
+
+RUN_COLUMNS = (
+    "rate", "requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected",
+    "folder",
+)  # fmt: skip
+Named = tuple[str, RunRecord]
+"""The name of a job and its ``saturate.json``."""
+
+
+def write_saturation(folder: Path, records: Sequence[Named], *, command_line: str | None = None) -> None:
+    """Write ``saturate.csv``, ``saturate.html`` and ``saturate.json``, all or none.
+
+    With the ``command_line`` of a sweep, ``saturate.json`` is left to the folder of each configuration.
+    """
+    with FileSet(folder) as files:
+        files.write("saturate.csv", _csv(records))
+        files.write("saturate.html", render_saturation(records, command_line))
+        if command_line is None:
+            files.write("saturate.json", to_json(records[0][1]))
+
+
+def read_saturations(folder: Path) -> tuple[list[Named], list[Run]]:
+    """Read the jobs of a sweep that have finished, in order of their numbers, and name those whose files are damaged."""
+    records: list[Named] = []
+    damaged = []
+    for path in sorted(folder.glob("*/saturate.json"), key=lambda path: (len(path.parent.name), path.parent.name)):
+        job = path.parent
+        try:
+            records.append((job.name, read_saturation(job)))
+        except Damaged as error:
+            damaged.append(Run(name=job.name, folder=job, error=str(error)))
+    return records, damaged
+
+
+def print_saturation(records: Sequence[Named], console: Console) -> None:
+    """Print what was asked, the table, and the notes of each configuration."""
+    width = width_of(console)
+    console.print(Text("kvsim saturate", "bold"))
+    console.print(Text(question(records[0][1]), "dim"), width=min(width, 100))
+    for table in tables(records):
+        console.print()
+        print_summary(table, console, width)
+        if table.note:
+            console.print(Text(table.note, "dim"), width=min(width, 100))
+    for name, record in records:
+        for note in record["notes"]:
+            console.print(Text(f"{f'{name}: ' if len(records) > 1 else ''}{note}", "dim"), width=min(width, 100))
+
+
+def question(record: RunRecord) -> str:
+    """Say what was searched for."""
+    slo = record["slo"]
+    return (
+        f"The highest rate at which {percent(slo['attainment'])} of the requests have {objective_text(slo)}. A rate divides the "
+        "arrival times of the trace; requests/s are arrivals."
+    )
+
+
+def tables(records: Sequence[Named]) -> list[Table]:
+    """Return the table of configurations, best first, and that of the runs if there is one configuration."""
+    found = [_configurations(records)]
+    if len(records) == 1:
+        found.append(_runs(records[0][1]))
+    return found
+
+
+def _configurations(records: Sequence[Named]) -> Table:
+    """Return a row for each configuration: those that hold the wanted rate first, then by price; otherwise by rate."""
+    keys, settings = _settings(records)
+    wanted = records[0][1]["wanted_rate"]
+    order = sorted(range(len(records)), key=lambda place: _merit(records[place][1]))
+    columns = ["job", *map(heading, keys), "rate", "fails at", "requests/s", "TTFT p99 (s)", "GPUs", "price/h"]
+    columns += ["holds"] if wanted is not None else []
+    rows = []
+    for place in order:
+        name, record = records[place]
+        best = record["highest"] or {}
+        cells = [_rate(record["rate"]), _rate(record["fails_at"]), digits(best.get("requests_per_s"))]
+        cells += [digits(best.get("ttft_s_p99")), count(record["gpus"]), digits(record["price_per_hour"])]
+        cells += [] if wanted is None else ["yes" if record["holds_wanted_rate"] else "no"]
+        rows.append((name, *(settings[place].get(key, "") for key in keys), *cells))
+    return Table("Highest rates", tuple(columns), rows, _cheapest(records, order))
+
+
+def _merit(record: RunRecord) -> tuple[float, ...]:
+    """Return a key by which the best configuration comes first."""
+    price = float("inf") if record["price_per_hour"] is None else record["price_per_hour"]
+    n_bytes = sum(float("inf") if size is None else size for size in record["capacity_bytes"].values())
+    rate = -(record["rate"] or 0.0)
+    return (rate, price, n_bytes) if record["wanted_rate"] is None else (not record["holds_wanted_rate"], price, n_bytes, rate)
+
+
+def _cheapest(records: Sequence[Named], order: Sequence[int]) -> str:
+    """Say which configuration holds the wanted rate at the lowest price, and with the least memory at that price."""
+    name, record = records[order[0]]
+    if record["wanted_rate"] is None or len(records) == 1:
+        return ""
+    if not record["holds_wanted_rate"]:
+        return f"No configuration holds a rate of {record['wanted_rate']:g}."
+    return (
+        f"The cheapest configuration that holds a rate of {record['wanted_rate']:g} is job {name}, at "
+        f"{digits(record['price_per_hour'])} per hour; of those with the same price, it has the least memory."
+    )
+
+
+def _settings(records: Sequence[Named]) -> tuple[list[str], list[dict[str, str]]]:
+    settings = [settings_of(record) for _, record in records]
+    return differing(settings), settings
+
+
+def _rate(rate: float | None) -> str:
+    return UNKNOWN if rate is None else f"{rate:.4g}"
+
+
+def _runs(record: RunRecord) -> Table:
+    columns = ("rate", "requests/s", "attainment", "goodput (requests/s)", "TTFT p99 (s)", "TPOT p99 (s)", "hit rate")
+    rows: list[tuple[str, ...]] = [
+        (
+            _rate(run["rate"]),
+            digits(run["requests_per_s"]),
+            percent(run["attainment"]),
+            digits(run["goodput_requests_per_s"]),
+            digits(run["ttft_s_p99"]),
+            digits(run["tpot_s_p99"]),
+            percent(run["hit_rate"]),
+        )
+        for run in record["runs"]
+    ]
+    return Table("Runs", columns, rows)
+
+
+def render_saturation(records: Sequence[Named], command_line: str | None = None) -> str:
+    """Return the page, which loads plotly.js from its folder, as the pages of the runs do from there."""
+    first = records[0][1]
+    notes = [f"{name}: {note}" if len(records) > 1 else note for name, record in records for note in record["notes"]]
+    target, limit_s = first["slo"]["attainment"], first["slo"]["ttft_s"]
+    pictures = [
+        Picture("Attainment by rate", _figure(records, "attainment", "requests that meet the objectives", ".0%", target)),
+        Picture("Time to first token by rate", _figure(records, "ttft_s_p99", "99th percentile (s)", "~g", limit_s)),
+    ]
+    reproduced = first | ({} if command_line is None else {"command_line": command_line})
+    return render_page(
+        "plain.html", "kvsim saturate", pictures, about=[], lines=[question(first), *notes], tables=tables(records),
+        pictures_first=True, foot=foot(reproduced), shared_script=SHARED_SCRIPT,
+    )  # fmt: skip
+
+
+def _figure(records: Sequence[Named], key: str, title: str, y_format: str, limit: float | None) -> Figure:
+    """Draw a number of the runs against the load, a line for each configuration, and its limit."""
+    keys, settings = _settings(records)
+    names = [" ".join(settings[place].get(key, "") for key in keys) or name for place, (name, _) in enumerate(records)]
+    styles = Styles(names)
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": [run["rate"] for run in record["runs"]],
+            "y": [run[key] for run in record["runs"]],
+            "text": [f"{digits(run['requests_per_s'])} requests/s" for run in record["runs"]],
+            "line": styles.line(name),
+            "marker": styles.marker(name),
+        }
+        for name, (_, record) in zip(names, records, strict=True)
+    ]
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": {"color": GREY, "dash": "dot"}}
+    axis = {"type": "log"} if key.endswith("_p99") else {}
+    return laid_out(
+        traces, "rate", title, y_format, x_axis={"type": "log"}, y_axis=axis,
+        shapes=[] if limit is None else [line],
+    )  # fmt: skip
+
+
+def _csv(records: Sequence[Named]) -> str:
+    """Return a row for each run."""
+    keys, settings = _settings(records)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["job", *keys, *RUN_COLUMNS, "is_highest", "gpus", "price_per_hour"])
+    for place, (name, record) in enumerate(records):
+        chosen = [settings[place].get(key, "") for key in keys]
+        for run in record["runs"]:
+            is_highest = str(run["rate"] == record["rate"]).lower()
+            numbers = [run[column] for column in RUN_COLUMNS]
+            writer.writerow([name, *chosen, *numbers, is_highest, record["gpus"], record["price_per_hour"]])
+    return text.getvalue()

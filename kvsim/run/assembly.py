@@ -1,0 +1,250 @@
+"""Builds the parts of a run from its plan: tiers, edges, caches and engines, with their policies bound."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kvsim.cluster.cluster import Cluster
+from kvsim.cluster.hand_over import HandOver
+from kvsim.cluster.router import Router, known_engines
+from kvsim.core.answers import refused
+from kvsim.core.cache import Cache
+from kvsim.core.edge import Edge, chain
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.rules import HybridSettings
+from kvsim.core.serving import ServedCache
+from kvsim.core.tier import LEVELS, Tier
+from kvsim.engine.engine import Engine
+from kvsim.engine.mover import Mover
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.substrate import Substrate
+from kvsim.errors import UsageError
+from kvsim.plans.plan import Plan, TierPlan
+from kvsim.policies.checkpoint.base import Prefill
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.routing.base import RoutingPolicy
+from kvsim.policies.routing.context import RoutingContext
+from kvsim.states.cache import HybridCache
+
+Graph = tuple[list[Tier], list[Edge]]
+"""Tiers that are joined by edges, and therefore have one cache: GPU tiers, then CPU tiers, then disks."""
+P = TypeVar("P")
+
+
+# --- tiers ---------------------------------------------------------------------------------------------------------------
+
+
+def build_graphs(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> list[Graph]:
+    """Build the tiers of all engines, empty. Engines that share no tier have a graph each.
+
+    Raises UsageError if a policy cannot be bound, for example because an input is missing.
+    """
+    groups: dict[int, list[int]] = {}
+    for engine in range(plan.layout.engines):
+        groups.setdefault(_group_of(plan, engine), []).append(engine)
+    return [_build_graph(plan, requests, pool, engines) for engines in groups.values()]
+
+
+def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> Graph:
+    """Build the tiers of the first engine alone, empty, for a replay. Raises UsageError."""
+    return _build_graph(plan, requests, pool, [0])
+
+
+def _group_of(plan: Plan, engine: int) -> int:
+    """Return a number that is equal for engines that share a tier, directly or through others."""
+    names = [tier.name for tier in plan.tiers]
+    if "disk" in names:
+        return plan.layout.disks[engine]
+    return plan.owner("cpu", engine) if "cpu" in names else engine
+
+
+def _build_graph(plan: Plan, requests: Sequence[Request], pool: type[Pool], engines: Sequence[int]) -> Graph:
+    tiers: dict[tuple[str, int], Tier] = {}
+    for one in plan.tiers:
+        for owner in dict.fromkeys([plan.owner(one.name, engine) for engine in engines]):
+            tiers[one.name, owner] = _build_tier(plan, requests, pool, one, owner, len(tiers))
+    edges: list[Edge] = []
+    for one in plan.tiers:
+        if one.placement is None:
+            continue
+        for pair in dict.fromkeys([(plan.owner(one.above, engine), plan.owner(one.name, engine)) for engine in engines]):
+            upper, lower = tiers[one.above, pair[0]], tiers[one.name, pair[1]]
+            placement = _own(plan, one.placement)
+            bind("placement", placement, context(plan, requests, lower, upper))
+            edges.append(Edge(upper, lower, placement))
+    return list(tiers.values()), edges
+
+
+def _build_tier(plan: Plan, requests: Sequence[Request], pool: type[Pool], one: TierPlan, owner: int, index: int) -> Tier:
+    given = _own(plan, one.eviction)
+    eviction: object = given.variant()
+    if not isinstance(eviction, EvictionPolicy):
+        raise refused(f"the eviction policy {type(given).__name__}", "variant()", eviction, "an eviction policy")
+    tier = Tier(one.name, index, pool(one.capacity_pages), eviction, LEVELS.index(one.name))
+    tier.owner, tier.unit_pages = owner, one.unit_pages
+    bind("eviction", eviction, context(plan, requests, tier))
+    return tier
+
+
+def _own(plan: Plan, policy: P) -> P:
+    """Return a policy for one of several places of the same kind; the only one gets the plan's."""
+    return deepcopy(policy) if plan.layout.engines > 1 else policy
+
+
+# --- what policies may know ----------------------------------------------------------------------------------------------
+
+
+def bind(family: str, policy: Any, known: PolicyContext) -> None:
+    """Bind a policy. Raises UsageError if an input is missing."""
+    try:
+        policy.bind(known)
+    except ValueError as error:
+        whose = "" if family == "scheduling" else f" of the {known.tier_name} tier"
+        raise UsageError(f"{family}{whose}: {type(policy).__name__} {error}") from error
+
+
+def context(plan: Plan, requests: Sequence[Request], tier: Tier, upper: Tier | None = None) -> PolicyContext:
+    """Return what the policies of a tier may know. ``upper`` is the tier above, for a placement policy."""
+    position = [one.name for one in plan.tiers].index(tier.name)
+    one = plan.tiers[position]
+    seed = [plan.seed, position] if plan.layout.engines == 1 else [plan.seed, position, tier.owner]
+    return PolicyContext(
+        tier=tier.index,
+        tier_name=tier.name,
+        level=tier.level,
+        upper_tier=-1 if upper is None else upper.index,
+        upper_level=LEVELS.index(one.above) if one.above else -1,
+        lower_tier_name=next((lower.name for lower in plan.tiers if lower.placement and lower.above == tier.name), None),
+        capacity_pages=one.capacity_pages,
+        capacities=[each.capacity_pages for each in plan.tiers],
+        position=position,
+        page_tokens=plan.page_tokens,
+        states_apart=plan.states is not None,
+        model=plan.model,
+        hardware=plan.hardware,
+        requests=requests,
+        rng=np.random.default_rng(seed),
+    )
+
+
+# --- caches --------------------------------------------------------------------------------------------------------------
+
+
+def build_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServedCache:
+    """Build the plan's cache, empty. For a model with recurrent layers, it also saves their states."""
+    cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
+    return _with_states(plan, cache, requests) if plan.model.is_hybrid else cache
+
+
+def build_served(plan: Plan, graph: Graph, requests: Sequence[Request]) -> ServedCache:
+    """Build the cache that an engine is simulated with: that of the plan's rules, if they have one."""
+    tiers, edges = graph
+    return plan.rules.served_cache(tiers, edges, plan.page_tokens) or build_cache(plan, tiers, edges, requests)
+
+
+def _with_states(plan: Plan, cache: Cache, requests: Sequence[Request]) -> HybridCache:
+    """Build a cache that saves recurrent states. States with their own capacity are evicted by LRU and written through."""
+    hybrid = hybrid_settings(plan, cache.tiers, requests)
+    state_tiers = hybrid.state_tiers
+    return HybridCache(
+        cache,
+        policy=hybrid.checkpoint,
+        prefill=Prefill,
+        grid_pages=hybrid.grid_pages,
+        state_bytes=hybrid.state_bytes,
+        state_pages=hybrid.state_pages,
+        state_tiers=state_tiers,
+        state_edges=chain(state_tiers, [WriteThrough() for _ in state_tiers[1:]]) if state_tiers else None,
+    )
+
+
+def hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request] = ()) -> HybridSettings:
+    """Bind the checkpoint policy and build the tiers of states, if they have their own, with LRU. Raises UsageError."""
+    model, checkpoint = plan.model, _own(plan, plan.checkpoint)
+    bind("checkpoint", checkpoint, context(plan, requests, tiers[0]))
+    state_tiers = None
+    if plan.states is not None:
+        state_tiers = [
+            Tier(tier.name, tier.index, (Pool if room is None else type(tier.pool))(room), LRU())
+            for tier, room in zip(tiers, plan.states, strict=False)
+        ]
+        for tier, pages in zip(state_tiers, tiers, strict=False):
+            tier.slot_bytes, tier.owner = model.state_bytes, pages.owner
+            tier.eviction.bind(context(plan, requests, pages))
+    return HybridSettings(
+        checkpoint=checkpoint,
+        state_tiers=state_tiers,
+        state_pages=1 if state_tiers else -(-model.state_bytes // model.page_bytes(plan.page_tokens)),
+        state_bytes=model.state_bytes,
+        grid_pages=model.checkpoint_grid_tokens(plan.page_tokens) // plan.page_tokens,
+        prefill_chunk_tokens=plan.replay.chunk_tokens,
+    )
+
+
+# --- engines -------------------------------------------------------------------------------------------------------------
+
+
+def build_prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetching:
+    """Build the prefetches of one engine."""
+    policy = _own(plan, plan.prefetch)
+    bind("prefetch", policy, context(plan, requests, cache.tiers[0] if len(plan.tiers) == 1 else _second(plan, cache.tiers)))
+    return Prefetching(cache, policy, Offer)
+
+
+def _second(plan: Plan, tiers: Sequence[Tier]) -> Tier:
+    """Return a tier of the second kind; all of them have the same capacity."""
+    return next(tier for tier in tiers if tier.name == plan.tiers[1].name)
+
+
+def build_cluster(plan: Plan, requests: Sequence[Request], caches: Sequence[ServedCache], substrate: Substrate) -> Cluster:
+    """Build all engines over their caches and, if there are several, the routers before them. Raises UsageError."""
+    engines: dict[int, Engine] = {}
+    for cache in caches:
+        mover = Mover(substrate, cache)
+        for index in cache.views:
+            gpu = cache.tiers[index]
+            scheduling = _own(plan, plan.scheduling)
+            bind("scheduling", scheduling, context(plan, requests, gpu))
+            prefetching = build_prefetching(plan, requests, cache)
+            engines[gpu.owner] = Engine(
+                substrate, cache, prefetching, plan.engine, scheduling, number=gpu.owner, gpu=gpu, mover=mover
+            )
+    ordered, layout = [engines[number] for number in sorted(engines)], plan.layout
+    if layout.engines == 1:
+        return Cluster(ordered, failures=plan.cluster.plan_failures())
+    gpus = {number: engine.gpu for number, engine in engines.items()}
+    first = layout.prefill_engines or layout.engines
+    hand_over = None
+    if layout.prefill_engines:
+        decoders = {number: gpu for number, gpu in gpus.items() if number >= first}
+        router = _router(plan, plan.decode_routing, decoders, substrate, 1)
+        hand_over = HandOver(router, ordered, is_layerwise=plan.engine.overlap == "layerwise")
+    router = _router(plan, plan.routing, {number: gpu for number, gpu in gpus.items() if number < first}, substrate, 0)
+    return Cluster(ordered, router, hand_over=hand_over, failures=plan.cluster.plan_failures(), layout=layout)
+
+
+def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:
+    """Build the router before the engines that compute prompts (``place`` 0), or before those that only decode (1)."""
+    env = substrate.env
+    known = known_engines(policy, gpus, lambda: float(env.now))
+    numbers = [engine.engine for engine in known]
+    capacities = [engine.capacity_pages for engine in known]
+    rng = np.random.default_rng([plan.seed, len(LEVELS) + place])
+    policy.bind(
+        RoutingContext(
+            engines=numbers,
+            capacities=capacities,
+            page_tokens=plan.page_tokens,
+            prefills=plan.layout.role(numbers[0]) != "decode",
+            decodes=plan.layout.role(numbers[0]) != "prefill",
+            rng=rng,
+        )
+    )
+    return Router(policy, known)

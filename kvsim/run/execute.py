@@ -1,0 +1,165 @@
+"""From a plan to its result: load the trace, run it, summarize the outcome. Used by the commands and the Python API."""
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.engine.collector import freeze, without_garbage_collector
+from kvsim.engine.outcome import Outcome
+from kvsim.plans.plan import Plan
+from kvsim.plans.policy_errors import policies_named
+from kvsim.results.frame import columns_of, frame
+from kvsim.results.result import RunRecord, summarize, warmup_requests
+from kvsim.run import play
+from kvsim.run.fingerprint import bound_names, configuration_hash
+from kvsim.run.run_result import RunResult
+from kvsim.trace.base import Trace
+
+if TYPE_CHECKING:
+    from kvsim.run.curves import Curve, CurveSettings
+
+KEPT = 4
+"""Number of loaded traces kept in memory; the least recently used one is dropped first."""
+
+Watch = Callable[[int], AbstractContextManager[play.Advance | None]]
+"""Takes the number of requests to run; entering the result gives a callback that is told now and then how many are done."""
+
+_loaded: OrderedDict[str, Trace] = OrderedDict()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Result(RunResult):
+    """The result of a run in this process."""
+
+    record: RunRecord
+    """The content of ``result.json``."""
+    outcome: Outcome
+    """Arrays with one row per request."""
+
+    @cached_property
+    def requests(self) -> Any:
+        from kvsim.report.folder import request_lines
+
+        return frame(columns_of(request_lines(self.outcome)))
+
+    @property
+    def hit_pages(self) -> np.ndarray:
+        """Hit pages of each request; columns gpu, cpu, disk."""
+        return self.outcome.hit_pages
+
+    def write(self, folder: str | Path) -> None:
+        """Write ``result.json``, ``requests.csv.gz`` and ``report.html``, as the commands do."""
+        from kvsim.report.folder import write_run
+
+        write_run(Path(folder), self.record, self.outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A curve and the time it took."""
+
+    curve: "Curve"
+    load_s: float
+    """Seconds to load the trace."""
+    wall_s: float
+    """Seconds to compute the curve."""
+    trace_note: str
+    """What of the trace was made up."""
+
+
+def unwatched(requests: int) -> AbstractContextManager[None]:
+    """A ``Watch`` that reports no progress."""
+    return nullcontext()
+
+
+def execute(
+    command: str,
+    plan: Plan,
+    trace: Trace | None = None,
+    *,
+    watch: Watch = unwatched,
+    inspect: Callable[[Any, str], None] | None = None,
+    command_line: str | None = None,
+    is_named: bool = True,
+) -> Result:
+    """Run ``replay`` or ``simulate`` on ``trace``; without one, load the plan's trace.
+
+    ``inspect`` is called with the cache of a replay (see ``play.replay``). ``is_named`` is False if a policy was passed as an
+    object, so that the configuration does not describe the run completely. Writes no files. Raises UsageError. The caller must
+    check whether a run on hardware found wrong pages (``play.check_verified``).
+    """
+    with without_garbage_collector():
+        trace, load_s = (trace, 0.0) if trace else load_trace(plan)
+        requests = trace.requests
+        play.check_capacity(plan, requests)
+        warmup_requests(plan.warmup, len(requests))
+        with watch(len(requests)) as advance:
+            if command == "replay":
+                outcome = play.replay(plan, requests, advance, inspect)
+            else:
+                outcome = play.simulate(plan, requests, advance)
+    record = summarize(
+        outcome,
+        command=command,
+        config=plan.config,
+        choices=plan.choices,
+        seed=plan.seed,
+        warmup=plan.warmup,
+        load_s=load_s,
+        command_line=command_line,
+        config_hash=configuration_hash(plan, command) if is_named else None,
+        bounds=bound_names(plan, requests) if is_named else None,
+        page_bytes=plan.model.page_bytes(plan.page_tokens),
+        rules_note=plan.rules_note or None,
+        trace_note=trace.note or None,
+        slo=plan.slo,
+        model_note=plan.model_note or None,
+        gpu_memory=None if plan.gpu_memory is None else asdict(plan.gpu_memory) | {"kv_bytes": plan.gpu_memory.kv_bytes},
+    )
+    return Result(record=record, outcome=outcome)
+
+
+def draw(plan: Plan, settings: "CurveSettings", trace: Trace | None = None, *, watch: Watch = unwatched) -> Drawn:
+    """Compute the curves of ``trace``; without one, load the plan's trace. Raises UsageError."""
+    from kvsim.run.curves import Curves
+
+    curves = Curves(plan, settings)
+    trace, load_s = (trace, 0.0) if trace else load_trace(plan)
+    began = perf_counter()
+    curves.load(trace.requests)
+    with watch(curves.replayed_requests) as advance:
+        curve = curves.draw(advance)
+    return Drawn(curve=curve, load_s=load_s, wall_s=perf_counter() - began, trace_note=trace.note)
+
+
+@policies_named
+def load_trace(plan: Plan) -> tuple[Trace, float]:
+    """Return a plan's trace and the seconds it took to load. Raises TraceError and UsageError, as the trace's ``load`` does.
+
+    The process keeps the last few traces, so the jobs of a sweep share them. All objects alive after loading are frozen, so the
+    garbage collector does not scan the whole trace again and again.
+    """
+    began = perf_counter()
+    key = json.dumps([plan.config["trace"], plan.page_tokens, _file_state(plan)], sort_keys=True)
+    if key not in _loaded:
+        _loaded[key] = plan.trace.load(plan.page_tokens)
+        freeze()
+    _loaded.move_to_end(key)
+    while len(_loaded) > KEPT:
+        _loaded.popitem(last=False)
+    return _loaded[key], perf_counter() - began
+
+
+def _file_state(plan: Plan) -> list[tuple[str, int, int]]:
+    """Path, modification time and size of each of the trace's files, which change when the file does."""
+    states = [(os.path.abspath(path), os.stat(path)) for path in plan.trace.files() if os.path.isfile(path)]
+    return [(path, state.st_mtime_ns, state.st_size) for path, state in states]

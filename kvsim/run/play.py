@@ -1,0 +1,197 @@
+"""From a plan to its outcome: assembles cache, policies and engine, and runs requests through them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvsim.bounds.limits import not_bounded
+from kvsim.core.edge import Edge
+from kvsim.core.pool import Pool, SlotPool
+from kvsim.core.request import Request
+from kvsim.core.serving import ServedCache, ServingCache
+from kvsim.core.tier import Tier
+from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
+from kvsim.engine.layout import ONE_ENGINE
+from kvsim.engine.outcome import Outcome
+from kvsim.engine.recorder import RecordedCache, Recorder
+from kvsim.errors import UsageError, WrongResult
+from kvsim.plans.combinations import check_bypass
+from kvsim.plans.plan import Plan, TierPlan
+from kvsim.plans.policy_errors import policies_named
+from kvsim.plans.substrate_choice import SUBSTRATES
+from kvsim.policies.eviction.base import BypassEviction
+from kvsim.policies.eviction.belady import Belady
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.replaying.bypass import BypassTier
+from kvsim.replaying.replay import Replay
+from kvsim.run.assembly import (
+    build_cache,
+    build_cluster,
+    build_graphs,
+    build_prefetching,
+    build_served,
+    build_tiers,
+    hybrid_settings,
+)
+
+Advance = Callable[[int], None]
+"""Called now and then with the number of finished requests."""
+
+
+@policies_named
+def replay(
+    plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any, str], None] | None = None
+) -> Outcome:
+    """Replay the requests one after another, without a clock.
+
+    ``inspect`` is called with the cache: with ``plan.print_steps`` after each step, with what has happened, and otherwise once,
+    while the last requests are still unfinished. Slots are then numbered. Raises UsageError.
+    """
+    check_answers(plan, requests)
+    check_bypass(plan, "replay")
+    tiers, edges = build_tiers(plan, requests, SlotPool if inspect else Pool)
+    try:
+        if plan.rules.has_own_cache:
+            taken = plan.replay.pages_taken(requests, plan.page_tokens)
+            plan.rules.check_requests(requests, taken, {tier.name: tier.capacity_pages for tier in plan.tiers}, plan.page_tokens)
+        own = _bypass_tier(plan, tiers, requests) or _own_cache(plan, tiers, edges, requests)
+    except ValueError as error:
+        raise UsageError(f"rules: {error}") from error
+    cache = own or build_cache(plan, tiers, edges, requests)
+    log = EventLog(tiers) if plan.events else None
+    if log:
+        cache = LoggedCache(cache, log) if isinstance(cache, ServedCache) else LoggedServer(cache, log)
+    player = Replay(cache, build_prefetching(plan, requests, cache), plan.replay)
+    outcome = player.run(requests, advance, inspect, each_step=plan.print_steps)
+    outcome.events = log
+    return outcome
+
+
+@policies_named
+def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
+    """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
+    check_bypass(plan, "simulate")
+    check_answers(plan, requests)
+    choice = SUBSTRATES[plan.substrate]
+    graphs = build_graphs(plan, requests, choice.pool)
+    caches = [build_served(plan, graph, requests) for graph in graphs]
+    tiers = [tier for graph in graphs for tier in graph[0]]
+    substrate = choice.open(plan, requests, caches)
+    try:
+        recorder = Recorder(substrate, tiers) if plan.timeline else None
+        log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
+        watched: list[ServedCache] = list(caches)
+        if log:
+            watched = [LoggedCache(cache, log) for cache in watched]
+        if recorder:
+            watched = [RecordedCache(cache, recorder) for cache in watched]
+        outcome = build_cluster(plan, requests, watched, recorder or substrate).run(requests, advance)
+    finally:
+        substrate.close()
+    outcome.timeline, outcome.events = recorder, log
+    return outcome
+
+
+def check_verified(found: Mapping[str, Any]) -> None:
+    """Raise WrongResult if a page or state reused on real hardware held anything other than what was computed.
+
+    ``found`` are the findings of the run, empty for a simulation.
+    """
+    if found.get("wrong_words"):
+        states = ""
+        if found["verified_states"]:
+            states = f" and {found['wrong_states']:,} of {found['verified_states']:,} reused states"
+        raise WrongResult(
+            f"{found['wrong_words']:,} words in {found['wrong_pages']:,} of {found['verified_pages']:,} reused pages{states} are "
+            f"wrong: do not trust the run on {found['device']}"
+        )
+
+
+def _own_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServingCache | None:
+    """Build the cache of the engine whose rules apply; None for kvsim's own rules. Raises ValueError."""
+    rules, page_tokens = plan.rules, plan.page_tokens
+    if rules.serves_hybrid_models:
+        return rules.hybrid_cache(tiers, edges, page_tokens, hybrid_settings(plan, tiers, requests))
+    return rules.serving_cache(tiers, edges, page_tokens)
+
+
+def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
+    """Replay Belady's MIN on one tier as large as all tiers of all engines together: no policies for them get more page hits.
+
+    The bound holds for requests served in the order of the trace, because a hit page must have been in some tier since its last
+    use, and this one tier holds as many pages as all of them. In it, moves are free, running requests occupy no pages, every
+    engine has every page, and the future is known. Requests too large for the GPU tier of an engine are rejected. Passing a
+    ``belady`` used before on the same requests saves looking ahead over them again.
+    """
+    gpu = plan.tiers[0]
+    whole = TierPlan(name=gpu.name, capacity_pages=plan.total_pages, eviction=belady or Belady(), placement=None)
+    settings = replace(plan.replay, in_flight=1)
+    one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings, layout=ONE_ENGINE)
+    cache = _bypass_tier(one, build_tiers(one, requests)[0], requests, gpu.capacity_pages)
+    assert cache is not None
+    return Replay(cache, build_prefetching(one, requests, cache), settings).run(requests)
+
+
+def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
+    """Raise UsageError if the rules need output tokens that the trace lacks, or do not support what the trace contains."""
+    if plan.rules.has_own_cache:
+        for what, is_there in (
+            ("has persistent prompts", any(request.persistent for request in requests)),
+            ("resets the cache", any(request.resets for request in requests)),
+            ("asks for several samples of an answer", any(request.samples > 1 for request in requests)),
+            ("has images that no hit may end inside", any(request.images for request in requests)),
+        ):
+            if is_there:
+                raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")
+        if not plan.rules.has_bigram_keys and any(request.bigram for request in requests):
+            raise UsageError(
+                "trace.bigram: only SGLang has keys of token pairs: set trace.bigram=false, rules=sglang or rules=default"
+            )
+    if plan.layout.pairs and any(request.samples > 1 for request in requests):
+        raise UsageError(
+            "cluster.prefill: the trace asks for several samples of an answer, and only one can be handed to another engine: "
+            "set cluster.engines instead"
+        )
+    if not plan.rules.cache_output:
+        return
+    if any(request.output_runs is None for request in requests):
+        raise UsageError(
+            "rules.cache_output: the trace does not contain output tokens: use one that does (tokens with output_token_ids, "
+            "synthetic), set trace.answers=inferred (mooncake, weka, bailian) or unique (mooncake, bailian), or set "
+            "rules.cache_output=false"
+        )
+    if any(request.prompt_pages * plan.page_tokens > request.prompt_tokens for request in requests):
+        raise UsageError("rules.cache_output: output cannot follow a prompt that ends with a partial page: set trace.tail=full")
+
+
+def check_capacity(plan: Plan, requests: list[Request]) -> None:
+    """Raise UsageError if the GPU tier cannot hold even the smallest request, so every request would be rejected."""
+    capacity = plan.tiers[0].capacity_pages
+    if capacity is None:
+        return
+    smallest = min([request.prompt_tokens for request in requests])
+    if capacity < smallest // plan.page_tokens:
+        raise UsageError(
+            f"tiers.gpu.capacity is {capacity} pages of {plan.page_tokens} tokens, but the smallest prompt has "
+            f"{smallest} tokens: no request fits; increase the capacity"
+        )
+
+
+def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest_pages: int | None = None) -> BypassTier | None:
+    """Build the cache of a policy that may bypass the tier; None for other policies.
+
+    Requests of more than ``largest_pages``, by default the tier's capacity, are rejected.
+    """
+    policy = tiers[0].eviction
+    if not isinstance(policy, BypassEviction):
+        return None
+    if what := not_bounded(requests):
+        raise UsageError(f"eviction: {type(policy).__name__} is not an exact bound for a trace that {what}")
+    if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
+        raise UsageError(
+            f"eviction: {type(policy).__name__} is not an exact bound where several answers to a prompt are cached: set "
+            "rules.cache_output=false"
+        )
+    taken = plan.replay.pages_taken(requests, plan.page_tokens)
+    largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
+    return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, requests, taken, largest)

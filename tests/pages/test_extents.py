@@ -1,0 +1,43 @@
+"""Runs of page ids: joined, split, cut."""
+
+import pytest
+
+from kvsim.pages.extents import Run, append_run, count_pages, drop_last_pages, join_runs, last_pages, split_runs
+
+
+@pytest.mark.parametrize(("dropped", "left"), [(0, ((1, 2), (8, 3))), (1, ((1, 2), (8, 2))), (3, ((1, 2),)), (4, ((1, 1),))])
+def test_the_last_pages_of_a_path_are_dropped(dropped: int, left: tuple[Run, ...]):
+    assert drop_last_pages(((1, 2), (8, 3)), dropped) == left
+
+
+def test_paths_are_joined_in_normal_form():
+    assert join_runs(((1, 2), (8, 3)), ((11, 4), (20, 1))) == ((1, 2), (8, 7), (20, 1))
+    assert join_runs(((1, 2),), ((8, 3),)) == ((1, 2), (8, 3))
+
+
+def test_a_run_that_continues_the_last_one_joins_it():
+    runs: list[Run] = []
+    for start, pages in ((5, 2), (7, 1), (9, 1)):
+        append_run(runs, start, pages)
+    assert runs == [(5, 3), (9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("pages", "upper", "lower"),
+    [
+        (0, (), ((0, 3), (10, 2))),
+        (2, ((0, 2),), ((2, 1), (10, 2))),
+        (3, ((0, 3),), ((10, 2),)),
+        (4, ((0, 3), (10, 1)), ((11, 1),)),
+        (5, ((0, 3), (10, 2)), ()),
+        (6, ((0, 3), (10, 2)), ()),
+    ],
+)
+def test_runs_are_split_after_any_page(pages, upper, lower):
+    assert split_runs(((0, 3), (10, 2)), pages) == (upper, lower)
+    assert count_pages(upper + lower) == 5
+
+
+@pytest.mark.parametrize(("pages", "left"), [(1, ((10, 1),)), (3, ((8, 3),)), (4, ((2, 1), (8, 3))), (5, ((1, 2), (8, 3)))])
+def test_the_last_pages_of_a_path_are_kept(pages: int, left: tuple[Run, ...]):
+    assert last_pages(((1, 2), (8, 3)), pages) == left

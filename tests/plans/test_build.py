@@ -1,0 +1,338 @@
+"""From a composed configuration to the objects of a run."""
+
+import os
+from pathlib import Path
+
+import hydra
+import hydra.utils
+import pytest
+from omegaconf import OmegaConf
+
+from kvsim.errors import UsageError
+from kvsim.plans.build import build_run, check_output
+from kvsim.plans.plan import Plan
+from kvsim.policies.eviction.fifo import FIFO
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.policies.placement.write_back import WriteBack
+from kvsim.policies.placement.write_through import WriteThrough
+from kvsim.policies.placement.write_through_selective import WriteThroughSelective
+from kvsim.replaying.settings import ReplaySettings
+
+CONF = Path(__file__).resolve().parent.parent.parent / "conf"
+THREE_TIERS = ("tiers.cpu.capacity=100pages", "tiers.disk.capacity=200pages")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(*overrides: str, command: str = "replay") -> Plan:
+    with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
+        cfg = hydra.compose("config", overrides=list(overrides))
+    return build_run(cfg, command=command, overrides=overrides)
+
+
+def problem(*overrides: str, command: str = "replay") -> str:
+    with pytest.raises(UsageError) as error:
+        plan(*overrides, command=command)
+    return str(error.value)
+
+
+def test_a_run_has_one_gpu_tier_unless_told_otherwise() -> None:
+    (gpu,) = plan("tiers.gpu.capacity=60pages").tiers
+    assert (gpu.name, gpu.capacity_pages, gpu.placement) == ("gpu", 60, None)
+
+
+def test_bytes_are_those_of_the_model() -> None:
+    assert plan("tiers.gpu.capacity=1GiB", "page_tokens=16").tiers[0].capacity_pages == 512
+    assert plan("tiers.gpu.capacity=1GiB", "page_tokens=16", "model.kv_dtype_bytes=1").tiers[0].capacity_pages == 1024
+
+
+def test_one_policy_serves_all_tiers_in_separate_instances() -> None:
+    gpu, cpu, disk = plan(*THREE_TIERS, "eviction=slru", "eviction.protected_hits=3").tiers
+    assert [tier.eviction.protected_hits for tier in (gpu, cpu, disk)] == [3, 3, 3]  # type: ignore[attr-defined]
+    assert gpu.eviction is not cpu.eviction
+
+
+def test_a_tier_may_have_its_own_eviction_policy() -> None:
+    own = ("eviction@tiers.cpu.eviction=slru", "tiers.cpu.eviction.protected_hits=4")
+    gpu, cpu, disk = plan(*THREE_TIERS, "eviction=fifo", *own).tiers
+    assert isinstance(gpu.eviction, FIFO)
+    assert isinstance(cpu.eviction, SegmentedLRU)
+    assert cpu.eviction.protected_hits == 4
+    assert isinstance(disk.eviction, FIFO)
+
+
+def test_an_edge_may_have_its_own_placement_policy() -> None:
+    gpu, cpu, disk = plan(*THREE_TIERS, "placement=write_back", "placement@tiers.disk.placement=write_through_selective").tiers
+    assert gpu.placement is None
+    assert isinstance(cpu.placement, WriteBack)
+    assert isinstance(disk.placement, WriteThroughSelective)
+
+
+def test_defaults_are_lru_and_write_through() -> None:
+    _, cpu = plan("tiers.cpu.capacity=unlimited").tiers
+    assert isinstance(cpu.eviction, LRU)
+    assert isinstance(cpu.placement, WriteThrough)
+    assert cpu.capacity_pages is None
+
+
+def test_settings_reach_their_objects() -> None:
+    built = plan("rules.recompute_last_token=false", "replay.in_flight=4", "replay.hold_output=false", "warmup=0.5", "seed=7")
+    assert not built.rules.recompute_last_token
+    assert (built.replay.in_flight, built.replay.hold_output) == (4, False)
+    assert (built.warmup, built.seed) == (0.5, 7)
+
+
+def test_prompts_are_computed_in_chunks_of_8192_tokens_unless_told_otherwise() -> None:
+    assert plan().replay.chunk_tokens == 8_192
+    assert ReplaySettings(prefill_chunk_tokens=0).chunk_tokens == 0
+    assert ReplaySettings(prefill_chunk_tokens=512).chunk_tokens == 512
+
+
+HARDWARE = ("substrate=hardware", "tiers.gpu.capacity=60pages")
+STRAIGHT = ("tiers.disk.capacity=10pages", "tiers.disk.below=gpu")
+
+
+def test_real_hardware_has_settings_of_its_own() -> None:
+    built = plan(*HARDWARE, *THREE_TIERS, "disk.folder=pages", "disk.threads=2", command="simulate")
+    assert (built.substrate, built.disk.path, built.disk.threads) == ("hardware", Path("pages"), 2)
+    assert plan(*HARDWARE, command="simulate").disk.path is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["disk.threads=2", *THREE_TIERS], "disk.threads has no effect on substrate=simulated"),
+        ([*HARDWARE, "disk.folder=pages"], "disk.folder has no effect without a disk tier"),
+        ([*HARDWARE, *THREE_TIERS, "disk.threads=0"], "disk.threads must be at least 1, not 0"),
+        ([*HARDWARE, "engine.links=shared"], "engine.links has no effect on substrate=hardware"),
+        ([*HARDWARE, "tiers.cpu.capacity=unlimited"], "tiers.cpu.capacity is unlimited: substrate=hardware needs a size"),
+        (
+            [*HARDWARE, "tiers.cpu.capacity=10pages", "hardware.gpus=2", "hardware.rank_jitter=0.1"],
+            "hardware.rank_jitter has no effect on substrate=hardware: leave it out",
+        ),
+        (
+            [*HARDWARE, "cluster.failures=[{engine: 0, at_s: 1, back_after_s: 1}]"],
+            "cluster.failures: substrate=hardware has no planned failures",
+        ),
+        (
+            [*HARDWARE, "cluster.engines=2", "cluster.engines_per_host=1"],
+            "cluster.engines_per_host: substrate=hardware runs on one host: leave it out",
+        ),
+        ([*HARDWARE, *STRAIGHT], "tiers.disk.below=gpu: substrate=hardware accesses the disk through pinned memory"),
+        ([*HARDWARE, *STRAIGHT, "tiers.cpu.capacity=10pages"], "tiers.disk.below=gpu: substrate=hardware accesses"),
+        (
+            [*HARDWARE, "model=nemotron_h_8b", "checkpoint=every_page", "checkpoint.detached=true"],
+            "checkpoint.detached_states is null: substrate=hardware needs a number of states to keep",
+        ),
+        (
+            [*HARDWARE, "model=nemotron_h_8b", "checkpoint=last", "tiers.gpu.states=unlimited"],
+            "tiers.gpu.states is unlimited: substrate=hardware needs a size, such as 64states",
+        ),
+    ],
+)
+def test_what_real_hardware_cannot_do_is_refused_before_it_is_opened(overrides: list[str], expected: str) -> None:
+    assert problem(*overrides, command="simulate").startswith(expected)
+
+
+@pytest.mark.parametrize("command", ["replay", "curve"])
+@pytest.mark.parametrize("key", ["scheduling=priority", "scheduling.max_wait_s=2"])
+def test_without_a_clock_nobody_waits(command: str, key: str) -> None:
+    assert problem("scheduling=priority", key, command=command).endswith(f" has no effect on kvsim {command}: leave it out")
+
+
+@pytest.mark.parametrize("settings", [[], ["scheduling=priority"]])
+def test_the_schedule_of_vllm_goes_by_arrival_or_priority(settings: list[str]) -> None:
+    assert plan("rules=vllm", *settings, command="simulate")
+
+
+@pytest.mark.parametrize("settings", [["scheduling=longest_prefix"], ["scheduling=priority", "scheduling.max_wait_s=9"]])
+def test_the_schedule_of_vllm_has_no_other_order(settings: list[str]) -> None:
+    assert "vLLM's schedule is by arrival or by priority" in problem("rules=vllm", *settings, command="simulate")
+
+
+def test_thresholds_of_duplicates_have_no_effect_where_there_are_none() -> None:
+    settings = ["scheduling=longest_prefix", "scheduling.in_batch_duplicates=equal", "scheduling.shared_tokens=64"]
+    expected = "scheduling.shared_tokens has no effect with these settings of LongestPrefix: leave it out"
+    assert problem(*settings, command="simulate") == expected
+
+
+def test_a_replay_has_no_disk_file() -> None:
+    assert problem("disk.threads=2", *THREE_TIERS) == "disk.threads has no effect on kvsim replay: leave it out"
+
+
+def test_the_record_does_not_depend_on_the_folder() -> None:
+    assert plan("output=a").config == plan("output=b").config
+    assert plan("output=a").output == Path("a")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["tiers.disk.capacity=10pages"],
+            "tiers.disk needs a CPU tier above it",
+        ),
+        (["tiers.gpu.capacity=0"], "tiers.gpu.capacity is 0"),
+        (["tiers.gpu.capacity=lots"], "tiers.gpu.capacity: 'lots' is not a capacity"),
+        (["prefetch=threshold", "tiers.cpu.capacity=10pages"], "prefetch: ThresholdPrefetch has no effect without a disk tier"),
+        (["placement=write_back"], "placement has no effect without a lower tier"),
+        (["placement@tiers.cpu.placement=write_back"], "placement@tiers.cpu.placement has no effect without that tier"),
+        (["eviction@tiers.disk.eviction=lru"], "eviction@tiers.disk.eviction has no effect without that tier"),
+        (["eviction=fifo", "eviction@tiers.gpu.eviction=lru"], "eviction has no effect because every tier has its own"),
+        (["engine.max_batch_tokens=1"], "engine.max_batch_tokens has no effect on kvsim replay"),
+        (["hardware=h100"], "hardware has no effect on kvsim replay"),
+        (["replay.prefill_chunk_tokens=0"], "replay.prefill_chunk_tokens has no effect under rules without prefill chunks"),
+        (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
+        (["eviction=slru", "eviction.protected_hits=few"], "eviction.protected_hits: Value 'few' of type 'str'"),
+        (["+eviction.colour=red"], "eviction.colour: there is no such setting"),
+        (["+colour=red"], "colour: there is no such setting"),
+        (["+tiers.tape.capacity=1"], "tiers.tape: there is no such setting"),
+        (["tiers.gpu=40GiB"], "tiers.gpu must be a mapping of settings"),
+        (["~eviction"], "eviction is missing: set eviction=NAME"),
+        (["eviction._target_=kvsim.policies.placement.write_back.WriteBack"], "eviction._target_: "),
+        (["trace=mooncake"], "trace.path is missing"),
+        (["trace.rate=0"], "trace.rate must be above 0"),
+        (["model.layers=many"], "model.layers: Value 'many'"),
+        (["replay.in_flight=0"], "replay.in_flight must be at least 1, not 0"),
+        (["replay.prefill_chunk_tokens=-1"], "replay.prefill_chunk_tokens must be 0 or more, not -1"),
+        (["page_tokens=0"], "page_tokens must be at least 1, not 0"),
+        (["warmup=1"], "warmup must be at least 0 and below 1"),
+        (["seed=-1"], "seed must be 0 or more, not -1"),
+        (["rules.cache_output=true", "replay.hold_output=false"], "rules.cache_output needs replay.hold_output=true"),
+        (["rules=sglang", "+rules.cache_output=true"], "rules.cache_output is not supported by SGLang's rules"),
+        (["output=${nowhere}"], "output: ${nowhere} refers to a setting that does not exist"),
+    ],
+)
+def test_what_cannot_work_ends_with_its_key(overrides: list[str], expected: str) -> None:
+    message = problem(*overrides)
+    assert message.startswith(expected)
+    assert "\n" not in message
+
+
+FAULT = "hardware.rank_faults=[{{rank: 1, link: {}, share: 0.1}}]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["hardware.rank_jitter=0.1"], "hardware.rank_jitter has no effect with gpus=1"),
+        (
+            ["hardware.gpus=2", "hardware.rank_jitter=0.1"],
+            "hardware.rank_jitter has no effect without a lower tier: set tiers.cpu",
+        ),
+        (
+            ["hardware.gpus=2", FAULT.format("disk-cpu")],
+            "hardware.rank_faults has no effect on disk-cpu, which this run does not",
+        ),
+        (
+            ["hardware.gpus=2", FAULT.format("disk-gpu"), *THREE_TIERS],
+            "hardware.rank_faults has no effect on disk-gpu, which this run does not have: its links are cpu-disk, ",
+        ),
+        (
+            ["hardware.gpus=2", FAULT.format("disk-gpu"), *STRAIGHT],
+            "hardware.rank_faults: a load from disk that fails while layers are computed behind it is not modelled: ",
+        ),
+    ],
+)
+def test_settings_of_ranks_need_ranks_and_links(overrides: list[str], expected: str) -> None:
+    assert problem(*overrides, command="simulate").startswith(expected)
+
+
+def test_ranks_may_fail_on_the_links_of_the_run() -> None:
+    faulty = plan("hardware.gpus=2", FAULT.format("cpu-disk"), *THREE_TIERS, command="simulate")
+    assert [(fault.rank, fault.link) for fault in faulty.hardware.rank_faults] == [(1, "cpu-disk")]
+    plan("hardware.gpus=2", FAULT.format("disk-gpu"), "engine.overlap=none", *STRAIGHT, command="simulate")
+    plan("hardware.rank_jitter=0.0", "tiers.cpu.capacity=10pages", command="simulate")
+
+
+def test_a_replay_has_no_ranks() -> None:
+    assert problem("hardware.gpus=2", "hardware.rank_jitter=0.1", "prefetch=break_even", *THREE_TIERS) == (
+        "hardware.rank_jitter has no effect on kvsim replay: leave it out"
+    )
+
+
+def test_settings_of_a_replay_have_no_effect_on_a_simulation() -> None:
+    assert problem("replay.in_flight=2", command="simulate") == "replay.in_flight has no effect on kvsim simulate: leave it out"
+
+
+def test_a_machine_matters_to_a_replay_whose_policies_read_its_rates() -> None:
+    built = plan("hardware=h100", "prefetch=break_even", *THREE_TIERS)
+    assert built.hardware == plan("hardware=h100", command="simulate").hardware
+
+
+def test_the_substrate_is_one_that_there_is() -> None:
+    assert problem("substrate=quantum", command="simulate") == "substrate must be one of simulated, hardware, not quantum"
+
+
+def test_settings_of_tiers_have_their_own_key() -> None:
+    own = ("eviction@tiers.cpu.eviction=slru", "tiers.cpu.eviction.protected_hits=0")
+    assert problem(*THREE_TIERS, *own).startswith("tiers.cpu.eviction.protected_hits must be at least 1")
+
+
+def test_checking_the_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system in which no folder can be made")
+def test_a_folder_that_cannot_be_made_ends_the_run() -> None:
+    with pytest.raises(UsageError, match=r"output: cannot write to /proc/run: .*; choose another folder with output=DIR"):
+        check_output(Path("/proc/run"))
+
+
+def test_a_file_in_the_way_of_the_folder_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UsageError, match=f"output: cannot write to {folder}: {os.strerror(20)}"):
+            check_output(folder)
+
+
+GROUPS = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling", "rules", "engine", "model", "hardware")
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+)
+def test_every_choice_builds(group: str, choice: str) -> None:
+    command = "simulate" if group in ("routing", "scheduling", "engine", "hardware") else "replay"
+    tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
+    is_hybrid = group == "checkpoint" or getattr(target_of(group, choice), "serves_hybrid_models", False)
+    model = ("model=qwen3_next_80b",) if is_hybrid else ()
+    engines = ("cluster.engines=2",) if group == "routing" else ()
+    if choice == "hf":
+        pytest.skip("needs a file: tests/model/test_huggingface.py")
+    tiers += ("tiers.gpu.capacity=20GiB",) if group == "hardware" else ()
+    assert plan(f"{group}={choice}", *tiers, *model, *engines, command=command)
+
+
+@pytest.mark.parametrize("setting", ["routing=random", "cluster.engines_per_host=1", "routing@cluster.decode_routing=random"])
+def test_settings_of_a_cluster_need_one(setting: str) -> None:
+    with pytest.raises(UsageError, match="has no effect"):
+        plan(setting, command="simulate")
+
+
+def target_of(group: str, choice: str) -> object:
+    """The class that a choice configures, if it names one."""
+    target = OmegaConf.load(CONF / group / f"{choice}.yaml").get("_target_")
+    return hydra.utils.get_class(target) if target else None
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        ["tiers.cpu.capacity=1GiB"],
+        ["cluster.engines_per_host=1", "tiers.disk.capacity=1GiB", "tiers.disk.below=gpu", "tiers.disk.scope=cluster"],
+        ["tiers.cpu.capacity=1GiB", "tiers.cpu.scope=engine", "tiers.disk.capacity=1GiB"],
+    ],
+)
+def test_engines_of_a_hybrid_model_share_no_tier(shared: list[str]) -> None:
+    apart = ["model=qwen3_next_80b", "model.weight_dtype_bytes=1", "cluster.engines=2", "tiers.gpu.capacity=20GiB"]
+    assert plan(*apart, command="simulate") and plan(
+        *apart, "cluster.engines_per_host=1", "tiers.disk.capacity=1GiB", "tiers.disk.below=gpu", command="simulate"
+    )
+    with pytest.raises(UsageError, match="cluster: engines that serve a model with recurrent layers share no tier"):
+        plan(*apart, *shared, command="simulate")

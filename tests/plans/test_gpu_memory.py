@@ -1,0 +1,91 @@
+"""What fits into an engine's GPUs, and how large its GPU tier is by itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvsim.cli import main
+from kvsim.errors import UsageError
+from kvsim.plans.build import build_run
+from kvsim.plans.plan import Plan
+from kvsim.settings.configuration import compose
+
+GIB = 2**30
+LLAMA_WEIGHTS = 8_029_995_008 * 2
+"""Matrices of Llama 3 8B in bf16."""
+
+
+def plan(*overrides: str, command: str = "simulate") -> Plan:
+    return build_run(compose(list(overrides)), command=command, overrides=overrides)
+
+
+@pytest.mark.parametrize("command", ["simulate", "replay"])
+def test_the_gpu_tier_takes_what_the_weights_leave(command: str) -> None:
+    built = plan("tiers.gpu.capacity=auto", "hardware=h100", "hardware.gpus=2", command=command)
+    room = int(2 * 80e9 * 0.9) - LLAMA_WEIGHTS - 2 * 2 * GIB
+    assert built.gpu_memory is not None and built.gpu_memory.kv_bytes == room
+    assert built.tiers[0].capacity_pages == room // (16 * 131_072)
+
+
+def test_its_settings_are_heeded() -> None:
+    whole = "tiers.gpu.gpu_memory_utilization=1"
+    pages = plan("tiers.gpu.capacity=auto", "hardware=h100", whole, "tiers.gpu.workspace=0").tiers[0].capacity_pages
+    assert pages == (80_000_000_000 - LLAMA_WEIGHTS) // (16 * 131_072)
+
+
+def test_states_with_room_of_their_own_are_left_out() -> None:
+    settings = ("model=nemotron_h_8b", "hardware=h100", "tiers.gpu.capacity=auto")
+    shared, apart = plan(*settings), plan(*settings, "tiers.gpu.states=64states")
+    assert shared.gpu_memory is not None and apart.gpu_memory is not None
+    assert shared.gpu_memory.kv_bytes - apart.gpu_memory.kv_bytes == 64 * shared.model.state_bytes
+    with pytest.raises(UsageError, match=r"^tiers\.gpu\.states is unlimited, which leaves no room for tiers\.gpu\.capacity=auto"):
+        plan(*settings, "tiers.gpu.states=unlimited")
+
+
+def test_each_engine_has_gpus_of_its_own() -> None:
+    alone, four = plan("tiers.gpu.capacity=auto"), plan("tiers.gpu.capacity=auto", "cluster.engines=4")
+    assert alone.tiers[0].capacity_pages == four.tiers[0].capacity_pages
+
+
+def test_the_result_tells_the_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "trace.sessions=4", "tiers.gpu.capacity=auto", "hardware.gpus=2", f"output={tmp_path}"]) == 0
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["tiers"]["gpu"]["capacity_pages"] == record["gpu_memory"]["kv_bytes"] // record["page_bytes"]
+    assert "KV, 15.0 GiB weights, 4.0 GiB workspace: 0.9 of 262.6 GiB of 2 GPUs" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["tiers.gpu.capacity=400GiB"], "tiers.gpu.capacity: 400.0 GiB of KV and 15.0 GiB of weights do not fit into the"),
+        (["model=llama3_70b"], "hardware.gpus: the model's weights take 131.4 GiB, more than the 131.3 GiB of 1 GPU"),
+        (["model=llama3_70b", "tiers.gpu.capacity=auto"], "tiers.gpu.capacity=auto: no room for KV: 131.4 GiB of weights"),
+        (["tiers.cpu.capacity=auto"], "tiers.cpu.capacity: auto is the size of a GPU tier"),
+        (["tiers.gpu.capacity=auto", "tiers.gpu.workspace=2"], "tiers.gpu.workspace must be a size such as 2GiB"),
+        (["tiers.gpu.capacity=auto", "tiers.gpu.gpu_memory_utilization=0"], "tiers.gpu.gpu_memory_utilization must be above 0"),
+        (["tiers.gpu.capacity=auto", "tiers.gpu.gpu_memory_utilization=much"], "tiers.gpu.gpu_memory_utilization must be a"),
+        (["tiers.gpu.workspace=1GiB"], "tiers.gpu.workspace has no effect on a capacity given as a number"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_ends_with_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        plan(*overrides)
+    assert str(error.value).startswith(message)
+
+
+def test_what_fits_exactly_passes() -> None:
+    assert plan("tiers.gpu.capacity=400GiB", "hardware.gpus=8")
+    pages = (141_000_000_000 - LLAMA_WEIGHTS) // (16 * 131_072)
+    assert plan(f"tiers.gpu.capacity={pages}pages")
+    with pytest.raises(UsageError, match="do not fit"):
+        plan(f"tiers.gpu.capacity={pages + 1}pages")
+
+
+def test_a_replay_has_no_gpus_unless_they_decide_the_size() -> None:
+    assert plan("tiers.gpu.capacity=400GiB", command="replay")
+    for key in ("hardware.gpus=2", "hardware.flops_per_s=1e12"):
+        with pytest.raises(UsageError, match="has no effect on kvsim replay"):
+            plan(key, command="replay")
+    with pytest.raises(UsageError, match=r"^hardware\.flops_per_s has no effect on kvsim replay"):
+        plan("tiers.gpu.capacity=auto", "hardware.flops_per_s=1e12", command="replay")

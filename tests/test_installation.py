@@ -1,0 +1,135 @@
+"""Compiled modules are used as a whole and of the sources beside them, or the run ends; how they are built."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvsim
+from kvsim import cli
+from kvsim.errors import UsageError
+from kvsim.installation import RECORD, SHARED_LIBRARY, SUFFIX, StaleBuild, build_name, checksum, is_compiled, remove, write_record
+from kvsim.results.result import installed_versions
+
+PACKAGE = Path(kvsim.__file__).resolve().parent
+SOURCES = ("core/tree.py", "policies/eviction/lru.py")
+NOT_SOURCES = shutil.ignore_patterns("*.so", RECORD, "__pycache__")
+"""Files that a copy of the package leaves out, so that only what a test says is compiled."""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package of two modules after a build: empty files stand for what a compiler makes."""
+    package = tmp_path / "kvsim"
+    for source in SOURCES:
+        (package / source).parent.mkdir(parents=True)
+        (package / source).write_text(f"# {source}\n")
+        built(package, source).touch()
+    (package / SHARED_LIBRARY).touch()
+    write_record(package, {source: checksum(package / source) for source in SOURCES})
+    return package
+
+
+def built(package: Path, source: str) -> Path:
+    return package / f"{source.removesuffix('.py')}{SUFFIX}"
+
+
+def test_a_build_belongs_to_its_sources(package: Path) -> None:
+    assert is_compiled(package)
+
+
+def test_without_compiled_modules_it_is_pure_python(package: Path) -> None:
+    for source in SOURCES:
+        built(package, source).unlink()
+    assert not is_compiled(package)
+
+
+def test_a_source_that_was_only_touched_is_the_same(package: Path) -> None:
+    (package / SOURCES[0]).write_bytes((package / SOURCES[0]).read_bytes())
+    assert is_compiled(package)
+
+
+def test_a_changed_source_makes_the_build_stale(package: Path) -> None:
+    (package / SOURCES[0]).write_text("# changed\n")
+    with pytest.raises(StaleBuild, match=r"older than their sources \(core/tree.py\): run `make compiled`"):
+        is_compiled(package)
+
+
+def test_a_deleted_source_makes_the_build_stale(package: Path) -> None:
+    (package / SOURCES[1]).unlink()
+    with pytest.raises(StaleBuild, match=r"policies/eviction/lru\.py"):
+        is_compiled(package)
+
+
+def test_a_package_without_any_sources_runs(package: Path) -> None:
+    for source in SOURCES:
+        (package / source).unlink()
+    assert is_compiled(package)
+
+
+def test_a_source_that_was_never_compiled_runs_beside_the_others(package: Path) -> None:
+    (package / "policies/eviction/mine.py").write_text("# a user's own policy\n")
+    assert is_compiled(package)
+
+
+def test_a_part_of_a_build_is_refused(package: Path) -> None:
+    built(package, SOURCES[0]).unlink()
+    with pytest.raises(StaleBuild, match=r"left over from another build \(core/tree.py"):
+        is_compiled(package)
+
+
+def test_a_module_of_another_build_is_refused(package: Path) -> None:
+    built(package, "core/renamed.py").touch()
+    with pytest.raises(StaleBuild, match=r"left over from another build \(core/renamed.py"):
+        is_compiled(package)
+
+
+@pytest.mark.parametrize("missing", [RECORD, SHARED_LIBRARY])
+def test_what_all_modules_need_must_be_there(package: Path, missing: str) -> None:
+    (package / missing).unlink()
+    with pytest.raises(StaleBuild, match=re.escape(f"{Path(missing).name}, which ")):
+        is_compiled(package)
+
+
+def test_a_build_of_another_interpreter_is_not_seen(package: Path) -> None:
+    for source in SOURCES:
+        built(package, source).rename(package / f"{source}.cpython-399-other.so")
+    assert not is_compiled(package)
+
+
+def test_a_build_is_removed_whole(package: Path) -> None:
+    remove(package)
+    assert sorted(path.name for path in package.parent.rglob("*.*")) == ["lru.py", "tree.py"]
+
+
+def test_a_stale_build_is_a_mistake_and_a_failed_import() -> None:
+    assert issubclass(StaleBuild, UsageError) and issubclass(StaleBuild, ImportError)
+
+
+def test_the_command_line_says_so_in_one_line(package: Path) -> None:
+    """As installed, but with a source that has changed since."""
+    shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=NOT_SOURCES)
+    for command in (["--version"], ["simulate", "trace=synthetic"]):
+        ended = subprocess.run(
+            [sys.executable, "-c", f"import sys; from kvsim.cli import main; sys.exit(main({command}))"],
+            cwd=package.parent, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 2 and ended.stdout == ""
+        assert ended.stderr.startswith("kvsim: the compiled modules are older than their sources (core/tree.py")
+        assert ended.stderr.count("\n") == 1
+
+
+def test_importing_the_core_fails_in_python(package: Path) -> None:
+    shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=NOT_SOURCES)
+    code = "try:\n    import kvsim.pages.extents\nexcept ImportError as error:\n    print(error)"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("the compiled modules are older than their sources")
+
+
+def test_versions_say_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.endswith(f", {build_name()}\n")
+    assert installed_versions()["kvsim"].endswith(f" ({build_name()})")
