@@ -2,31 +2,17 @@
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvsim.commands import own_tests, templates
 from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
 from kvsim.settings.sources import PROJECT, files_of, shown
 from kvsim.suggest import closest
 
-FAMILIES = {
-    "eviction": templates.EVICTION,
-    "prefetch": templates.PREFETCH,
-    "placement": templates.PLACEMENT,
-    "checkpoint": templates.CHECKPOINT,
-    "routing": templates.ROUTING,
-    "scheduling": templates.SCHEDULING,
-}
-OWN_TESTS = {
-    "eviction": own_tests.EVICTION,
-    "prefetch": own_tests.PREFETCH,
-    "placement": own_tests.PLACEMENT,
-    "checkpoint": own_tests.CHECKPOINT,
-    "routing": own_tests.ROUTING,
-    "scheduling": own_tests.SCHEDULING,
-}
+FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling")
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+"""A folder for each family, with the files to write for a policy named my_policy."""
 ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
 """The folder that contains policies, conf and tests."""
 USAGE = """usage: kvsim new FAMILY NAME
@@ -42,6 +28,8 @@ FIRST_RUN = {
     "scheduling": "kvsim simulate",
 }
 """What to try a new policy with, if not a replay."""
+IMPORTS = re.compile(r"((?:(?:import|from) (?:numpy|pytest).*\n)+)\n((?:(?:import|from) kvsim.*\n)+)")
+"""Imports of installed packages, and of kvsim."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -120,22 +108,30 @@ def add_packages(root: Path, family: str) -> None:
 def new_files(family: str, name: str) -> dict[str, str]:
     """Return the texts of the policy, its settings and its test, by their paths in the repository."""
     paths = (f"policies/{family}/{name}.py", f"conf/{family}/{name}.yaml", f"tests/policies/test_{family}_{name}.py")
-    return {path: _filled(text, name) for path, text in zip(paths, FAMILIES[family], strict=True)}
+    return dict(zip(paths, filled(family, name, "kvsim.policies"), strict=True))
 
 
 def own_files(family: str, name: str) -> dict[str, str]:
     """Return the texts of the policy, its settings and its test, by their paths in a user's project."""
-    code, settings, _ = FAMILIES[family]
-    settings = settings.replace("_target_: kvsim.policies.", f"_target_: {PROJECT}.")
     names = (f"{family}/{name}.py", f"conf/{family}/{name}.yaml", f"{family}/test_{name}.py")
-    texts = (code, settings, OWN_TESTS[family])
-    return {f"{PROJECT}/{path}": _filled(text, name) for path, text in zip(names, texts, strict=True)}
+    return {f"{PROJECT}/{path}": text for path, text in zip(names, filled(family, name, PROJECT), strict=True)}
 
 
-def _filled(text: str, name: str) -> str:
-    words = name.split("_")
-    names = {"@name@": name, "@Class@": "".join(word.capitalize() for word in words), "@words@": " ".join(words)}
-    for mark, filling in names.items():
-        text = text.replace(mark, filling)
-    ours = r"(?:from kvsim\..*\n)+"
-    return re.sub(ours, lambda lines: "".join(sorted(lines[0].splitlines(keepends=True))), text.lstrip("\n"))
+def filled(family: str, name: str, package: str) -> Iterator[str]:
+    """Yield the texts of the policy, its settings and its test, if ``package`` has the folder of the family."""
+    names = {
+        "kvsim.commands.templates": package, "my_policy": name, "MyPolicy": "".join(map(str.capitalize, name.split("_")))
+    }  # fmt: skip
+    for file in ("my_policy.py", "my_policy.yaml", "test_my_policy.py"):
+        text = (TEMPLATES / family / file).read_text()
+        for word, filling in names.items():
+            text = text.replace(word, filling)
+        yield IMPORTS.sub(sorted_imports, text)
+
+
+def sorted_imports(block: re.Match[str]) -> str:
+    """Sort the imports of installed packages and of kvsim: in a user's project, kvsim is an installed package, too."""
+    installed, ours = (lines.splitlines(keepends=True) for lines in block.groups())
+    own = [line for line in ours if PROJECT in line]
+    sections = [installed + [line for line in ours if line not in own], own] if own else [installed, ours]
+    return "\n".join("".join(sorted(lines, key=lambda line: (line.startswith("from"), line))) for lines in sections)

@@ -1,0 +1,1 @@
+"""The policies that ``kvsim new`` copies: for each family a class, its settings and its test."""
