@@ -35,10 +35,8 @@ def wait_until(due_ns):
         "pieces",
         "source_page_stride",
         "source_layer_stride",
-        "source_part_stride",
         "target_page_stride",
         "target_layer_stride",
-        "target_part_stride",
         "fragment_units",
         "tile_ns",
     ]
@@ -51,14 +49,11 @@ def page_copy_kernel(
     pieces,
     source_page_stride,
     source_layer_stride,
-    source_part_stride,
     target_page_stride,
     target_layer_stride,
-    target_part_stride,
     fragment_units,
     tile_ns,
     LAYERS: tl.constexpr,
-    PARTS: tl.constexpr,
     FRAGMENT_PIECES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -67,7 +62,7 @@ def page_copy_kernel(
 ):
     """Copy tiles of ROWS pieces, one after another, while the next tiles are already being read.
 
-    An entry of the lists has LAYERS times PARTS fragments of FRAGMENT_PIECES pieces; the last piece may be shorter than COLUMNS.
+    A page has LAYERS fragments of FRAGMENT_PIECES pieces; the last piece may be shorter than COLUMNS.
     With IS_PACED, a program writes a tile every ``tile_ns`` at most; when it is late, it makes up for one tile.
     """
     row = tl.arange(0, ROWS)
@@ -76,15 +71,14 @@ def page_copy_kernel(
     for first in tl.range(tl.program_id(0) * ROWS, pieces, tl.num_programs(0) * ROWS, num_stages=STAGES):
         is_piece = first + row < pieces
         piece = (first + row).to(tl.uint32)  # without signs, division takes fewer instructions
-        entry = (piece // (LAYERS * PARTS * FRAGMENT_PIECES)).to(tl.int32)
-        layer = (piece // (PARTS * FRAGMENT_PIECES) % LAYERS).to(tl.int64)
-        part = (piece // FRAGMENT_PIECES % PARTS).to(tl.int64)
+        entry = (piece // (LAYERS * FRAGMENT_PIECES)).to(tl.int32)
+        layer = (piece // FRAGMENT_PIECES % LAYERS).to(tl.int64)
         start = (piece % FRAGMENT_PIECES).to(tl.int32) * COLUMNS
         words = tl.where(is_piece, fragment_units * UNIT_WORDS - start, 0)[:, None]
         source_page = tl.load(source_pages + entry, mask=is_piece, other=0).to(tl.int64)
         target_page = tl.load(target_pages + entry, mask=is_piece, other=0).to(tl.int64)
-        read_from = source_page * source_page_stride + layer * source_layer_stride + part * source_part_stride
-        write_to = target_page * target_page_stride + layer * target_layer_stride + part * target_part_stride
+        read_from = source_page * source_page_stride + layer * source_layer_stride
+        write_to = target_page * target_page_stride + layer * target_layer_stride
         held = tl.load(source + (read_from * UNIT_WORDS + start)[:, None] + column, mask=column < words)
         if IS_PACED:
             now_ns = wait_until(due_ns)
@@ -115,89 +109,31 @@ def copy_pages(
     Raises ValueError if shapes differ, or if fragments are shorter than 512 bytes or cannot be read 16 bytes at a time.
     """
     fragment_bytes = check_pools(source, target)
-    pools = source.unsqueeze(2), target.unsqueeze(2)
-    is_bus = source.is_cuda or target.is_cuda
-    _launch(*pools, source_pages, target_pages, fragment_bytes, programs, bytes_per_s if is_bus else None)
-
-
-def copy_tokens(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    source_pages: torch.Tensor,
-    source_tokens: torch.Tensor,
-    target_pages: torch.Tensor,
-    target_tokens: torch.Tensor,
-    *,
-    programs: int,
-) -> None:
-    """Copy between pools whose pages have different numbers of tokens, on the current stream.
-
-    A pool is a tensor ``[page, layer, part, token, byte]`` of uint8, with the keys and the values of a page as parts; tokens and
-    bytes are contiguous. Each entry of the lists copies as many tokens as a page of the finer pool has: from page
-    ``source_pages[i]``, beginning with its token ``source_tokens[i]``, to ``target_pages[i]``, from its token
-    ``target_tokens[i]`` on. So a load may begin inside a page of host memory that is larger than one of the GPU, as in LightLLM's
-    and LMCache's CPU caches. The lists are int32 tensors in GPU memory and are not checked here: the tokens must lie within the
-    pages.
-
-    Raises ValueError if layers, parts or bytes of a token differ, or if what is copied of a part is shorter than 512 bytes or
-    cannot be read 16 bytes at a time.
-    """
-    for pool in (source, target):
-        if pool.dim() != 5 or pool.dtype != torch.uint8 or pool.stride(4) != 1 or pool.stride(3) != pool.shape[4]:
-            raise ValueError(f"a pool must be [page, layer, part, token, byte] of uint8, not {tuple(pool.shape)} of {pool.dtype}")
-    if source.shape[1:3] != target.shape[1:3] or source.shape[4] != target.shape[4]:
-        raise ValueError(f"layers, parts and bytes of a token must be equal, not {tuple(source.shape)} and {tuple(target.shape)}")
-    tokens, token_bytes = min(source.shape[3], target.shape[3]), source.shape[4]
-    if token_bytes % UNIT_BYTES:
-        raise ValueError(f"a token's keys must be a multiple of {UNIT_BYTES} bytes, not {token_bytes}")
-    parts = [pool[:, :, :, :tokens].flatten(3) for pool in (source, target)]
-    fragment_bytes = check_pools(*(pool[:, :, part] for pool in parts for part in range(pool.shape[2])))
-    if not len(source_tokens) == len(source_pages) == len(target_tokens):
-        raise ValueError(f"{len(source_pages)} pages do not match {len(source_tokens)} and {len(target_tokens)} first tokens")
-    starts = [pool.as_strided((1, *pool.shape[1:]), (UNIT_BYTES, *pool.stride()[1:])) for pool in parts]
-    lists = [
-        torch.add(pages.long() * (pool.stride(0) // UNIT_BYTES), firsts, alpha=token_bytes // UNIT_BYTES)
-        for pool, pages, firsts in ((source, source_pages, source_tokens), (target, target_pages, target_tokens))
-    ]
-    _launch(starts[0], starts[1], lists[0], lists[1], fragment_bytes, programs, None)
-
-
-def _launch(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    source_pages: torch.Tensor,
-    target_pages: torch.Tensor,
-    fragment_bytes: int,
-    programs: int,
-    bytes_per_s: float | None,
-) -> None:
-    """Launch the kernel on pools ``[page, layer, part, fragment]``."""
     if len(source_pages) != len(target_pages):
         raise ValueError(f"{len(source_pages)} source pages cannot go to {len(target_pages)} target pages")
     if programs < 1:
         raise ValueError(f"programs must be at least 1, not {programs}")
     if not len(source_pages):
         return
-    layers, parts = source.shape[1:3]
-    piece_bytes = best_piece(fragment_bytes)
+    layers, piece_bytes = source.shape[1], best_piece(fragment_bytes)
     fragment_pieces, rows = triton.cdiv(fragment_bytes, piece_bytes), TILE_BYTES // piece_bytes
-    strides = [pool.stride(axis) * pool.element_size() // UNIT_BYTES for pool in (source, target) for axis in range(3)]
+    strides = [pool.stride(axis) * pool.element_size() // UNIT_BYTES for pool in (source, target) for axis in range(2)]
     tile_bytes = rows * fragment_bytes / fragment_pieces
+    is_paced = bytes_per_s is not None and (source.is_cuda or target.is_cuda)
     page_copy_kernel[(programs,)](
         source.view(torch.int64),
         target.view(torch.int64),
         source_pages,
         target_pages,
-        len(source_pages) * layers * parts * fragment_pieces,
+        len(source_pages) * layers * fragment_pieces,
         *strides,
         fragment_bytes // UNIT_BYTES,
         int(1e9 * tile_bytes * programs / bytes_per_s) if bytes_per_s else 0,
         LAYERS=layers,
-        PARTS=parts,
         FRAGMENT_PIECES=fragment_pieces,
         ROWS=rows,
         COLUMNS=piece_bytes // WORD_BYTES,
-        IS_PACED=bytes_per_s is not None,
+        IS_PACED=is_paced,
         STAGES=STAGES,
         num_warps=WARPS,
     )

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.kernels.page_copy import best_piece, copy_pages, copy_tokens  # noqa: E402
+from kvsim.kernels.page_copy import best_piece, copy_pages  # noqa: E402
 
 
 def pool(*shape: int, device: "torch.device") -> "torch.Tensor":
@@ -99,7 +99,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from kvsim.kernels.page_copy import STAGES, TILE_BYTES, WARPS, page_copy_kernel
 
-sizes = {"LAYERS": 32, "PARTS": 1, "FRAGMENT_PIECES": 1, "ROWS": TILE_BYTES // 2048, "COLUMNS": 256, "STAGES": STAGES}
+sizes = {"LAYERS": 32, "FRAGMENT_PIECES": 1, "ROWS": TILE_BYTES // 2048, "COLUMNS": 256, "STAGES": STAGES}
 sizes["IS_PACED"] = sys.argv[1] == "paced"
 names = page_copy_kernel.arg_names
 types = {"source": "*i64", "target": "*i64", "source_pages": "*i32", "target_pages": "*i32"}
@@ -143,54 +143,3 @@ def test_pools_and_lists_must_fit_each_other(device):
         copy_pages(source, source.clone(), one, int32([0, 1], device), programs=1)
     with pytest.raises(ValueError, match="programs must be at least 1, not 0"):
         copy_pages(source, source.clone(), one, one, programs=0)
-
-
-@pytest.mark.parametrize(("fine", "coarse", "token_bytes"), [(1, 8, 512), (4, 16, 128), (16, 48, 48)])
-def test_a_load_may_begin_inside_a_larger_page(fine, coarse, token_bytes, device):
-    """The GPU's pages are layer-first; tokens 3 ... of a larger page, or as many as are left, come to pages of their own."""
-    host = pool(5, 3, 2, coarse, token_bytes, device=device)
-    gpu = pool(3, 9, 2, fine, token_bytes, device=device)
-    expected = gpu.clone()
-    firsts = [3, coarse - fine, 0]
-    for page, (source, first) in zip([7, 0, 4], zip([4, 1, 1], firsts, strict=True), strict=True):
-        expected[:, page] = host[source, :, :, first : first + fine]
-    lists = [int32(one, device) for one in ([4, 1, 1], firsts, [7, 0, 4], [0, 0, 0])]
-    copy_tokens(host, gpu.transpose(0, 1), *lists, programs=3)
-    assert torch.equal(gpu, expected)
-
-
-def test_smaller_pages_are_stored_side_by_side_in_a_larger_one(device):
-    gpu, host = pool(2, 6, 2, 4, 128, device=device), pool(3, 2, 2, 16, 128, device=device)
-    expected = host.clone()
-    for page, first in ((5, 0), (2, 4), (3, 8), (0, 12)):
-        expected[1, :, :, first : first + 4] = gpu[:, page]
-    lists = [int32(one, device) for one in ([5, 2, 3, 0], [0] * 4, [1] * 4, [0, 4, 8, 12])]
-    copy_tokens(gpu.transpose(0, 1), host, *lists, programs=2)
-    assert torch.equal(host, expected)
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((3, 2, 2, 16, 64), "must be equal"),
-        ((3, 1, 2, 16, 128), "must be equal"),
-        ((3, 2, 2, 2048), "must be .page, layer, part, token, byte."),
-        ((3, 2, 2, 2, 128), "at least 512, not 256"),
-    ],
-)
-def test_pools_whose_tokens_do_not_match_are_refused(shape, message, device):
-    one = int32([0], device)
-    with pytest.raises(ValueError, match=message):
-        copy_tokens(pool(*shape, device=device), pool(4, 2, 2, 16, 128, device=device), one, one, one, one, programs=1)
-
-
-def test_tokens_that_cannot_be_read_16_bytes_at_a_time_are_refused(device):
-    pools, one = (pool(2, 1, 2, 32, 24, device=device) for _ in range(2)), int32([0], device)
-    with pytest.raises(ValueError, match="a token's keys must be a multiple of 16 bytes, not 24"):
-        copy_tokens(*pools, one, one, one, one, programs=1)
-
-
-def test_every_entry_needs_its_first_tokens(device):
-    pools, one, two = (pool(2, 1, 2, 32, 32, device=device) for _ in range(2)), int32([0], device), int32([0, 1], device)
-    with pytest.raises(ValueError, match="2 pages do not match 1 and 2 first tokens"):
-        copy_tokens(*pools, two, one, two, two, programs=1)
