@@ -7,7 +7,6 @@ import torch
 
 from kvsim.errors import UsageError
 from kvsim.kernels.page_copy import check_pools
-from kvsim.kernels.state_copy import load_states, save_states
 from kvsim.substrate.hardware.memory.available import gib
 from kvsim.substrate.hardware.memory.patterns import Patterns, upload
 from kvsim.substrate.hardware.model.recurrence import state_layer_bytes
@@ -42,32 +41,40 @@ class StateMemory:
                 raise UsageError(f"model.state_heads: {error}: set tiers.gpu.states=shared") from error
         self.pool = pages if self.own_pool is None else self.own_pool
         self.units = -(-model.state_bytes // (self.pool.shape[0] * self.pool.shape[2]))
+        self._states, self._slots = (pool.view(torch.int64) for pool in (self.states, self.pool.transpose(0, 1)))
+        """In words of 8 bytes, which are copied several times as fast as bytes."""
         self.patterns = Patterns(self.states)
 
     def carry_out(self, copies: Sequence[StateCopy]) -> None:
         """Enqueue copies on the current stream, one after another."""
         if not copies:
             return
-        lists = [slots for copy in copies for slots in (np.array([copy.slot]), np.array([copy.source]), copy.saved)]
-        slots = iter(upload(lists, torch.int32, self.device))
-        numbers = upload(
-            [self.names.state_patterns(np.array([copy.page])) for copy in copies], torch.int64, self.device
-        )  # fmt: skip
-        for copy, number in zip(copies, numbers, strict=True):
-            self._carry_out(copy, next(slots), next(slots), next(slots), number)
+        slots = upload([np.array([copy.slot]) for copy in copies], torch.int32, self.device)
+        pages = [self.names.state_patterns(np.array([copy.page])) for copy in copies]
+        numbers = upload([*pages, *(copy.saved for copy in copies)], torch.int64, self.device)
+        for copy, slot, number, saved in zip(copies, slots, numbers, numbers[len(copies) :], strict=False):
+            if copy.kind == "save":
+                self.patterns.fill(slot, number)
+                self._save(copy.slot, saved)
+                continue
+            if copy.kind == "load":
+                self._load(copy.slot, saved)
+            else:
+                self.states[:, copy.slot].copy_(self.states[:, copy.source])
+            self.patterns.verify(slot, number)
 
-    def _carry_out(
-        self, copy: StateCopy, slot: torch.Tensor, source: torch.Tensor, saved: torch.Tensor, number: torch.Tensor
-    ) -> None:
-        if copy.kind == "save":
-            self.patterns.fill(slot, number)
-            save_states(self.states, slot, self.pool, saved.view(1, -1))
-            return
-        if copy.kind == "load":
-            load_states(self.states, slot, self.pool, saved.view(1, -1))
-        else:
-            load_states(self.states, slot, self.states, source.view(1, -1))
-        self.patterns.verify(slot, number)
+    def _save(self, slot: int, saved: torch.Tensor) -> None:
+        """Copy a request's state, layer by layer, to these slots of the pool, one after another; the last may have room left."""
+        layers, _, words = self._states.shape
+        pieces = torch.empty(len(saved), *self._slots.shape[1:], dtype=torch.int64, device=self.device)
+        pieces.flatten()[: layers * words].view(layers, words).copy_(self._states[:, slot])
+        self._slots.index_copy_(0, saved, pieces)
+
+    def _load(self, slot: int, saved: torch.Tensor) -> None:
+        """Copy what ``_save`` wrote to the state of a request."""
+        layers, _, words = self._states.shape
+        pieces = self._slots.index_select(0, saved)
+        self._states[:, slot].copy_(pieces.flatten()[: layers * words].view(layers, words))
 
     def warm_up(self) -> None:
         """Compile what copies use. Overwrites states and pages."""
