@@ -79,7 +79,7 @@ class HandOver:
         receiver = self.receivers[number]
         job.decoder = number
         self._sent[request.index] = job
-        if receiver.engine.pages_in_all(request) > receiver.engine.gpu.pool.capacity:
+        if request.pages_in_all(receiver.engine.cache.page_tokens) > receiver.engine.gpu.pool.capacity:
             sender.reject(request)
             return False
         self.senders[job] = sender
@@ -104,14 +104,15 @@ class HandOver:
         engine, waiting = receiver.engine, receiver.waiting
         while waiting and not receiver.claims and receiver.has_place():
             job = waiting[0]
-            lease = engine.cache.match(job.request, engine.gpu)
+            request, page_tokens = job.request, engine.cache.page_tokens
+            lease = engine.cache.match(request, engine.gpu)
             lease.is_resumed = lease.is_known_prompt = lease.is_reserved = True
-            pages = max(job.request.prompt_pages, engine.pages_for(job.target_tokens))
-            fits = engine.fits_alone(lease, engine.pages_in_all(job.request))
+            pages = request.pages_for(job.target_tokens, page_tokens)
+            fits = engine.fits_alone(lease, request.pages_in_all(page_tokens))
             if not (fits and engine.cache.admit(lease, pages, engine.env.now)):
                 if fits and (not engine.is_idle or engine.cache.in_flight):
                     break
-                self.senders[waiting.popleft()].reject(job.request)
+                self.senders[waiting.popleft()].reject(request)
                 continue
             waiting.popleft()
             engine.waiting.waited_s += engine.env.now - job.queued_at_s

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.tier import PolicyError, Tier
-from kvsim.core.tree import NO_LIMIT, READY, Node, RadixTree
+from kvsim.core.tree import READY, Node, RadixTree
 
 LONGEST = 200
 """Characters of an answer that an error message repeats."""
@@ -53,7 +54,7 @@ def whole_number(policy: str, call: str, answer: object, most: int, least: int =
     if least <= found <= most:
         return found
     raise refused(
-        policy, call, answer, f"a whole number of at least {least}" + (f" and at most {most}" if most < NO_LIMIT else "")
+        policy, call, answer, f"a whole number of at least {least}" + (f" and at most {most}" if most < UNLIMITED else "")
     )
 
 
@@ -157,7 +158,7 @@ def most_pages(tier: Tier) -> int:
     most = tier.eviction.most_pages
     if most >= 1:
         return int(most)
-    return whole_number(eviction_policy(tier), "most_pages", most, NO_LIMIT, 1)
+    return whole_number(eviction_policy(tier), "most_pages", most, UNLIMITED, 1)
 
 
 def check_enough(tier: Tier, missing: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 UNLIMITED: Final = 1 << 60
-"""Capacity in pages of an unlimited tier."""
+"""The capacity in pages of an unlimited tier, and a limit that is none: more pages than any path has."""
 
 
 class Pool:

@@ -86,6 +86,10 @@ class Request:
             for number in range(1, self.samples)
         ]
 
+    def pages_in_all(self, page_tokens: int) -> int:
+        """Return how many pages the prompt and the whole answer take, or all answers if there are several samples."""
+        return self.pages_with_all(self.pages_for(self.prompt_tokens + self.output_tokens, page_tokens), page_tokens)
+
     def pages_with_all(self, pages: int, page_tokens: int) -> int:
         """Return the pages that all samples need if each takes ``pages``: they share those of the prompt in ``runs``.
 

@@ -10,8 +10,9 @@ from math import inf, nextafter
 from typing import Any
 
 from kvsim.core.answers import cut_after
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.tier import GPU, Tier
-from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, NO_LIMIT, READY, Node, RadixTree
+from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, RadixTree
 from kvsim.pages.extents import Run, last_pages
 
 
@@ -142,7 +143,7 @@ class Residency:
 
     # --- the tree --------------------------------------------------------------------------------------------------------
 
-    def follow(self, node: Node, runs: tuple[Run, ...], limit: int = NO_LIMIT) -> tuple[list[Node], tuple[Run, ...]]:
+    def follow(self, node: Node, runs: tuple[Run, ...], limit: int = UNLIMITED) -> tuple[list[Node], tuple[Run, ...]]:
         """Return the nodes below ``node`` that match ``runs``, over at most ``limit`` pages, and the rest of the runs.
 
         A node that matches in part is cut at the end of the match.

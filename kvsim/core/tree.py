@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.transfer import Transfer
 from kvsim.pages.extents import Run, join_runs, split_runs
 
@@ -112,9 +113,6 @@ class Node:
             stack.extend(node.children.values())
 
 
-NO_LIMIT: Final = 1 << 60
-"""More pages than any path has."""
-
 NO_CHILDREN: dict[int, Node] = {}
 """The children of every leaf; shared, never modified."""
 
@@ -159,7 +157,7 @@ class RadixTree:
         self.root = Node((), 0, 0, None, self, 0.0)
 
     def walk(
-        self, node: Node, runs: tuple[Run, ...], limit: int = NO_LIMIT
+        self, node: Node, runs: tuple[Run, ...], limit: int = UNLIMITED
     ) -> tuple[list[Node], Node | None, int, tuple[Run, ...]]:
         """Follow ``runs`` down from ``node``, over at most ``limit`` pages.
 

@@ -34,7 +34,7 @@ class Decoding:
         tokens = job.target_tokens - 1
         job.joined_step = self.step
         job.last_step = self.step + request.output_tokens - job.generated
-        room = max(request.prompt_pages, -(-tokens // page_tokens)) * page_tokens - tokens
+        room = request.pages_for(tokens, page_tokens) * page_tokens - tokens
         job.next_page_step = self.step + room + 1
         self.jobs[job] = None
         self._context_offset += tokens - self.step

@@ -118,7 +118,7 @@ class Engine:
     def accept(self, job: Job) -> None:
         """Take a request that the router has sent: start its prefetch or queue it; reject it if it could not run even alone."""
         request = job.request
-        if self.pages_in_all(request) > self.gpu.pool.capacity:
+        if request.pages_in_all(self.cache.page_tokens) > self.gpu.pool.capacity:
             self.reject(request)
             return
         self.cache.residency.notify_arrival(request, self.env.now, self.gpu)
@@ -202,6 +202,7 @@ class Engine:
         Adds the first chunks of admitted requests to ``batch``. Returns False if it had to wait: then plan again.
         """
         cache, waiting, running, queue = self.cache, self.waiting, self.running, self.waiting.queue
+        page_tokens = cache.page_tokens
         if not running.has_work:
             running.is_full = False
             if self.is_draining:
@@ -219,8 +220,8 @@ class Engine:
             load_pages = 0
             if lease.cpu_pages or lease.disk_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
-            pages = max(request.prompt_pages, self.pages_for(job.target_tokens))
-            in_all = pages if job.decoder >= 0 else self.pages_in_all(request)
+            pages = request.pages_for(job.target_tokens, page_tokens)
+            in_all = pages if job.decoder >= 0 else request.pages_in_all(page_tokens)
             fits = self.fits_alone(lease, in_all)
             if not (fits and cache.admit(lease, pages, self.env.now, load_pages)):
                 if fits and (not self.is_idle or cache.in_flight):
@@ -234,15 +235,6 @@ class Engine:
                 break
             running.plan_chunk(job, batch)
         return True
-
-    def pages_for(self, tokens: int) -> int:
-        """Return how many pages hold this many tokens."""
-        return -(-tokens // self.cache.page_tokens)
-
-    def pages_in_all(self, request: Request) -> int:
-        """Return how many pages a request takes when it has its whole answer, or all of them."""
-        pages = self.pages_for(request.prompt_tokens + request.output_tokens)
-        return request.pages_with_all(pages, self.cache.page_tokens) if request.samples > 1 else pages
 
     def fits_alone(self, lease: Lease, pages: int) -> bool:
         """Whether a request could get ``pages`` pages in all if no other one ran. The lease must be fresh from ``match``."""

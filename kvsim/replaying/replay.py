@@ -34,8 +34,7 @@ class Replay:
     ) -> None:
         self.cache = cache
         self.prefetching = prefetching
-        self.in_flight = settings.in_flight
-        self.hold_output = settings.hold_output
+        self.settings = settings
         self.server: Server = CacheServer(cache, prefetching) if isinstance(cache, ServedCache) else cache
         self.live: deque[Any] = deque()
         """Leases of running requests, oldest first."""
@@ -73,17 +72,15 @@ class Replay:
 
     def _play(self, requests: list[Request]) -> list[Hits | None]:
         """Play some requests. Returns the hit pages of each by tier; None for a request that can never fit."""
-        live, in_flight, hold_output, page_tokens = self.live, self.in_flight, self.hold_output, self.cache.page_tokens
-        serve, finish = self.server.serve, self.server.finish_request
+        live, settings, page_tokens = self.live, self.settings, self.cache.page_tokens
+        serve, finish, in_flight = self.server.serve, self.server.finish_request, settings.in_flight
         rows: list[Hits | None] = []
         for request in requests:
             if len(live) >= in_flight:
                 finish(live.popleft())
             if request.resets:
                 self._reset(request.resets)
-            pages, now = request.prompt_pages, request.arrival_s
-            if hold_output:
-                pages = max(pages, -(-(request.prompt_tokens + request.output_tokens) // page_tokens))
+            pages, now = settings.pages_of_sample(request, page_tokens), request.arrival_s
             lease = serve(request, pages, now)
             while lease is None and live:
                 finish(live.popleft())

@@ -108,13 +108,13 @@ class CacheServer:
         ``transfers``, which follow from the prompt, end during the first leap, which is shorter if they leave it too little
         room. With one tier nothing happens between leaps, so a single leap covers the answer.
         """
-        cache, computed = self.cache, lease.request.prompt_tokens
-        end = computed + lease.request.output_tokens - 1
+        cache, request, computed = self.cache, lease.request, lease.request.prompt_tokens
+        end = computed + request.output_tokens - 1
         leap = LEAP_STEPS if cache.edges else end
         transfers = self._begin(transfers, now)
         while computed < end:
             steps = min(leap, end - computed)
-            while (pages := -(-(computed + steps) // cache.page_tokens) - held_pages) > 0:
+            while (pages := request.pages_for(computed + steps, cache.page_tokens) - held_pages) > 0:
                 growth = cache.grow([(lease, pages)], now)
                 if growth.has_room:
                     held_pages += pages

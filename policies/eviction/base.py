@@ -10,12 +10,13 @@ from typing import Any
 
 from kvsim.core.answers import whole_number
 from kvsim.core.cache import Cache
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
-from kvsim.core.tree import NO_LIMIT, READY, Node
+from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import OffloadOrder
 from kvsim.policies.eviction.ranks import check_rank, check_risen, name, refuse_order
@@ -42,7 +43,7 @@ class EvictionPolicy(metaclass=ABCMeta):
     tier: int = 0
     cut: Callable[[Node, int], Node]
     """Set by the core: cuts a node after the given number of pages and returns the upper part."""
-    most_pages: int = NO_LIMIT
+    most_pages: int = UNLIMITED
     """Set by ``victims`` with each node it offers: at most this many pages, counted from the node's end, leave before the core
     asks for another node. A value above the node's size means all pages."""
 
@@ -295,7 +296,7 @@ class RankedEviction(EvictionPolicy):
     def _limit_to_next(self, node: Node) -> None:
         """Limit ``most_pages`` to the pages of a victim that leave before the next leaf; the victim is out of the queue."""
         following = [*self.heap[:1], *islice(self.line, 1)]
-        self.most_pages = NO_LIMIT
+        self.most_pages = UNLIMITED
         if following:
             try:
                 next_rank = min(following)[0]
@@ -303,4 +304,4 @@ class RankedEviction(EvictionPolicy):
                 refuse_order(self, self._ranks(), error)
             policy: Any = self
             answer: object = policy.pages_before(node, next_rank)
-            self.most_pages = whole_number(self._name, "pages_before()", answer, NO_LIMIT, 1)
+            self.most_pages = whole_number(self._name, "pages_before()", answer, UNLIMITED, 1)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import NO_LIMIT, READY, Node
+from kvsim.core.tree import READY, Node
 from kvsim.policies.eviction.base import DEPTH, EvictionPolicy
 
 MOST_END: Final = 2.0**28
@@ -97,7 +98,7 @@ class LengthAware(EvictionPolicy):
     def _pages_alone(self, node: Node, rank: float) -> int:
         """Return how many pages a leaf that is alone at its rank loses before another leaf is due."""
         if not self._ranks:
-            return NO_LIMIT
+            return UNLIMITED
         following = self._ranks[0]
         pages = int(following - rank)
         return pages + 1 if node.last_used_in(self.tier) < self._heaps[following][0][0] else pages

@@ -6,9 +6,10 @@ from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf
 from typing import Any
 
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import NO_LIMIT, READY, Node
+from kvsim.core.tree import READY, Node
 from kvsim.numbers import Real, check_settings
 from kvsim.pages.extent_order import RunOrder
 from kvsim.pages.extents import Run, last_pages
@@ -315,7 +316,7 @@ class QueueEviction(EvictionPolicy):
 
     def _limit(self, node: Node, most_pages: float) -> None:
         """Limit what is offered of a node to ``most_pages`` pages of its last part."""
-        self.most_pages = self._last_pages(node) if self.mixed and node in self.mixed else NO_LIMIT
+        self.most_pages = self._last_pages(node) if self.mixed and node in self.mixed else UNLIMITED
         if most_pages < self.most_pages:
             self.most_pages = ceil(most_pages)
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from kvsim.core.answers import number, truth, whole_number, whole_numbers
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.tier import PolicyError
-from kvsim.core.tree import NO_LIMIT, Node, RadixTree
+from kvsim.core.tree import Node, RadixTree
 from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
@@ -298,7 +299,7 @@ def test_a_right_answer_is_taken_as_it_is(check: Callable[..., Any], answer: Any
         (truth, 1, "1 from ask(), not True or False"),
         (partial(whole_number, most=9), 10, "10 from ask(), not a whole number of at least 0 and at most 9"),
         (partial(whole_number, most=9, least=1), 0, "0 from ask(), not a whole number of at least 1 and at most 9"),
-        (partial(whole_number, most=NO_LIMIT), -1, "-1 from ask(), not a whole number of at least 0"),
+        (partial(whole_number, most=UNLIMITED), -1, "-1 from ask(), not a whole number of at least 0"),
         (partial(whole_number, most=9), True, "True from ask(), not a whole number of at least 0 and at most 9"),
         (partial(whole_number, most=9), 2.0, "2.0 from ask(), not a whole number of at least 0 and at most 9"),
         (partial(whole_numbers, most=9), 3, "3 from ask(), not a list of whole numbers"),

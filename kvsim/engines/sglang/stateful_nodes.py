@@ -4,11 +4,12 @@ from collections import OrderedDict
 from dataclasses import asdict
 from typing import Any
 
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings
 from kvsim.core.serving import HybridServingCache, RulesError
 from kvsim.core.tier import GPU, Tier
-from kvsim.core.tree import NO_LIMIT, Node
+from kvsim.core.tree import Node
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
 from kvsim.pages.extents import Run, append_run, join_runs, split_runs
 from kvsim.states.store import CheckpointCounts
@@ -75,7 +76,7 @@ class StatefulNodeCache(WholeNodeCache, HybridServingCache):
         self.states: OrderedDict[Node, int] = OrderedDict()
         """Nodes with a state, least recently used first, and the number of running requests whose path ends there."""
         self._state_bytes = hybrid.state_bytes
-        self._chunk_pages = hybrid.prefill_chunk_tokens // page_tokens or NO_LIMIT
+        self._chunk_pages = hybrid.prefill_chunk_tokens // page_tokens or UNLIMITED
         self._extra_buffer = extra_buffer
         self._working_slots = 3 if extra_buffer else 1
         self._cache_output = cache_output

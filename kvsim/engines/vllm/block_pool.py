@@ -5,11 +5,11 @@ from typing import Any
 
 from kvsim.core.answers import check_enough, cut_after, victim, victims
 from kvsim.core.lease import Lease
-from kvsim.core.pool import SlotPool
+from kvsim.core.pool import UNLIMITED, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, DOOMED, NO_CHILDREN, NO_LIMIT, READY, Node, RadixTree
+from kvsim.core.tree import ABSENT, DOOMED, NO_CHILDREN, READY, Node, RadixTree
 from kvsim.pages.extents import Run, count_pages
 
 
@@ -63,7 +63,7 @@ class BlockPool:
     # --- look-up ---------------------------------------------------------------------------------------------------------
 
     def match(
-        self, runs: tuple[Run, ...], limit: int = NO_LIMIT, below: Node | None = None
+        self, runs: tuple[Run, ...], limit: int = UNLIMITED, below: Node | None = None
     ) -> tuple[list[Node], tuple[Run, ...]]:
         """Return the nodes of the longest stored prefix, of at most ``limit`` pages, and the rest of the path.
 
