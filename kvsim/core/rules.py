@@ -1,15 +1,22 @@
 """Rules in which real engines differ from each other. An engine that differs more deeply has a subclass with its own cache."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
+from kvsim.core.edge import Edge
+from kvsim.core.request import Request
+from kvsim.core.serving import ServedCache, Server
+from kvsim.core.tier import LEVELS, Tier
+
 if TYPE_CHECKING:
-    from kvsim.core.edge import Edge
-    from kvsim.core.request import Request
-    from kvsim.core.serving import HybridServingCache, ServedCache, ServingCache
-    from kvsim.core.tier import Tier
     from kvsim.policies.checkpoint.base import CheckpointPolicy
+
+IN_TIME = ("simulate", "validate")
+"""Commands that run engines in time; all others replay requests."""
+
+OWN = "or set rules=default for kvsim's own rules with the same policies"
+"""The end of a message about what an engine's rules do not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +25,7 @@ class HybridSettings:
 
     checkpoint: "CheckpointPolicy"
     """Bound already."""
-    state_tiers: "list[Tier] | None"
+    state_tiers: list[Tier] | None
     """Tiers of states only, from the GPU down, whose slots hold one state each; None if states take slots of the page tiers."""
     state_pages: int
     """Slots that a state takes: 1 in tiers of states only."""
@@ -26,24 +33,42 @@ class HybridSettings:
     grid_pages: int
     """States exist only after multiples of this number of pages."""
     prefill_chunk_tokens: int
-    """Prompt tokens that one step computes, for rules that prefill in chunks; 0: whole prompts."""
+    """Prompt tokens that one step computes, for an engine's rules; 0: whole prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSetup:
+    """What a cache is made of."""
+
+    tiers: list[Tier]
+    edges: list[Edge]
+    page_tokens: int
+    hybrid: HybridSettings | None = None
+    """For a model with recurrent layers; None for any other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """kvsim's own rules."""
+    """kvsim's own rules. A subclass holds those of an engine, which may cover only some commands and tiers."""
 
     engine: ClassVar[str] = ""
     """The engine whose rules these are; empty for kvsim's own."""
 
-    has_own_cache: ClassVar[bool] = False
-    """Whether these rules belong to one engine and have a cache of their own (``serving_cache``)."""
+    covers_time: ClassVar[bool] = True
+    """Whether the rules say what happens in time. Otherwise they are for replays, and kvsim's own apply to all other commands."""
+
+    covered_tiers: ClassVar[Sequence[str]] = LEVELS
+    """The tiers that the rules cover. With any other tier, kvsim's own rules apply."""
+
+    refused_tiers: ClassVar[Sequence[str]] = ()
+    """Tiers among these that a run by an engine's rules must not have."""
+
+    fixed_settings: ClassVar[Sequence[str]] = ()
+    """Settings of kvsim's own rules that have their default value by an engine's rules."""
 
     serves_hybrid_models: ClassVar[bool] = False
-    """Whether the engine's own cache is for models with recurrent layers (``hybrid_cache``) instead of for others."""
-
-    prefills_in_chunks: ClassVar[bool] = False
-    """Whether the engine's own cache depends on the chunks in which a prompt is computed (``replay.prefill_chunk_tokens``)."""
+    """Whether an engine's rules are for models with recurrent layers, whose prompts are then computed in chunks
+    (``replay.prefill_chunk_tokens``), instead of for others."""
 
     decides_checkpoints: ClassVar[bool] = False
     """Whether the engine itself decides where states are saved, so that no checkpoint policy is asked."""
@@ -51,14 +76,8 @@ class Rules:
     has_coarse_pages: ClassVar[bool] = False
     """Whether the CPU tier may have larger pages than the GPU (``tiers.cpu.page_tokens``)."""
 
-    pauses_after_retraction: ClassVar[bool] = True
-    """Whether, after a retraction, no request is admitted until one has finished; otherwise, none is in the same step."""
-
-    schedules_by_priority: ClassVar[bool] = False
-    """Whether the engine's schedule, if it has its own, tries waiting requests by arrival or priority and in no other order."""
-
     has_bigram_keys: ClassVar[bool] = False
-    """Whether an engine's own cache can have keys of token pairs (``trace.bigram``). kvsim's own rules take any keys."""
+    """Whether an engine's rules know keys of token pairs (``trace.bigram``). kvsim's own rules take any keys."""
 
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
@@ -68,36 +87,47 @@ class Rules:
     whose KV is never computed. Needs a trace with the tokens of its answers."""
 
     def for_command(self, command: str, tiers: Sequence[str]) -> "Rules":
-        """Return the rules that apply to a command with the tiers of these names.
+        """Return the rules that apply to a command with the tiers of these names: these, or kvsim's own if these do not cover it.
 
-        An engine's rules may give way to kvsim's own where they do not apply, such as those without a clock. Raises ValueError
-        for one of their settings that then has no effect.
+        Raises ValueError for one of an engine's own settings that then has no effect.
         """
-        return self
+        if (self.covers_time or command not in IN_TIME) and set(tiers) <= set(self.covered_tiers):
+            return self
+        known = {field.name for field in fields(Rules)}
+        for field in fields(self):
+            if field.name not in known and getattr(self, field.name) != field.default:
+                raise ValueError(
+                    f"{field.name} has no effect on kvsim {command} with tiers {', '.join(tiers)}, which uses kvsim's own rules: "
+                    "leave it out"
+                )
+        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
-        """Raise ValueError if the rules do not support ``command`` or one of the tiers with these names."""
+        """Raise ValueError if the rules do not support ``command``, one of the tiers with these names, or a setting."""
+        whose = f"{self.engine}'s rules{' for hybrid models' if self.serves_hybrid_models else ''}"
+        for name in tiers:
+            if name in self.refused_tiers:
+                raise ValueError(f"{whose} have no {name} tier: set tiers.{name}.capacity=0, {OWN}")
+        for field in fields(Rules):
+            if field.name in self.fixed_settings and (value := getattr(self, field.name)) != field.default:
+                setting, default = f"{field.name}={value}".lower(), str(field.default).lower()
+                raise ValueError(f"{setting} is not supported by {whose}: set it to {default}, {OWN}")
 
     def check_requests(
-        self, requests: "Sequence[Request]", pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
+        self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
     ) -> None:
-        """Raise ValueError if the rules cannot replay these requests, which take ``pages`` pages each while they run.
+        """Raise ValueError if an engine's rules cannot replay these requests, which take ``pages`` pages each while they run.
 
         ``capacities`` are those of the tiers, by name and in pages; None is unlimited.
         """
 
-    def served_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServedCache | None":
-        """Return an empty cache by whose rules a serving engine serves requests; None for kvsim's own cache."""
+    def server(self, setup: CacheSetup) -> Server | None:
+        """Return an empty cache that serves a replay's requests by these rules; None for kvsim's own cache.
+
+        Raises ValueError if the rules do not support the setup.
+        """
         return None
 
-    def serving_cache(self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int) -> "ServingCache | None":
-        """Return an empty cache that replays requests by these rules if ``has_own_cache``; otherwise None, and a replay uses the
-        same cache as ``simulate``."""
-        return None
-
-    def hybrid_cache(
-        self, tiers: "list[Tier]", edges: "list[Edge]", page_tokens: int, hybrid: HybridSettings
-    ) -> "HybridServingCache | None":
-        """Return an empty cache for a model with recurrent layers if ``serves_hybrid_models``, as ``serving_cache`` does for
-        others."""
+    def cache(self, setup: CacheSetup) -> ServedCache | None:
+        """Return an empty cache from which an engine in time serves requests by these rules; None for kvsim's own cache."""
         return None

@@ -2,14 +2,13 @@
 
 from abc import ABCMeta, abstractmethod
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts, Residency
-from kvsim.core.rules import Rules
-from kvsim.core.subclassing import trait
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
@@ -54,7 +53,32 @@ class Load(NamedTuple):
 NO_LOAD = Load(NO_TRANSFERS, NO_TRANSFERS)
 
 
-class ServedCache(metaclass=ABCMeta):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Reported(metaclass=ABCMeta):
+    """What a run reports of a cache in the end, besides its tiers and its counts."""
+
+    tiers: list[Tier]
+    page_tokens: int
+
+    @property
+    def tree(self) -> RadixTree:
+        """The radix tree of stored pages; a bound has none."""
+        raise AssertionError(f"{type(self).__name__} has no tree")
+
+    def describe_checkpoints(self) -> dict[str, int]:
+        """Return the counts of recurrent states, by name; empty for a model without recurrent layers."""
+        return {}
+
+    def pages_known(self) -> dict[int, int] | None:
+        """Return, by request index, the pages that a model without recurrent layers could have reused; None for such a model."""
+        return None
+
+    def held_pages(self, name: str) -> tuple[int, int] | None:
+        """Return the pages that the tiers of this name have, and how many of them no tier above has; None if it is not known."""
+        return None
+
+
+class ServedCache(Reported):
     """A cache that an engine serves requests from, call by call; ``now`` is in seconds.
 
     A request is matched and admitted, claims its slots, loads, inserts what it has computed, and is finished or released.
@@ -68,13 +92,14 @@ class ServedCache(metaclass=ABCMeta):
     """The GPU tier, or the first of them."""
     views: "dict[int, View]"
     """The tiers as each GPU tier sees them, by the index of that GPU tier."""
-    rules: Rules
     page_tokens: int
     leases: dict[Lease, None]
     """Leases of running requests."""
     takes_pages_late: bool = False
     """Whether the pages of a leap are taken after it, when it is known how many steps it had. Requires that making room for
     them starts no transfers."""
+    pauses_after_retraction: bool = True
+    """Whether, after a retraction, no request is admitted until one has finished; otherwise, none is in the same step."""
 
     @property
     def tree(self) -> RadixTree:
@@ -249,13 +274,15 @@ class ServedCache(metaclass=ABCMeta):
     def reset(self) -> None:
         """Drop every page (the model's weights have changed). Slots in use are freed when their requests and transfers end."""
 
-    def describe_checkpoints(self) -> dict[str, int]:
-        """Return the counts of recurrent states, by name; empty for a model without recurrent layers."""
-        return {}
-
-    def pages_known(self) -> dict[int, int] | None:
-        """Return, by request index, the pages that a model without recurrent layers could have reused; None for such a model."""
-        return None
+    def held_pages(self, name: str) -> tuple[int, int] | None:
+        tiers = [tier for tier in self.tiers if tier.name == name]
+        above = [tier.index for tier in self.tiers if tiers and tier.level < tiers[0].level]
+        held = own = 0
+        for node in self.tree.root.descendants():
+            pages = node.pages * any(node.state[tier.index] for tier in tiers)
+            held += pages
+            own += pages * (not any(node.state[index] for index in above))
+        return held, own
 
     @abstractmethod
     def check(self) -> None:
@@ -270,62 +297,36 @@ NEVER_FITS: Final = object()
 """Returned by a server for a request that could not run even alone."""
 
 
-class ReplayLease(Protocol):
-    """What a replay keeps of a served request until it is finished."""
-
-    hits: Hits
-
-
-class Server(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Server(Reported):
     """Serves requests without a clock: all effects of a request have happened when ``serve`` returns.
 
     Replay keeps the result of ``serve`` and passes it to ``finish_request`` later, oldest first.
     """
 
+    counts: Any
+    """A dataclass of numbers: pages moved and lost."""
+
+    @abstractmethod
     def serve(self, request: Request, pages: int, now: float) -> Any:
-        """Serve a request that needs ``pages`` pages in all. Returns its ``ReplayLease``, or None if there is no room.
+        """Serve a request that needs ``pages`` pages in all. Returns its lease, which has ``hits``, or None if there is no room.
 
         After None, replay tries the same request again once another one has finished, or rejects it if none is running. If the
         result is ``NEVER_FITS``, replay rejects the request at once and the others stay running.
         """
 
+    @abstractmethod
     def finish_request(self, lease: Any) -> None:
         """End a request whose answer is complete, and give back what it holds."""
 
+    def reset(self) -> None:
+        """Drop every page, because the model's weights have changed."""
+        raise AssertionError(f"{type(self).__name__} cannot be reset")
 
-class ServingCache(Server, Protocol):
-    """A cache that serves requests itself, by the rules of one engine."""
-
-    tiers: list[Tier]
-    counts: Any
-    """A dataclass of numbers: pages moved and lost."""
-    page_tokens: int
+    def prefetched(self) -> dict[str, int]:
+        """Return the counts of prefetches, by name; empty if there are none."""
+        return {}
 
 
 class RulesError(Exception):
     """The rules of an engine cannot play this run; the message says which setting to change, and how."""
-
-
-@trait
-class HybridServingCache(metaclass=ABCMeta):
-    """A ``ServingCache`` for models with recurrent layers, which also reports on their states."""
-
-    tiers: list[Tier]
-    counts: Any
-    page_tokens: int
-
-    @abstractmethod
-    def serve(self, request: Request, pages: int, now: float) -> Any:
-        """As ``Server.serve``."""
-
-    @abstractmethod
-    def finish_request(self, lease: Any) -> None:
-        """As ``Server.finish_request``."""
-
-    @abstractmethod
-    def describe_checkpoints(self) -> dict[str, int]:
-        """Return the counts of states by name: the fields of ``CheckpointCounts``."""
-
-    @abstractmethod
-    def pages_known(self) -> dict[int, int] | None:
-        """Return, by request index, the pages that a model without recurrent layers could have reused; None for such a model."""

@@ -7,11 +7,12 @@ from typing import Any
 
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import NEVER_FITS, HybridServingCache, ServedCache, ServingCache
+from kvsim.core.serving import NEVER_FITS, ServedCache, Server
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import Begin
 from kvsim.engine.passing_cache import PassingCache
+from kvsim.replaying.server import PassingServer
 
 
 class EventLog:
@@ -168,32 +169,17 @@ def _found(lease: Lease) -> dict[str, int]:
     }
 
 
-class LoggedServer(HybridServingCache):
+class LoggedServer(PassingServer):
     """An engine's own cache that logs every request. Its transfers begin and end at once, before the request is admitted."""
 
-    def __init__(self, cache: ServingCache, log: EventLog) -> None:
-        self.cache = cache
+    def __init__(self, server: Server, log: EventLog) -> None:
+        super().__init__(server)
         self.log = log
-        self.tiers = cache.tiers
-        self.counts = cache.counts
-        self.page_tokens = cache.page_tokens
         self._waiting: Request | None = None
         self._moved = (0, 0)
 
-    @property
-    def tree(self) -> Any:
-        """The tree of the cache."""
-        cache: Any = self.cache
-        return cache.tree
-
-    def describe_checkpoints(self) -> dict[str, int]:
-        return self.cache.describe_checkpoints() if isinstance(self.cache, HybridServingCache) else {}
-
-    def pages_known(self) -> dict[int, int] | None:
-        return self.cache.pages_known() if isinstance(self.cache, HybridServingCache) else None
-
     def serve(self, request: Request, pages: int, now: float) -> Any:
-        lease = self.cache.serve(request, pages, now)
+        lease = self.server.serve(request, pages, now)
         if lease is NEVER_FITS:
             return lease
         if lease is None:
@@ -208,7 +194,7 @@ class LoggedServer(HybridServingCache):
         return lease
 
     def finish_request(self, lease: Any) -> None:
-        self.cache.finish_request(lease)
+        self.server.finish_request(lease)
         self._log_moves()
         self.log.add("finish", request=lease.request.index)
 

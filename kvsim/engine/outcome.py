@@ -8,11 +8,10 @@ import numpy as np
 
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
-from kvsim.core.serving import HybridServingCache, ServedCache
+from kvsim.core.serving import ServedCache, Server
 from kvsim.core.tier import LEVELS
 
 if TYPE_CHECKING:
-    from kvsim.core.serving import ServingCache
     from kvsim.engine.event_log import EventLog
     from kvsim.engine.recorder import Recorder
 
@@ -166,9 +165,7 @@ class Outcome:
         return any(use.role == "decode" for use in self.engines)
 
 
-def describe_caches(
-    caches: "Sequence[ServedCache | ServingCache]", requests: list[Request], hit_pages: np.ndarray
-) -> dict[str, Any]:
+def describe_caches(caches: Sequence[ServedCache | Server], requests: list[Request], hit_pages: np.ndarray) -> dict[str, Any]:
     """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are summed.
 
     ``hit_pages`` are those of each request.
@@ -181,36 +178,23 @@ def describe_caches(
         known.peak_pages += tier.pool.peak_pages
         known.evicted_pages += tier.evicted_pages
         known.inserted_pages += tier.inserted_pages
-    served = [cache for cache in caches if isinstance(cache, ServedCache)]
     for name, hits in zip(LEVELS[1:], hit_pages.sum(axis=0)[1:].tolist(), strict=True):
-        if name in tiers and hits <= FEW_HITS * tiers[name].inserted_pages and len(served) == len(caches):
-            tiers[name].held_pages, tiers[name].own_pages = _held_pages(served, name)
+        if name in tiers and hits <= FEW_HITS * tiers[name].inserted_pages:
+            found = [held for cache in caches if (held := cache.held_pages(name)) is not None]
+            if len(found) == len(caches):
+                tiers[name].held_pages, tiers[name].own_pages = sum([held for held, _ in found]), sum([own for _, own in found])
     known_pages, checkpoints = None, dict[str, int]()
     for cache in caches:
-        if isinstance(cache, (ServedCache, HybridServingCache)):
-            checkpoints = summed([checkpoints, cache.describe_checkpoints()])
-            if (known_there := cache.pages_known()) is not None:
-                known_pages = np.zeros(len(requests), dtype=np.int64) if known_pages is None else known_pages
-                known_pages += np.array([known_there.get(r.index, 0) for r in requests], dtype=np.int64)
+        checkpoints = summed([checkpoints, cache.describe_checkpoints()])
+        if (known_there := cache.pages_known()) is not None:
+            known_pages = np.zeros(len(requests), dtype=np.int64) if known_pages is None else known_pages
+            known_pages += np.array([known_there.get(r.index, 0) for r in requests], dtype=np.int64)
     return {
         "tiers": dict(sorted(tiers.items(), key=lambda item: LEVELS.index(item[0]))),
         "placement": summed([asdict(cache.counts) for cache in caches]),
         "checkpoints": checkpoints,
         "known_pages": known_pages,
     }
-
-
-def _held_pages(caches: Sequence[ServedCache], name: str) -> tuple[int, int]:
-    """Return the pages that the tiers of this name have, and how many of them no tier above has."""
-    own, held = 0, 0
-    for cache in caches:
-        tiers = [tier for tier in cache.tiers if tier.name == name]
-        above = [tier.index for tier in cache.tiers if tiers and tier.level < tiers[0].level]
-        for node in cache.tree.root.descendants():
-            pages = node.pages * any(node.state[tier.index] for tier in tiers)
-            held += pages
-            own += pages * (not any(node.state[index] for index in above))
-    return held, own
 
 
 def summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:

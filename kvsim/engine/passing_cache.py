@@ -21,10 +21,10 @@ class PassingCache(ServedCache):
         self.edges = cache.edges
         self.gpu = cache.gpu
         self.views = cache.views
-        self.rules = cache.rules
         self.page_tokens = cache.page_tokens
         self.leases = cache.leases
         self.takes_pages_late = cache.takes_pages_late
+        self.pauses_after_retraction = cache.pauses_after_retraction
 
     @property
     def version(self) -> int:

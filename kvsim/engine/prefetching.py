@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.core.answers import number, whole_number
 from kvsim.core.lease import Lease
-from kvsim.core.serving import ServedCache, ServingCache
+from kvsim.core.serving import ServedCache
 from kvsim.core.transfer import Hold, Transfer
 
 if TYPE_CHECKING:
@@ -55,9 +55,8 @@ class Prefetch:
 class Prefetching:
     """The prefetches of one run."""
 
-    def __init__(self, cache: "ServedCache | ServingCache", policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
-        self.cache: Any = cache
-        """A ``ServedCache`` in any run that fetches."""
+    def __init__(self, cache: ServedCache, policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
+        self.cache = cache
         self.policy = policy
         self.counts = PrefetchCounts()
         self.in_flight_pages = 0

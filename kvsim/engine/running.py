@@ -142,7 +142,7 @@ class RunningRequests:
 
     def leap_steps(self) -> int:
         """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
-        if self.is_full and not self.cache.rules.pauses_after_retraction:
+        if self.is_full and not self.cache.pauses_after_retraction:
             return 1
         return min(LEAP_STEPS, self.decoding.steps_to_end())
 
@@ -212,7 +212,7 @@ class RunningRequests:
             self._due_late = []
             assert growth.has_room and not growth.transfers, "a leap had no room for its pages"
         self.decoding.step += steps
-        if not self.cache.rules.pauses_after_retraction:
+        if not self.cache.pauses_after_retraction:
             self.is_full = False
 
     def _wait_for(self, transfers: list[Transfer]) -> Any:

@@ -78,7 +78,7 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise UsageError(f"eviction: {name} is a bound for kvsim replay with one tier only: choose another policy")
         if plan.replay.in_flight > 1:
             raise UsageError(f"replay.in_flight has no effect on {name}, which ignores running requests: leave it out")
-        if plan.rules.has_own_cache:
+        if plan.rules.engine:
             raise UsageError(f"eviction: {name} is a bound under kvsim's own rules: set rules=default or choose another policy")
         if plan.print_tree:
             raise UsageError(f"print_tree has no effect on {name}, which has no tree: leave it out")
@@ -87,10 +87,10 @@ def check_bypass(plan: Plan, command: str) -> None:
 def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
     """Raise UsageError if an engine's own rules do not fit the model, or for settings that the rules do not use."""
     rules = plan.rules
-    if rules.has_own_cache and rules.serves_hybrid_models != plan.model.is_hybrid:
+    if rules.engine and rules.serves_hybrid_models != plan.model.is_hybrid:
         which = "with" if rules.serves_hybrid_models else "without"
         raise UsageError(f"rules: these rules of an engine need a model {which} recurrent layers: set rules=default")
-    if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not rules.prefills_in_chunks:
+    if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not rules.serves_hybrid_models:
         raise UsageError("replay.prefill_chunk_tokens has no effect under rules without prefill chunks: leave it out")
     if rules.decides_checkpoints and (key := given(keys, "checkpoint")):
         raise UsageError(
@@ -106,7 +106,7 @@ def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
     for name in policy.without_effect():
         if key := given(keys, f"scheduling.{name}"):
             raise UsageError(f"{key} has no effect with these settings of {type(policy).__name__}: leave it out")
-    if command == "simulate" and plan.rules.schedules_by_priority and not policy.orders_by_priority():
+    if command == "simulate" and plan.rules.engine and not policy.orders_by_priority():
         raise UsageError(
             f"scheduling: {type(policy).__name__}: {plan.rules.engine}'s schedule is by arrival or by priority, without a bound: "
             "set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"

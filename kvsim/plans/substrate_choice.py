@@ -114,7 +114,7 @@ def check_hardware(plan: Plan) -> None:
     """Raise UsageError for a plan that has no kernels or needs more host memory or disk than this machine has."""
     if plan.model.is_hybrid:
         check_states(plan)
-    if plan.rules.has_own_cache:
+    if plan.rules.engine:
         raise UsageError(f"rules: those of {plan.rules.engine} have no real memory: set rules=default or substrate=simulated")
     if len(set(plan.layout.hosts)) > 1:
         raise UsageError("cluster.engines_per_host: substrate=hardware runs on one host: leave it out")

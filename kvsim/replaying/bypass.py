@@ -9,6 +9,7 @@ from kvsim.core.answers import eviction_policy, refused, whole_number
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
+from kvsim.core.serving import Server
 from kvsim.core.tier import Tier
 from kvsim.pages.extents import count_pages, join_runs
 
@@ -33,7 +34,7 @@ class BypassLease:
         self.hits = hits
 
 
-class BypassTier:
+class BypassTier(Server):
     """A cache for replay: each request is inserted first, then the policy shrinks the tier to its capacity.
 
     All computed pages therefore count as inserted, and pages dropped immediately or later as evicted. With ``cache_output``,

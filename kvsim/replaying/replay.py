@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from time import perf_counter
@@ -10,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from kvsim.core.request import Request, Reset
-from kvsim.core.serving import NEVER_FITS, Hits, ServedCache, Server, ServingCache
+from kvsim.core.serving import NEVER_FITS, Hits, Server
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_caches
-from kvsim.engine.prefetching import Prefetching
-from kvsim.replaying.samples import SampleServer
-from kvsim.replaying.server import CacheServer
+from kvsim.engine.prefetching import PrefetchCounts
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.replaying.steps import SteppedServer
 
@@ -26,16 +25,9 @@ NO_HITS = (0, 0, 0)
 class Replay:
     """Plays requests against kvsim's own cache or an engine's; transfers take no time."""
 
-    def __init__(
-        self,
-        cache: ServedCache | ServingCache,
-        prefetching: Prefetching,
-        settings: ReplaySettings,
-    ) -> None:
-        self.cache = cache
-        self.prefetching = prefetching
+    def __init__(self, server: Server, settings: ReplaySettings) -> None:
+        self.server = server
         self.settings = settings
-        self.server: Server = CacheServer(cache, prefetching) if isinstance(cache, ServedCache) else cache
         self.live: deque[Any] = deque()
         """Leases of running requests, oldest first."""
 
@@ -49,13 +41,11 @@ class Replay:
     ) -> Outcome:
         """Play all requests in order; ``advance`` is called at intervals with the number played so far.
 
-        ``inspect`` is called with the cache: after each step, with what has happened, or only once, at the end, while the last
+        ``inspect`` is called with the server: after each step, with what has happened, or only once, at the end, while the last
         requests are still unfinished.
         """
-        if isinstance(self.cache, ServedCache) and any(request.samples > 1 for request in requests):
-            self.server = SampleServer(self.server, self.cache)
         if inspect and each_step:
-            self.server = SteppedServer(self.server, partial(inspect, self.cache))
+            self.server = SteppedServer(self.server, partial(inspect, self.server))
         began = perf_counter()
         rows: list[Hits | None] = []
         with without_garbage_collector():
@@ -64,7 +54,7 @@ class Replay:
                 if advance:
                     advance(len(rows))
             if inspect and not each_step:
-                inspect(self.cache, "")
+                inspect(self.server, "")
             while self.live:
                 self.server.finish_request(self.live.popleft())
             wall_s = perf_counter() - began
@@ -72,7 +62,7 @@ class Replay:
 
     def _play(self, requests: list[Request]) -> list[Hits | None]:
         """Play some requests. Returns the hit pages of each by tier; None for a request that can never fit."""
-        live, settings, page_tokens = self.live, self.settings, self.cache.page_tokens
+        live, settings, page_tokens = self.live, self.settings, self.server.page_tokens
         serve, finish, in_flight = self.server.serve, self.server.finish_request, settings.in_flight
         rows: list[Hits | None] = []
         for request in requests:
@@ -94,19 +84,17 @@ class Replay:
 
     def _reset(self, resets: tuple[Reset, ...]) -> None:
         """Reset the cache; a reset that drains first ends all running requests."""
-        cache = self.cache
-        assert isinstance(cache, ServedCache)
         for mode, _ in resets:
             while mode == "drain" and self.live:
                 self.server.finish_request(self.live.popleft())
-            cache.reset()
+            self.server.reset()
 
     def _outcome(self, requests: list[Request], rows: list[Hits | None], wall_s: float) -> Outcome:
         nothing = np.full(len(requests), np.nan)
         hits = np.fromiter(chain.from_iterable([row or NO_HITS for row in rows]), np.int64, 3 * len(rows)).reshape(-1, 3)
         return Outcome(
             requests=requests,
-            page_tokens=self.cache.page_tokens,
+            page_tokens=self.server.page_tokens,
             status=np.array([REJECTED if row is None else FINISHED for row in rows], dtype=np.int8),
             hit_pages=hits,
             arrival_s=np.array([request.arrival_s for request in requests]),
@@ -114,7 +102,7 @@ class Replay:
             tpot_s=nothing,
             e2e_s=nothing,
             links={},
-            prefetch=self.prefetching.result(),
+            prefetch={**asdict(PrefetchCounts()), **self.server.prefetched()},
             wall_s=wall_s,
-            **describe_caches([self.cache], requests, hits),
+            **describe_caches([self.server], requests, hits),
         )

@@ -3,7 +3,8 @@
 from typing import Any
 
 from kvsim.core.request import Request
-from kvsim.core.serving import NEVER_FITS, Hits, ServedCache, Server
+from kvsim.core.serving import NEVER_FITS, Hits, Server
+from kvsim.replaying.server import PassingServer
 
 
 class SampleLease:
@@ -17,16 +18,15 @@ class SampleLease:
         self.leases = leases
 
 
-class SampleServer:
+class SampleServer(PassingServer):
     """Serves each sample as a request of its own; all end together.
 
     A request that finds room for some of its samples keeps that and continues from there. One whose prompt and answers exceed
     the GPU tier is rejected.
     """
 
-    def __init__(self, server: Server, cache: ServedCache) -> None:
-        self.server = server
-        self.cache = cache
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
         self._request: Request | None = None
         """A request of which some samples have found no room yet."""
         self._left: list[Request] = []
@@ -36,7 +36,7 @@ class SampleServer:
         """Serve a request of which each sample takes ``pages`` pages, with those that it shares with the others."""
         if self._request is not request:
             self._give_up()
-            if request.samples > 1 and request.pages_with_all(pages, self.cache.page_tokens) > self.cache.gpu.pool.capacity:
+            if request.samples > 1 and request.pages_with_all(pages, self.page_tokens) > self.tiers[0].pool.capacity:
                 return NEVER_FITS
             self._request, self._left = request, [request, *request.other_samples()]
         while self._left:

@@ -1,19 +1,56 @@
 """Serves requests from the cache core without a clock: transfers take no time."""
 
+from typing import Any
+
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import Hits, ServedCache
+from kvsim.core.serving import Hits, ServedCache, Server
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import NO_TRANSFERS
+from kvsim.core.tree import RadixTree
 from kvsim.engine.job import LEAP_STEPS
 from kvsim.engine.prefetching import Prefetch, Prefetching
 
 
-class CacheServer:
+class PassingServer(Server):
+    """Another server under a second name, which passes every call on to it, for those that watch or repeat some calls."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.tiers, self.counts, self.page_tokens = server.tiers, server.counts, server.page_tokens
+
+    @property
+    def tree(self) -> RadixTree:
+        return self.server.tree
+
+    def serve(self, request: Request, pages: int, now: float) -> Any:
+        return self.server.serve(request, pages, now)
+
+    def finish_request(self, lease: Any) -> None:
+        self.server.finish_request(lease)
+
+    def reset(self) -> None:
+        self.server.reset()
+
+    def prefetched(self) -> dict[str, int]:
+        return self.server.prefetched()
+
+    def describe_checkpoints(self) -> dict[str, int]:
+        return self.server.describe_checkpoints()
+
+    def pages_known(self) -> dict[int, int] | None:
+        return self.server.pages_known()
+
+    def held_pages(self, name: str) -> tuple[int, int] | None:
+        return self.server.held_pages(name)
+
+
+class CacheServer(Server):
     """Serves requests from a cache with the same calls as the engine."""
 
     def __init__(self, cache: ServedCache, prefetching: Prefetching) -> None:
         self.cache = cache
+        self.tiers, self.counts, self.page_tokens = cache.tiers, cache.counts, cache.page_tokens
         self.prefetching = prefetching
         self._waiting: Request | None = None
         """A request without room. It will be tried again, with what was fetched for it."""
@@ -60,6 +97,25 @@ class CacheServer:
         elif transfers:
             self._move(transfers, now)
         return lease
+
+    @property
+    def tree(self) -> RadixTree:
+        return self.cache.tree
+
+    def reset(self) -> None:
+        self.cache.reset()
+
+    def prefetched(self) -> dict[str, int]:
+        return self.prefetching.result()
+
+    def describe_checkpoints(self) -> dict[str, int]:
+        return self.cache.describe_checkpoints()
+
+    def pages_known(self) -> dict[int, int] | None:
+        return self.cache.pages_known()
+
+    def held_pages(self, name: str) -> tuple[int, int] | None:
+        return self.cache.held_pages(name)
 
     def finish_request(self, lease: Lease) -> None:
         """End a request whose answer is complete, and give back what it holds."""

@@ -5,13 +5,14 @@ from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.serving import NEVER_FITS, Server
+from kvsim.replaying.server import PassingServer
 
 
-class SteppedServer:
-    """Passes every call on to another server and shows what has happened."""
+class SteppedServer(PassingServer):
+    """Shows what another server does."""
 
     def __init__(self, server: Server, show: Callable[[str], None]) -> None:
-        self.server = server
+        super().__init__(server)
         self.show = show
         self._served: dict[Any, Request] = {}
 

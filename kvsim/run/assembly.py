@@ -14,7 +14,7 @@ from kvsim.core.cache import Cache
 from kvsim.core.edge import Edge, chain
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.rules import HybridSettings
+from kvsim.core.rules import CacheSetup, HybridSettings
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import LEVELS, Tier
 from kvsim.engine.engine import Engine
@@ -137,21 +137,27 @@ def context(plan: Plan, requests: Sequence[Request], tier: Tier, upper: Tier | N
 # --- caches --------------------------------------------------------------------------------------------------------------
 
 
-def build_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServedCache:
-    """Build the plan's cache, empty. For a model with recurrent layers, it also saves their states."""
-    cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
-    return _with_states(plan, cache, requests) if plan.model.is_hybrid else cache
+def build_setup(plan: Plan, graph: Graph, requests: Sequence[Request]) -> CacheSetup:
+    """Return what a cache of these tiers is made of. Raises UsageError if the checkpoint policy lacks an input."""
+    tiers, edges = graph
+    hybrid = _hybrid_settings(plan, tiers, requests) if plan.model.is_hybrid else None
+    return CacheSetup(tiers=tiers, edges=edges, page_tokens=plan.page_tokens, hybrid=hybrid)
 
 
 def build_served(plan: Plan, graph: Graph, requests: Sequence[Request]) -> ServedCache:
     """Build the cache that an engine is simulated with: that of the plan's rules, if they have one."""
-    tiers, edges = graph
-    return plan.rules.served_cache(tiers, edges, plan.page_tokens) or build_cache(plan, tiers, edges, requests)
+    setup = build_setup(plan, graph, requests)
+    return plan.rules.cache(setup) or build_cache(plan, setup)
 
 
-def _with_states(plan: Plan, cache: Cache, requests: Sequence[Request]) -> HybridCache:
+def build_cache(plan: Plan, setup: CacheSetup) -> ServedCache:
+    """Build kvsim's own cache, empty. For a model with recurrent layers, it also saves their states."""
+    cache = Cache(setup.tiers, setup.edges, plan.rules, plan.page_tokens)
+    return cache if setup.hybrid is None else _with_states(cache, setup.hybrid)
+
+
+def _with_states(cache: Cache, hybrid: HybridSettings) -> HybridCache:
     """Build a cache that saves recurrent states. States with their own capacity are evicted by LRU and written through."""
-    hybrid = hybrid_settings(plan, cache.tiers, requests)
     state_tiers = hybrid.state_tiers
     return HybridCache(
         cache,
@@ -165,7 +171,7 @@ def _with_states(plan: Plan, cache: Cache, requests: Sequence[Request]) -> Hybri
     )
 
 
-def hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request] = ()) -> HybridSettings:
+def _hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request]) -> HybridSettings:
     """Bind the checkpoint policy and build the tiers of states, if they have their own, with LRU. Raises UsageError."""
     model, checkpoint = plan.model, _own(plan, plan.checkpoint)
     bind("checkpoint", checkpoint, context(plan, requests, tiers[0]))

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from kvsim.bounds.limits import not_bounded
-from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.serving import ServedCache, ServingCache
+from kvsim.core.rules import CacheSetup
+from kvsim.core.serving import ServedCache, Server
 from kvsim.core.tier import Tier
 from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
 from kvsim.engine.layout import ONE_ENGINE
@@ -24,15 +24,9 @@ from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.bypass import BypassTier
 from kvsim.replaying.replay import Replay
-from kvsim.run.assembly import (
-    build_cache,
-    build_cluster,
-    build_graphs,
-    build_prefetching,
-    build_served,
-    build_tiers,
-    hybrid_settings,
-)
+from kvsim.replaying.samples import SampleServer
+from kvsim.replaying.server import CacheServer
+from kvsim.run.assembly import build_cache, build_cluster, build_graphs, build_prefetching, build_served, build_setup, build_tiers
 
 Advance = Callable[[int], None]
 """Called now and then with the number of finished requests."""
@@ -44,25 +38,19 @@ def replay(
 ) -> Outcome:
     """Replay the requests one after another, without a clock.
 
-    ``inspect`` is called with the cache: with ``plan.print_steps`` after each step, with what has happened, and otherwise once,
+    ``inspect`` is called with the server: with ``plan.print_steps`` after each step, with what has happened, and otherwise once,
     while the last requests are still unfinished. Slots are then numbered. Raises UsageError.
     """
     check_answers(plan, requests)
     check_bypass(plan, "replay")
-    tiers, edges = build_tiers(plan, requests, SlotPool if inspect else Pool)
-    try:
-        if plan.rules.has_own_cache:
-            taken = plan.replay.pages_taken(requests, plan.page_tokens)
-            plan.rules.check_requests(requests, taken, {tier.name: tier.capacity_pages for tier in plan.tiers}, plan.page_tokens)
-        own = _bypass_tier(plan, tiers, requests) or _own_cache(plan, tiers, edges, requests)
-    except ValueError as error:
-        raise UsageError(f"rules: {error}") from error
-    cache = own or build_cache(plan, tiers, edges, requests)
-    log = EventLog(tiers) if plan.events else None
-    if log:
-        cache = LoggedCache(cache, log) if isinstance(cache, ServedCache) else LoggedServer(cache, log)
-    player = Replay(cache, build_prefetching(plan, requests, cache), plan.replay)
-    outcome = player.run(requests, advance, inspect, each_step=plan.print_steps)
+    graph = build_tiers(plan, requests, SlotPool if inspect else Pool)
+    log = EventLog(graph[0]) if plan.events else None
+    server: Server | None = _bypass_tier(plan, graph[0], requests)
+    if server is None:
+        server = _build_server(plan, build_setup(plan, graph, requests), requests, log)
+    elif log:
+        server = LoggedServer(server, log)
+    outcome = Replay(server, plan.replay).run(requests, advance, inspect, each_step=plan.print_steps)
     outcome.events = log
     return outcome
 
@@ -107,12 +95,22 @@ def check_verified(found: Mapping[str, Any]) -> None:
         )
 
 
-def _own_cache(plan: Plan, tiers: list[Tier], edges: list[Edge], requests: Sequence[Request]) -> ServingCache | None:
-    """Build the cache of the engine whose rules apply; None for kvsim's own rules. Raises ValueError."""
-    rules, page_tokens = plan.rules, plan.page_tokens
-    if rules.serves_hybrid_models:
-        return rules.hybrid_cache(tiers, edges, page_tokens, hybrid_settings(plan, tiers, requests))
-    return rules.serving_cache(tiers, edges, page_tokens)
+def _build_server(plan: Plan, setup: CacheSetup, requests: list[Request], log: EventLog | None) -> Server:
+    """Build the cache of the engine whose rules apply or, by kvsim's own rules, serve from that of a simulation."""
+    rules = plan.rules
+    try:
+        if rules.engine:
+            taken = plan.replay.pages_taken(requests, plan.page_tokens)
+            rules.check_requests(requests, taken, {tier.name: tier.capacity_pages for tier in plan.tiers}, plan.page_tokens)
+        server = rules.server(setup)
+    except ValueError as error:
+        raise UsageError(f"rules: {error}") from error
+    if server is not None:
+        return LoggedServer(server, log) if log else server
+    cache = build_cache(plan, setup)
+    served = LoggedCache(cache, log) if log else cache
+    own = CacheServer(served, build_prefetching(plan, requests, served))
+    return SampleServer(own) if any(request.samples > 1 for request in requests) else own
 
 
 def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
@@ -127,14 +125,14 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
     whole = TierPlan(name=gpu.name, capacity_pages=plan.total_pages, eviction=belady or Belady(), placement=None)
     settings = replace(plan.replay, in_flight=1)
     one = replace(plan, tiers=[whole], prefetch=NoPrefetch(), replay=settings, layout=ONE_ENGINE)
-    cache = _bypass_tier(one, build_tiers(one, requests)[0], requests, gpu.capacity_pages)
-    assert cache is not None
-    return Replay(cache, build_prefetching(one, requests, cache), settings).run(requests)
+    server = _bypass_tier(one, build_tiers(one, requests)[0], requests, gpu.capacity_pages)
+    assert server is not None
+    return Replay(server, settings).run(requests)
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     """Raise UsageError if the rules need output tokens that the trace lacks, or do not support what the trace contains."""
-    if plan.rules.has_own_cache:
+    if plan.rules.engine:
         for what, is_there in (
             ("has persistent prompts", any(request.persistent for request in requests)),
             ("resets the cache", any(request.resets for request in requests)),

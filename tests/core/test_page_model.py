@@ -47,6 +47,7 @@ from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from tests.core import page_rules as rules
 from tests.core.page_model import Edge, PageModel
@@ -196,7 +197,7 @@ def make_core(setting: Setting) -> tuple[Any, Replay]:
     )
     cache = Cache(tiers, edges, Rules(recompute_last_token=setting.recompute_last_token), setting.page_tokens)
     replay_settings = ReplaySettings(in_flight=setting.in_flight, hold_output=setting.hold_output)
-    return cache, Replay(cache, Prefetching(cache, setting.make_prefetch(), Offer), replay_settings)
+    return cache, Replay(CacheServer(cache, Prefetching(cache, setting.make_prefetch(), Offer)), replay_settings)
 
 
 def pages_in(cache: Any, tier: Tier) -> set[int]:

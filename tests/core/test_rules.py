@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from kvsim.core.rules import Rules
+from kvsim.core.rules import CacheSetup, Rules
 from kvsim.pages.extents import split_runs
 from kvsim.policies.eviction.lru import LRU
 from tests.core.small import SmallCache, make_tiers, now
@@ -37,8 +37,8 @@ def test_by_kvsim_s_own_rules_a_replay_has_the_cache_of_a_simulation() -> None:
     rules = Rules()
     rules.check("replay", ["gpu", "cpu", "disk"])
     rules.check("simulate", ["gpu"])
-    assert not rules.has_own_cache
-    assert rules.serving_cache(*make_tiers([8], [LRU()], [], slots=True, page_tokens=1), 1) is None
+    tiers, edges = make_tiers([8], [LRU()], [], slots=True, page_tokens=1)
+    assert rules.server(CacheSetup(tiers=tiers, edges=edges, page_tokens=1)) is None
 
 
 def test_rules_do_not_change_in_a_run() -> None:

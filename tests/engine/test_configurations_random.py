@@ -76,7 +76,7 @@ def check_rows(outcome: Outcome, plan: Plan) -> None:
         assert (hits >= 0).all()
         if outcome.status[index] == REJECTED:
             begin_anew = request.samples > 1 and plan.model.recurrent_layers > 0  # without a state, samples share no pages
-            assert kept or begin_anew or pages > capacity or plan.rules.has_own_cache, f"request {index} fits"
+            assert kept or begin_anew or pages > capacity or plan.rules.engine, f"request {index} fits"
             assert not hits.any() and np.isnan([outcome.ttft_s[index], outcome.tpot_s[index], outcome.e2e_s[index]]).all()
             continue
         assert outcome.status[index] == FINISHED and pages <= capacity
@@ -123,11 +123,11 @@ def check_counts(outcome: Outcome, plan: Plan) -> None:
         assert (loaded, written) == (moved["loaded_pages"] * page_bytes, moved["written_pages"] * page_bytes)
 
 
-def check_end(cache: ServedCache, persistent: bool) -> None:
-    """Nothing is held, promised or under way any more; pools add up; only persistent prompts stay pinned."""
+def check_end(cache: ServedCache, *, keeps_pins: bool) -> None:
+    """Nothing is held, promised or under way any more; pools add up; only persistent prompts stay pinned, and vLLM's blocks."""
     cache.check()
     assert not cache.leases and not cache.in_flight and not cache.residency.doomed and not cache.transfers.holds
-    if not persistent and cache.rules.engine == "":
+    if not keeps_pins:
         assert not any(sum(node.pins) for node in cache.tree.root.descendants())
     for tier in cache.tiers:
         assert tier.promised_pages == tier.leaving_pages == 0
@@ -146,7 +146,7 @@ def test_every_simulation_ends_and_adds_up(case: Case) -> None:
     check_hits(outcome, plan)
     check_counts(outcome, plan)
     for cache in cluster.caches:
-        check_end(cache, any(request.persistent for request in requests))
+        check_end(cache, keeps_pins=bool(plan.rules.engine) or any(request.persistent for request in requests))
 
 
 @FEW

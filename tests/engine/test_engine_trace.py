@@ -18,6 +18,7 @@ from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.core.small import make_tiers
@@ -67,7 +68,7 @@ def test_a_thousand_conversations_pass_through_three_tiers(
     assert not outcome.status.any()
     assert (outcome.ttft_s > 0).all() and (outcome.e2e_s >= outcome.ttft_s).all()
     endless = make_cache([None], placement)
-    bound = Replay(endless, Prefetching(endless, NoPrefetch(), Offer), ReplaySettings()).run(requests)
+    bound = Replay(CacheServer(endless, Prefetching(endless, NoPrefetch(), Offer)), ReplaySettings()).run(requests)
     hits, most = outcome.hit_pages.sum(axis=1), bound.hit_pages.sum(axis=1)
     assert (hits <= most).all()
     assert 0 < hits.sum() < most.sum()

@@ -18,6 +18,7 @@ from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import make_tiers
 from tests.engine.small import counted
@@ -41,7 +42,7 @@ def play(
     for number in persistent:
         requests[number].persistent = True
     prefetching = Prefetching(cache, policy, Offer)
-    outcome = Replay(cache, prefetching, ReplaySettings(in_flight=in_flight)).run(requests)
+    outcome = Replay(CacheServer(cache, prefetching), ReplaySettings(in_flight=in_flight)).run(requests)
     cache.check()
     assert not cache.transfers.holds and not prefetching.in_flight_pages
     counts = outcome.prefetch

@@ -6,14 +6,12 @@ from typing import Any
 from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
+from kvsim.core.rules import CacheSetup
 from kvsim.core.tier import CPU, Tier
 from kvsim.core.tree import READY
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 
@@ -29,16 +27,14 @@ def make_cache(gpu: int, cpu: int = 0, *, eviction: Callable[[], Any], placement
         policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, **context))
         tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy))
     edges = chain(tiers, [placement] if cpu else [])
-    cache = SGLangRules(load_min_tokens=load_min_tokens).serving_cache(tiers, edges, page_tokens)
+    cache = SGLangRules(load_min_tokens=load_min_tokens).server(CacheSetup(tiers=tiers, edges=edges, page_tokens=page_tokens))
     assert isinstance(cache, WholeNodeCache)
     return cache
 
 
 def play(cache: WholeNodeCache, requests: list[Request], *, in_flight: int = 1, hold_output: bool = True) -> list[Row]:
     """Hits of all requests on GPU and host; (-1, 0) for a rejected one."""
-    outcome = Replay(
-        cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight, hold_output=hold_output)
-    ).run(requests)
+    outcome = Replay(cache, ReplaySettings(in_flight=in_flight, hold_output=hold_output)).run(requests)
     check(cache, [])
     hits = outcome.hit_pages.tolist()
     return [(-1, 0) if rejected else (row[0], row[1]) for rejected, row in zip(outcome.status.tolist(), hits, strict=True)]

@@ -9,7 +9,6 @@ from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.rules import VLLMRules
@@ -17,8 +16,6 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.store_threshold import StoreThreshold
-from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 from tests.workloads import Words, runs_of
@@ -104,7 +101,7 @@ def check(cache: VLLMCache, running: list[BlockLease]) -> None:
 
 def play(cache: VLLMCache, requests: list[Request], in_flight: int = 1) -> list[Row]:
     """The hits of each request in a replay."""
-    replay = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight))
+    replay = Replay(cache, ReplaySettings(in_flight=in_flight))
     outcome = replay.run(requests)
     check(cache, [])
     rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)

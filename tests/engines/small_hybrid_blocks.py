@@ -2,18 +2,15 @@
 
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.rules import HybridSettings
+from kvsim.core.rules import CacheSetup, HybridSettings
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.vllm.hybrid_cache import HybridLease, VLLMHybridCache
 from kvsim.engines.vllm.rules import VLLMHybridRules
 from kvsim.policies.checkpoint.retention import Retention
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
-from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 from tests.workloads import Words, runs_of
@@ -40,7 +37,8 @@ def make_cache(
         grid_pages=1,
         prefill_chunk_tokens=chunk,
     )
-    return VLLMHybridRules().hybrid_cache([Tier("gpu", 0, pool(capacity), policy)], [], page_tokens, hybrid)
+    tiers = [Tier("gpu", 0, pool(capacity), policy)]
+    return VLLMHybridRules().server(CacheSetup(tiers=tiers, edges=[], page_tokens=page_tokens, hybrid=hybrid))
 
 
 class Small:
@@ -105,7 +103,7 @@ def check(cache: VLLMHybridCache, running: list[HybridLease]) -> None:
 
 def play(cache: VLLMHybridCache, requests: list[Request], in_flight: int = 1) -> list[int]:
     """The hit pages of each request in a replay; -1 for one that can never fit."""
-    replay = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight))
+    replay = Replay(cache, ReplaySettings(in_flight=in_flight))
     outcome = replay.run(requests)
     check(cache, [])
     rows = zip(outcome.status.tolist(), outcome.hit_pages[:, 0].tolist(), strict=True)

@@ -7,18 +7,16 @@ from typing import Any
 from kvsim.core.edge import Edge
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
+from kvsim.core.rules import CacheSetup
 from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import DISK, Tier
 from kvsim.engine.outcome import REJECTED
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.fastdeploy.rules import FastDeployRules
 from kvsim.engines.fastdeploy.swapping import SwapLease, SwappingCache
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_through import WriteThrough
-from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 from tests.engines.slow_swaps import Row
@@ -48,7 +46,7 @@ def make_cache(
             policy.bind(PolicyContext(tier=len(tiers), level=level, capacity_pages=capacity, page_tokens=page_tokens))
             tiers.append(Tier(NAMES[level], len(tiers), SlotPool(capacity), policy, level))
     edges = [Edge(tiers[0], tier, storage_placement() if tier.level == DISK else placement()) for tier in tiers[1:]]
-    cache = FastDeployRules(**rules).serving_cache(tiers, edges, page_tokens)
+    cache = FastDeployRules(**rules).server(CacheSetup(tiers=tiers, edges=edges, page_tokens=page_tokens))
     assert isinstance(cache, SwappingCache)
     return cache
 
@@ -56,7 +54,7 @@ def make_cache(
 def play(cache: SwappingCache, requests: list[Request], *, in_flight: int = 1, hold_output: bool = True) -> list[Row]:
     """Hits of all requests, as the slow model's rows."""
     settings = ReplaySettings(in_flight=in_flight, hold_output=hold_output)
-    outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), settings).run(requests)
+    outcome = Replay(cache, settings).run(requests)
     check(cache, [])
     rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
     columns = 2 if cache.storage is None else 3

@@ -27,6 +27,7 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.run.play import check_answers, replay
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
@@ -142,7 +143,7 @@ def test_persistent_nodes_never_leave(kind: str) -> None:
         requests[0].persistent = True
         tiers, edges = make_tiers([6, 20], [LRU(), LRU()], [Exclusive()], slots=True, page_tokens=1)
         cache = Cache(tiers, edges, Rules(recompute_last_token=False), 1)
-        outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings()).run(requests)
+        outcome = Replay(CacheServer(cache, Prefetching(cache, NoPrefetch(), Offer)), ReplaySettings()).run(requests)
         cache.check()
         on_gpu = [node for node in cache.tree.root.descendants() if node.state[0] and node.depth == 0]
         assert outcome.status.tolist() == [FINISHED] * 4 + [REJECTED]

@@ -126,10 +126,13 @@ def test_a_prompt_shorter_than_a_page_is_served(preset: str) -> None:
         (["checkpoint.detached=true"], "rules: vLLM neither limits the states of a path nor detaches any: leave out"),
         (
             ["+rules.recompute_last_token=false"],
-            r"rules\.recompute_last_token=false is not possible by vLLM's rules: leave it out",
+            r"rules\.recompute_last_token=false is not supported by vLLM's rules for hybrid models: set it to true",
         ),
         (["rules.state_pages=0"], r"rules\.state_pages must be at least 1, not 0; null derives it from the model"),
-        (["rules.state_pages=1", "tiers.cpu.capacity=9pages"], r"rules\.state_pages has no effect but on kvsim replay"),
+        (
+            ["rules.state_pages=1", "tiers.cpu.capacity=9pages"],
+            r"rules\.state_pages has no effect on kvsim replay with tiers gpu, cpu",
+        ),
     ],
 )
 def test_what_vllm_s_rules_do_not_know_is_an_error(overrides: list[str], message: str) -> None:

@@ -21,6 +21,7 @@ from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.trace.page_hasher import PageHasher
 from tests.core import page_rules
 from tests.core.small import make_tiers, small_cache
@@ -52,7 +53,7 @@ def play(prompts: list[tuple[int, int]], capacities: tuple[int, int, int]) -> tu
     for index, (text, tokens) in enumerate(prompts):
         pages = [100 * text + at for at in range(tokens // plan.page_tokens)]
         requests.append(make_request(pages, index=index, prompt_tokens=tokens, arrival_s=float(index)))
-    outcome = Replay(cache, Prefetching(cache, plan.prefetch, Offer), plan.replay).run(requests)
+    outcome = Replay(CacheServer(cache, Prefetching(cache, plan.prefetch, Offer)), plan.replay).run(requests)
     cache.check()
     return cache, outcome
 
@@ -97,7 +98,7 @@ def test_only_prompts_are_stored_below_the_gpu() -> None:
     )
     cache = Cache(tiers, edges, plan.rules, plan.page_tokens)
     plan.prefetch.bind(PolicyContext(tier=1, page_tokens=plan.page_tokens))
-    Replay(cache, Prefetching(cache, plan.prefetch, Offer), plan.replay).run(requests)
+    Replay(CacheServer(cache, Prefetching(cache, plan.prefetch, Offer)), plan.replay).run(requests)
     cache.check()
     prompts: set[int] = set()
     answers: set[int] = set()

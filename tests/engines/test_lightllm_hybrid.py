@@ -13,10 +13,9 @@ from kvsim.api import Result, load_trace, replay
 from kvsim.core.edge import chain
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.rules import HybridSettings
+from kvsim.core.rules import CacheSetup, HybridSettings
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.lightllm.hybrid_cache import HybridLease, LightLLMHybridCache
 from kvsim.engines.lightllm.rules import LightLLMHybridRules
 from kvsim.errors import UsageError
@@ -24,8 +23,6 @@ from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.by_length import ByLength
-from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.trace.mooncake import Mooncake
@@ -55,7 +52,7 @@ def make_cache(
         prefill_chunk_tokens=chunk * page_tokens,
     )
     edges = chain(tiers, [placement] if cpu else [])
-    return LightLLMHybridRules().hybrid_cache(tiers, edges, page_tokens, hybrid)
+    return LightLLMHybridRules().server(CacheSetup(tiers=tiers, edges=edges, page_tokens=page_tokens, hybrid=hybrid))
 
 
 def check(cache: LightLLMHybridCache, running: list[HybridLease]) -> None:
@@ -76,7 +73,7 @@ def check(cache: LightLLMHybridCache, running: list[HybridLease]) -> None:
 
 
 def play(cache: LightLLMHybridCache, requests: list[Request], in_flight: int = 1) -> list[Row]:
-    outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight)).run(requests)
+    outcome = Replay(cache, ReplaySettings(in_flight=in_flight)).run(requests)
     check(cache, [])
     rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
     return [(-1, 0) if status == REJECTED else (gpu, cpu) for status, (gpu, cpu, _) in rows]
@@ -389,8 +386,14 @@ def test_the_preset_plays_these_rules(tmp_path: Path, monkeypatch: pytest.Monkey
         ("tiers.cpu.states=10states", "rules: LightLLM keeps states on the GPU only: set tiers.cpu.states=0"),
         ("replay.prefill_chunk_tokens=1000", "rules: replay.prefill_chunk_tokens=1000 must be a multiple of page_tokens=256"),
         ("checkpoint.detached_states=9", "checkpoint.detached_states has no effect under the rules of an engine"),
-        ("+rules.cache_output=true", r"rules\.cache_output is not supported, since LightLLM saves no state after an answer"),
-        ("+rules.recompute_last_token=false", r"rules\.recompute_last_token=false is not possible by LightLLM's rules"),
+        (
+            "+rules.cache_output=true",
+            r"rules\.cache_output=true is not supported by LightLLM's rules for hybrid",
+        ),
+        (
+            "+rules.recompute_last_token=false",
+            r"rules\.recompute_last_token=false is not supported by LightLLM's",
+        ),
         (
             "placement=write_through",
             "rules: LightLLM stores whole prompts when they finish, but WriteThrough decides node by node",

@@ -15,12 +15,11 @@ from kvsim.api import load_trace, replay
 from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
-from kvsim.core.rules import Rules
+from kvsim.core.rules import CacheSetup, Rules
 from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.lightllm.cache import LightLLMCache, RunningLease
 from kvsim.engines.lightllm.rules import LightLLMRules
 from kvsim.errors import UsageError
@@ -29,10 +28,9 @@ from kvsim.plans.plan import Plan
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.by_length import ByLength
-from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
+from kvsim.run.assembly import build_setup
 from kvsim.run.play import build_tiers, simulate
 from kvsim.run.play import replay as run_plan
 from kvsim.trace.mooncake import Mooncake
@@ -55,7 +53,8 @@ def make_cache(
     tiers[-1].unit_pages = unit
     placement = ByLength(min_tokens=min_tokens)
     placement.bind(PolicyContext(tier=1, capacity_pages=cpu, page_tokens=page_tokens))
-    cache = LightLLMRules(cache_output=cache_output).serving_cache(tiers, chain(tiers, [placement] if cpu else []), page_tokens)
+    edges = chain(tiers, [placement] if cpu else [])
+    cache = LightLLMRules(cache_output=cache_output).server(CacheSetup(tiers=tiers, edges=edges, page_tokens=page_tokens))
     assert cache is not None
     return cache
 
@@ -83,7 +82,7 @@ def rows_of(outcome: Outcome) -> list[Row]:
 
 
 def play(cache: LightLLMCache, requests: list[Request], *, in_flight: int = 1) -> list[Row]:
-    outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight)).run(requests)
+    outcome = Replay(cache, ReplaySettings(in_flight=in_flight)).run(requests)
     check(cache, [])
     return rows_of(outcome)
 
@@ -357,7 +356,7 @@ def plan(*overrides: str, command: str = "replay") -> Plan:
 
 def test_the_rules_are_for_replay_without_a_disk() -> None:
     built = plan("tiers.disk.capacity=0")
-    assert isinstance(built.rules.serving_cache(*build_tiers(built), built.page_tokens), LightLLMCache)
+    assert isinstance(built.rules.server(build_setup(built, build_tiers(built), [])), LightLLMCache)
     assert plan().rules == plan("tiers.disk.capacity=0", command="simulate").rules == Rules()
 
 

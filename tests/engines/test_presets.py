@@ -18,6 +18,7 @@ from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.results.result import hit_tokens
+from kvsim.run.assembly import build_setup
 from kvsim.run.play import build_tiers, replay
 
 TINY = {"timestamp": 0, "input_length": 1_500, "output_length": 10, "hash_ids": [0, 1, 2]}
@@ -42,7 +43,7 @@ def problem(*overrides: str, command: str = "replay") -> str:
 
 
 def cache_of(built: Plan) -> object:
-    return built.rules.serving_cache(*build_tiers(built), built.page_tokens)
+    return built.rules.server(build_setup(built, build_tiers(built), []))
 
 
 def test_the_tiers_choose_between_the_two_caches_of_sglang() -> None:
@@ -73,7 +74,7 @@ def test_sglang_s_rules_are_not_simulated_and_the_result_says_so() -> None:
     assert plan("preset=sglang", "rules=default", command="simulate").rules_note == ""
     assert plan("preset=sglang").rules_note == ""
     assert problem("preset=sglang_hicache", "rules.load_min_tokens=5", command="simulate") == (
-        "rules.load_min_tokens has no effect on kvsim simulate, which uses kvsim's own rules: leave it out"
+        "rules.load_min_tokens has no effect on kvsim simulate with tiers gpu, cpu, which uses kvsim's own rules: leave it out"
     )
 
 
@@ -93,7 +94,7 @@ def test_settings_of_the_rules_are_checked() -> None:
 
 def test_answers_are_not_cached() -> None:
     assert problem("preset=sglang", "+rules.cache_output=true") == (
-        "rules.cache_output is not supported by SGLang's rules: set it to false, "
+        "rules.cache_output=true is not supported by SGLang's rules: set it to false, "
         "or set rules=default for kvsim's own rules with the same policies"
     )
 

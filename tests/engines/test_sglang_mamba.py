@@ -9,11 +9,10 @@ import pytest
 
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.rules import HybridSettings, Rules
+from kvsim.core.rules import CacheSetup, HybridSettings, Rules
 from kvsim.core.serving import RulesError
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import REJECTED
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.sglang.rules import SGLangMambaRules
 from kvsim.engines.sglang.stateful_nodes import StatefulLease, StatefulNodeCache
 from kvsim.errors import UsageError
@@ -24,8 +23,6 @@ from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
-from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.run import play
@@ -58,7 +55,7 @@ def make_cache(
         grid_pages=1,
         prefill_chunk_tokens=chunk * page_tokens,
     )
-    cache = SGLangMambaRules(**rules).hybrid_cache(tiers[:1], [], page_tokens, hybrid)
+    cache = SGLangMambaRules(**rules).server(CacheSetup(tiers=tiers[:1], edges=[], page_tokens=page_tokens, hybrid=hybrid))
     assert isinstance(cache, StatefulNodeCache)
     return cache
 
@@ -75,7 +72,7 @@ def check(cache: StatefulNodeCache, held: Iterable[StatefulLease]) -> None:
 
 def hits_of(cache: StatefulNodeCache, requests: list[Request], *, in_flight: int = 1) -> list[int]:
     """Hits of all requests; -1 for a rejected one."""
-    outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight)).run(requests)
+    outcome = Replay(cache, ReplaySettings(in_flight=in_flight)).run(requests)
     check(cache, [])
     rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
     return [-1 if status == REJECTED else hits[0] for status, hits in rows]
@@ -426,7 +423,7 @@ def test_too_few_slots_end_a_run_with_one_line() -> None:
         (
             ["tiers.cpu.capacity=1GiB", "tiers.cpu.states=1GiB"],
             "replay",
-            "rules: SGLang's rules for hybrid models have one tier: set",
+            "rules: SGLang's rules for hybrid models have no cpu tier: set",
         ),
         (["model=llama3_8b"], "replay", "rules: these rules of an engine need a model with recurrent layers: set rules=default"),
         (["rules=sglang"], "replay", "rules: these rules of an engine need a model without recurrent layers: set rules=default"),
@@ -436,7 +433,11 @@ def test_too_few_slots_end_a_run_with_one_line() -> None:
             "checkpoint has no effect under the rules of an engine that decides itself where states",
         ),
         (["checkpoint.prompt_end=false"], "replay", "checkpoint.prompt_end has no effect under the rules of an engine"),
-        (["rules.extra_buffer=false"], "simulate", "rules.extra_buffer has no effect on kvsim simulate, which uses kvsim's own"),
+        (
+            ["rules.extra_buffer=false"],
+            "simulate",
+            "rules.extra_buffer has no effect on kvsim simulate with tiers gpu",
+        ),
         (
             ["replay.prefill_chunk_tokens=63"],
             "replay",

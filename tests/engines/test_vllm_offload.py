@@ -21,6 +21,7 @@ from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.offload_order import ArcOffload, add_repeatedly
 from kvsim.policies.placement.store_threshold import StoreThreshold
+from kvsim.run.assembly import build_setup
 from kvsim.run.play import build_tiers, replay
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_blocks import SlowArc, SlowBlocks, SlowOffload, play_slowly
@@ -509,7 +510,7 @@ def test_the_preset_s_choices_make_the_tier() -> None:
     overrides = ["preset=vllm_offload", "eviction@tiers.cpu.eviction=arc", "placement.k=2", "placement.tracker_pages=77"]
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         plan = build_run(hydra.compose("config", overrides=overrides), command="replay", overrides=overrides)
-    cache = plan.rules.serving_cache(*build_tiers(plan), plan.page_tokens)
+    cache = plan.rules.server(build_setup(plan, build_tiers(plan), []))
     assert isinstance(cache, VLLMCache) and cache.offload is not None
     assert isinstance(cache.offload.order, ArcOffload)
     assert (cache.offload.offers.threshold, cache.offload.offers.capacity) == (2, 77)

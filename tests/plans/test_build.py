@@ -203,7 +203,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["warmup=1"], "warmup must be at least 0 and below 1"),
         (["seed=-1"], "seed must be 0 or more, not -1"),
         (["rules.cache_output=true", "replay.hold_output=false"], "rules.cache_output needs replay.hold_output=true"),
-        (["rules=sglang", "+rules.cache_output=true"], "rules.cache_output is not supported by SGLang's rules"),
+        (["rules=sglang", "+rules.cache_output=true"], "rules.cache_output=true is not supported by SGLang's rules"),
         (["output=${nowhere}"], "output: ${nowhere} refers to a setting that does not exist"),
     ],
 )

@@ -31,6 +31,7 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import MACHINE, MODEL, NAMES
 from tests.workloads import long_conversations
@@ -70,7 +71,7 @@ def play(requests: list[Request], policy: Any, placement: Any) -> tuple[list[lis
         )  # fmt: skip
         tiers.append(Tier(NAMES[index], index, Pool(capacity), eviction))
     cache = Cache(tiers, chain(tiers, [placement(), placement()]), Rules(), PAGE_TOKENS)
-    outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings()).run(requests)
+    outcome = Replay(CacheServer(cache, Prefetching(cache, NoPrefetch(), Offer)), ReplaySettings()).run(requests)
     cache.check()
     return outcome.hit_pages.tolist(), cache
 

@@ -46,6 +46,7 @@ from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import make_tiers
 from tests.workloads import branching_requests
@@ -96,7 +97,7 @@ def play(
     cache = Cache(tiers, edges, Rules(recompute_last_token=recompute_last_token), 4)
     prefetch = ThresholdPrefetch(min_tokens=4, in_flight_fraction=1.0) if prefetches else NoPrefetch()
     prefetch.bind(PolicyContext(tier=1, capacity_pages=capacities[-1], page_tokens=4))
-    return player(Replay(cache, Prefetching(cache, prefetch, Offer), replay), requests)
+    return player(Replay(CacheServer(cache, Prefetching(cache, prefetch, Offer)), replay), requests)
 
 
 @pytest.mark.parametrize("name", EVICTIONS)

@@ -21,6 +21,7 @@ from kvsim.policies.eviction.w_tinylfu import WTinyLFU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import make_tiers, small_cache
 from tests.policies.queue_models import (
@@ -82,7 +83,9 @@ def test_queues_do_what_the_slow_model_does(
     policy, model = make(), kind(capacity, in_flight)
     tiers, edges = make_tiers([capacity], [policy], [], slots=numbered, page_tokens=1)
     cache = Cache(tiers, edges, Rules(recompute_last_token=False), 1)
-    replay = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=in_flight, hold_output=False))
+    replay = Replay(
+        CacheServer(cache, Prefetching(cache, NoPrefetch(), Offer)), ReplaySettings(in_flight=in_flight, hold_output=False)
+    )
     for numbers in prompts:
         (hits,) = replay._play([make_request(numbers)])
         assert (hits and hits[0]) == model.serve(numbers)

@@ -14,6 +14,7 @@ from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
+from kvsim.core.serving import Server
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
@@ -30,6 +31,7 @@ from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.results.result import hit_tokens
 from kvsim.trace.mooncake import Mooncake
@@ -55,7 +57,9 @@ def play(cache: Cache, requests: list[Request], *, prefetch: PrefetchPolicy | No
     policy = prefetch or NoPrefetch()
     if len(cache.tiers) > 1:
         policy.bind(PolicyContext(tier=1, page_tokens=cache.page_tokens))
-    replay = Replay(cache, Prefetching(cache, policy, Offer), ReplaySettings(in_flight=in_flight, hold_output=hold_output))
+    replay = Replay(
+        CacheServer(cache, Prefetching(cache, policy, Offer)), ReplaySettings(in_flight=in_flight, hold_output=hold_output)
+    )
     outcome = replay.run(requests)
     cache.check()
     assert not cache.leases and not cache.in_flight
@@ -170,7 +174,7 @@ def test_each_turn_hits_all_turns_before(eviction: type, in_flight: int) -> None
     assert outcome.hit_pages[:, 0].tolist() == [0, 2, 4]
 
 
-class OneAtATime:
+class OneAtATime(Server):
     """A cache that serves itself, and refuses all requests but one."""
 
     def __init__(self) -> None:
@@ -196,6 +200,6 @@ class OneAtATime:
 def test_a_cache_that_serves_itself_is_asked_again_after_a_finish() -> None:
     requests = [Request(index=i, arrival_s=i, prompt_tokens=4, output_tokens=0, runs=((i, 1),), prompt_pages=1) for i in range(2)]
     cache = OneAtATime()
-    outcome = Replay(cache, Prefetching(cache, NoPrefetch(), Offer), ReplaySettings(in_flight=2)).run(requests)
+    outcome = Replay(cache, ReplaySettings(in_flight=2)).run(requests)
     assert cache.told == ["served 0", "refused 1", "finished", "served 1", "finished"]
     assert outcome.hit_pages[:, 0].tolist() == [1, 1]

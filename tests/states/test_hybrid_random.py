@@ -40,7 +40,8 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.server import CacheServer
-from kvsim.run.play import build_cache, build_tiers, simulate
+from kvsim.run.assembly import build_cache, build_setup, build_tiers
+from kvsim.run.play import simulate
 from tests.core.small import NAMES, Watched
 from tests.plans.test_presets import CONF
 from tests.policies.test_flop_aware_states import MACHINE, MODEL
@@ -365,7 +366,7 @@ def test_every_eviction_policy_takes_states_beside_pages(eviction: str, room: tu
     plan = plan_of("replay", *room, "checkpoint=last", f"eviction={eviction}", "rules.cache_output=true")
     requests = requests_of(plan)
     tiers, edges = build_tiers(plan, requests)
-    cache = build_cache(plan, tiers, edges, requests)
+    cache = build_cache(plan, build_setup(plan, (tiers, edges), requests))
     server, hits = CacheServer(cache, Prefetching(cache, NoPrefetch(), Offer)), 0
     for request, pages in zip(requests, plan.replay.pages_taken(requests, plan.page_tokens), strict=True):
         held = server.serve(request, pages, request.arrival_s)

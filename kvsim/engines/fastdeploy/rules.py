@@ -6,12 +6,9 @@ from typing import ClassVar
 
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
-from kvsim.core.rules import Rules
-from kvsim.core.serving import ServingCache
-from kvsim.core.tier import DISK, GPU, Tier
+from kvsim.core.rules import OWN, CacheSetup, Rules
+from kvsim.core.tier import DISK, GPU
 from kvsim.engines.fastdeploy.swapping import SwappingCache
-
-OWN = "or set rules=default for kvsim's own rules with the same policies"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +19,7 @@ class FastDeployRules(Rules):
     """
 
     engine: ClassVar[str] = "FastDeploy"
-    has_own_cache: ClassVar[bool] = True
-
-    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command not in ("simulate", "validate"):
-            return self
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+    covers_time: ClassVar[bool] = False
 
     def check_requests(
         self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
@@ -48,13 +40,13 @@ class FastDeployRules(Rules):
                 f"tiers.cpu.capacity is {cpu_pages:,}; increase it, set it to 0, {OWN}"
             )
 
-    def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> ServingCache:
-        for tier in tiers:
+    def server(self, setup: CacheSetup) -> SwappingCache:
+        for tier in setup.tiers:
             if tier.level != DISK and not tier.eviction.orders_by_last_use():
                 kind = type(tier.eviction).__name__
                 raise ValueError(f"FastDeploy evicts what was used least recently, not by {kind}: set eviction=lru, {OWN}")
         storage = None
-        for edge in edges:
+        for edge in setup.edges:
             if edge.lower.level == DISK:
                 _check_storage(edge)
                 storage = edge
@@ -62,8 +54,8 @@ class FastDeployRules(Rules):
                 kind = type(edge.placement).__name__
                 raise ValueError(f"FastDeploy swaps pages, which {kind} does not: set placement=exclusive, {OWN}")
         return SwappingCache(
-            tiers,
-            page_tokens,
+            setup.tiers,
+            setup.page_tokens,
             storage=storage,
             recompute_last_token=self.recompute_last_token,
             cache_output=self.cache_output,

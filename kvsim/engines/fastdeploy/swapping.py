@@ -6,7 +6,7 @@ from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.serving import NEVER_FITS
+from kvsim.core.serving import NEVER_FITS, Server
 from kvsim.core.tier import CPU, GPU, Tier
 from kvsim.core.tree import ABSENT, INCOMING, READY, Node, RadixTree
 from kvsim.pages.extents import Run, count_pages
@@ -26,7 +26,7 @@ class SwapLease:
         """Pages of the answer that have found no room yet."""
 
 
-class SwappingCache:
+class SwappingCache(Server):
     """Serves requests from the GPU and, if there are such tiers, CPU memory and storage. On a path, GPU pages come first, then
     those in CPU memory, then those that only storage has.
 

@@ -8,7 +8,7 @@ from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
-from kvsim.core.serving import NEVER_FITS
+from kvsim.core.serving import NEVER_FITS, Server
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.engines.lightllm.page_store import PageStore
@@ -47,7 +47,7 @@ class RunningLease:
         self.hits = hits
 
 
-class LightLLMCache:
+class LightLLMCache(Server):
     """Serves requests from one or two tiers.
 
     look-up     on the CPU when a request is first tried; the pages found stay taken until it is admitted. On the GPU at admission

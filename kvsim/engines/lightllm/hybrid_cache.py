@@ -6,7 +6,7 @@ from typing import Any
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings, Rules
-from kvsim.core.serving import NEVER_FITS, HybridServingCache
+from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node
 from kvsim.engines.lightllm.cache import LightLLMCache
@@ -33,7 +33,7 @@ class HybridLease:
         self.hits = 0, 0, 0
 
 
-class LightLLMHybridCache(LightLLMCache, HybridServingCache):
+class LightLLMHybridCache(LightLLMCache):
     """Serves a hybrid model from one or two tiers. A node of the tree always has KV; it may have a state (``StatePool``).
 
     look-up     CPU as in ``LightLLMCache``. On the GPU, the deepest node with a state; only its path is pinned, but the whole

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.core.edge import Edge
-from kvsim.core.rules import HybridSettings, Rules
-from kvsim.core.tier import Tier
+from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.engines.lightllm.cache import LightLLMCache
 from kvsim.engines.lightllm.hybrid_cache import LightLLMHybridCache
-
-OWN = "or set rules=default for kvsim's own rules with the same policies"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +19,13 @@ class LightLLMRules(Rules):
     """
 
     engine: ClassVar[str] = "LightLLM"
-    has_own_cache: ClassVar[bool] = True
+    covers_time: ClassVar[bool] = False
+    covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     has_coarse_pages: ClassVar[bool] = True
 
-    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command not in ("simulate", "validate") and "disk" not in tiers:
-            return self
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
-
-    def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> LightLLMCache:
-        _check_edges(edges)
-        return LightLLMCache(tiers, edges, self, page_tokens)
+    def server(self, setup: CacheSetup) -> LightLLMCache:
+        _check_edges(setup.edges)
+        return LightLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,35 +36,26 @@ class LightLLMHybridRules(Rules):
     with the same settings.
     """
 
-    has_own_cache: ClassVar[bool] = True
+    engine: ClassVar[str] = "LightLLM"
+    covers_time: ClassVar[bool] = False
+    covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
+    fixed_settings: ClassVar[Sequence[str]] = ("recompute_last_token", "cache_output")
     has_coarse_pages: ClassVar[bool] = True
     serves_hybrid_models: ClassVar[bool] = True
-    prefills_in_chunks: ClassVar[bool] = True
     decides_checkpoints: ClassVar[bool] = True
 
-    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command not in ("simulate", "validate") and "disk" not in tiers:
-            return self
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
-
-    def check(self, command: str, tiers: Sequence[str]) -> None:
-        if self.cache_output:
-            raise ValueError(
-                f"cache_output is not supported, since LightLLM saves no state after an answer: set it to false, {OWN}"
-            )
-        if not self.recompute_last_token:
-            raise ValueError(f"recompute_last_token=false is not possible by LightLLM's rules: leave it out, {OWN}")
-
-    def hybrid_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int, hybrid: HybridSettings) -> LightLLMHybridCache:
-        _check_edges(edges)
-        chunk = hybrid.prefill_chunk_tokens
+    def server(self, setup: CacheSetup) -> LightLLMHybridCache:
+        hybrid, page_tokens = setup.hybrid, setup.page_tokens
+        assert hybrid is not None
+        _check_edges(setup.edges)
         if hybrid.state_tiers is None:
             raise ValueError(f"LightLLM keeps states in a pool of their own: set tiers.gpu.states=64states or 10GiB, {OWN}")
         if len(hybrid.state_tiers) > 1:
             raise ValueError(f"LightLLM keeps states on the GPU only: set tiers.cpu.states=0, {OWN}")
+        chunk = hybrid.prefill_chunk_tokens
         if chunk % page_tokens:
             raise ValueError(f"replay.prefill_chunk_tokens={chunk} must be a multiple of page_tokens={page_tokens}, {OWN}")
-        return LightLLMHybridCache(tiers, edges, self, page_tokens, hybrid)
+        return LightLLMHybridCache(setup.tiers, setup.edges, self, page_tokens, hybrid)
 
 
 def _check_edges(edges: list[Edge]) -> None:

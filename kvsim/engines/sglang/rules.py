@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.core.edge import Edge
-from kvsim.core.rules import HybridSettings, Rules
-from kvsim.core.serving import HybridServingCache, ServingCache
-from kvsim.core.tier import Tier
+from kvsim.core.rules import OWN, CacheSetup, Rules
+from kvsim.core.serving import Server
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.numbers import Whole, check_settings
 
 OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
-OWN = "or set rules=default for kvsim's own rules with the same policies"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,9 @@ class SGLangRules(Rules):
     """
 
     engine: ClassVar[str] = "SGLang"
-    has_own_cache: ClassVar[bool] = True
+    covers_time: ClassVar[bool] = False
+    refused_tiers: ClassVar[Sequence[str]] = ("disk",)
+    fixed_settings: ClassVar[Sequence[str]] = ("cache_output",)
     has_bigram_keys: ClassVar[bool] = True
 
     load_min_tokens: int = 10
@@ -37,27 +37,21 @@ class SGLangRules(Rules):
     def __post_init__(self) -> None:
         check_settings(self, Whole(), "load_min_tokens")
 
-    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command not in ("simulate", "validate"):
-            return self
-        if self.load_min_tokens != SGLangRules.load_min_tokens:
-            raise ValueError(f"load_min_tokens has no effect on kvsim {command}, which uses kvsim's own rules: leave it out")
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
-
     def check(self, command: str, tiers: Sequence[str]) -> None:
-        if self.cache_output:
-            raise ValueError(f"cache_output is not supported by SGLang's rules: set it to false, {OWN}")
-        if "disk" in tiers:
-            raise ValueError(f"SGLang's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
+        super().check(command, tiers)
         if "cpu" not in tiers and self.load_min_tokens != SGLangRules.load_min_tokens:
             raise ValueError("load_min_tokens has no effect without a CPU tier: set tiers.cpu.capacity")
 
-    def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> ServingCache:
-        if len(tiers) == 1:
-            return WholeNodeCache(tiers, page_tokens, recompute_last_token=self.recompute_last_token)
-        _check_placement(edges[0])
+    def server(self, setup: CacheSetup) -> Server:
+        if not setup.edges:
+            return WholeNodeCache(setup.tiers, setup.page_tokens, recompute_last_token=self.recompute_last_token)
+        _check_placement(setup.edges[0])
         return HostedNodeCache(
-            tiers, edges[0], page_tokens, recompute_last_token=self.recompute_last_token, load_min_tokens=self.load_min_tokens
+            setup.tiers,
+            setup.edges[0],
+            setup.page_tokens,
+            recompute_last_token=self.recompute_last_token,
+            load_min_tokens=self.load_min_tokens,
         )
 
 
@@ -69,27 +63,18 @@ class SGLangMambaRules(Rules):
     """
 
     engine: ClassVar[str] = "SGLang"
-    has_own_cache: ClassVar[bool] = True
+    covers_time: ClassVar[bool] = False
+    refused_tiers: ClassVar[Sequence[str]] = ("cpu", "disk")
     serves_hybrid_models: ClassVar[bool] = True
-    prefills_in_chunks: ClassVar[bool] = True
     decides_checkpoints: ClassVar[bool] = True
 
     extra_buffer: bool = True
     """Whether a running request has two more slots for states (``--mamba-scheduler-strategy extra_buffer``), so that a state can
     be saved before the end of a chunk and while decoding."""
 
-    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command not in ("simulate", "validate"):
-            return self
-        if not self.extra_buffer:
-            raise ValueError(f"extra_buffer has no effect on kvsim {command}, which uses kvsim's own rules: leave it out")
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
-
-    def check(self, command: str, tiers: Sequence[str]) -> None:
-        if len(tiers) > 1:
-            raise ValueError(f"SGLang's rules for hybrid models have one tier: set tiers.{tiers[1]}.capacity=0, {OWN}")
-
-    def hybrid_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int, hybrid: HybridSettings) -> HybridServingCache:
+    def server(self, setup: CacheSetup) -> StatefulNodeCache:
+        hybrid, page_tokens = setup.hybrid, setup.page_tokens
+        assert hybrid is not None
         chunk_tokens, grid_tokens = hybrid.prefill_chunk_tokens, hybrid.grid_pages * page_tokens
         if hybrid.state_tiers is None:
             raise ValueError(f"SGLang keeps states in a pool of their own: set tiers.gpu.states=64states or 10GiB, {OWN}")
@@ -101,7 +86,7 @@ class SGLangMambaRules(Rules):
                 f"set page_tokens={grid_tokens}"
             )
         return StatefulNodeCache(
-            tiers,
+            setup.tiers,
             page_tokens,
             hybrid,
             extra_buffer=self.extra_buffer,

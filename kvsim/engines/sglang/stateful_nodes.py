@@ -7,7 +7,7 @@ from typing import Any
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings
-from kvsim.core.serving import HybridServingCache, RulesError
+from kvsim.core.serving import RulesError
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
@@ -35,7 +35,7 @@ class StatefulLease(NodeLease):
         """Slots for states that the request works with."""
 
 
-class StatefulNodeCache(WholeNodeCache, HybridServingCache):
+class StatefulNodeCache(WholeNodeCache):
     """Serves a hybrid model from one tier. A node always has KV; it may have a state, the one after its last page.
 
     look-up    ends at the deepest node with a state; the KV known behind it is computed again. The node in which the known KV

@@ -5,6 +5,7 @@ from typing import Any
 from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
+from kvsim.core.serving import Server
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.pages.extents import Run, count_pages
@@ -22,7 +23,7 @@ class NodeLease:
         self.slots = slots
 
 
-class WholeNodeCache:
+class WholeNodeCache(Server):
     """Serves requests from one tier; the unit of eviction is a node.
 
     node        everything that one request inserted below the path it found; cut only where a later look-up or insert ended

@@ -3,13 +3,14 @@
 from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.core.serving import Server
 from kvsim.core.tier import Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier
 
 
-class VLLMCache:
+class VLLMCache(Server):
     """Serves requests from a GPU block pool and, if there is a second tier, from CPU memory."""
 
     def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:

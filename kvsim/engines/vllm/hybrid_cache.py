@@ -5,7 +5,7 @@ from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings
-from kvsim.core.serving import HybridServingCache
+from kvsim.core.serving import Server
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease
@@ -26,7 +26,7 @@ class HybridLease(BlockLease):
         the state has no key, (no nodes, slots)."""
 
 
-class VLLMHybridCache(HybridServingCache):
+class VLLMHybridCache(Server):
     """Serves requests from one pool of blocks; a page takes one, a state one for each Mamba group.
 
     hit       the deepest state within the known pages, which are those that attention alone could reuse

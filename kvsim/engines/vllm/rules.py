@@ -4,15 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.core.edge import Edge
-from kvsim.core.rules import HybridSettings, Rules
-from kvsim.core.tier import Tier
+from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.hybrid_cache import VLLMHybridCache
 from kvsim.engines.vllm.stepped import SteppedCache
 from kvsim.numbers import Whole, check_settings
-
-OWN = "or set rules=default for kvsim's own rules with the same policies"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,27 +21,24 @@ class VLLMRules(Rules):
     """
 
     engine: ClassVar[str] = "vLLM"
-    has_own_cache: ClassVar[bool] = True
-    pauses_after_retraction: ClassVar[bool] = False
-    schedules_by_priority: ClassVar[bool] = True
+    refused_tiers: ClassVar[Sequence[str]] = ("disk",)
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command not in ("replay", "simulate"):
             raise ValueError(
                 f"vLLM's rules are for kvsim replay and kvsim simulate, not for kvsim {command}: choose one of them, {OWN}"
             )
-        if "disk" in tiers:
-            raise ValueError(f"vLLM's rules have no disk tier: set tiers.disk.capacity=0, {OWN}")
+        super().check(command, tiers)
         if command == "simulate" and "cpu" in tiers:
             raise ValueError(f"vLLM's CPU offloading has no clock here: set tiers.cpu.capacity=0 for the GPU's schedule, {OWN}")
         if command == "replay" and self.cache_output:
             raise ValueError(f"cache_output is not supported by vLLM's rules in a replay: set it to false, {OWN}")
 
-    def served_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> SteppedCache:
-        return SteppedCache(tiers[0], self, page_tokens)
+    def server(self, setup: CacheSetup) -> VLLMCache:
+        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
 
-    def serving_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int) -> VLLMCache:
-        return VLLMCache(tiers, edges, self, page_tokens)
+    def cache(self, setup: CacheSetup) -> SteppedCache:
+        return SteppedCache(setup.tiers[0], self, setup.page_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +50,10 @@ class VLLMHybridRules(Rules):
     """
 
     engine: ClassVar[str] = "vLLM"
-    has_own_cache: ClassVar[bool] = True
+    covers_time: ClassVar[bool] = False
+    covered_tiers: ClassVar[Sequence[str]] = ("gpu",)
+    fixed_settings: ClassVar[Sequence[str]] = ("recompute_last_token", "cache_output")
     serves_hybrid_models: ClassVar[bool] = True
-    prefills_in_chunks: ClassVar[bool] = True
 
     state_pages: int | None = None
     """Blocks of a state: one for each Mamba group. None: as many as the bytes of the model's state take."""
@@ -67,21 +61,9 @@ class VLLMHybridRules(Rules):
     def __post_init__(self) -> None:
         check_settings(self, Whole(1), "state_pages", or_null=True, hint="null derives it from the model")
 
-    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        if command not in ("simulate", "validate") and len(tiers) == 1:
-            return self
-        if self.state_pages is not None:
-            raise ValueError("state_pages has no effect but on kvsim replay with a GPU only: leave it out")
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
-
-    def check(self, command: str, tiers: Sequence[str]) -> None:
-        if self.cache_output:
-            raise ValueError(f"cache_output is not supported by vLLM's rules, which cache prompts only: set it to false, {OWN}")
-        if not self.recompute_last_token:
-            raise ValueError(f"recompute_last_token=false is not possible by vLLM's rules: leave it out, {OWN}")
-
-    def hybrid_cache(self, tiers: list[Tier], edges: list[Edge], page_tokens: int, hybrid: HybridSettings) -> VLLMHybridCache:
-        gpu = tiers[0]
+    def server(self, setup: CacheSetup) -> VLLMHybridCache:
+        gpu, hybrid, page_tokens = setup.tiers[0], setup.hybrid, setup.page_tokens
+        assert hybrid is not None
         if hybrid.state_tiers is not None:
             raise ValueError(f"vLLM keeps states and pages in one pool: set tiers.gpu.states=shared, {OWN}")
         if not gpu.eviction.orders_by_last_use():

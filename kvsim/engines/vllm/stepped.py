@@ -31,7 +31,7 @@ class SteppedCache(ServedCache):
     """
 
     def __init__(self, gpu: Tier, rules: Rules, page_tokens: int) -> None:
-        self.takes_pages_late = True
+        self.takes_pages_late, self.pauses_after_retraction = True, False
         self.pool = BlockPool(gpu)
         self.residency = self.pool.residency
         self.transfers = Transfers(self.residency, [])
@@ -39,7 +39,6 @@ class SteppedCache(ServedCache):
         self.tiers = [gpu]
         self.edges = []
         self.views = {gpu.index: View(gpu)}
-        self.rules = rules
         self.page_tokens = page_tokens
         self.leases = {}
         self._last_token = int(rules.recompute_last_token)
