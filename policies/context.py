@@ -1,8 +1,8 @@
 """What a policy may know about its run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class PolicyContext:
     hardware: "HardwareSpec | None" = None
     requests: "Sequence[Request]" = ()
     """All requests of the run. A deployable policy uses them only to check that the trace has what it needs (``require``)."""
+    empty_cache: Callable[[Any], Any] | None = None
+    """Returns an empty cache of kvsim's own with the given tier as its only one, for policies that try settings out."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """Seeded; the policy's only source of randomness."""
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.cache import Cache
-from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.serving import ServedCache
-from kvsim.core.tier import LEVELS, Tier
+from kvsim.core.tier import LEVELS, Tier, chain
 from kvsim.engine.engine import Engine, EngineSettings
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Batch, RecordedCache, Recorder
 from kvsim.engine.substrate import Substrate, Work

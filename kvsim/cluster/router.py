@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.cluster.held_pages import HeldPages
+from kvsim.core.answers import PolicyError
 from kvsim.core.answers import engine as engine_number
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import PolicyError, Tier
+from kvsim.core.tier import Tier
 
 if TYPE_CHECKING:
     from kvsim.policies.routing.base import RoutingPolicy

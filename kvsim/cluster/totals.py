@@ -6,7 +6,8 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.engine.book import Book
 from kvsim.engine.engine import Engine
 from kvsim.engine.layout import Layout
-from kvsim.engine.outcome import REJECTED, Disagreement, EngineUse, Outcome, describe_caches, joined, summed
+from kvsim.engine.link_use import joined
+from kvsim.engine.outcome import REJECTED, Disagreement, EngineUse, Outcome, describe_caches, summed
 
 
 def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float, wall_s: float) -> Outcome:

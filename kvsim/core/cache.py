@@ -2,36 +2,18 @@
 
 from math import inf
 
-from kvsim.core.edge import Edge
+from kvsim.core.check import Held, check
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
 from kvsim.core.serving import CLAIMED, LOST, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
-from kvsim.core.tier import CPU, DISK, Tier
-from kvsim.core.transfer import Hold, Transfer
+from kvsim.core.tier import CPU, DISK, Edge, Tier
+from kvsim.core.transfer import Hold, Transfer, transfers_of
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_arriving, is_gap
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
+from kvsim.core.view import View
 from kvsim.pages.extents import Run, count_pages, split_runs
-
-
-class View:
-    """The graph of tiers as one GPU tier sees it."""
-
-    def __init__(self, gpu: Tier) -> None:
-        self.gpu = gpu
-        self.edges: list[Edge] = list(gpu.below)
-        """From the top down."""
-        for edge in self.edges:
-            self.edges += [below for below in edge.lower.below if below not in self.edges]
-        self.sources: list[tuple[Tier, Tier | None]] = [(edge.lower, None) for edge in gpu.below]
-        """(tier, the tier between it and the GPU), in order of preference; None if the tier is directly below the GPU."""
-        for edge in gpu.below:
-            self.sources += [(below.lower, edge.lower) for below in edge.lower.below]
-        self.lower: list[Tier] = list(dict.fromkeys([tier for tier, _ in self.sources]))
-        between = [tier for _, tier in self.sources if tier is not None]
-        self.fetches_to: Tier | None = between[0] if between else None
-        """The tier that prefetch reads into; None if there is none."""
 
 
 class Cache(ServedCache):
@@ -414,7 +396,7 @@ class Cache(ServedCache):
         loads: dict[Transfer, None] = {}
         node = lease.node
         while node.parent is not None and not self._is_single:
-            for transfer in node.transfers:
+            for transfer in transfers_of(node):
                 if transfer.target is lease.gpu:
                     loads[transfer] = None
             node = node.parent
@@ -652,7 +634,19 @@ class Cache(ServedCache):
                 del self.persistent[node, gpu]
         self.transfers.lose(gpu)
 
-    def check(self) -> None:
-        from kvsim.core.check import check, held_by_requests
+    def held(self) -> Held:
+        """Return what leases, persistent paths and fetches for waiting requests hold."""
+        held = Held()
+        held.pins.extend(self.persistent)
+        held.pins.extend([(hold.node, hold.tier) for hold in self.transfers.holds if hold.node is not None])
+        for lease in self.leases:
+            gpu = lease.gpu
+            held.pins.append((lease.node, gpu))
+            held.slots.setdefault(gpu, []).append(lease.slots)
+            held.promised_pages[gpu] = held.promised_pages.get(gpu, 0) + lease.promised_pages
+            if lease.loading is not None:
+                held.pins.extend([(lease.loading, tier) for tier in self.views[gpu.index].lower])
+        return held
 
-        check(self.residency, self.transfers, held_by_requests(self))
+    def check(self) -> None:
+        check(self.residency, self.transfers, self.held())

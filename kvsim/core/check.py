@@ -1,7 +1,7 @@
 """The cache's invariants: recounts everything from scratch and compares it with the running sums."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from kvsim.core.transfers import Transfers
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.pages.extents import count_pages
 
-if TYPE_CHECKING:
-    from kvsim.core.cache import Cache
-
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
@@ -25,21 +22,6 @@ class Held:
     """(node, tier) pairs: the node and everything above it is kept in the tier."""
     slots: dict[Tier, list[Any]] = field(default_factory=dict)
     promised_pages: dict[Tier, int] = field(default_factory=dict)
-
-
-def held_by_requests(cache: "Cache") -> Held:
-    """Return what a cache's leases, persistent paths and fetches for waiting requests hold."""
-    held = Held()
-    held.pins.extend(cache.persistent)
-    held.pins.extend((hold.node, hold.tier) for hold in cache.transfers.holds if hold.node is not None)
-    for lease in cache.leases:
-        gpu = lease.gpu
-        held.pins.append((lease.node, gpu))
-        held.slots.setdefault(gpu, []).append(lease.slots)
-        held.promised_pages[gpu] = held.promised_pages.get(gpu, 0) + lease.promised_pages
-        if lease.loading is not None:
-            held.pins.extend((lease.loading, tier) for tier in cache.views[gpu.index].lower)
-    return held
 
 
 def check(residency: Residency, transfers: Transfers, held: Held) -> None:

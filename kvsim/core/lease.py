@@ -1,15 +1,13 @@
 """A lease: one request's hold on the cache."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvsim.core.request import Request
+from kvsim.core.state_lease import StateLease
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import Node
 from kvsim.pages.extents import Run
-
-if TYPE_CHECKING:
-    from kvsim.states.cache import StateLease
 
 
 class Lease:

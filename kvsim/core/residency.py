@@ -9,10 +9,10 @@ from functools import partial
 from math import inf, nextafter
 from typing import Any
 
-from kvsim.core.answers import cut_after
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, RadixTree
+from kvsim.core.victims import cut_after
 from kvsim.pages.extents import Run, last_pages
 
 

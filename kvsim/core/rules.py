@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from kvsim.core.edge import Edge
+from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
-from kvsim.core.tier import LEVELS, Tier
-
-if TYPE_CHECKING:
-    from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.core.tier import LEVELS, Edge, Tier
 
 IN_TIME = ("simulate", "validate")
 """Commands that run engines in time; all others replay requests."""
@@ -23,7 +20,7 @@ OWN = "or set rules=default for kvsim's own rules with the same policies"
 class HybridSettings:
     """What the cache of a model with recurrent layers needs to know about states and prefills."""
 
-    checkpoint: "CheckpointPolicy"
+    checkpoint: Checkpoints
     """Bound already."""
     state_tiers: list[Tier] | None
     """Tiers of states only, from the GPU down, whose slots hold one state each; None if states take slots of the page tiers."""

@@ -2,20 +2,17 @@
 
 from abc import ABCMeta, abstractmethod
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts, Residency
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
 from kvsim.core.tree import RadixTree
-
-if TYPE_CHECKING:
-    from kvsim.core.cache import View
+from kvsim.core.view import View
 
 
 class Claim(NamedTuple):
@@ -90,7 +87,7 @@ class ServedCache(Reported):
     edges: list[Edge]
     gpu: Tier
     """The GPU tier, or the first of them."""
-    views: "dict[int, View]"
+    views: dict[int, View]
     """The tiers as each GPU tier sees them, by the index of that GPU tier."""
     page_tokens: int
     leases: dict[Lease, None]

@@ -1,13 +1,11 @@
 """The record that the core hands to a substrate to have pages copied."""
 
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from kvsim.core.edge import Edge
-    from kvsim.core.request import Request
-    from kvsim.core.tier import Tier
-    from kvsim.core.tree import Node
+from kvsim.core.request import Request
+from kvsim.core.tier import Edge, Tier
+from kvsim.core.tree import Carrier, Node
 
 
 class Hold:
@@ -16,13 +14,13 @@ class Hold:
 
     __slots__ = ("node", "tier")
 
-    def __init__(self, node: "Node", tier: "Tier") -> None:
+    def __init__(self, node: Node, tier: Tier) -> None:
         self.node: Node | None = node
         """The deepest node that is kept; None if nothing is."""
         self.tier = tier
 
 
-class Transfer:
+class Transfer(Carrier):
     """Pages to be copied from one tier to another: the core creates it, a substrate copies the bytes and reports the end.
 
     ``Transfers.begin`` assigns slots in the target; ``finish`` or ``abort`` ends the transfer. If one of its nodes is cut
@@ -30,16 +28,15 @@ class Transfer:
     """
 
     __slots__ = (
-        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "goes_down", "has_fault", "hold", "nodes", "pins",
+        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "goes_down", "has_fault", "hold", "pins",
         "request", "source", "submitted", "target",
     )  # fmt: skip
 
-    def __init__(self, edge: "Edge", nodes: "list[Node]", *, goes_down: bool, after: "list[Transfer] | None" = None) -> None:
+    def __init__(self, edge: Edge, nodes: list[Node], *, goes_down: bool, after: "list[Transfer] | None" = None) -> None:
+        super().__init__(nodes)
         self.edge = edge
         self.source: Tier = edge.upper if goes_down else edge.lower
         self.target: Tier = edge.lower if goes_down else edge.upper
-        self.nodes = nodes
-        """The nodes to copy, in order of arrival: parents before children."""
         self.goes_down = goes_down
         """Whether the target is below the source."""
         self.after: list[Transfer] = after or []
@@ -76,3 +73,8 @@ class Transfer:
     def name(self) -> str:
         """Source and target, such as ``gpu-cpu``."""
         return f"{self.source.name}-{self.target.name}"
+
+
+def transfers_of(node: Node) -> tuple[Transfer, ...]:
+    """Return the transfers that copy a node."""
+    return cast(tuple[Transfer, ...], node.transfers)

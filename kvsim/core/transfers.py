@@ -4,15 +4,14 @@ Nothing here waits: a transfer is created, begun and ended by calls.
 """
 
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from kvsim.core.answers import check_enough, most_pages, victim, victims
-from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.tier import GPU, Tier
-from kvsim.core.transfer import Hold, Transfer
+from kvsim.core.tier import GPU, Edge, Tier
+from kvsim.core.transfer import Hold, Transfer, transfers_of
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
+from kvsim.core.victims import check_enough, most_pages, victim, victims
 
 NO_TRANSFERS: list[Transfer] = []
 
@@ -198,7 +197,7 @@ class Transfers:
     def stay(self, node: Node, tier: Tier, now: float) -> None:
         """Make a leaving copy ready again; a write-down under way continues."""
         self.residency.stay(node, tier, now)
-        for transfer in node.transfers:
+        for transfer in transfers_of(node):
             if transfer.source is tier:
                 self.keep(transfer, node, tier)
 
@@ -384,7 +383,7 @@ class Transfers:
         transfer = edge.open
         if transfer is None:
             transfer = edge.open = Transfer(edge, [], goes_down=True)
-        return transfer
+        return cast(Transfer, transfer)
 
     def _carry(self, transfer: Transfer, node: Node) -> None:
         """Record that a transfer carries a node. The target copy, pinned already, stays until the end, as does a source copy that
@@ -398,8 +397,8 @@ class Transfers:
         """Return the write-downs decided on since the last call, the lowest edge first: each frees room for the next."""
         opened = NO_TRANSFERS
         for edge in reversed(self.edges):
-            transfer = edge.open
-            if transfer is not None:
+            if edge.open is not None:
+                transfer = cast(Transfer, edge.open)
                 edge.open = None
                 if transfer.nodes:
                     opened = [*opened, transfer]
@@ -453,7 +452,7 @@ class Transfers:
         transfers = self.flush()
         for edge in tier.below:
             if edge.in_flight:
-                return [*transfers, next(iter(edge.in_flight))]
+                return [*transfers, cast(Transfer, next(iter(edge.in_flight)))]
         return transfers
 
     def begin(self, transfer: Transfer, now: float) -> Begin:
@@ -675,4 +674,4 @@ def is_gap(node: Node, gpu: Tier) -> bool:
 
 def is_arriving(node: Node, tier: Tier) -> bool:
     """Whether a load is filling the node's copy in a tier."""
-    return any(transfer.target is tier for transfer in node.transfers)
+    return any(transfer.target is tier for transfer in transfers_of(node))

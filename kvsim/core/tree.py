@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kvsim.core.pool import UNLIMITED
-from kvsim.core.transfer import Transfer
 from kvsim.pages.extents import Run, join_runs, split_runs
 
 ABSENT: Final = 0
@@ -14,6 +13,16 @@ LEAVING: Final = 3
 DOOMED: Final = 4
 """States of a node's copy in a tier: no copy; being filled; usable; being written to the tier below, then freed; in use, but
 freed as soon as its last user ends."""
+
+
+class Carrier:
+    """What copies nodes from one tier to another, as far as the tree knows it: a ``Transfer``."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: "list[Node]") -> None:
+        self.nodes = nodes
+        """The nodes to copy, in order of arrival: parents before children."""
 
 
 class Node:
@@ -46,7 +55,7 @@ class Node:
         self.slots: list[Any] = [None] * tiers
         self.pins: list[int] = [0] * tiers
         self.children_in: list[int] = [0] * tiers
-        self.transfers: tuple[Transfer, ...] = ()
+        self.transfers: tuple[Carrier, ...] = ()
         """Transfers that carry this node now."""
         self.notes: Any = notes
         """What each tier's eviction policy has noted about these pages (``note``); both parts of a cut keep it."""

@@ -1,7 +1,7 @@
 """The result of a run, for its report: one row per request, and the counts of tiers, links and policies."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
 from kvsim.core.tier import LEVELS
+from kvsim.engine.link_use import LinkUse
 
 if TYPE_CHECKING:
     from kvsim.engine.event_log import EventLog
@@ -20,33 +21,6 @@ FEW_HITS = 0.001
 """Hits for each page written to a tier, below which the tier is looked at more closely."""
 PHASES = ("queue", "load", "prefill")
 """What a request does until its first token; see ``Outcome.phases_s``."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LinkUse:
-    """Traffic on one link.
-
-    ``intervals`` has one row (start_s, end_s, bytes, request) per transfer, in order of start. The request is the index of the
-    one that pages are read or sent for, or whose prompt is written down; -1 if there is none.
-    """
-
-    name: str = ""
-    """Source and target, such as ``gpu-cpu``."""
-    owner: int = 0
-    """Number of the engine whose GPU the link leads from or to; of the disk, for its own links."""
-    receiver: int = -1
-    """Number of the engine whose GPU a link between two GPUs leads to."""
-    lanes: int = 1
-    """Number of links counted together."""
-    bytes: int = 0
-    transfers: int = 0
-    busy_s: float = 0.0
-    intervals: np.ndarray = field(default_factory=lambda: np.empty((0, 4)))
-
-    @property
-    def is_of_engine(self) -> bool:
-        """Whether one of its ends is the GPU of an engine."""
-        return "gpu" in self.name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,20 +178,3 @@ def summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:
         for name, count in one.items():
             total[name] = total.get(name, 0) + count
     return total
-
-
-def joined(lanes: Sequence[LinkUse]) -> dict[str, LinkUse]:
-    """Return the traffic of all links of the same name together, by name."""
-    links: dict[str, LinkUse] = {}
-    for lane in lanes:
-        known = links.get(lane.name)
-        if known is None:
-            links[lane.name] = replace(lane)
-            continue
-        known.bytes += lane.bytes
-        known.transfers += lane.transfers
-        known.busy_s += lane.busy_s
-        known.lanes += lane.lanes
-        both = np.concatenate((known.intervals, lane.intervals))
-        known.intervals = both[np.lexsort((both[:, 2], both[:, 1], both[:, 0]))]
-    return links

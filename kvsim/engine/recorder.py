@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 from simpy import Event
 
-from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import Claim, ServedCache
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 from kvsim.engine.passing_cache import PassingCache
 from kvsim.engine.substrate import Substrate, Work
 

@@ -6,10 +6,10 @@ from typing import Any, Final, Protocol
 
 from simpy import Environment, Event
 
-from kvsim.core.edge import Edge
+from kvsim.core.tier import Edge
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Job, Send
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 
 LOST: Final = -1
 """Value of ``compute``'s event if the engine's GPU was lost."""

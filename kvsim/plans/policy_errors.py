@@ -9,8 +9,8 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from kvsim.core.answers import PolicyError
 from kvsim.core.serving import RulesError
-from kvsim.core.tier import PolicyError
 from kvsim.errors import APPENDIX, PolicyFailed, UsageError
 from kvsim.plans.plan import Plan
 from kvsim.settings.sources import shown

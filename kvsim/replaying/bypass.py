@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.bounds.lru_curve import usable_pages
-from kvsim.core.answers import eviction_policy, refused, whole_number
+from kvsim.core.answers import refused, whole_number
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import Tier
+from kvsim.core.victims import eviction_policy
 from kvsim.pages.extents import count_pages, join_runs
 
 if TYPE_CHECKING:

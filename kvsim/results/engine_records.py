@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from kvsim.core.tier import LEVELS
-from kvsim.engine.outcome import EngineUse, LinkUse, Outcome
+from kvsim.engine.link_use import LinkUse
+from kvsim.engine.outcome import EngineUse, Outcome
 from kvsim.results.rates import link_record, ratio, spread
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.outcome import LinkUse, Outcome
+from kvsim.engine.link_use import LinkUse
+from kvsim.engine.outcome import Outcome
 
 
 def spread(values: np.ndarray) -> dict[str, float | None]:

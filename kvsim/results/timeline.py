@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
+from kvsim.engine.link_use import LinkUse
+from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.results.engine_timeline import engine_series
 
 BINS = 200

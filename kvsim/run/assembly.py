@@ -11,12 +11,11 @@ from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.router import Router, known_engines
 from kvsim.core.answers import refused
 from kvsim.core.cache import Cache
-from kvsim.core.edge import Edge, chain
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.rules import CacheSetup, HybridSettings
+from kvsim.core.rules import CacheSetup, HybridSettings, Rules
 from kvsim.core.serving import ServedCache
-from kvsim.core.tier import LEVELS, Tier
+from kvsim.core.tier import LEVELS, Edge, Tier, chain
 from kvsim.engine.engine import Engine
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
@@ -130,6 +129,7 @@ def context(plan: Plan, requests: Sequence[Request], tier: Tier, upper: Tier | N
         model=plan.model,
         hardware=plan.hardware,
         requests=requests,
+        empty_cache=lambda tier: Cache([tier], [], Rules(), plan.page_tokens),
         rng=np.random.default_rng(seed),
     )
 
@@ -177,13 +177,13 @@ def _hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request])
     bind("checkpoint", checkpoint, context(plan, requests, tiers[0]))
     state_tiers = None
     if plan.states is not None:
-        state_tiers = [
-            Tier(tier.name, tier.index, (Pool if room is None else type(tier.pool))(room), LRU())
-            for tier, room in zip(tiers, plan.states, strict=False)
-        ]
-        for tier, pages in zip(state_tiers, tiers, strict=False):
+        state_tiers = []
+        for pages, room in zip(tiers, plan.states, strict=False):
+            eviction = LRU()
+            eviction.bind(context(plan, requests, pages))
+            tier = Tier(pages.name, pages.index, (Pool if room is None else type(pages.pool))(room), eviction)
             tier.slot_bytes, tier.owner = model.state_bytes, pages.owner
-            tier.eviction.bind(context(plan, requests, pages))
+            state_tiers.append(tier)
     return HybridSettings(
         checkpoint=checkpoint,
         state_tiers=state_tiers,

@@ -3,50 +3,23 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvsim.core.answers import whole_numbers
 from kvsim.core.cache import Cache
-from kvsim.core.edge import Edge
+from kvsim.core.check import Held, check
 from kvsim.core.lease import Lease
+from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.serving import Claim, Fetch, Growth, Load, ServedCache
-from kvsim.core.tier import DISK, GPU, Tier
-from kvsim.core.transfer import Hold, Transfer
+from kvsim.core.state_lease import StateLease
+from kvsim.core.tier import DISK, GPU, Edge, Tier
+from kvsim.core.transfer import Hold, Transfer, transfers_of
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_gap
 from kvsim.core.tree import ABSENT, LEAVING, READY, Node
 from kvsim.pages.extents import Run, join_runs, split_runs
 from kvsim.states.store import DetachedStates, Place, StateStore, StateWatch, places_after
-
-if TYPE_CHECKING:
-    from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
-
-
-class StateLease:
-    """The recurrent states that a request holds; its match ends at one of them, or is empty."""
-
-    __slots__ = ("detached", "is_below", "known_pages", "load", "pages", "save_after", "slots", "state", "states", "tier")
-
-    def __init__(self, known_pages: int) -> None:
-        self.known_pages = known_pages
-        """Leading pages of the prompt whose KV is in some tier; only those before the state are reused."""
-        self.state: Node | None = None
-        self.detached: int | None = None
-        """The page whose detached state the request begins from."""
-        self.tier: Tier | None = None
-        """The tier in which the state is pinned until the request has begun."""
-        self.is_below = False
-        """Whether ``tier`` is below the GPU."""
-        self.slots: Any = None
-        """The slots to load the state into, if states have their own memory."""
-        self.load: Transfer | None = None
-        self.save_after: list[int] = []
-        """Depths in the prompt, in pages, at which a state will be saved."""
-        self.pages = 0
-        """Number of the request's slots reserved for states."""
-        self.states: list[Node] = []
-        """States that the request began from or saved, where states share the pages' memory."""
 
 
 class HybridCache(ServedCache):
@@ -61,8 +34,8 @@ class HybridCache(ServedCache):
         self,
         kv: Cache,
         *,
-        policy: "CheckpointPolicy",
-        prefill: "type[Prefill]",
+        policy: Checkpoints,
+        prefill: type[Any],
         grid_pages: int,
         state_bytes: int,
         state_pages: int,
@@ -316,7 +289,7 @@ class HybridCache(ServedCache):
         if lease.epoch != self.kv.epoch:
             return loads
         if state.state[GPU]:
-            states.load = next((load for load in state.transfers if load.target is home.gpu), None)
+            states.load = next((load for load in transfers_of(state) if load.target is home.gpu), None)
             if states.load is None and state.state[GPU] != READY:
                 return loads
         else:
@@ -546,8 +519,6 @@ class HybridCache(ServedCache):
 
     def check(self) -> None:
         """Recount everything; raise AssertionError if a count or an invariant is wrong."""
-        from kvsim.core.check import Held, check, held_by_requests
-
         pinned: list[tuple[Node, Tier]] = []
         slots: list[Any] = []
         for lease in self.leases:
@@ -556,7 +527,7 @@ class HybridCache(ServedCache):
                 pinned.append((states.state, states.tier))
             if states.slots is not None:
                 slots.append(states.slots)
-        held = held_by_requests(self.kv)
+        held = self.kv.held()
         if self.shares_room:
             held.pins.extend(pinned)
         else:

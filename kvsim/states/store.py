@@ -9,22 +9,19 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sortedcontainers import SortedDict
 
-from kvsim.core.cache import View
-from kvsim.core.edge import Edge
+from kvsim.core.lease import Lease
 from kvsim.core.residency import Residency
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import CPU, GPU, Tier
+from kvsim.core.tier import CPU, GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import Transfers
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
+from kvsim.core.view import View
 from kvsim.pages.extents import Run
-
-if TYPE_CHECKING:
-    from kvsim.core.lease import Lease
 
 T = TypeVar("T")
 
@@ -175,7 +172,7 @@ class StateWatch(metaclass=ABCMeta):
     """
 
     @abstractmethod
-    def saved(self, lease: "Lease", page: int, slots: Any) -> None:
+    def saved(self, lease: Lease, page: int, slots: Any) -> None:
         """The state of a running request has been saved in these slots."""
 
     @abstractmethod
@@ -183,7 +180,7 @@ class StateWatch(metaclass=ABCMeta):
         """A state has become detached: it leaves these slots and is kept outside the tiers."""
 
     @abstractmethod
-    def begins_detached(self, lease: "Lease", page: int) -> None:
+    def begins_detached(self, lease: Lease, page: int) -> None:
         """A request begins from a detached state. If it is about to be admitted, the state may leave to make room for it.
 
         If the request is not admitted after all, it gets a new lease the next time. Of several states, it begins from the last.

@@ -1,24 +1,20 @@
 """The contract of eviction policies, and the base class of policies that rank each node on its own."""
 
-from abc import ABCMeta, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 from kvsim.core.answers import whole_number
-from kvsim.core.cache import Cache
 from kvsim.core.pool import UNLIMITED
+from kvsim.core.questions import Eviction
 from kvsim.core.request import Request
-from kvsim.core.rules import Rules
-from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.offload_order import OffloadOrder
 from kvsim.policies.eviction.ranks import check_rank, check_risen, name, refuse_order
 
 DEPTH = 1e9
@@ -26,114 +22,18 @@ DEPTH = 1e9
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class EvictionPolicy(metaclass=ABCMeta):
-    """Decides which nodes leave a tier first. One instance serves one tier.
-
-    The core owns the tree, pins and slots. Only evictable nodes can leave: ready in the tier, unpinned and without a child
-    there (``node.is_evictable(tier)``). By vLLM's rules pages may be stored twice, and a node with a copy counts no children: it
-    can leave before them. If a victim has more pages than are needed, the core cuts it (``on_split``) and evicts
-    the lower part (``on_remove``), or shortens it (``on_shorten``); it never shortens if the policy overrides ``on_remove``
-    but not ``on_shorten``.
-
-    A node's ``hits`` and ``last_used`` change only while it is pinned, or are announced by ``on_hit`` or ``on_evictable``; its
-    extent also changes with a cut, a merge or an eviction. ``node.notes[tier]`` belongs to the policy: it can store there,
-    with ``node.note``, what it needs to remember about these pages.
-    """
-
-    tier: int = 0
-    cut: Callable[[Node, int], Node]
-    """Set by the core: cuts a node after the given number of pages and returns the upper part."""
-    most_pages: int = UNLIMITED
-    """Set by ``victims`` with each node it offers: at most this many pages, counted from the node's end, leave before the core
-    asks for another node. A value above the node's size means all pages."""
-
-    empty_cache: Callable[[Tier], ServedCache]
-    """Returns an empty cache of the kind that the policy serves, with the given tier as its only one. For trials."""
-    request_states: Sequence[Node] = ()
-    """Set by the core for ``on_finish``: recurrent states that the request has begun from or saved, if states share the pages'
-    memory. A state (``node.is_state``) is a leaf of the root; it is evictable like any other and leaves whole. Its
-    ``node.partner`` is the node of pages that it was saved after."""
+class EvictionPolicy(Eviction):
+    """The base class of eviction policies. ``Eviction`` says what the core asks and announces."""
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
         self.tier = context.tier
-        self.empty_cache = lambda tier: Cache([tier], [], Rules(), context.page_tokens)
+        if context.empty_cache is not None:
+            self.empty_cache = context.empty_cache
 
     def variant(self) -> "EvictionPolicy":
         """Return the policy that these settings stand for: this one, unless a setting selects an algorithm of another class."""
         return self
-
-    def on_arrival(self, request: Request, now: float) -> None:
-        """Called when a request has arrived and waits to be admitted; never in a replay, which has no queue."""
-
-    def on_request(self, request: Request, now: float) -> None:
-        """Called before a request uses nodes, and again before it inserts nodes: the ``on_hit`` and ``on_insert`` that follow
-        belong to it.
-
-        Called again for a request that is admitted again after a retraction.
-        """
-
-    def on_finish(self, request: Request, node: Node, now: float) -> None:
-        """Called when a request has finished, before its path down to ``node`` is unpinned."""
-
-    def on_insert(self, node: Node, now: float) -> None:
-        """Called when a node has become ready in the tier."""
-
-    def on_hit(self, node: Node, now: float) -> None:
-        """Called when a request uses a node that is ready in the tier; its ``hits`` and ``last_used`` include this use."""
-
-    def on_split(self, upper: Node, lower: Node) -> None:
-        """Called when a node has been cut. ``lower`` is the old object, ``upper`` a new one with the same history."""
-
-    def on_merge(self, upper: Node, lower: Node) -> None:
-        """Called when a cut is undone, since its parts no longer differ: ``lower`` becomes the whole, ``upper`` is discarded."""
-
-    def on_remove(self, node: Node) -> None:
-        """Called when a node leaves the tier, or begins to leave because it is being written to the tier below."""
-
-    def on_shorten(self, node: Node, pages: int) -> None:
-        """Called before the last ``pages`` pages leave of a node that ``victims`` has offered; its other pages stay evictable."""
-
-    @abstractmethod
-    def on_evictable(self, node: Node) -> None:
-        """Called when a node has become evictable: it has lost its last pin, or its last child in the tier."""
-
-    def note_path(self, node: Node, note: Any) -> None:
-        """Store one note with a node, all nodes above it and the states beside them, when the request that used them finishes.
-
-        On the GPU they are still pinned. Those that are evictable, in lower tiers, are passed to ``on_evictable`` again.
-        """
-        tier = self.tier
-        while node.parent is not None:
-            node.note(tier, note)
-            if tier and node.is_evictable(tier):
-                self.on_evictable(node)
-            node = node.parent
-        for state in self.request_states:
-            state.note(tier, note)
-            if state.is_evictable(tier):
-                self.on_evictable(state)
-
-    @abstractmethod
-    def victims(self, now: float) -> Iterator[Node]:
-        """Yield evictable nodes, the first to leave first.
-
-        The core evicts each node before it asks for the next, and stops when it has enough. A node of which all or a part
-        stays is announced again by ``on_evictable``; it may be offered again in the same call if a part has left.
-        """
-
-    def cut_offered(self, node: Node) -> None:
-        """Cut off the pages of an offered node that ``most_pages`` keeps from leaving."""
-        if self.most_pages < node.pages and not node.is_state:
-            self.cut(node, node.pages - self.most_pages)
-
-    def orders_by_last_use(self) -> bool:
-        """Whether leaves leave strictly in the order of ``last_used``, earliest first."""
-        return False
-
-    def offload_order(self, capacity_pages: int) -> OffloadOrder:
-        """Return the policy's order of single pages in vLLM's CPU tier. Raises ValueError if it has none."""
-        raise ValueError(f"{type(self).__name__} cannot order the single pages of vLLM's CPU tier: choose lru or arc")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

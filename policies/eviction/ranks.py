@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cmp_to_key
 from typing import Any, NoReturn
 
-from kvsim.core.tier import PolicyError
+from kvsim.core.answers import PolicyError
 from kvsim.core.tree import Node
 
 

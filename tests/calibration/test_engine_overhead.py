@@ -30,7 +30,7 @@ from kvsim.calibration.engine_warming import Rests, timed_steps, warmed
 from kvsim.calibration.machine_noise import step_times
 from kvsim.core.request import Request
 from kvsim.engine.engine import EngineSettings
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 from kvsim.engine.recorder import Batch
 from kvsim.hardware.curves import ComputeCurves
 from kvsim.model.spec import ModelSpec

@@ -12,11 +12,10 @@ from kvsim.cluster.cluster import Cluster, Failure
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.router import Router, known_engines
 from kvsim.core.cache import Cache
-from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import LEVELS, Tier
+from kvsim.core.tier import LEVELS, Edge, Tier
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.layout import Layout
 from kvsim.engine.mover import Mover

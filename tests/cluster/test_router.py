@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kvsim.cluster.router import KnownEngine, Router, known_engines
+from kvsim.core.answers import PolicyError
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.tier import PolicyError, Tier
+from kvsim.core.tier import Tier
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from tests.policies.small_routing import prompt

@@ -5,12 +5,11 @@ from itertools import count
 from typing import Any
 
 from kvsim.core.cache import Cache
-from kvsim.core.edge import Edge
 from kvsim.core.lease import Lease
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import PageWatch, Tier
+from kvsim.core.tier import Edge, PageWatch, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import LEAVING, READY, Node
 from kvsim.hardware.spec import HardwareSpec
@@ -100,6 +99,7 @@ def make_tiers(
             page_tokens=page_tokens,
             model=MODEL,
             hardware=MACHINE,
+            empty_cache=lambda tier: Cache([tier], [], Rules(), page_tokens),
         )
         policy = eviction.variant()
         policy.bind(context)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.core.answers import number, truth, whole_number, whole_numbers
+from kvsim.core.answers import PolicyError, number, truth, whole_number, whole_numbers
 from kvsim.core.pool import UNLIMITED
-from kvsim.core.tier import PolicyError
 from kvsim.core.tree import Node, RadixTree
 from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.lru import LRU

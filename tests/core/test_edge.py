@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvsim.core.edge import Edge, chain
+from kvsim.core.answers import PolicyError
 from kvsim.core.pool import Pool
-from kvsim.core.tier import PolicyError, Tier
+from kvsim.core.tier import Edge, Tier, chain
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.placement.by_length import ByLength

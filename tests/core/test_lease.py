@@ -1,8 +1,8 @@
 """What accompanies a request from match to release."""
 
 from kvsim.core.lease import Lease
+from kvsim.core.state_lease import StateLease
 from kvsim.policies.placement.write_back import WriteBack
-from kvsim.states.cache import StateLease
 from tests.core.small import now, small_cache
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool
-from kvsim.core.tier import CPU, DISK, GPU, LEVELS, Tier, overrides
+from kvsim.core.tier import CPU, DISK, GPU, LEVELS, Edge, Tier, overrides
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack

@@ -2,9 +2,8 @@
 
 import pytest
 
-from kvsim.core.edge import chain
 from kvsim.core.pool import Pool
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Tier, chain
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import RadixTree
 from kvsim.policies.eviction.lru import LRU

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
-from kvsim.core.tier import CPU, Tier
+from kvsim.core.tier import CPU, Tier, chain
 from kvsim.core.tree import READY
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache

@@ -4,10 +4,9 @@ two words are the same pages."""
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.core.edge import chain
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Tier, chain
 from kvsim.engine.outcome import REJECTED
 from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.cache import VLLMCache

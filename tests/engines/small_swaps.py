@@ -4,12 +4,11 @@ of two words are the same pages. Slots are numbered, so that none can have two o
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.core.edge import Edge
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
 from kvsim.core.serving import NEVER_FITS
-from kvsim.core.tier import DISK, Tier
+from kvsim.core.tier import DISK, Edge, Tier
 from kvsim.engine.outcome import REJECTED
 from kvsim.engines.fastdeploy.rules import FastDeployRules
 from kvsim.engines.fastdeploy.swapping import SwapLease, SwappingCache

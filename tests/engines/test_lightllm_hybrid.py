@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from kvsim.api import Result, load_trace, replay
-from kvsim.core.edge import chain
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup, HybridSettings
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Tier, chain
 from kvsim.engine.outcome import REJECTED
 from kvsim.engines.lightllm.hybrid_cache import HybridLease, LightLLMHybridCache
 from kvsim.engines.lightllm.rules import LightLLMHybridRules

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.api import load_trace, replay
-from kvsim.core.edge import chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup, Rules
 from kvsim.core.serving import NEVER_FITS
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Tier, chain
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engines.lightllm.cache import LightLLMCache, RunningLease

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.core.edge import Edge
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Edge, Tier
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, OffloadUse
 from kvsim.errors import UsageError

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from kvsim.core.cache import Cache
-from kvsim.core.edge import chain
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Tier, chain
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
 from kvsim.policies.context import PolicyContext

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.cache import Cache
-from kvsim.core.edge import chain
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
 from kvsim.core.serving import Server
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Tier, chain
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.prefetching import Prefetching

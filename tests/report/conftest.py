@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvsim.core.request import Request
-from kvsim.engine.outcome import FINISHED, REJECTED, EngineUse, LinkUse, Outcome, TierUse
+from kvsim.engine.link_use import LinkUse
+from kvsim.engine.outcome import FINISHED, REJECTED, EngineUse, Outcome, TierUse
 
 
 def make_outcome(

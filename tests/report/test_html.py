@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.outcome import LinkUse, Outcome
+from kvsim.engine.link_use import LinkUse
+from kvsim.engine.outcome import Outcome
 from kvsim.report.html import render
 from kvsim.results.result import summarize
 

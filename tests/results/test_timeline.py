@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine.outcome import LinkUse, Outcome
+from kvsim.engine.link_use import LinkUse
+from kvsim.engine.outcome import Outcome
 from kvsim.engine.recorder import Recorder
 from kvsim.results.result import hit_tokens, prompt_tokens
 from kvsim.results.timeline import BINS, middles, timeline

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from kvsim.core.cache import CLAIMED, Cache
-from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Edge, Tier
 from kvsim.pages.extents import split_runs
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.context import PolicyContext

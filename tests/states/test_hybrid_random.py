@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.core.edge import Edge, chain
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Edge, Tier, chain
 from kvsim.core.tree import INCOMING
 from kvsim.engine.prefetching import Prefetching
 from kvsim.pages.extents import split_runs

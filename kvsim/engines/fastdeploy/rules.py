@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import OWN, CacheSetup, Rules
-from kvsim.core.tier import DISK, GPU
+from kvsim.core.tier import DISK, GPU, Edge
 from kvsim.engines.fastdeploy.swapping import SwappingCache
 
 

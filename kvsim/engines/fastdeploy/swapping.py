@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from kvsim.core.answers import check_enough, victim, victims
-from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.serving import NEVER_FITS, Server
-from kvsim.core.tier import CPU, GPU, Tier
+from kvsim.core.tier import CPU, GPU, Edge, Tier
 from kvsim.core.tree import ABSENT, INCOMING, READY, Node, RadixTree
+from kvsim.core.victims import check_enough, victim, victims
 from kvsim.pages.extents import Run, count_pages
 
 

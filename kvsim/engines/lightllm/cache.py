@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kvsim.core.answers import check_enough, victim, victims
-from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
 from kvsim.core.serving import NEVER_FITS, Server
-from kvsim.core.tier import GPU, Tier
+from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.tree import Node, RadixTree
+from kvsim.core.victims import check_enough, victim, victims
 from kvsim.engines.lightllm.page_store import PageStore
 from kvsim.pages.extents import Run, count_pages, join_runs
 

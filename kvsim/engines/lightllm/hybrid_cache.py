@@ -3,11 +3,10 @@
 from dataclasses import asdict
 from typing import Any
 
-from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings, Rules
 from kvsim.core.serving import NEVER_FITS
-from kvsim.core.tier import GPU, Tier
+from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.tree import Node
 from kvsim.engines.lightllm.cache import LightLLMCache
 from kvsim.engines.lightllm.state_pool import StatePool

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from kvsim.core.edge import Edge
+from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import RunOrder
 from kvsim.pages.extents import Run, count_pages, every_last, split_runs
 

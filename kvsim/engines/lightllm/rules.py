@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.core.edge import Edge
 from kvsim.core.rules import OWN, CacheSetup, Rules
+from kvsim.core.tier import Edge
 from kvsim.engines.lightllm.cache import LightLLMCache
 from kvsim.engines.lightllm.hybrid_cache import LightLLMHybridCache
 

@@ -1,10 +1,9 @@
 """SGLang's hierarchical radix cache, whose nodes move as a whole between GPU and host memory."""
 
-from kvsim.core.answers import check_enough, victim, victims
-from kvsim.core.edge import Edge
 from kvsim.core.request import Request
-from kvsim.core.tier import CPU, GPU, Tier
+from kvsim.core.tier import CPU, GPU, Edge, Tier
 from kvsim.core.tree import INCOMING, READY, Node
+from kvsim.core.victims import check_enough, victim, victims
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
 from kvsim.pages.extents import Run, split_runs
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.core.edge import Edge
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.core.serving import Server
+from kvsim.core.tier import Edge
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from kvsim.core.answers import check_enough, victim, victims
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.serving import Server
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
+from kvsim.core.victims import check_enough, victim, victims
 from kvsim.pages.extents import Run, count_pages
 
 

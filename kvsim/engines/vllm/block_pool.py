@@ -3,13 +3,13 @@
 from math import inf
 from typing import Any
 
-from kvsim.core.answers import check_enough, cut_after, victim, victims
 from kvsim.core.lease import Lease
 from kvsim.core.pool import UNLIMITED, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, DOOMED, NO_CHILDREN, READY, Node, RadixTree
+from kvsim.core.victims import check_enough, cut_after, victim, victims
 from kvsim.pages.extents import Run, count_pages
 
 

@@ -1,10 +1,9 @@
 """vLLM's GPU block pool and the CPU offloading tier below it, as one cache."""
 
-from kvsim.core.edge import Edge
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.serving import Server
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier

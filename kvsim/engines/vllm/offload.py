@@ -6,7 +6,7 @@ Pages have no parents here: any page may be stored or evicted. A request's pages
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.core.edge import Edge
+from kvsim.core.tier import Edge
 from kvsim.pages.extents import Run, count_pages, split_runs
 
 if TYPE_CHECKING:

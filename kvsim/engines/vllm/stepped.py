@@ -3,7 +3,6 @@
 from math import inf
 from typing import cast
 
-from kvsim.core.cache import View
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
@@ -11,6 +10,7 @@ from kvsim.core.serving import CLAIMED, NO_LOAD, Claim, Fetch, Growth, Load, Ser
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
+from kvsim.core.view import View
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.pages.extents import Run, join_runs, split_runs
 

@@ -15,7 +15,8 @@ import msgspec
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.tier import LEVELS, Tier
 from kvsim.engine.collector import without_garbage_collector
-from kvsim.engine.outcome import REJECTED, LinkUse, Outcome
+from kvsim.engine.link_use import LinkUse
+from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.recorder import Batch, Recorder
 from kvsim.report.perfetto.trace_lanes import Event, Place, Processes, lanes, microseconds, slice_of, thread_name
 from kvsim.report.perfetto.trace_requests import BATCHES, Read, counters, flows, request_slices, visits_of

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from simpy import Environment, Event
 
-from kvsim.core.edge import Edge
-from kvsim.core.tier import CPU, DISK, GPU, Tier
+from kvsim.core.tier import CPU, DISK, GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.substrate.hardware.disk.disk_link import Disk, DiskLink

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from simpy import Environment, Event
 
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 from kvsim.substrate.simulated.ranks import Split
 
 

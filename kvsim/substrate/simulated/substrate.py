@@ -6,12 +6,12 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from kvsim.core.edge import Edge
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.tier import Edge
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
 from kvsim.engine.layout import ONE_ENGINE, Layout
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec

@@ -2,11 +2,10 @@
 
 from simpy import Environment
 
-from kvsim.core.edge import Edge
-from kvsim.core.tier import GPU, Tier
+from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.layout import Layout
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.substrate.simulated.links import Channel, Total
 

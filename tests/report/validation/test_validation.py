@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kvsim.engine.outcome import LinkUse, Outcome
+from kvsim.engine.link_use import LinkUse
+from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.report.validation.recording import Recording, recorded
 from kvsim.report.validation.validation import compare, failures, print_validation, render_validation, write_validation

@@ -7,7 +7,7 @@ from threading import Lock
 import numpy as np
 import torch
 
-from kvsim.engine.outcome import LinkUse
+from kvsim.engine.link_use import LinkUse
 from kvsim.substrate.hardware.turn import Turn
 
 
