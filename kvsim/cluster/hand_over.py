@@ -16,7 +16,7 @@ from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.claims import Claims
 from kvsim.engine.engine import Engine
-from kvsim.engine.job import Job, Send
+from kvsim.engine.job import LOST, SENDING, Job, Send
 
 
 class Receiver:
@@ -91,7 +91,7 @@ class HandOver:
     def _wait(job: Job, receiver: Receiver, *, is_first: bool = False) -> None:
         """Let a request wait for pages on a decode engine, whose queue this is."""
         engine, waiting = receiver.engine, receiver.waiting
-        job.queued_at_s = engine.env.now
+        job.times.queued_at_s = engine.env.now
         if is_first:
             waiting.appendleft(job)
         else:
@@ -115,7 +115,7 @@ class HandOver:
                 self.senders[waiting.popleft()].reject(request)
                 continue
             waiting.popleft()
-            engine.waiting.waited_s += engine.env.now - job.queued_at_s
+            engine.waiting.waited_s += engine.env.now - job.times.queued_at_s
             engine.running.held += 1
             job.reserved = lease
             engine.mover.submit(lease.waits)
@@ -191,12 +191,12 @@ class HandOver:
         sender.running.held += 1
         send = job.send
         assert send is not None
-        send.source = job.lease
+        job.phase, send.source = SENDING, job.lease
         send.tokens = job.target_tokens - 1
         sender.substrate.hand_over(send).callbacks.append(lambda _: self._landed(job, sender))
 
     def _landed(self, job: Job, sender: Engine) -> None:
-        if job.is_lost:
+        if job.phase == LOST:
             return
         now = sender.env.now
         assert job.lease is not None and job.reserved is not None
@@ -210,7 +210,7 @@ class HandOver:
         self.on_sent_on(job)
         sender.wake()
         if job.generated == 1:
-            job.first_token_s = now
+            job.times.first_token_s = now
         engine.join(job)
 
     # --- the end -------------------------------------------------------------------------------------------------------------
@@ -258,10 +258,10 @@ class HandOver:
                 sender.running.held -= 1
                 job.generated -= 1  # a token that never arrived
                 if not job.generated:
-                    job.first_token_s = nan
+                    job.times.first_token_s = nan
         if job in receiver.waiting:
             receiver.waiting.remove(job)
-            receiver.engine.waiting.waited_s += sender.env.now - job.queued_at_s
+            receiver.engine.waiting.waited_s += sender.env.now - job.times.queued_at_s
         sender.drop(job)
         self._release(job, receiver)
         del self.senders[job]

@@ -42,15 +42,15 @@ class Book:
 
     def waited(self, job: Job) -> None:
         """Record for how long a request has waited until its prompt was computed."""
-        self.queue_s[job.request.index], self.load_s[job.request.index] = job.queue_s, job.load_s
+        self.queue_s[job.request.index], self.load_s[job.request.index] = job.times.queue_s, job.times.load_s
 
     def finished(self, job: Job, engine: int, now: float) -> None:
         """Record the end of a request, or of one of its samples, that an engine has decoded."""
         request, index = job.request, job.request.index
         if not request.sample:
-            self.ttft_s[index] = job.first_token_s - job.arrival_s
+            self.ttft_s[index] = job.times.first_token_s - job.arrival_s
         if request.output_tokens > 1:
-            self.tpot_s[index] = (now - job.first_token_s) / (request.output_tokens - 1)
+            self.tpot_s[index] = (now - job.times.first_token_s) / (request.output_tokens - 1)
         self.e2e_s[index] = now - job.arrival_s
         self.decoders[index] = engine
 

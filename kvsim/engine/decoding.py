@@ -4,7 +4,7 @@ from heapq import heappop, heappush
 from typing import cast
 
 from kvsim.core.lease import Lease
-from kvsim.engine.job import Job
+from kvsim.engine.job import DECODING, Job
 
 
 class Decoding:
@@ -32,6 +32,7 @@ class Decoding:
         """Let a request decode: its next token comes with the next step."""
         request, page_tokens = job.request, self.page_tokens
         tokens = job.target_tokens - 1
+        job.phase = DECODING
         job.joined_step = self.step
         job.last_step = self.step + request.output_tokens - job.generated
         room = request.pages_for(tokens, page_tokens) * page_tokens - tokens

@@ -13,7 +13,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import Job
+from kvsim.engine.job import DECODING, LOST, Job
 from kvsim.engine.loading import Loading
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
@@ -136,7 +136,7 @@ class Engine:
 
     def join(self, job: Job) -> None:
         """Let a request decode whose prompt has come from another engine."""
-        job.is_claimed, job.loads, job.ready_loads = True, [], 0
+        job.phase, job.loads, job.ready_loads = DECODING, [], 0
         self.running.joining.append(job)
         self.wake()
 
@@ -189,7 +189,7 @@ class Engine:
                 self.busy_s += self.env.now - began_s
                 if work.stalled_s:
                     for job, _ in batch:
-                        job.load_s += work.stalled_s
+                        job.times.load_s += work.stalled_s
                 self._account(batch, done if work.decode_requests else 0)
                 if self.reports:
                     self.frontend.stepped(self.number)
@@ -265,7 +265,7 @@ class Engine:
         while (ended := self.running.decoding.remove_ended()) is not None:
             self._finish(ended)
         for job, tokens in batch:
-            if job.is_lost:
+            if job.phase == LOST:
                 self.running.release(job)
             else:
                 self._book_chunk(job, tokens)
@@ -290,7 +290,7 @@ class Engine:
         """Record that a request's prompt has been computed on this engine, and queue its other samples."""
         job.is_prefilled = True
         if not job.generated:
-            job.first_token_s = self.env.now
+            job.times.first_token_s = self.env.now
             if not job.request.sample:
                 self.frontend.book.waited(job)
         self.frontend.first_token(job, self.number)
@@ -323,11 +323,11 @@ class Engine:
 
     def drop(self, job: Job) -> None:
         """Give up a request wherever it is: its pages, its place in the queue and its prefetch."""
-        job.waits_again(self.env.now)
+        job.times.waits_again(self.env.now)
         is_computed = self.is_up and any(computed is job for computed, _ in self._batch)
         self.running.drop(job, keeps_pages=is_computed)
         self.waiting.drop(job)
-        job.is_lost = True
+        job.phase = LOST
 
     def transfers(self) -> list[Transfer]:
         """Return the transfers under way from and to the engine's GPU."""

@@ -1,7 +1,7 @@
 """A request on its way through the engine."""
 
 from math import isnan, nan
-from typing import Any
+from typing import Any, Final
 
 from kvsim.core.lease import Lease
 from kvsim.core.queue_view import Waiting
@@ -51,47 +51,15 @@ class Send:
         """For the substrate: the time before which the last layer cannot have landed."""
 
 
-class Job(Waiting):
-    """A request's state in the engine: waiting, admitted, in prefill or decoding, and possibly again after a retraction.
+class Times:
+    """How long a request has waited, and for what, in seconds."""
 
-    ``generated`` counts the output tokens up to ``joined_step``.
-    """
+    __slots__ = ("first_token_s", "load_s", "queue_s", "queued_at_s", "refused_at_s", "waits_since_s")
 
-    __slots__ = (
-        "prefetch", "is_queued", "lease", "loads", "is_claimed", "ready_loads", "computed", "joined_step", "last_step",
-        "next_page_step", "first_token_s", "admissions", "is_known", "page_need", "is_counted", "is_lost", "queued_at_s",
-        "counted", "decoder", "is_prefilled", "load_s", "queue_s", "refused_at_s", "reserved", "send", "waits_since_s",
-    )  # fmt: skip
-
-    def __init__(self, request: Request, arrival_s: float) -> None:
-        super().__init__(request, arrival_s)
-        self.prefetch: Prefetch | None = None
-        """Its prefetch, until it is admitted or rejected."""
-        self.is_queued = False
-        self.lease: Lease | None = None
-        self.loads: list[Transfer] = []
-        self.ready_loads = 0
-        """Number of leading ``loads`` already found to have arrived or to be far enough for a step to follow them."""
-        self.is_claimed = False
-        self.computed = 0
-        """Tokens whose KV is on the GPU."""
-        self.joined_step = self.last_step = self.next_page_step = 0
-        self.page_need = 0
-        """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
-        self.first_token_s = float("nan")
-        self.admissions = 0
-        """Number of admissions, without those whose slots were lost before the job had them."""
-        self.is_known = False
-        """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
-        self.is_counted = False
-        """Whether its hits have been recorded, by this job or one before it."""
-        self.counted: Lease | None = None
-        """What they were recorded from, if that was this job."""
-        self.is_prefilled = False
-        """Whether this job has computed the prompt."""
-        self.is_lost = False
-        """Whether its engine has failed: another job continues the request."""
+    def __init__(self, arrival_s: float) -> None:
+        self.first_token_s = nan
         self.queued_at_s = arrival_s
+        """When it last entered a queue."""
         self.waits_since_s = arrival_s
         """Since when it waits for its turn and its pages; nan while it has them."""
         self.queue_s = 0.0
@@ -100,25 +68,23 @@ class Job(Waiting):
         """Start of the first step that could not compute it, because pages were still being loaded; nan if there is none."""
         self.load_s = 0.0
         """Seconds for which its prompt was not computed because pages were still being loaded."""
-        self.decoder = -1
-        """Number of the engine that will decode it, if that is not the one that computes its prompt."""
-        self.reserved: Lease | None = None
-        """Its pages there."""
-        self.send: Send | None = None
-        """What goes there."""
 
-    def again(self) -> "Job":
-        """Return a job that continues the request on another engine, after the tokens generated so far."""
-        job = Job(self.request, self.arrival_s)
-        job.generated, job.first_token_s = self.generated, self.first_token_s
-        job.is_known, job.is_counted, job.was_running = self.is_known, self.is_counted, self.admissions > 0
-        job.waits_since_s, job.queue_s, job.load_s = self.waits_since_s, self.queue_s, self.load_s
-        return job
+    def again(self) -> "Times":
+        """Return a copy, for another engine that continues the request."""
+        times = Times(self.queued_at_s)
+        times.first_token_s, times.waits_since_s = self.first_token_s, self.waits_since_s
+        times.queue_s, times.load_s = self.queue_s, self.load_s
+        return times
 
     def has_pages(self, now: float) -> None:
         """Take note that it has been admitted and has its pages."""
         self.queue_s += now - self.waits_since_s
         self.waits_since_s = nan
+
+    def is_refused(self, now: float) -> None:
+        """Take note that a step cannot compute it, because pages are still being loaded."""
+        if isnan(self.refused_at_s):
+            self.refused_at_s = now
 
     def has_loads(self, now: float) -> None:
         """Take note that a step can compute it, or that it has been given up."""
@@ -131,6 +97,77 @@ class Job(Waiting):
         self.has_loads(now)
         if isnan(self.waits_since_s):
             self.waits_since_s = now
+
+
+NEW: Final = 0
+"""It has not been queued, and nothing is fetched for it; it may wait for pages on the engine that will decode it."""
+FETCHING: Final = 1
+"""It waits for its prefetch."""
+QUEUED: Final = 2
+"""It waits for its turn, for the first time or again after a retraction."""
+CLAIMING: Final = 3
+"""It has been admitted and is promised slots."""
+PREFILLING: Final = 4
+"""It has its slots, and its prompt is loaded and computed; after a retraction, its answer so far too."""
+SENDING: Final = 5
+"""Its KV is on the way to the engine that will decode it."""
+DECODING: Final = 6
+"""Its answer is being generated, or is about to be."""
+ENDED: Final = 7
+"""Its answer is complete, or it has been rejected."""
+LOST: Final = 8
+"""Its engine has failed or given it up: another job continues the request."""
+
+
+class Job(Waiting):
+    """A request's state on one engine: its phase, what it holds, and what it has waited for.
+
+    ``generated`` counts the output tokens up to ``joined_step``.
+    """
+
+    __slots__ = (
+        "prefetch", "phase", "lease", "loads", "ready_loads", "computed", "joined_step", "last_step", "next_page_step",
+        "admissions", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "reserved", "send", "times",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, arrival_s: float) -> None:
+        super().__init__(request, arrival_s)
+        self.phase: int = NEW
+        self.times = Times(arrival_s)
+        self.prefetch: Prefetch | None = None
+        """Its prefetch, until it is admitted or rejected."""
+        self.lease: Lease | None = None
+        self.loads: list[Transfer] = []
+        self.ready_loads = 0
+        """Number of leading ``loads`` already found to have arrived or to be far enough for a step to follow them."""
+        self.computed = 0
+        """Tokens whose KV is on the GPU."""
+        self.joined_step = self.last_step = self.next_page_step = 0
+        self.page_need = 0
+        """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
+        self.admissions = 0
+        """Number of admissions, without those whose slots were lost before the job had them."""
+        self.is_known = False
+        """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
+        self.is_counted = False
+        """Whether its hits have been recorded, by this job or one before it."""
+        self.counted: Lease | None = None
+        """What they were recorded from, if that was this job."""
+        self.is_prefilled = False
+        """Whether this job has ever computed the prompt."""
+        self.decoder = -1
+        """Number of the engine that will decode it, if that is not the one that computes its prompt."""
+        self.reserved: Lease | None = None
+        """Its pages there."""
+        self.send: Send | None = None
+        """What goes there."""
+
+    def again(self) -> "Job":
+        """Return a job that continues the request on another engine, after the tokens generated so far."""
+        job = Job(self.request, self.arrival_s)
+        job.generated, job.times = self.generated, self.times.again()
+        job.is_known, job.is_counted, job.was_running = self.is_known, self.is_counted, self.admissions > 0
+        return job
 
     def cached_tokens(self, step: int) -> int:
         """Return how many tokens a decoding request's next token attends over, ``step`` decode steps into the run."""

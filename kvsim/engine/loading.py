@@ -8,7 +8,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.serving import NO_LOAD, ServedCache
 from kvsim.core.transfer import Transfer
 from kvsim.engine.book import Book
-from kvsim.engine.job import Job
+from kvsim.engine.job import PREFILLING, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
 
@@ -27,8 +27,8 @@ class Loading:
 
     def start(self, job: Job, lease: Lease, book: Book) -> None:
         """Start the loads of a request that has its slots, and determine what is left to compute."""
-        job.is_claimed = True
-        job.has_pages(self.env.now)
+        job.phase = PREFILLING
+        job.times.has_pages(self.env.now)
         transfers, loads = self.cache.load(lease, self.env.now) if lease.has_load else NO_LOAD
         planned = {load: load.pages for load in loads}  # a load that begins late may be cut short
         self.cache.shorten_hit(lease, None, self.env.now)  # others' loads may have failed while it waited for its slots

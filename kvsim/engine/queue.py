@@ -9,7 +9,7 @@ from kvsim.core.answers import every_one, number, rank_number
 from kvsim.core.queue_view import Round
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier, overrides
-from kvsim.engine.job import Job
+from kvsim.engine.job import QUEUED, Job
 
 if TYPE_CHECKING:
     from kvsim.policies.scheduling.base import SchedulingPolicy
@@ -63,7 +63,7 @@ class WaitingQueue:
 
     def push(self, job: Job) -> None:
         """Add a job that begins to wait."""
-        job.is_queued = True
+        job.phase = QUEUED
         self._entries += 1
         job.entry = self._entries
         rank = float(self._entries)

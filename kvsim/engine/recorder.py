@@ -83,7 +83,7 @@ class Recorder:
         self._used = [0] * len(tiers)
         self._open: dict[Lease, Stay] = {}
         self._load_s: dict[tuple[int, int], float] = {}
-        """``Job.load_s`` after the last step of each prompt, by request and sample."""
+        """``Times.load_s`` after the last step of each prompt, by request and sample."""
 
     # --- stays -------------------------------------------------------------------------------------------------------
 
@@ -149,10 +149,10 @@ class Recorder:
             assert job.lease is not None
             stay = self._open[job.lease]
             key = job.request.index, job.request.sample
-            load_s = min(job.load_s - self._load_s.get(key, 0.0), start_s - stay.claimed_s)
+            load_s = min(job.times.load_s - self._load_s.get(key, 0.0), start_s - stay.claimed_s)
             if load_s > 0 and job.loads:
                 stay.loads.append((start_s - load_s, start_s))
-            self._load_s[key] = job.load_s
+            self._load_s[key] = job.times.load_s
             stay.steps.append(start_s)
             if job.computed + tokens >= job.target_tokens:
                 completed.append(stay)

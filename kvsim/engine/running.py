@@ -1,6 +1,5 @@
 """The requests of one engine that have pages: who gets more, and who gives up all of them when there are too few."""
 
-from math import isnan
 from typing import Any, cast
 
 from kvsim.core.lease import Lease
@@ -10,7 +9,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.claims import Claims
 from kvsim.engine.decoding import Decoding
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import LEAP_STEPS, Job
+from kvsim.engine.job import CLAIMING, ENDED, LEAP_STEPS, PREFILLING, Job
 from kvsim.engine.loading import Loading
 from kvsim.engine.mover import Mover
 from kvsim.engine.waiting import WaitingRequests
@@ -70,7 +69,7 @@ class RunningRequests:
 
     def admit(self, job: Job, lease: Lease) -> None:
         """Begin to run a request that the cache has admitted."""
-        job.lease, job.is_claimed, job.is_known = lease, False, True
+        job.lease, job.phase, job.is_known = lease, CLAIMING, True
         job.admissions += 1
         self.admitted.append(job)
         if lease.waits:
@@ -104,14 +103,12 @@ class RunningRequests:
 
     def plan_chunk(self, job: Job, batch: list[tuple[Job, int]]) -> None:
         """Add a request's next chunk to the step if it can be computed and tokens are left; retract it if pages are not."""
-        if self.budget_tokens <= 0 or not job.is_claimed:
+        if self.budget_tokens <= 0 or job.phase != PREFILLING:
             return
         if not self.loading.is_followed(job):
-            if isnan(job.refused_at_s):
-                job.refused_at_s = self.env.now
+            job.times.is_refused(self.env.now)
             return
-        if not isnan(job.refused_at_s):
-            job.has_loads(self.env.now)
+        job.times.has_loads(self.env.now)
         tokens = min(self.budget_tokens, job.target_tokens - job.computed)
         while not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
             if not self._retract_for(job, batch):
@@ -228,7 +225,7 @@ class RunningRequests:
         If only one request runs and transfers are in flight, wait for the oldest of them instead: it may free the pages.
         """
         running = [*self.decoding.jobs, *self.admitted]
-        jobs = [job for job in running if job.is_claimed and all(load.done for load in job.loads)]
+        jobs = [job for job in running if job.phase != CLAIMING and all(load.done for load in job.loads)]
         if len(jobs) == 1 and self.cache.in_flight:
             yield from self._wait_for(list(self.cache.in_flight)[:1])
             return
@@ -248,8 +245,8 @@ class RunningRequests:
         is_decoding = job in self.decoding.jobs
         tokens = job.cached_tokens(self.decoding.step) if is_decoding else job.computed
         self.cache.retract(job.lease, tokens, self.env.now)
-        job.waits_again(self.env.now)
-        if not job.is_claimed:
+        job.times.waits_again(self.env.now)
+        if job.phase == CLAIMING:
             job.admissions -= 1
         job.was_running = job.admissions > 0
         job.lease, job.loads, job.ready_loads = None, [], 0
@@ -264,7 +261,7 @@ class RunningRequests:
         """Let go of a request whose answer is complete."""
         assert job.lease is not None
         self.mover.submit(self.cache.finish_request(job.lease, self.env.now))
-        job.lease = None
+        job.lease, job.phase = None, ENDED
         self.is_full = False
 
     def drop(self, job: Job, *, keeps_pages: bool) -> None:

@@ -5,7 +5,7 @@ from math import inf
 
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
-from kvsim.engine.job import Job
+from kvsim.engine.job import ENDED, FETCHING, NEW, QUEUED, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetch, Prefetching
 from kvsim.engine.queue import WaitingQueue
@@ -62,7 +62,7 @@ class WaitingRequests:
         prefetch = self.prefetching.start(lease, self.env.now) if lease.disk_pages else None
         if prefetch is None:
             return
-        job.prefetch = prefetch
+        job.prefetch, job.phase = prefetch, FETCHING
         self.fetching[job] = None
         prefetch.fetch.request = job.request
         self.mover.submit(prefetch.transfers)
@@ -76,32 +76,32 @@ class WaitingRequests:
         self._enqueue(job)
 
     def _enqueue(self, job: Job) -> None:
-        if not job.is_queued and not job.admissions and not job.is_lost:
+        if job.phase in (NEW, FETCHING):
             self.fetching.pop(job, None)
             self.push(job)
             self._wake()
 
     def push(self, job: Job) -> None:
         """Queue a request that waits again after a retraction, or for the first time."""
-        job.queued_at_s = self.env.now
+        job.times.queued_at_s = self.env.now
         self.queue.push(job)
         self.most_queued = max(self.most_queued, len(self.queue))
 
     def leave_queue(self, job: Job) -> None:
         """Take a request out of the queue, and record how long it was there."""
         self.queue.remove(job)
-        job.is_queued = False
-        self.waited_s += self.env.now - job.queued_at_s
+        self.waited_s += self.env.now - job.times.queued_at_s
 
     def reject(self, job: Job) -> None:
         """Take a request out of the queue that could not run even alone, and give up what was fetched for it."""
         self.queue.remove(job)
+        job.phase = ENDED
         if job.prefetch is not None:
             self.prefetching.give_up(job.prefetch)
 
     def drop(self, job: Job) -> None:
         """Take out a request wherever it is, if it waits here, and give up what is fetched for it."""
-        if job.is_queued:
+        if job.phase == QUEUED:
             self.leave_queue(job)
         self.fetching.pop(job, None)
         if job.prefetch is not None:

@@ -14,6 +14,7 @@ from simpy import Process
 
 from kvsim.core.request import RESETS, Request, Reset
 from kvsim.engine.engine import Engine
+from kvsim.engine.job import CLAIMING, DECODING, FETCHING, PREFILLING, QUEUED
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.s3_fifo import S3FIFO
@@ -139,7 +140,10 @@ class ClusterMachine(RuleBasedStateMachine):
             jobs = [*running.admitted, *running.decoding.jobs, *running.joining]
             assert running.held >= 0 and not set(running.admitted) & set(running.decoding.jobs)
             assert all(job.lease is not None for job in jobs)
-            assert not any(job.is_lost for job in [*engine.waiting.queue, *jobs])
+            assert all(job.phase == QUEUED for job in engine.waiting.queue)
+            assert all(job.phase == FETCHING for job in engine.waiting.fetching)
+            assert all(job.phase in (CLAIMING, PREFILLING) for job in running.admitted)
+            assert all(job.phase == DECODING for job in [*running.decoding.jobs, *running.joining])
 
     def teardown(self) -> None:
         if not hasattr(self, "failing"):
