@@ -1,4 +1,5 @@
-"""Writes the reference pages: settings from ``conf``, algorithms from docstrings, results from ``experiments``.
+"""Writes the reference pages: settings from ``conf``, algorithms from docstrings, fields of results from their
+tables, results from ``experiments``.
 
 A page asks for such a part with a comment, ``<!-- generated: NAME ARGUMENT -->``; ``generate`` returns what replaces it.
 """
@@ -13,6 +14,11 @@ from typing import Any
 import hydra.utils
 from omegaconf import OmegaConf
 
+from kvsim.engine.columns import COLUMNS
+from kvsim.engine.outcome import ALWAYS
+from kvsim.results.engine_records import ENGINE
+from kvsim.results.fields import FIELDS
+from kvsim.results.schema import OPTIONAL, Field
 from kvsim.settings import catalog
 from kvsim.settings.catalog import Setting, read_settings
 
@@ -375,7 +381,38 @@ def _inline(text: str) -> str:
     return "".join(shown)
 
 
+# Results
+
+
+def result_fields() -> str:
+    """The fields of ``result.json``."""
+    return _fields_table(FIELDS)
+
+
+def engine_fields() -> str:
+    """The fields of each of ``engines`` in ``result.json``."""
+    return _fields_table(ENGINE)
+
+
+def _fields_table(rows: list[Field]) -> str:
+    notes = {OPTIONAL: "optional: "}
+    lines = [f"| `{row.name}` | {notes.get(row.presence, '')}{row.meaning} |" for row in rows]
+    return "\n".join(["| field | meaning |", "|---|---|", *lines])
+
+
+def request_columns() -> str:
+    """The columns of ``requests.csv.gz``."""
+    lines = []
+    for column in COLUMNS:
+        names = ", ".join(f"`{name}`" for name in column.headings(ALWAYS))
+        lines.append(f"| {names} | {column.kind_name} | {column.meaning} |")
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *lines])
+
+
 PARTS: dict[str, Callable[..., str]] = {
+    "result_fields": result_fields,
+    "engine_fields": engine_fields,
+    "request_columns": request_columns,
     "run_settings": run_settings,
     "settings_under": settings_under,
     "calibrate_settings": calibrate_settings,

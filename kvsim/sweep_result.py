@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 from kvsim.errors import UsageError
 from kvsim.report.comparison.compare import Comparison, comparison_csv
 from kvsim.report.notebook import comparison_html
-from kvsim.report.summary import percent
 from kvsim.results.frame import columns_of, frame
+from kvsim.results.rates import percent
 from kvsim.results.records import read_requests
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import failed, read_runs

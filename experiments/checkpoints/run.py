@@ -34,12 +34,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
+from kvsim.engine.columns import hit_tokens
 from kvsim.model.spec import ModelSpec
 from kvsim.plans.build import build_run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.flop_aware import FlopAware
 from kvsim.report.study import CONVERSATION, WEKA, Claim, Study, claim_table, highest, lowest, section
-from kvsim.results.result import hit_tokens
 from kvsim.trace.base import Trace
 
 READERS = {"conversation": "mooncake", "weka": "weka"}

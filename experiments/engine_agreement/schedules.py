@@ -97,7 +97,7 @@ def differences(recording: Recording) -> tuple[int, int, str]:
             outcome.arrival_s + outcome.ttft_s,
             outcome.arrival_s + outcome.e2e_s,
             outcome.hit_pages[:, 0] * outcome.page_tokens,
-            outcome.request_retractions,
+            outcome.columns["retractions"],
         )
     )
     theirs = np.array(recording.requests)

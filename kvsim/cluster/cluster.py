@@ -156,7 +156,7 @@ class Cluster(Frontend):
             if isnan(reset.at_s):
                 self._reset(reset)
         job = Job(request, self.env.now)
-        self.book.arrival_s[request.index] = self.env.now
+        self.book.arrived(request, self.env.now)
         if self.has_engines:
             self.send(job).accept(job)
         else:

@@ -12,8 +12,9 @@ from kvsim.commands.objective import Objective
 from kvsim.commands.sweep_job import SweepJob
 from kvsim.plans.plan import Plan
 from kvsim.report.curve import print_curve, write_curve
+from kvsim.results.fields import SCHEMA
 from kvsim.results.progress import progress
-from kvsim.results.result import SCHEMA, RunRecord, installed_versions, plain
+from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.run.curves import Curve, curve_settings
 from kvsim.run.execute import draw
 

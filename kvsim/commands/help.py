@@ -12,7 +12,10 @@ from kvsim.settings.catalog import Setting, first_sentence
 from kvsim.settings.flags import FLAGS, SHORT, SINGLE
 from kvsim.suggest import closest
 
-MORE = "kvsim help NAME describes a group (eviction), a choice (eviction=slru) or a setting (tiers.gpu.capacity)."
+MORE = (
+    "kvsim help NAME describes a group (eviction), a choice (eviction=slru), a setting (tiers.gpu.capacity), or what a file of "
+    "results has (result.json, requests.csv.gz, ttft_s)."
+)
 WITH_HELP = ("simulate", "replay", "saturate", "curve", "validate", "calibrate")
 """Commands that take a configuration."""
 
@@ -100,6 +103,10 @@ def _describe(topic: str) -> Iterator[str]:
         return _settings(settings)
     if settings := _of_choices(key):
         return _settings(settings)
+    from kvsim.results.glossary import meanings  # only here: it loads NumPy
+
+    if rows := meanings(topic):
+        return columns(rows)
     raise UsageError(f"there is no group, choice or setting {topic!r}{_hint(key) or f'; {MORE}'}")
 
 

@@ -8,16 +8,11 @@ from omegaconf import DictConfig, OmegaConf
 from kvsim.errors import UsageError
 from kvsim.plans.command_settings import SweepSettings
 from kvsim.report.comparison import objective as directed
-from kvsim.report.comparison.objective import DIRECTIONS, objective, usual_direction
+from kvsim.report.comparison.objective import DIRECTIONS, known_objectives, objective, usual_direction
 from kvsim.results.result import RunRecord
 from kvsim.suggest import closest
 
 Objective = float | list[float] | None
-OBJECTIVES = (
-    "hit_rate", "page_hit_rate", "hit_requests", "request_hit_rate", "hit_tokens", "hit_pages", "rejected", "ttft_s", "tpot_s",
-    "e2e_s", "phases_s", "throughput", "slo", "links", "tiers", "prefetch", "placement", "checkpoints", "retractions",
-    "simulated_s", "requests_per_s", "wall_s", "capacity_bytes",
-)  # fmt: skip
 
 
 def objectives(result: RunRecord, settings: SweepSettings) -> Objective:
@@ -32,8 +27,9 @@ def check_objective(settings: SweepSettings) -> None:
     """Raise UsageError for an objective that no result contains."""
     for name in settings.objective or ():
         first = name.split(".")[0]
-        if first not in OBJECTIVES:
-            hint = closest(first, OBJECTIVES) or f"; choose from {', '.join(OBJECTIVES)}"
+        known = known_objectives()
+        if first not in known:
+            hint = closest(first, known) or f"; choose from {', '.join(known)}"
             raise UsageError(f"sweep.objective: result.json has no number {name}{hint}")
 
 

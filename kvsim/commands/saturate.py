@@ -16,8 +16,9 @@ from kvsim.plans.plan import Plan
 from kvsim.report.folder import write_run, write_shared_script
 from kvsim.report.saturation_page import print_saturation, write_saturation
 from kvsim.report.template import SHARED_SCRIPT
+from kvsim.results.fields import SCHEMA
 from kvsim.results.progress import progress
-from kvsim.results.result import SCHEMA, RunRecord, installed_versions, plain
+from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.run.execute import execute
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.run.play import check_verified

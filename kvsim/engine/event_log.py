@@ -8,7 +8,7 @@ from typing import Any
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import NEVER_FITS, ServedCache, Server
-from kvsim.core.tier import GPU, Tier
+from kvsim.core.tier import GPU, LEVELS, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.transfers import Begin
 from kvsim.engine.passing_cache import PassingCache
@@ -18,7 +18,7 @@ from kvsim.replaying.server import PassingServer
 class EventLog:
     """Events as lines of JSON, each with ``event`` and, if the run has a clock, ``time_s``.
 
-    match       what a request finds: ``request``, ``prompt_pages``, ``gpu_pages``, ``cpu_pages``, ``disk_pages``
+    match       what a request finds: ``request``, ``prompt_pages``, by tier ``gpu_pages``, ``cpu_pages``, ``disk_pages``
     admit       a request gets room: ``request``, ``pages`` in all for now, ``load_pages`` of them to be loaded from below
     wait        a request finds no room; logged once until it is admitted or another one waits
     swap_begin  a transfer has room in its target: ``transfer`` (a number), ``from``, ``to``, ``pages``, and ``request`` if the
@@ -163,10 +163,12 @@ def _found(lease: Lease) -> dict[str, int]:
     return {
         "request": lease.request.index,
         "prompt_pages": lease.request.prompt_pages,
-        "gpu_pages": lease.gpu_pages,
-        "cpu_pages": lease.cpu_pages,
-        "disk_pages": lease.disk_pages,
+        **_by_tier((lease.gpu_pages, lease.cpu_pages, lease.disk_pages)),
     }
+
+
+def _by_tier(pages: Sequence[int]) -> dict[str, int]:
+    return {f"{tier}_pages": number for tier, number in zip(LEVELS, pages, strict=False)}
 
 
 class LoggedServer(PassingServer):
@@ -187,7 +189,7 @@ class LoggedServer(PassingServer):
                 self.log.add("wait", request=request.index)
             self._waiting = request
             return None
-        found = dict(zip(("gpu_pages", "cpu_pages", "disk_pages"), lease.hits, strict=True))
+        found = _by_tier(lease.hits)
         self.log.add("match", request=request.index, prompt_pages=request.prompt_pages, **found)
         self._log_moves()
         self.log.add("admit", request=request.index, pages=pages, load_pages=sum(lease.hits[1:]))

@@ -48,8 +48,7 @@ class Loading:
                 job.prefetch = None
             if not job.is_counted:
                 job.is_counted, job.counted = True, lease
-                book.hits[job.request.index] = lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
-                book.engines[job.request.index] = self.engine
+                book.hit(job.request, (lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages), self.engine)
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)
 

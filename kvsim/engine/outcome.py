@@ -1,6 +1,6 @@
 """The result of a run, for its report: one row per request, and the counts of tiers, links and policies."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
-from kvsim.core.tier import LEVELS
+from kvsim.core.tier import Tier
 from kvsim.engine.link_use import LinkUse
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 FINISHED, REJECTED = 0, 1
 FEW_HITS = 0.001
 """Hits for each page written to a tier, below which the tier is looked at more closely."""
+ALWAYS = ("gpu", "cpu", "disk")
+"""Tiers that every result lists, from the top down, whether the run has them or not."""
 PHASES = ("queue", "load", "prefill")
 """What a request does until its first token; see ``Outcome.phases_s``."""
 
@@ -73,56 +75,30 @@ class EngineUse:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """The outcome of one run over ``requests``; arrays have one entry per request, in trace order.
+    """The outcome of one run over ``requests``.
 
-    ``hit_pages`` has the columns gpu, cpu, disk; a rejected request has no hits. Times are nan if the run has no clock
-    (replay) or the request was rejected. ``ttft_s`` and ``e2e_s`` count from the arrival; ``tpot_s`` is the mean time per
-    output token after the first (nan for answers of one token). Of a request with several samples, ``ttft_s`` is that of the
-    first, ``tpot_s`` that of the one that ends last, and ``e2e_s`` counts until all have ended.
+    ``columns`` has what was recorded of each request, by the rows of ``kvsim/engine/columns.py``: arrays in trace order, of a
+    column by tier with one column per tier (``tier_names``). The properties are those that reports compute with. Times are nan
+    if the run has no clock (replay) or the request was rejected; a rejected request has no hits.
     """
 
     requests: list[Request]
     page_tokens: int
-    status: np.ndarray
-    hit_pages: np.ndarray
-    arrival_s: np.ndarray
-    ttft_s: np.ndarray
-    tpot_s: np.ndarray
-    e2e_s: np.ndarray
+    columns: dict[str, np.ndarray]
     tiers: dict[str, TierUse]
     links: dict[str, LinkUse]
     prefetch: dict[str, int]
     placement: dict[str, int]
     checkpoints: dict[str, int]
-    load_s: np.ndarray | None = None
-    """Seconds in which the request's reads from below were under way, columns cpu and disk; None if the run has no clock. See
-    ``ReadTimes``."""
-    phases_s: np.ndarray | None = None
-    """``ttft_s`` in parts that add up to it, columns as in ``PHASES``; None if the run has no clock.
-
-    queue    without pages: until its admission, which follows a prefetch and, where prefill and decode are apart, the pages to
-             decode on; then until its slots are free; and again after a retraction or a failure before the first token
-    load     with pages, some of which were still being loaded: from the start of the first step that could not compute it for
-             that reason to that of the step that did; and what steps that computed it waited for layers to arrive, for its own
-             loads or those of another prompt in the step (see ``Work.stalled_s``)
-    prefill  the rest: computing, also what was lost again; waiting for steps under way and for a share of the next ones; and,
-             where prefill and decode are apart, sending its KV to the engine that decodes
-    """
     known_pages: np.ndarray | None = None
     """Pages whose KV was cached when the request was admitted, 0 if rejected; None for models without recurrent layers."""
     link_lanes: list[LinkUse] = field(default_factory=list)
     """The links one by one; ``links`` sums those of the same name."""
-    engine: np.ndarray | None = None
-    """Number of the engine that computed each prompt, -1 if rejected; None if the run has no clock."""
-    decoder: np.ndarray | None = None
-    """Number of the engine that decoded each answer, likewise."""
     engines: list[EngineUse] = field(default_factory=list)
     """What each engine has done; empty for a single one."""
     outages: dict[int, list[list[float]]] = field(default_factory=dict)
     """[start, end] in seconds of each time that an engine was down, by its number; infinite end: it did not come back."""
     retractions: int = 0
-    request_retractions: np.ndarray | None = None
-    """Retractions of each request; None if the run has no clock."""
     lost_to_disagreement: Disagreement = field(default_factory=Disagreement)
     simulated_s: float = 0.0
     wall_s: float = 0.0
@@ -134,9 +110,79 @@ class Outcome:
     """The event log of the run, if one was written."""
 
     @property
+    def tier_names(self) -> tuple[str, ...]:
+        """The tiers that results list, from the top down: ``ALWAYS``, then the others of the run."""
+        return tiers_listed(self.tiers)
+
+    @property
+    def status(self) -> np.ndarray:
+        """FINISHED or REJECTED."""
+        return self.columns["status"]
+
+    @property
+    def hit_pages(self) -> np.ndarray:
+        """Hit pages, one column per tier."""
+        return self.columns["hit_pages"]
+
+    @property
+    def arrival_s(self) -> np.ndarray:
+        """Time of arrival; ``ttft_s`` and ``e2e_s`` count from it."""
+        return self.columns["arrival_s"]
+
+    @property
+    def ttft_s(self) -> np.ndarray:
+        """Time to first token; of several samples, that of the first."""
+        return self.columns["ttft_s"]
+
+    @property
+    def tpot_s(self) -> np.ndarray:
+        """Mean time per output token after the first, of the sample that ends last; nan for answers of one token."""
+        return self.columns["tpot_s"]
+
+    @property
+    def e2e_s(self) -> np.ndarray:
+        """Time until all samples have ended."""
+        return self.columns["e2e_s"]
+
+    @property
+    def engine(self) -> np.ndarray:
+        """Number of the engine that computed the prompt, -1 if rejected or without a clock."""
+        return self.columns["engine"]
+
+    @property
+    def decoder(self) -> np.ndarray:
+        """Number of the engine that decoded the answer, likewise."""
+        return self.columns["decoder"]
+
+    @property
+    def phases_s(self) -> np.ndarray:
+        """``ttft_s`` in parts that add up to it, columns as in ``PHASES``; nan where that is.
+
+        queue    without pages: until its admission, which follows a prefetch and, where prefill and decode are apart, the pages
+                 to decode on; then until its slots are free; and again after a retraction or a failure before the first token
+        load     with pages, some of which were still being loaded: from the start of the first step that could not compute it
+                 for that reason to that of the step that did; and what steps that computed it waited for layers to arrive, for
+                 its own loads or those of another prompt in the step (see ``Work.stalled_s``)
+        prefill  the rest: computing, also what was lost again; waiting for steps under way and for a share of the next ones;
+                 and, where prefill and decode are apart, sending its KV to the engine that decodes
+        """
+        queue_s, load_s = self.columns["queue_s"], self.columns["load_s"]
+        return np.column_stack((queue_s, load_s, np.maximum(0.0, self.ttft_s - (queue_s + load_s))))
+
+    @property
     def is_disaggregated(self) -> bool:
         """Whether some engines compute prompts and others decode."""
         return any(use.role == "decode" for use in self.engines)
+
+
+def tier_names(tiers: Iterable[Tier]) -> tuple[str, ...]:
+    """Return the names of the tiers that the results of a run with these tiers list; see ``Outcome.tier_names``."""
+    return tiers_listed([tier.name for tier in sorted(tiers, key=lambda tier: tier.level)])
+
+
+def tiers_listed(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the tiers that results list where a run has these, from the top down: ``ALWAYS``, then the others, once each."""
+    return (*ALWAYS, *[name for name in dict.fromkeys(names) if name not in ALWAYS])
 
 
 def describe_caches(caches: Sequence[ServedCache | Server], requests: list[Request], hit_pages: np.ndarray) -> dict[str, Any]:
@@ -144,6 +190,7 @@ def describe_caches(caches: Sequence[ServedCache | Server], requests: list[Reque
 
     ``hit_pages`` are those of each request.
     """
+    names = tier_names([tier for cache in caches for tier in cache.tiers])
     tiers: dict[str, TierUse] = {}
     for tier in [tier for cache in caches for tier in cache.tiers]:
         capacity = None if tier.pool.capacity >= UNLIMITED else tier.pool.capacity
@@ -152,7 +199,7 @@ def describe_caches(caches: Sequence[ServedCache | Server], requests: list[Reque
         known.peak_pages += tier.pool.peak_pages
         known.evicted_pages += tier.evicted_pages
         known.inserted_pages += tier.inserted_pages
-    for name, hits in zip(LEVELS[1:], hit_pages.sum(axis=0)[1:].tolist(), strict=True):
+    for name, hits in zip(names[1:], hit_pages.sum(axis=0)[1:].tolist(), strict=True):
         if name in tiers and hits <= FEW_HITS * tiers[name].inserted_pages:
             found = [held for cache in caches if (held := cache.held_pages(name)) is not None]
             if len(found) == len(caches):
@@ -164,7 +211,7 @@ def describe_caches(caches: Sequence[ServedCache | Server], requests: list[Reque
             known_pages = np.zeros(len(requests), dtype=np.int64) if known_pages is None else known_pages
             known_pages += np.array([known_there.get(r.index, 0) for r in requests], dtype=np.int64)
     return {
-        "tiers": dict(sorted(tiers.items(), key=lambda item: LEVELS.index(item[0]))),
+        "tiers": dict(sorted(tiers.items(), key=lambda item: names.index(item[0]))),
         "placement": summed([asdict(cache.counts) for cache in caches]),
         "checkpoints": checkpoints,
         "known_pages": known_pages,

@@ -1,10 +1,10 @@
 """How long the reads from the tiers below the GPU take, request by request."""
 
+from collections.abc import Sequence
 from math import nan
 
 import numpy as np
 
-from kvsim.core.tier import CPU, DISK
 from kvsim.core.transfer import Transfer
 
 
@@ -17,19 +17,20 @@ class ReadTimes:
     """
 
     def __init__(self) -> None:
-        self._spans: dict[int, dict[int, list[tuple[float, float]]]] = {CPU: {}, DISK: {}}
+        self._spans: dict[int, dict[int, list[tuple[float, float]]]] = {}
+        """By level of the source and index of the request."""
 
     def add(self, transfer: Transfer, ended_s: float) -> None:
         """Record the end of a transfer; ignored unless it is a read that has begun."""
         if transfer.request is not None and not transfer.goes_down and transfer.begun_s <= ended_s:
-            spans = self._spans[transfer.source.level]
+            spans = self._spans.setdefault(transfer.source.level, {})
             spans.setdefault(transfer.request.index, []).append((transfer.begun_s, ended_s))
 
-    def seconds(self, requests: int) -> np.ndarray:
-        """Return the seconds with at least one read under way: one row per request, columns cpu and disk."""
-        times = np.zeros((requests, 2))
-        for column, level in enumerate((CPU, DISK)):
-            for index, spans in self._spans[level].items():
+    def seconds(self, requests: int, levels: Sequence[int]) -> np.ndarray:
+        """Return the seconds with at least one read under way: one row per request, one column for each of these levels."""
+        times = np.zeros((requests, len(levels)))
+        for column, level in enumerate(levels):
+            for index, spans in self._spans.get(level, {}).items():
                 times[index, column] = covered_s(spans)
         return times
 

@@ -235,7 +235,7 @@ class RunningRequests:
     def _retract(self, job: Job) -> None:
         """Let a running request wait again, and admit none before a step has ended or a request has finished."""
         self.retractions += 1
-        self.frontend.book.retractions[job.request.index] += 1
+        self.frontend.book.retracted(job.request)
         self.is_full = True
         self._give_up(job)
 

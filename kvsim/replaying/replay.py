@@ -4,22 +4,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from time import perf_counter
 from typing import Any
-
-import numpy as np
 
 from kvsim.core.request import Request, Reset
 from kvsim.core.serving import NEVER_FITS, Hits, Server
 from kvsim.engine.collector import without_garbage_collector
-from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_caches
+from kvsim.engine.columns import recorded
+from kvsim.engine.outcome import FINISHED, REJECTED, Outcome, describe_caches, tier_names
 from kvsim.engine.prefetching import PrefetchCounts
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.replaying.steps import SteppedServer
 
 ADVANCE_EVERY = 512
-NO_HITS = (0, 0, 0)
 
 
 class Replay:
@@ -90,19 +87,18 @@ class Replay:
             self.server.reset()
 
     def _outcome(self, requests: list[Request], rows: list[Hits | None], wall_s: float) -> Outcome:
-        nothing = np.full(len(requests), np.nan)
-        hits = np.fromiter(chain.from_iterable([row or NO_HITS for row in rows]), np.int64, 3 * len(rows)).reshape(-1, 3)
+        known: dict[str, list[Any]] = {
+            "status": [REJECTED if row is None else FINISHED for row in rows],
+            "hit_pages": [row or () for row in rows],
+            "arrival_s": [request.arrival_s for request in requests],
+        }
+        columns = recorded(requests, len(tier_names(self.server.tiers)), known)
         return Outcome(
             requests=requests,
             page_tokens=self.server.page_tokens,
-            status=np.array([REJECTED if row is None else FINISHED for row in rows], dtype=np.int8),
-            hit_pages=hits,
-            arrival_s=np.array([request.arrival_s for request in requests]),
-            ttft_s=nothing,
-            tpot_s=nothing,
-            e2e_s=nothing,
+            columns=columns,
             links={},
             prefetch={**asdict(PrefetchCounts()), **self.server.prefetched()},
             wall_s=wall_s,
-            **describe_caches([self.server], requests, hits),
+            **describe_caches([self.server], requests, columns["hit_pages"]),
         )

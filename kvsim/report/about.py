@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kvsim.report.summary import capacity, count
+from kvsim.report.summary import capacity
 from kvsim.results.chosen_names import package
-from kvsim.results.rates import size
+from kvsim.results.rates import count, size
 from kvsim.results.result import RunRecord
 
 SEPARATOR = " · "

@@ -11,10 +11,10 @@ from rich.text import Text
 from kvsim.files.writing import FileSet
 from kvsim.report.about import about_run
 from kvsim.report.figure import GREY, Figure, Picture, Styles, Trace, laid_out, level, rounded
-from kvsim.report.summary import Table, count, percent
+from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
-from kvsim.results.rates import size
+from kvsim.results.rates import count, percent, size
 from kvsim.results.result import RunRecord, hit_definition, plain, to_json
 
 COLUMNS_A_TABLE = 8

@@ -2,7 +2,8 @@
 ``result.json``."""
 
 import gzip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -11,23 +12,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from kvsim.core.request import Request
-from kvsim.engine.outcome import PHASES, REJECTED, Outcome
+from kvsim.engine.columns import COLUMNS, Column
+from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.files.writing import FileSet, replacing
 from kvsim.report.html import render
 from kvsim.report.perfetto.trace_events import write_timeline
 from kvsim.report.template import SHARED_SCRIPT, plotly_script
-from kvsim.results.result import RunRecord, hit_tokens, prompt_tokens, to_json
+from kvsim.results.result import RunRecord, to_json
 
 FILES = ("result.json", "requests.csv.gz", "report.html", "timeline.json.gz", "events.jsonl.gz")
-HEADER = (
-    "request,prompt_pages,hit_pages_gpu,hit_pages_cpu,hit_pages_disk,prompt_tokens,output_tokens,"
-    "hit_tokens_gpu,hit_tokens_cpu,hit_tokens_disk,arrival_s,ttft_s,tpot_s,e2e_s,"
-    "first_token_s,last_token_s,cpu_load_s,disk_load_s,retractions,status"
-)
-ORIGIN = "session,turn,type"
-PHASE_COLUMNS = ",".join(f"{name}_s" for name in PHASES)
 ROWS_AT_ONCE = 4096
 
 
@@ -68,16 +62,17 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, shared_scrip
 
 
 def request_lines(outcome: Outcome) -> Iterator[str]:
-    """Yield the lines of ``requests.csv.gz``: a header, then one row per request, including the warm-up.
-
-    Rejected requests have ``hit_pages_gpu=-1``; unknown times are empty.
-    """
-    of_engines = _engine_columns(outcome)
-    origin, phases = _origins(outcome.requests), _phase_columns(outcome)
-    columns = [*_columns(outcome), *of_engines.values(), origin, *phases]
-    template = ",".join(column if isinstance(column, str) else "%s" for column in columns)
-    lines = map(template.__mod__, zip(*(column for column in columns if not isinstance(column, str)), strict=True))
-    return chain([",".join([HEADER, *of_engines, ORIGIN, PHASE_COLUMNS])], lines)
+    """Yield the lines of ``requests.csv.gz``: a header, then one row per request, including the warm-up."""
+    headings: list[str] = []
+    cells: list[str | list[Any]] = []
+    for column in COLUMNS:
+        if column.exists is None or column.exists(outcome):
+            values = np.asarray(outcome.columns[column.name] if column.of is None else column.of(outcome))
+            headings += column.headings(outcome.tier_names)
+            cells += [_cells(column, one) for one in (values.T if column.is_by_tier else [values])]
+    template = ",".join(column if isinstance(column, str) else "%s" for column in cells)
+    lines = map(template.__mod__, zip(*(column for column in cells if not isinstance(column, str)), strict=True))
+    return chain([",".join(headings)], lines)
 
 
 def _write_lines(file: BinaryIO, lines: Iterable[str]) -> None:
@@ -88,84 +83,31 @@ def _write_lines(file: BinaryIO, lines: Iterable[str]) -> None:
             packed.write(("\n".join(some) + "\n").encode())
 
 
-def _columns(outcome: Outcome) -> list[str | list[Any]]:
-    """Return the cells of each column or group of columns; a single text where all rows are equal."""
-    requests = outcome.requests
-    rejected = outcome.status == REJECTED
-    pages = outcome.hit_pages.astype(np.int64)
-    pages[rejected] = (-1, 0, 0)
-    prompts = prompt_tokens(outcome)
-    tokens = np.where(rejected[:, None], 0, hit_tokens(outcome, prompts))
-    prompt_pages = np.array([request.prompt_pages for request in requests], np.int64)
-    output_tokens = np.array([request.output_tokens for request in requests], np.int64)
-    first, lengths = _sizes(prompt_pages.tobytes(), prompts.tobytes(), output_tokens.tobytes())
-    return [
-        first,
-        *(column.tolist() if column.any() else "0" for column in pages.T),
-        lengths,
-        *(column.tolist() if column.any() else "0" for column in tokens.T),
-        _arrivals(outcome.arrival_s.astype(float).tobytes()),
-        *(_cells(times) for times in (outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)),
-        *(_cells(outcome.arrival_s + times) for times in (outcome.ttft_s, outcome.e2e_s)),
-        *(_load_cells(None if outcome.load_s is None else outcome.load_s[:, column], rejected) for column in (0, 1)),
-        "" if outcome.request_retractions is None else outcome.request_retractions.tolist(),
-        np.where(rejected, "rejected", "finished").tolist() if rejected.any() else "finished",
-    ]
+def _cells(column: Column, values: np.ndarray) -> str | list[Any]:
+    """Return the cells of a column; a single text where all of several rows are equal."""
+    if column.is_of_trace and values.dtype != object:
+        return _cells_of_trace(column, values.dtype.str, values.tobytes())
+    if not column.has_gaps:
+        is_missing = np.zeros(len(values), bool)
+    else:
+        is_missing = np.isnan(values) if values.dtype.kind == "f" else values == column.missing
+    if len(values) > 1 and (is_missing.all() or not is_missing.any() and (values == values[0]).all()):
+        return "" if is_missing[0] else _text(values[:1].tolist()[0]).replace("%", "%%")
+    texts = list(map(_text, values.tolist())) if values.dtype.kind == "U" else values.tolist()
+    return ["" if gap else cell for gap, cell in zip(is_missing.tolist(), texts, strict=True)] if is_missing.any() else texts
 
 
-def _engine_columns(outcome: Outcome) -> dict[str, str | list[Any]]:
-    """Return the cells of the columns that say which engines served a request, by heading."""
-    if outcome.engine is None or outcome.decoder is None:
-        return {"engine": ""}
-    columns = {"engine": outcome.engine} | ({"decoder": outcome.decoder} if outcome.is_disaggregated else {})
-    rejected = outcome.status == REJECTED
-    return {
-        name: ["" if number < 0 else number for number in np.where(rejected, -1, numbers).tolist()]
-        for name, numbers in columns.items()
-    }
-
-
-def _origins(requests: Sequence[Request]) -> str | list[str]:
-    """Return ``session,turn,type``: what the trace says of the requests. Without sessions, turns are unknown, too."""
-    if not any(request.session >= 0 or request.kind for request in requests):
-        return ",,"
-    return [
-        f"{request.session},{request.turn},{_quoted(request.kind)}" if request.session >= 0 else f",,{_quoted(request.kind)}"
-        for request in requests
-    ]
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a cell of CSV."""
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
-
-
-def _phase_columns(outcome: Outcome) -> list[str | list[Any]]:
-    """Return the cells of the parts of the time to first token."""
-    return ["" for _ in PHASES] if outcome.phases_s is None else [_cells(times) for times in outcome.phases_s.T]
-
-
-@lru_cache(maxsize=1)
-def _sizes(pages: bytes, prompts: bytes, outputs: bytes) -> tuple[list[Any], list[Any]]:
-    """Return ``request,prompt_pages`` and ``prompt_tokens,output_tokens``; cached, as all runs of a trace share them."""
-    of_pages, of_prompts, of_outputs = (np.frombuffer(column, np.int64).tolist() for column in (pages, prompts, outputs))
-    lengths = [f"{prompt},{output}" for prompt, output in zip(of_prompts, of_outputs, strict=True)]
-    return [f"{row},{number}" for row, number in enumerate(of_pages)], lengths
-
-
-@lru_cache(maxsize=1)
-def _arrivals(times: bytes) -> str | list[Any]:
-    """Return the arrival times; cached, as all replays of a trace share them."""
-    cells = _cells(np.frombuffer(times))
+@lru_cache(maxsize=16)
+def _cells_of_trace(column: Column, kind: str, values: bytes) -> str | list[Any]:
+    """Return the cells of a column that all runs over a trace share, as text; cached."""
+    cells = _cells(replace(column, is_of_trace=False), np.frombuffer(values, kind))
     return cells if isinstance(cells, str) else list(map(str, cells))
 
 
-def _cells(times: np.ndarray) -> str | list[Any]:
-    return "" if np.isnan(times).all() else ["" if time != time else time for time in times.tolist()]
-
-
-def _load_cells(times: np.ndarray | None, rejected: np.ndarray) -> str | list[Any]:
-    return "" if times is None else _cells(np.where(rejected, np.nan, times))
+def _text(cell: Any) -> str:
+    """Return a value as a cell of CSV."""
+    text = str(cell)
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 
 def write_shared_script(folder: Path) -> None:

@@ -4,9 +4,11 @@ from typing import Any
 
 from kvsim.report.about import about_run
 from kvsim.report.figure import Picture
-from kvsim.report.pictures import TIER_COLOURS, phase_figure, pictures_of
-from kvsim.report.summary import MOST_ENGINES, Table, count, engine_table, facts, percent, scope, shares, tables
+from kvsim.report.pictures import phase_figure, pictures_of
+from kvsim.report.summary import MOST_ENGINES, Table, engine_table, facts, scope, shares, tables
 from kvsim.report.template import foot, render_page
+from kvsim.report.tier_looks import look_of
+from kvsim.results.rates import count, percent
 from kvsim.results.result import RunRecord, hit_definition
 
 BESIDE = ("prefetch", "placement", "checkpoints", "warning")
@@ -29,7 +31,7 @@ def render(result: RunRecord, shared_script: str | None = None) -> str:
         about=about_run(result),
         warnings=result.get("warnings") or [],
         facts=[(name, text) for name, text in facts(result) if name not in BESIDE],
-        shares=[(name, percent(share), TIER_COLOURS.get(name, "")) for name, share in shares(result)],
+        shares=[(name, percent(share), look_of(name).colour) for name, share in shares(result)],
         definition=f"{hit_definition(result['config'])} {scope(result)}".rstrip(),
         tables=tables(result),
         counters=_counters(result),

@@ -5,7 +5,8 @@ from html import escape
 from typing import Any
 
 from kvsim.report.comparison.compare import Comparison
-from kvsim.report.summary import count, digits, facts, percent, tables
+from kvsim.report.summary import facts, tables
+from kvsim.results.rates import count, digits, percent
 from kvsim.results.result import RunRecord
 
 NAME = "text-align:left;padding:0 .8em 0 0"

@@ -3,18 +3,19 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from kvsim.engine.outcome import ALWAYS
 from kvsim.report.figure import GREY, Figure, Picture, Trace, laid_out, rounded
 from kvsim.report.summary import clock
+from kvsim.report.tier_looks import look_of
 from kvsim.results.result import RunRecord
 from kvsim.results.timeline import middles
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-TIER_COLOURS = {"gpu": "#3d8fd1", "cpu": "#e69f00", "disk": "#0a9e74"}
 LINK_COLOURS = ("#cc79a7", "#56b4e9", "#d55e00", "#8c7ae6", "#7f8c3b", "#a0785a")
 PHASE_COLOURS = {"queue": "#cc79a7", "load": "#e69f00", "prefill": "#3d8fd1"}
-ENGINE_COLOURS = (*TIER_COLOURS.values(), *LINK_COLOURS)
+ENGINE_COLOURS = (*(look_of(tier).colour for tier in ALWAYS), *LINK_COLOURS)
 MOST_LINES = 8
 """Most engines that are drawn as lines; more make a heat map."""
 SHARE = ".3~p"
@@ -63,7 +64,7 @@ def _hit_figure(result: RunRecord) -> Figure | None:
     x = places(hits["edges"])
     traces = []
     for tier in result["tiers"]:
-        colour = TIER_COLOURS[tier]
+        colour = look_of(tier).colour
         stacked = {"stackgroup": "tiers", "fillcolor": colour}
         traces.append(line(x, hits["hit_rate"][tier], tier, colour, width=1) | stacked)
     if "known_rate" in hits:
@@ -123,7 +124,7 @@ def _free_figure(result: RunRecord) -> Figure | None:
     traces = []
     for tier, pages in free["mean"].items():
         shares = [mean / result["tiers"][tier]["capacity_pages"] for mean in pages]
-        traces.append(line(places(free["edges_s"]), shares, tier, TIER_COLOURS[tier]))
+        traces.append(line(places(free["edges_s"]), shares, tier, look_of(tier).colour))
     return laid_out(traces, f"{clock(result)} (s)", "free pages / capacity")
 
 

@@ -12,10 +12,11 @@ from rich.text import Text
 from kvsim.files.writing import FileSet
 from kvsim.report.comparison.differing import differing, heading, settings_of
 from kvsim.report.figure import GREY, Figure, Picture, Styles, laid_out
-from kvsim.report.summary import UNKNOWN, Table, count, digits, objective_text, percent
+from kvsim.report.summary import Table, objective_text
 from kvsim.report.table import print_summary
 from kvsim.report.template import SHARED_SCRIPT, foot, render_page
 from kvsim.report.terminal import width_of
+from kvsim.results.rates import UNKNOWN, count, digits, percent
 from kvsim.results.records import Damaged, read_saturation
 from kvsim.results.result import RunRecord, to_json
 from kvsim.results.runs import Run

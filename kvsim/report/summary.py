@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvsim.results.result import TIERS, RunRecord
+from kvsim.results.rates import UNKNOWN, count, digits, percent
+from kvsim.results.result import RunRecord
 
-UNKNOWN = "-"
 MOST_ENGINES = 16
 """Most engines shown in a summary."""
 MOST_CLASSES = 16
@@ -36,7 +36,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("throughput", _throughput(result)),
         ("SLO", _slo(result.get("slo"))),
         ("prefetch", counters(result["prefetch"])),
-        ("placement", counters(result["placement"] if len(result["tiers"]) > 1 else {})),
+        ("placement", counters(_placement(result))),
         ("checkpoints", counters(result["checkpoints"])),
         ("engines", _engines_fact(result)),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
@@ -56,8 +56,10 @@ def tables(result: RunRecord) -> list[Table]:
 
 def shares(result: RunRecord) -> list[tuple[str, float]]:
     """Return where the prompt tokens came from: the share hit in each tier of the run, then the share computed."""
-    prompt = result["prompt_tokens"]
-    hits = [(tier, result["hit_tokens"][tier] / prompt if prompt else 0.0) for tier in TIERS if tier in result["tiers"]]
+    prompt, hits = result["prompt_tokens"], list[tuple[str, float]]()
+    for tier, tokens in result["hit_tokens"].items():
+        if tier in result["tiers"]:
+            hits.append((tier, tokens / prompt if prompt else 0.0))
     return [*hits, ("computed", 1.0 - sum(share for _, share in hits) if prompt else 0.0)]
 
 
@@ -86,26 +88,17 @@ def counters(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count(value)}" for name, value in counts.items())
 
 
-def count(number: float | None) -> str:
-    """Format a count with thousands separators."""
-    return UNKNOWN if number is None else f"{number:,}" if isinstance(number, int) else f"{number:,.1f}"
-
-
 def capacity(tier: Mapping[str, int | None]) -> str:
     """Format the capacity of a tier of a result, in pages."""
     return "unlimited" if tier["capacity_pages"] is None else count(tier["capacity_pages"])
 
 
-def percent(share: float | None) -> str:
-    """Format a fraction as a percentage."""
-    return UNKNOWN if share is None else f"{share:.2%}"
-
-
-def digits(number: float | None) -> str:
-    """Format a measured number with three significant digits, or without decimals from 100 on; the heading has the unit."""
-    if number is None:
-        return UNKNOWN
-    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}" if number >= 1e-4 else f"{number:.2g}"
+def _placement(result: RunRecord) -> dict[str, int]:
+    """Return the counts of what moved between tiers, without those that the line about prefetches says as well."""
+    if len(result["tiers"]) < 2:
+        return {}
+    told = result["prefetch"] if any(result["prefetch"].values()) else {}
+    return {name: number for name, number in result["placement"].items() if told.get(name) != number}
 
 
 def _requests(result: RunRecord) -> str:

@@ -4,13 +4,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvsim.report.summary import Table, facts, percent, scope, shares, tables
+from kvsim.report.summary import Table, facts, scope, shares, tables
 from kvsim.report.terminal import print_table
+from kvsim.report.tier_looks import look_of
+from kvsim.results.rates import percent
 from kvsim.results.result import RunRecord, hit_definition
 
 BAR_WIDTH = 72
-MARKS = {"gpu": ("█", "#", "blue"), "cpu": ("▓", "=", "yellow"), "disk": ("▒", "-", "green"), "computed": ("·", ".", "dim")}
-"""Mark of each part of the bar, its ASCII replacement, and its colour."""
 
 
 def print_result(result: RunRecord, console: Console) -> None:
@@ -39,7 +39,8 @@ def _bar(result: RunRecord, console: Console, bar_width: int) -> Text:
     plain = not console.encoding.startswith("utf")
     bar, legend, share_so_far = Text(), Text(), 0.0
     for name, share in shares(result):
-        mark, style = MARKS[name][plain], MARKS[name][2]
+        look = look_of(name)
+        mark, style = look.ascii_mark if plain else look.mark, look.style
         width = round((share_so_far + share) * bar_width) - round(share_so_far * bar_width)
         share_so_far += share
         bar.append(mark * width, style)

@@ -1,13 +1,112 @@
 """What each engine of several has done, and how evenly they share the load: ``engines`` and ``imbalance`` in ``result.json``."""
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from kvsim.core.tier import LEVELS
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import EngineUse, Outcome
 from kvsim.results.rates import link_record, ratio, spread
+from kvsim.results.schema import (
+    LINK,
+    OPTIONAL,
+    SPREAD,
+    TOKENS,
+    Count,
+    Field,
+    MaybeCount,
+    MaybeNumber,
+    MaybeShare,
+    Number,
+    by,
+    record_of,
+    shape,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What the fields of one engine of several are computed from."""
+
+    outcome: Outcome
+    use: EngineUse
+    own: np.ndarray
+    """Whether each request counts and had its prompt computed there."""
+    decoded: np.ndarray
+    """Whether each request counts and had its answer decoded there."""
+    prompts: np.ndarray
+    hits: np.ndarray
+    """Prompt and hit tokens of each request."""
+
+
+def _of_use(name: str) -> Callable[[Share], Any]:
+    return lambda share: getattr(share.use, name)
+
+
+def _hit_tokens(share: Share) -> dict[str, int]:
+    return dict(zip(share.outcome.tier_names, share.hits[share.own].sum(axis=0).tolist(), strict=True))
+
+
+ENGINE: list[Field] = [
+    Field(name="engine", kind=Count, of=_of_use("engine"), meaning="its number, from 0"),
+    Field(name="host", kind=Count, of=_of_use("host"), meaning="number of its host, from 0"),
+    Field(
+        name="role", kind=Literal["both", "prefill", "decode"], of=_of_use("role"), meaning="`both`, `prefill` or `decode`"
+    ),
+    Field(
+        name="requests", kind=Count, of=lambda share: int(np.count_nonzero(share.own)),
+        meaning="requests that it admitted to compute their prompts, and that were served; after a failure, those whose hits "
+        "were counted here",
+    ),
+    Field(
+        name="decoded", kind=Count, presence=OPTIONAL,
+        of=lambda share: int(np.count_nonzero(share.decoded)) if share.outcome.is_disaggregated else None,
+        meaning="requests whose answers it completed; only where prefill and decode are apart",
+    ),
+    Field(
+        name="prompt_tokens", kind=Count, of=lambda share: int(share.prompts[share.own].sum()),
+        meaning="prompt tokens of `requests`"
+    ),
+    Field(name="hit_tokens", kind=TOKENS, of=_hit_tokens, meaning="those of them that were reused, by tier"),
+    Field(
+        name="hit_rate", kind=MaybeShare, meaning="hit tokens over prompt tokens",
+        of=lambda share: ratio(int(share.hits[share.own].sum()), int(share.prompts[share.own].sum())),
+    ),
+    Field(name="capacity_pages", kind=MaybeCount, of=_of_use("capacity_pages"), meaning="of its GPU tier; null: unlimited"),
+    Field(name="peak_pages", kind=Count, of=_of_use("peak_pages"), meaning="of its GPU tier"),
+    Field(name="evicted_pages", kind=Count, of=_of_use("evicted_pages"), meaning="of its GPU tier"),
+    Field(name="inserted_pages", kind=Count, of=_of_use("inserted_pages"), meaning="of its GPU tier"),
+    Field(
+        name="busy_share", kind=MaybeNumber, of=lambda share: ratio(share.use.busy_s, share.outcome.simulated_s),
+        meaning="time in steps over `simulated_s`; a step that a failure interrupts does not count",
+    ),
+    Field(
+        name="queue", kind=shape(mean=MaybeNumber, most=Count),
+        of=lambda share: {"mean": ratio(share.use.waited_s, share.outcome.simulated_s), "most": share.use.most_queued},
+        meaning="requests waiting: their `mean` number over `simulated_s`, and the `most` at a time. On a decode engine, "
+        "those that wait for its pages before their prompts are computed",
+    ),
+    Field(name="retractions", kind=Count, of=_of_use("retractions"), meaning="retractions of its requests"),
+    Field(name="failures", kind=Count, of=_of_use("failures"), meaning="its failures"),
+    Field(
+        name="down_s", kind=Number, of=lambda share: _down_s(share.outcome, share.use.engine), meaning="the seconds it was down"
+    ),
+    Field(
+        name="ttft_s", kind=SPREAD, of=lambda share: spread(share.outcome.ttft_s[share.own]),
+        meaning="of `requests`: `mean`, `p50`, `p90`, `p99`",
+    ),
+    Field(
+        name="tpot_s", kind=SPREAD, of=lambda share: spread(share.outcome.tpot_s[share.decoded]),
+        meaning="of the answers that it completed, likewise",
+    ),
+    Field(
+        name="links", kind=by(str, LINK), of=lambda share: _links(share.outcome, share.use),
+        meaning="the links of its GPU, as above; `gpu-gpu` counts for the engine at either end",
+    ),
+]  # fmt: skip
+"""The fields of an engine, in order."""
 
 
 def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> list[dict[str, Any]] | None:
@@ -16,36 +115,12 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
     ``prompts`` and ``hits`` are the prompt and hit tokens of each request, ``served`` tells which ones count. Only ``requests``
     to ``hit_rate``, ``ttft_s`` and ``tpot_s`` are statistics over requests; everything else covers the whole run.
     """
-    if outcome.engine is None or outcome.decoder is None or not outcome.engines:
+    if not outcome.engines:
         return None
     records = []
     for use in outcome.engines:
         own, decoded = served & (outcome.engine == use.engine), served & (outcome.decoder == use.engine)
-        tokens, reused = int(prompts[own].sum()), hits[own].sum(axis=0)
-        records.append(
-            {
-                "engine": use.engine,
-                "host": use.host,
-                "role": use.role,
-                "requests": int(np.count_nonzero(own)),
-                **({"decoded": int(np.count_nonzero(decoded))} if outcome.is_disaggregated else {}),
-                "prompt_tokens": tokens,
-                "hit_tokens": dict(zip(LEVELS, reused.tolist(), strict=True)),
-                "hit_rate": ratio(int(reused.sum()), tokens),
-                "capacity_pages": use.capacity_pages,
-                "peak_pages": use.peak_pages,
-                "evicted_pages": use.evicted_pages,
-                "inserted_pages": use.inserted_pages,
-                "busy_share": ratio(use.busy_s, outcome.simulated_s),
-                "queue": {"mean": ratio(use.waited_s, outcome.simulated_s), "most": use.most_queued},
-                "retractions": use.retractions,
-                "failures": use.failures,
-                "down_s": _down_s(outcome, use.engine),
-                "ttft_s": spread(outcome.ttft_s[own]),
-                "tpot_s": spread(outcome.tpot_s[decoded]),
-                "links": _links(outcome, use),
-            }
-        )
+        records.append(record_of(ENGINE, Share(outcome=outcome, use=use, own=own, decoded=decoded, prompts=prompts, hits=hits)))
     return records
 
 
@@ -57,7 +132,7 @@ def imbalance(
     ``busy`` compares the time in steps, ``computed_tokens`` the prompt tokens that were computed, not hit, and
     ``output_tokens``, of decode engines, the tokens of the answers.
     """
-    if outcome.engine is None or outcome.decoder is None or not outcome.engines:
+    if not outcome.engines:
         return None
     computed = prompts - hits.sum(axis=1)
     answers = np.array([request.output_tokens * request.samples for request in outcome.requests], np.int64)

@@ -20,7 +20,7 @@ def engine_series(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray) -> di
     with the one that decodes its answer from then on. Hits belong to the time of arrival; a span without arrivals has None.
     The warm-up is included.
     """
-    if outcome.engine is None or outcome.decoder is None or not outcome.engines:
+    if not outcome.engines:
         return None
     served = np.flatnonzero((outcome.status != REJECTED) & ~np.isnan(outcome.e2e_s))
     return {"load": _load(outcome, served), "hits": _hits(outcome, prompts, hits, served)}
@@ -29,7 +29,6 @@ def engine_series(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray) -> di
 def _load(outcome: Outcome, served: np.ndarray) -> dict[str, Any]:
     if outcome.simulated_s <= 0:
         return {"edges_s": [], "requests": {}}
-    assert outcome.engine is not None and outcome.decoder is not None
     bins = max(1, min(BINS, MOST_VALUES // len(outcome.engines)))
     edges = np.linspace(0.0, outcome.simulated_s, bins + 1)
     arrival_s, computer, decoder = outcome.arrival_s[served], outcome.engine[served], outcome.decoder[served]
@@ -54,7 +53,6 @@ def _seconds_since(times_s: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> dict[str, Any]:
-    assert outcome.engine is not None
     computers = [use.engine for use in outcome.engines if use.role != "decode"]
     arrival_s = outcome.arrival_s[served]
     if not served.size or arrival_s.max() <= 0:

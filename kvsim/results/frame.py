@@ -1,14 +1,16 @@
 """Tables with one row per request or run, in whatever library for tables is installed."""
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-TEXTS = ("status", "type", "error", "job", "tenant")
-"""Columns that are text even where all cells are empty or look like numbers."""
+from kvsim.engine.columns import COLUMNS
+
+TEXTS = ("status", "error", "job")
+"""Columns of a sweep's table that are text even where all cells are empty or look like numbers."""
 
 
 def frame(columns: Mapping[str, np.ndarray]) -> Any:
@@ -26,26 +28,54 @@ def frame(columns: Mapping[str, np.ndarray]) -> Any:
     return table
 
 
+def request_columns(lines: Iterable[str], tiers: Sequence[str]) -> dict[str, np.ndarray]:
+    """Read ``requests.csv`` of a run with these tiers, and check it by the table of columns.
+
+    Whole numbers become int64, or float64 with nan for gaps; times become float64; everything else is text. Raises ValueError
+    for a column that is missing, or has cells of another type.
+    """
+    cells = _read(lines)
+    kinds = {heading: column.kind for column in COLUMNS for heading in column.headings(tiers)}
+    always = [heading for column in COLUMNS if column.exists is None for heading in column.headings(tiers)]
+    if missing := [heading for heading in always if heading not in cells]:
+        raise ValueError(f"the column {missing[0]} is missing")
+    found = {}
+    for name, column in cells.items():
+        try:
+            found[name] = _guessed(name, column) if name not in kinds else _typed(kinds[name], column)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return found
+
+
 def columns_of(lines: Iterable[str]) -> dict[str, np.ndarray]:
-    """Read CSV with a header, as kvsim writes it.
+    """Read CSV with a header, as kvsim writes it for a sweep.
 
     Whole numbers become int64. Other numbers, every column in seconds (``..._s``), and numbers with gaps become float64, in which
     a gap is nan. Everything else is text.
     """
+    return {name: _guessed(name, cells) for name, cells in _read(lines).items()}
+
+
+def _read(lines: Iterable[str]) -> dict[str, list[str]]:
     header, *rows = csv.reader(lines)
     cells = list(zip(*rows, strict=True)) or [()] * len(header)
-    return {name: _column(name, list(column)) for name, column in zip(header, cells, strict=True)}
+    return {name: list(column) for name, column in zip(header, cells, strict=True)}
 
 
-def _column(name: str, cells: list[str]) -> np.ndarray:
-    if name in TEXTS:
+def _typed(kind: type, cells: list[str]) -> np.ndarray:
+    """Return cells as an array of a type; a gap in numbers is nan."""
+    if kind is str:
         return np.array(cells, dtype=str)
-    try:
-        if not name.endswith("_s"):
-            return np.array([int(cell) for cell in cells], dtype=np.int64)
-    except ValueError:
-        pass
-    try:
-        return np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
-    except ValueError:
-        return np.array(cells, dtype=str)
+    if kind is int and "" not in cells:
+        return np.array([int(cell) for cell in cells], dtype=np.int64)
+    return np.array([kind(cell) if cell else np.nan for cell in cells], dtype=np.float64)
+
+
+def _guessed(name: str, cells: list[str]) -> np.ndarray:
+    for kind in (str,) if name in TEXTS else (float, str) if name.endswith("_s") else (int, float, str):
+        try:
+            return _typed(kind, cells)
+        except ValueError:
+            continue
+    raise AssertionError("text is always text")

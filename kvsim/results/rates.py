@@ -1,4 +1,4 @@
-"""Numbers that several parts of a result contain: rates, percentiles, and the use of links."""
+"""Numbers that several parts of a result contain: rates, percentiles, the use of links; and numbers as text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,9 @@ import numpy as np
 
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import Outcome
+
+UNKNOWN = "-"
+"""A number that does not exist, as shown."""
 
 
 def spread(values: np.ndarray) -> dict[str, float | None]:
@@ -53,3 +56,20 @@ def size(n_bytes: int) -> str:
             break
         value /= 1024
     return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+def count(number: float | None) -> str:
+    """Format a count with thousands separators."""
+    return UNKNOWN if number is None else f"{number:,}" if isinstance(number, int) else f"{number:,.1f}"
+
+
+def percent(share: float | None) -> str:
+    """Format a fraction as a percentage."""
+    return UNKNOWN if share is None else f"{share:.2%}"
+
+
+def digits(number: float | None) -> str:
+    """Format a measured number with three significant digits, or without decimals from 100 on; the heading has the unit."""
+    if number is None:
+        return UNKNOWN
+    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}" if number >= 1e-4 else f"{number:.2g}"

@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kvsim.engine.outcome import ALWAYS
 from kvsim.errors import UsageError
 from kvsim.files.writing import settle
-from kvsim.results.frame import columns_of
-from kvsim.results.result import SCHEMA, RunRecord
-from kvsim.results.schema import Bound, Failure, Result, Saturation, SweepFile
+from kvsim.results.fields import FIELDS, SCHEMA
+from kvsim.results.frame import request_columns
+from kvsim.results.result import RunRecord
+from kvsim.results.schema import SATURATION, Bound, Failure, SweepFile, shape_of
 
 LONGEST_BYTES = 1 << 30
 """A longer file is none of kvsim's."""
@@ -35,7 +37,7 @@ def read_result(folder: Path) -> RunRecord:
         raise Damaged(f"{path}: not a result of schema {SCHEMA}: repeat the run with this version of kvsim")
     if "choices" not in record:
         raise Damaged(f"{path}: of an earlier version of kvsim, without the names of its policies: repeat the run")
-    _check(path, record, Result)
+    _check(path, record, shape_of(tuple(FIELDS)))
     try:
         _check_whole(record)
     except ValueError as error:
@@ -48,7 +50,7 @@ def read_requests(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
     path = folder / "requests.csv.gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            columns = columns_of(file)
+            columns = request_columns(file, list(record["hit_pages"]))
         if len(columns["request"]) != record["requests"] + record["warmup_requests"]:
             raise ValueError(f"it has {len(columns['request'])} rows")
     except (OSError, EOFError, zlib.error, csv.Error, ValueError, OverflowError, KeyError) as error:
@@ -86,7 +88,7 @@ def read_saturation(folder: Path) -> RunRecord:
     settle(folder)
     path = folder / "saturate.json"
     record: RunRecord = _read(path, Any)
-    _check(path, record, Saturation)
+    _check(path, record, SATURATION)
     return record
 
 
@@ -118,6 +120,9 @@ def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
 def _check_whole(record: RunRecord) -> None:
     """Raise ValueError where the parts of a result do not fit together."""
     shlex.split(record.get("command_line", ""))
+    for name in ("hit_tokens", "hit_pages"):
+        if not record[name].keys() >= {*ALWAYS, *record["tiers"]}:
+            raise ValueError(f"{name} of too few tiers")
     if sum(record["hit_tokens"].values()) > record["prompt_tokens"]:
         raise ValueError("more hit tokens than prompt tokens")
     if not all("busy" in measures for measures in record.get("imbalance", {}).values()):

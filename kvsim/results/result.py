@@ -1,19 +1,8 @@
-"""The record of a run: ``result.json``, the source of all tables, pictures and logs.
-
-Statistics over requests (``requests`` to ``throughput``) exclude the leading ``warmup`` fraction of the trace. The counters of
-tiers, links, policies and the engine (``tiers``, ``links``, ``prefetch``, ``placement``, ``checkpoints``, ``retractions``,
-``lost_to_disagreement``, ``simulated_s``, ``hardware``), ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak
-or a link's use cannot be attributed to single requests. ``engines`` and ``imbalance`` have both
-(``kvsim/results/engine_records.py``).
-
-A rejected request counts in ``requests`` and ``rejected`` only: it was not served, so it is excluded from ``prompt_tokens``
-and from every rate.
-"""
+"""The record of a run: ``result.json``, the source of all tables, pictures and logs. Its fields are those of ``fields.py``."""
 
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
 from fractions import Fraction
 from functools import cache
 from math import isfinite
@@ -21,22 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.outcome import PHASES, REJECTED, Outcome
+from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.installation import build_name
-from kvsim.results.engine_records import engine_records, imbalance
-from kvsim.results.rates import link_record, ratio, span_s, spread
-from kvsim.results.slo import Slo, attained
-from kvsim.results.timeline import timeline
-from kvsim.results.warnings import warnings
+from kvsim.results.fields import FIELDS
+from kvsim.results.formulas import Basis
+from kvsim.results.schema import record_of
+from kvsim.results.slo import Slo
 
-SCHEMA = 1
-TIERS = ("gpu", "cpu", "disk")
-OPTIONAL = (
-    "config_hash", "command_line", "bounds", "page_bytes", "rules_note", "trace_note", "model_note", "gpu_memory",
-    "lost_to_disagreement", "imbalance", "engines", "hardware",
-)  # fmt: skip
-"""Fields left out where they have no value."""
 RunRecord = dict[str, Any]
 """What a command writes as JSON: the content of ``result.json``, ``curve.json`` or ``validate.json``."""
 
@@ -71,57 +52,24 @@ def summarize(
     if that decided the size of the GPU tier; of these, those not given are left out. ``slo`` are the objectives that requests
     are held against.
     """
-    total = len(outcome.requests)
-    skipped = warmup_requests(warmup, total)
-    counted = np.arange(total) >= skipped
-    served = counted & (outcome.status != REJECTED)
-    prompts = prompt_tokens(outcome)
-    hits = hit_tokens(outcome, prompts)
-    record = {
-        "schema": SCHEMA,
-        "config_hash": config_hash,
+    given = {
         "command": command,
-        "command_line": command_line,
-        "status": "complete",
         "config": config,
         "choices": choices or {},
-        "versions": installed_versions() if versions is None else versions,
         "seed": seed,
+        "load_s": load_s,
+        "versions": installed_versions() if versions is None else versions,
+        "command_line": command_line,
+        "config_hash": config_hash,
         "bounds": bounds,
-        "warnings": [*([trace_note] if trace_note else []), *warnings(outcome)],
         "page_bytes": page_bytes,
         "rules_note": rules_note,
         "trace_note": trace_note,
         "model_note": model_note,
         "gpu_memory": gpu_memory,
-        "requests": total - skipped,
-        "warmup_requests": skipped,
-        "rejected": np.count_nonzero(counted & (outcome.status == REJECTED)),
-        **_hits(outcome, prompts, hits, served),
-        "ttft_s": spread(outcome.ttft_s[served]),
-        "tpot_s": spread(outcome.tpot_s[served]),
-        "e2e_s": spread(outcome.e2e_s[served]),
-        "phases_s": phases(outcome, served),
-        "throughput": _throughput(outcome, prompts, counted, served),
-        "slo": attained(outcome, slo or Slo(), counted),
-        "links": {name: link_record([link], outcome.simulated_s) for name, link in outcome.links.items()},
-        "tiers": _tiers(outcome),
-        "prefetch": outcome.prefetch,
-        "placement": outcome.placement,
-        "checkpoints": outcome.checkpoints,
-        "retractions": outcome.retractions,
-        "lost_to_disagreement": _lost_to_disagreement(outcome, command, config),
-        "imbalance": imbalance(outcome, prompts, hits, served),
-        "engines": engine_records(outcome, prompts, hits, served),
-        "simulated_s": outcome.simulated_s,
-        "hardware": outcome.hardware or None,
-        "load_s": load_s,
-        "wall_s": outcome.wall_s,
-        "requests_per_s": ratio(total, outcome.wall_s),
-        "timeline": timeline(outcome, prompts, hits, skipped),
-        "ttft_quantiles_s": _quantiles(outcome.ttft_s[served]),
     }
-    return {name: plain(value) for name, value in record.items() if value is not None or name not in OPTIONAL}
+    basis = Basis(outcome=outcome, given=given, skipped=warmup_requests(warmup, len(outcome.requests)), slo=slo or Slo())
+    return {name: plain(value) for name, value in record_of(FIELDS, basis).items()}
 
 
 def warmup_requests(warmup: float, requests: int) -> int:
@@ -132,22 +80,6 @@ def warmup_requests(warmup: float, requests: int) -> int:
     if not 0 <= warmup < 1:
         raise UsageError(f"warmup must be at least 0 and below 1, not {warmup}: it is the fraction of requests left out")
     return int(Fraction(str(warmup)) * requests)
-
-
-def prompt_tokens(outcome: Outcome) -> np.ndarray:
-    """Return the prompt tokens of each request."""
-    return np.array([request.prompt_tokens for request in outcome.requests], dtype=np.int64)
-
-
-def hit_tokens(outcome: Outcome, prompts: np.ndarray | None = None) -> np.ndarray:
-    """Return the prompt tokens each request reused: one row per request, columns gpu, cpu, disk.
-
-    ``prompts`` is ``prompt_tokens(outcome)``, if already computed. A full page counts ``page_tokens``, a trailing partial page
-    only its own tokens, so hits never exceed the prompt; hits in gpu, cpu and disk follow one another along the prompt.
-    """
-    prompts = prompt_tokens(outcome) if prompts is None else prompts
-    so_far = np.cumsum(outcome.hit_pages, axis=1, dtype=np.int64) * outcome.page_tokens
-    return np.diff(np.minimum(so_far, prompts[:, None]), axis=1, prepend=0)
 
 
 def hit_definition(config: Mapping[str, Any]) -> str:
@@ -201,71 +133,6 @@ def to_json(result: RunRecord) -> str:
             text = json.dumps(value, indent=indent, allow_nan=False).replace("\n", "\n  ")
         fields.append(f"  {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(fields) + "\n}\n"
-
-
-def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray) -> RunRecord:
-    tokens = hits[served].sum(axis=0)
-    pages = outcome.hit_pages[served].sum(axis=0)
-    hit_requests = int(np.count_nonzero(outcome.hit_pages[served].any(axis=1)))
-    all_tokens = int(prompts[served].sum())
-    all_pages = int(np.array([request.prompt_pages for request in outcome.requests])[served].sum())
-    return {
-        "prompt_tokens": all_tokens,
-        "prompt_pages": all_pages,
-        "hit_tokens": dict(zip(TIERS, tokens.tolist(), strict=True)),
-        "hit_pages": dict(zip(TIERS, pages.tolist(), strict=True)),
-        "hit_rate": ratio(int(tokens.sum()), all_tokens),
-        "page_hit_rate": ratio(int(pages.sum()), all_pages),
-        "hit_requests": hit_requests,
-        "request_hit_rate": ratio(hit_requests, int(np.count_nonzero(served))),
-    }
-
-
-def phases(outcome: Outcome, served: np.ndarray) -> dict[str, dict[str, float | None]]:
-    """Return the spread of each part of the time to first token."""
-    times = np.full((len(served), len(PHASES)), np.nan) if outcome.phases_s is None else outcome.phases_s
-    return {name: spread(times[served, column]) for column, name in enumerate(PHASES)}
-
-
-def _throughput(outcome: Outcome, prompts: np.ndarray, counted: np.ndarray, served: np.ndarray) -> dict[str, float | None]:
-    """Return requests and tokens finished per second, from the first counted arrival to the last finish.
-
-    Requests are offered from the first counted arrival to the last one.
-    """
-    timed, seconds = served & ~np.isnan(outcome.e2e_s), span_s(outcome, served)
-    output = sum(outcome.requests[i].output_tokens * outcome.requests[i].samples for i in np.flatnonzero(timed).tolist())
-    arrived = outcome.arrival_s[counted]
-    between = arrived.max() - arrived.min() if arrived.size and not np.isnan(outcome.ttft_s).all() else 0.0
-    return {
-        "offered_requests_per_s": ratio(arrived.size - 1, float(between)),
-        "requests_per_s": ratio(int(np.count_nonzero(timed)), seconds),
-        "prompt_tokens_per_s": ratio(int(prompts[timed].sum()), seconds),
-        "output_tokens_per_s": ratio(output, seconds),
-    }
-
-
-def _lost_to_disagreement(outcome: Outcome, command: str, config: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the pages that only some ranks had at the end of a transfer; None if there was only one rank, or no transfer."""
-    ranks = _setting(config, "hardware", "gpus") or 1
-    return asdict(outcome.lost_to_disagreement) if command == "simulate" and ranks > 1 else None
-
-
-def _tiers(outcome: Outcome) -> RunRecord:
-    return {
-        name: {
-            "capacity_pages": tier.capacity_pages,
-            "peak_pages": tier.peak_pages,
-            "evicted_pages": tier.evicted_pages,
-            "inserted_pages": tier.inserted_pages,
-        }
-        for name, tier in outcome.tiers.items()
-    }
-
-
-def _quantiles(values: np.ndarray) -> list[float]:
-    """Return the percentiles 0, 1, ..., 100 of the values, ignoring NaN; empty if there are none."""
-    known = values[~np.isnan(values)]
-    return np.percentile(known, np.arange(101)).round(9).tolist() if known.size else []
 
 
 def _setting(config: Mapping[str, Any], group: str, key: str) -> Any:

@@ -1,12 +1,18 @@
-"""What the JSON files of runs contain: the types of their fields, against which a file is checked when it is read.
+"""What the JSON files of runs may contain: types, against which a file is checked when it is read, and rows that name fields.
 
-Only what readers rely on is listed; ``docs/reference/results.md`` says what the fields mean. Numbers are finite, counts fit into
-64 bits, and rates lie between 0 and 1.
+Numbers are finite, counts fit into 64 bits, and rates lie between 0 and 1. The fields of ``result.json`` are the rows of
+``kvsim/results/fields.py``; parts of it that are written elsewhere have their shape here.
 """
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from types import GenericAlias
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from msgspec import Meta
+from msgspec import Meta, defstruct
+
+from kvsim.results.measures import Measure
 
 MOST = 1e18
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -15,25 +21,109 @@ Number = Annotated[float, Meta(ge=0, le=MOST)]
 Finite = Annotated[float, Meta(ge=-MOST, le=MOST)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Name = Annotated[str, Meta(pattern=r"\A[\w.,: /()@+=-]{0,200}\Z")]
 Hash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 BoundFile = Annotated[str, Meta(pattern=r"\A[a-z]+-[0-9a-f]{16}\Z")]
+TierName = Annotated[str, Meta(pattern=r"\A[a-z]\w{0,30}\Z")]
+MaybeCount, MaybeNumber, MaybeShare = Count | None, Number | None, Share | None
+"""The same, or null where there is no such number."""
+
+WRITTEN, OPTIONAL, LATER = "written", "optional", "later"
+"""Whether a file has a field: always; unless it has no value; always, but for files of earlier versions."""
 
 
-class Tokens(TypedDict):
-    gpu: Count
-    cpu: Count
-    disk: Count
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A field of a record: how it is computed, what it is read back as, and who uses it."""
+
+    name: str
+    kind: Any
+    """The type against which it is checked when it is read."""
+    meaning: str
+    of: Callable[[Any], Any]
+    """Its value, from what the record is made of; None if there is none."""
+    presence: str = WRITTEN
+    """WRITTEN, OPTIONAL or LATER."""
+    better: int | None = None
+    """As an objective of a sweep: 1 if more is better, -1 if less is; None if it is no objective."""
+    is_outcome: bool = True
+    """Whether it says what came of the run, rather than what was run and how fast: equal results agree in it."""
+    is_logged: bool = True
+    """Whether it is part of the summary that Weights & Biases gets."""
+    measures: tuple[Measure, ...] = ()
+    """Numbers that follow from it and by which runs are compared."""
 
 
-class Spread(TypedDict):
-    mean: Number | None
-    p50: Number | None
-    p90: Number | None
-    p99: Number | None
+def record_of(rows: Iterable[Field], basis: Any) -> dict[str, Any]:
+    """Return the record that rows describe, without the optional fields that have no value."""
+    found = {row.name: (row.of(basis), row.presence) for row in rows}
+    return {name: value for name, (value, presence) in found.items() if value is not None or presence != OPTIONAL}
 
 
-Rates = dict[str, list[Number | None]]
+@cache
+def shape_of(rows: tuple[Field, ...]) -> Any:
+    """Return the type of a record that rows describe; further fields are ignored."""
+    fields = [(row.name, row.kind) if row.presence == WRITTEN else (row.name, row.kind, None) for row in rows]
+    return defstruct("Record", fields, kw_only=True)
+
+
+def shape(optional: Any = (), **fields: Any) -> Any:
+    """Return the type of an object with these fields; those named by ``optional`` may be left out."""
+    return defstruct("Record", [(n, kind, None) if n in optional else (n, kind) for n, kind in fields.items()], kw_only=True)
+
+
+def by(name: Any, kind: Any) -> Any:
+    """Return the type of an object whose keys are of one type and whose values are of another."""
+    return GenericAlias(dict, (name, kind))
+
+
+def many(kind: Any) -> Any:
+    """Return the type of a list."""
+    return GenericAlias(list, (kind,))
+
+
+TOKENS = by(TierName, Count)
+SPREAD = shape(mean=MaybeNumber, p50=MaybeNumber, p90=MaybeNumber, p99=MaybeNumber)
+LINK = shape(bytes=Count, transfers=Count, busy_s=Number, utilization=MaybeNumber)
+SLO_CLASS = {"by": str, "class": str, "requests": Count, "attainment": MaybeShare}
+SLO = shape(
+    ttft_s=MaybeNumber,
+    tpot_s=MaybeNumber,
+    attainment=MaybeShare,
+    goodput_requests_per_s=MaybeNumber,
+    classes=many(shape(**SLO_CLASS, ttft_s_p99=MaybeNumber, tpot_s_p99=MaybeNumber)),
+)
+RATES = by(str, many(MaybeNumber))
+TIMELINE = shape(
+    optional=("engines", "free_pages"),
+    hits=shape(
+        optional=("known_rate",),
+        axis=Literal["request", "arrival_s"],
+        edges=many(Number),
+        counted_from=MaybeNumber,
+        prompt_tokens=many(Count),
+        hit_rate=by(TierName, many(Number)),
+        known_rate=many(Number),
+    ),
+    links=shape(edges_s=many(Number), utilization=RATES),
+    engines=shape(
+        load=shape(edges_s=many(Number), requests=by(str, many(Finite | None))),
+        hits=shape(edges_s=many(Number), prompt_tokens=by(str, many(Count)), hit_rate=RATES),
+    ),
+    free_pages=shape(edges_s=many(Number), mean=by(TierName, many(Finite))),
+)
+GPU_MEMORY = shape(
+    **dict.fromkeys(("gpus", "memory_bytes", "kv_bytes", "weights_bytes", "workspace_bytes", "states_bytes"), Count),
+    gpu_memory_utilization=Share,
+)
+STEPS = {"kind": Literal["prefill", "both", "decode"], "least": Count, "leaps": Count, "steps": Count}
+HARDWARE = shape(
+    optional=("steps",),
+    device=str,
+    verified_pages=Count,
+    wrong_words=Count,
+    disk_faults=by(str, Count),
+    steps=many(shape(**STEPS, measured_s=Number, expected_s=Number)),
+)
 
 
 class Bound(TypedDict):
@@ -41,7 +131,7 @@ class Bound(TypedDict):
 
     hit_rate: Share | None
     page_hit_rate: Share | None
-    hit_tokens: Tokens
+    hit_tokens: dict[TierName, Count]
     prompt_tokens: Count
     rejected: Count
 
@@ -71,279 +161,34 @@ class SweepFile(TypedDict):
     objectives: NotRequired[list[Objective]]
 
 
-class Link(TypedDict):
-    """What a link has carried."""
-
-    bytes: Count
-    transfers: Count
-    busy_s: Number
-    utilization: Number | None
-
-
-class Tier(TypedDict):
-    """The counters of a tier."""
-
-    capacity_pages: Count | None
-    peak_pages: Count
-    evicted_pages: Count
-    inserted_pages: Count
-
-
-class Phases(TypedDict):
-    """The parts of the time to first token."""
-
-    queue: Spread
-    load: Spread
-    prefill: Spread
-
-
-class Throughput(TypedDict):
-    """What was finished per second."""
-
-    offered_requests_per_s: Number | None
-    requests_per_s: Number | None
-    prompt_tokens_per_s: Number | None
-    output_tokens_per_s: Number | None
-
-
-SloClass = TypedDict(
-    "SloClass",
-    {
-        "by": str,
-        "class": str,
-        "requests": Count,
-        "attainment": Share | None,
-        "ttft_s_p99": Number | None,
-        "tpot_s_p99": Number | None,
-    },
+PROBED = shape(
+    rate=Number,
+    requests_per_s=Number,
+    attainment=Share,
+    goodput_requests_per_s=MaybeNumber,
+    ttft_s_p99=MaybeNumber,
+    tpot_s_p99=MaybeNumber,
+    hit_rate=MaybeShare,
+    rejected=Count,
+    folder=str,
 )
-
-
-class Slo(TypedDict):
-    """The objectives, and how far they were met."""
-
-    ttft_s: Number | None
-    tpot_s: Number | None
-    attainment: Share | None
-    goodput_requests_per_s: Number | None
-    classes: list[SloClass]
-
-
-class Queue(TypedDict):
-    """Requests waiting at an engine."""
-
-    mean: Number | None
-    most: Count
-
-
-class Engine(TypedDict):
-    """One engine of several."""
-
-    engine: Count
-    host: Count
-    role: Literal["both", "prefill", "decode"]
-    requests: Count
-    decoded: NotRequired[Count]
-    prompt_tokens: Count
-    hit_tokens: Tokens
-    hit_rate: Share | None
-    capacity_pages: Count | None
-    peak_pages: Count
-    evicted_pages: Count
-    inserted_pages: Count
-    busy_share: Number | None
-    queue: Queue
-    retractions: Count
-    failures: Count
-    down_s: Number
-    ttft_s: Spread
-    tpot_s: Spread
-    links: dict[str, Link]
-
-
-class HitSeries(TypedDict):
-    """Hit rates over the run."""
-
-    axis: Literal["request", "arrival_s"]
-    edges: list[Number]
-    counted_from: Number | None
-    prompt_tokens: list[Count]
-    hit_rate: dict[str, list[Number]]
-    known_rate: NotRequired[list[Number]]
-
-
-class LinkSeries(TypedDict):
-    """Use of links over the run."""
-
-    edges_s: list[Number]
-    utilization: Rates
-
-
-class LoadSeries(TypedDict):
-    """Requests at engines over the run."""
-
-    edges_s: list[Number]
-    requests: dict[str, list[Finite | None]]
-
-
-class EngineHits(TypedDict):
-    """Hit rates of engines over the run."""
-
-    edges_s: list[Number]
-    prompt_tokens: dict[str, list[Count]]
-    hit_rate: Rates
-
-
-class EngineSeries(TypedDict):
-    """What engines did over the run."""
-
-    load: LoadSeries
-    hits: EngineHits
-
-
-class FreePages(TypedDict):
-    """Free pages over the run."""
-
-    edges_s: list[Number]
-    mean: dict[str, list[Finite]]
-
-
-class Timeline(TypedDict):
-    """What the pictures show."""
-
-    hits: HitSeries
-    links: LinkSeries
-    engines: NotRequired[EngineSeries]
-    free_pages: NotRequired[FreePages]
-
-
-class GpuMemory(TypedDict):
-    """How the memory of an engine's GPUs is divided."""
-
-    gpus: Count
-    memory_bytes: Count
-    gpu_memory_utilization: Share
-    kv_bytes: Count
-    weights_bytes: Count
-    workspace_bytes: Count
-    states_bytes: Count
-
-
-class StepSum(TypedDict):
-    """Steps of one kind and size of a run on hardware."""
-
-    kind: Literal["prefill", "both", "decode"]
-    least: Count
-    leaps: Count
-    steps: Count
-    measured_s: Number
-    expected_s: Number
-
-
-class Hardware(TypedDict):
-    """What a run on hardware found."""
-
-    device: str
-    verified_pages: Count
-    wrong_words: Count
-    disk_faults: dict[str, Count]
-    steps: NotRequired[list[StepSum]]
-
-
-class Result(TypedDict):
-    """``result.json``."""
-
-    schema: int
-    config_hash: NotRequired[Hash]
-    command: Literal["replay", "simulate"]
-    command_line: NotRequired[str]
-    status: Literal["complete"]
-    config: dict[str, Any]
-    choices: dict[str, str]
-    versions: dict[str, str]
-    seed: Seed
-    bounds: NotRequired[dict[Literal["belady", "unlimited"], BoundFile]]
-    warnings: NotRequired[list[str]]
-    page_bytes: NotRequired[Count]
-    rules_note: NotRequired[str]
-    trace_note: NotRequired[str]
-    model_note: NotRequired[str]
-    gpu_memory: NotRequired[GpuMemory]
-    requests: Count
-    warmup_requests: Count
-    rejected: Count
-    prompt_tokens: Count
-    prompt_pages: Count
-    hit_tokens: Tokens
-    hit_pages: Tokens
-    hit_rate: Share | None
-    page_hit_rate: Share | None
-    hit_requests: NotRequired[Count]
-    request_hit_rate: NotRequired[Share | None]
-    ttft_s: Spread
-    tpot_s: Spread
-    e2e_s: Spread
-    phases_s: NotRequired[Phases]
-    throughput: Throughput
-    slo: NotRequired[Slo | None]
-    links: dict[str, Link]
-    tiers: dict[Literal["gpu", "cpu", "disk"], Tier]
-    prefetch: dict[str, Count]
-    placement: dict[str, Count]
-    checkpoints: dict[str, Count]
-    retractions: Count | None
-    lost_to_disagreement: NotRequired[dict[str, Count]]
-    imbalance: NotRequired[dict[str, dict[Literal["busy", "computed_tokens", "output_tokens"], Number | None]]]
-    engines: NotRequired[list[Engine]]
-    simulated_s: Number
-    hardware: NotRequired[Hardware]
-    load_s: Number
-    wall_s: Number
-    requests_per_s: Number | None
-    timeline: Timeline
-    ttft_quantiles_s: list[Number]
-
-
-class Probed(TypedDict):
-    """A run of a search for the highest rate."""
-
-    rate: Number
-    requests_per_s: Number
-    attainment: Share
-    goodput_requests_per_s: Number | None
-    ttft_s_p99: Number | None
-    tpot_s_p99: Number | None
-    hit_rate: Share | None
-    rejected: Count
-    folder: str
-
-
-class Wanted(TypedDict):
-    """What a search for the highest rate is held against."""
-
-    ttft_s: Number | None
-    tpot_s: Number | None
-    attainment: Share
-
-
-class Saturation(TypedDict):
-    """``saturate.json``."""
-
-    schema: int
-    command: Literal["saturate"]
-    command_line: str
-    config: dict[str, Any]
-    choices: dict[str, str]
-    versions: dict[str, str]
-    seed: Seed
-    slo: Wanted
-    rate: Number | None
-    fails_at: Number | None
-    highest: Probed | None
-    wanted_rate: Number | None
-    holds_wanted_rate: bool | None
-    gpus: Count
-    capacity_bytes: dict[str, Count | None]
-    price_per_hour: Number | None
-    notes: list[str]
-    runs: list[Probed]
+SATURATION = shape(
+    schema=int,
+    command=Literal["saturate"],
+    command_line=str,
+    config=dict[str, Any],
+    choices=dict[str, str],
+    versions=dict[str, str],
+    seed=Seed,
+    slo=shape(ttft_s=MaybeNumber, tpot_s=MaybeNumber, attainment=Share),
+    rate=MaybeNumber,
+    fails_at=MaybeNumber,
+    highest=PROBED | None,
+    wanted_rate=MaybeNumber,
+    holds_wanted_rate=bool | None,
+    gpus=Count,
+    capacity_bytes=by(str, MaybeCount),
+    price_per_hour=MaybeNumber,
+    notes=list[str],
+    runs=many(PROBED),
+)

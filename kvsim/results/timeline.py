@@ -52,7 +52,7 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int)
         "edges": position[order][np.minimum(cuts, order.size - 1)].round(DIGITS),
         "counted_from": position[skipped] if skipped else None,
         "prompt_tokens": tokens,
-        "hit_rate": {tier: rate[:, column].round(DIGITS) for column, tier in enumerate(("gpu", "cpu", "disk"))},
+        "hit_rate": {tier: rate[:, column].round(DIGITS) for column, tier in enumerate(outcome.tier_names)},
     }
 
 

@@ -4,7 +4,6 @@ from math import sqrt
 
 import numpy as np
 
-from kvsim.core.tier import LEVELS
 from kvsim.engine.outcome import REJECTED, Outcome
 
 GROWTH = 0.03
@@ -27,9 +26,7 @@ def _endless_queue(outcome: Outcome) -> list[str]:
     arrivals at one server, this is true of 96% at 1.1 times the capacity if service takes constant time (of 89% if it takes
     exponential time), and of none at 0.9 times; with 6,000 arrivals, of all and of none.
     """
-    if outcome.phases_s is None:
-        return []
-    queue_s = outcome.phases_s[:, 0]
+    queue_s = outcome.columns["queue_s"]
     known = (outcome.status != REJECTED) & ~np.isnan(queue_s)
     arrivals, starts = np.sort(outcome.arrival_s[known]), np.sort((outcome.arrival_s + queue_s)[known])
     if not arrivals.size or arrivals[0] == arrivals[-1]:
@@ -70,7 +67,7 @@ def _idle_tiers(outcome: Outcome) -> list[str]:
     found = []
     for name, tier in outcome.tiers.items():
         if tier.held_pages and tier.own_pages is not None and tier.own_pages <= MOST_OWN * tier.held_pages:
-            hits = int(outcome.hit_pages[:, LEVELS.index(name)].sum())
+            hits = int(outcome.hit_pages[:, outcome.tier_names.index(name)].sum())
             found.append(
                 f"tiers.{name} has next to no effect: {hits:,} pages were hit in it, of {tier.inserted_pages:,} written, and of "
                 f"the {tier.held_pages:,} that it held at the end, the tiers above had all but {tier.own_pages:,}. Make it "

@@ -13,6 +13,7 @@ from kvsim.bounds.limits import not_bounded
 from kvsim.bounds.lru_curve import LruCurve
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.engine.columns import hit_tokens
 from kvsim.engine.outcome import REJECTED
 from kvsim.errors import UsageError, first_line
 from kvsim.numbers import Real, check_settings
@@ -23,10 +24,9 @@ from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.report.notebook import html_table
-from kvsim.report.summary import percent
 from kvsim.results.frame import frame
-from kvsim.results.rates import ratio
-from kvsim.results.result import hit_tokens, warmup_requests
+from kvsim.results.rates import percent, ratio
+from kvsim.results.result import warmup_requests
 from kvsim.run import play
 from kvsim.settings.settings_file import UNREADABLE, read_file
 from kvsim.settings.sources import files_of

@@ -17,7 +17,7 @@ from kvsim.engine.collector import freeze, without_garbage_collector
 from kvsim.engine.outcome import Outcome
 from kvsim.plans.plan import Plan
 from kvsim.plans.policy_errors import policies_named
-from kvsim.results.frame import columns_of, frame
+from kvsim.results.frame import frame, request_columns
 from kvsim.results.result import RunRecord, summarize, warmup_requests
 from kvsim.run import play
 from kvsim.run.fingerprint import bound_names, configuration_hash
@@ -49,7 +49,7 @@ class Result(RunResult):
     def requests(self) -> Any:
         from kvsim.report.folder import request_lines
 
-        return frame(columns_of(request_lines(self.outcome)))
+        return frame(request_columns(request_lines(self.outcome), self.outcome.tier_names))
 
     @property
     def hit_pages(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvsim.bounds.lru_curve import LruCurve, sums_of_smaller
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.results.result import hit_tokens
+from kvsim.engine.columns import hit_tokens
 from tests.replaying.test_replay import make_cache, play
 from tests.workloads import branching_requests, long_conversations
 

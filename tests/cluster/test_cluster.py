@@ -110,7 +110,7 @@ def test_write_back_writes_down_what_only_another_gpu_has_besides() -> None:
 
 # --- engines that share nothing ---
 
-ARRAYS = ("status", "hit_pages", "arrival_s", "ttft_s", "tpot_s", "e2e_s", "load_s")
+ARRAYS = ("status", "hit_pages", "arrival_s", "ttft_s", "tpot_s", "e2e_s", "read_s", "queue_s", "load_s", "retractions")
 
 
 def check_independent(cluster: SmallCluster, asks: list[Any], sessions: list[int], **form: Any) -> None:
@@ -124,7 +124,7 @@ def check_independent(cluster: SmallCluster, asks: list[Any], sessions: list[int
         numbers = np.flatnonzero(outcome.engine == engine.number)
         single = small_engine(**form).run(alone(requests, numbers.tolist()))
         for name in ARRAYS:
-            assert np.array_equal(getattr(single, name), getattr(outcome, name)[numbers], equal_nan=name.endswith("_s")), name
+            assert np.array_equal(single.columns[name], outcome.columns[name][numbers], equal_nan=name.endswith("_s")), name
         use = outcome.engines[engine.number]
         assert (use.retractions, use.evicted_pages) == (single.retractions, single.tiers["gpu"].evicted_pages)
         for name, link in single.links.items():

@@ -205,7 +205,7 @@ def check_rows(outcome: Outcome, cluster: SmallCluster) -> None:
             continue
         assert outcome.engine is not None and outcome.engine[index] >= 0
         assert 0 <= outcome.ttft_s[index] <= outcome.e2e_s[index]
-        assert outcome.phases_s is not None and (outcome.phases_s[index] >= 0).all()
+        assert (outcome.phases_s[index] >= 0).all()
         assert abs(outcome.phases_s[index].sum() - outcome.ttft_s[index]) < 1e-6
     served = [request for request in outcome.requests if outcome.status[request.index] == FINISHED]
     pages = sum(request.prompt_pages for request in served)

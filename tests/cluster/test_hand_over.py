@@ -150,7 +150,7 @@ def test_a_retracted_request_has_its_prompt_computed_again_and_its_hits_counted_
     asks = ask("ab", output=12), ask("cd", output=12)
     outcome, roomy = pair(gpu=30, decode_gpu=8).serve(*asks), pair(gpu=30).serve(*asks)
     assert outcome.retractions == 1
-    assert outcome.request_retractions is not None and outcome.request_retractions.tolist() == [0, 1]
+    assert outcome.columns["retractions"].tolist() == [0, 1]
     assert outcome.ttft_s.tolist() == roomy.ttft_s.tolist()
     assert outcome.e2e_s[0] < roomy.e2e_s[0] and outcome.e2e_s[1] > roomy.e2e_s[1], "the first one decodes alone meanwhile"
     assert hits(outcome, 1) == (0, 0, 0)

@@ -109,3 +109,10 @@ def test_the_groups_are_those_of_the_folders() -> None:
 )
 def test_a_comment_begins_with_one_sentence(comment: str, sentence: str) -> None:
     assert catalog.first_sentence(comment) == sentence
+
+
+def test_files_of_results_and_what_is_in_them_are_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(r"  page_hit_rate +hit pages over prompt pages", shown(capsys, "help", "result.json"))
+    columns = shown(capsys, "help", "requests.csv.gz")
+    assert "hit_pages_gpu, hit_pages_cpu, hit_pages_disk" in columns and "  ttft_s " in columns
+    assert shown(capsys, "help", "ttft_s").count("  ttft_s ") == 2, "of a run, and of a request"

@@ -17,7 +17,6 @@ import kvsim
 from kvsim.cli import COMMANDS
 from kvsim.commands.policies import FAMILIES
 from kvsim.policies.eviction.slru import SegmentedLRU
-from kvsim.report.folder import HEADER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -194,7 +193,7 @@ def test_what_a_page_would_fetch_is_found() -> None:
 
 def table_names(page: Path, heading: str) -> list[str]:
     """The names in the first column of the table below a heading, in order."""
-    section = page.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    section = reference.fill(page.read_text()).partition(f"## {heading}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
 
@@ -211,7 +210,6 @@ def test_the_fields_of_a_result_are_described(tmp_path: Path) -> None:
     assert set(described) - set(written) <= rare
     with gzip.open(tmp_path / "requests.csv.gz", "rt") as file:
         columns = next(csv.reader(file))
-    assert columns[: columns.index("engine")] == HEADER.split(",")
     told = table_names(page, "requests.csv.gz")
     assert [name for name in told if name != "decoder"] == columns
 

@@ -125,7 +125,7 @@ def check_rows(outcome: Outcome, engine: SmallEngine) -> None:
         if fits:
             computed = max(1, request.prompt_tokens - int(outcome.hit_pages[index].sum()) * page_tokens)
             assert outcome.retractions or outcome.ttft_s[index] >= computed - 1e-6
-            assert outcome.phases_s is not None and (outcome.phases_s[index] >= 0).all()
+            assert (outcome.phases_s[index] >= 0).all()
             assert abs(outcome.phases_s[index].sum() - outcome.ttft_s[index]) < 1e-6
             assert outcome.retractions or outcome.phases_s[index, 2] >= computed - 1e-6, "a load counts as computing"
             assert outcome.e2e_s[index] >= outcome.ttft_s[index] + max(0, request.output_tokens - 1) - 1e-6

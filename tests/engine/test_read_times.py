@@ -15,35 +15,35 @@ ON_DISK = (ask(A), ask(B, 100), ask(C, 200))
 
 def test_nothing_read_takes_no_time() -> None:
     outcome = small_engine(gpu=5, cpu=20).serve(ask(A), ask(A, 100))
-    assert outcome.load_s is not None and outcome.load_s.tolist() == [[0, 0], [0, 0]]
+    assert outcome.columns["read_s"].tolist() == [[0, 0], [0, 0]]
 
 
 def test_a_load_from_the_cpu_tier_takes_a_second_a_page() -> None:
     outcome = small_engine(gpu=5, cpu=20).serve(ask(A), ask(B, 100), ask(A, 200))
-    assert outcome.load_s is not None and outcome.load_s.ravel().tolist() == seconds([0, 0, 0, 0, 4, 0])
+    assert outcome.columns["read_s"].ravel().tolist() == seconds([0, 0, 0, 0, 4, 0])
 
 
 def test_a_load_queues_on_its_link() -> None:
     """Two pages each, at the same time: the second request's load waits 2 s for the link."""
     outcome = small_engine(gpu=6, cpu=20).serve(ask("ab"), ask("cd", 100), ask("uvwxy", 200), ask("ab", 300), ask("cd", 300))
-    assert outcome.load_s is not None and outcome.load_s[:, 0].tolist() == seconds([0, 0, 0, 2, 4])
+    assert outcome.columns["read_s"][:, 0].tolist() == seconds([0, 0, 0, 2, 4])
 
 
 def test_who_waits_for_the_load_of_another_has_none_of_its_own() -> None:
     outcome = small_engine(gpu=9, cpu=30).serve(ask(A), ask("efghijkl", 100), ask(A, 200), ask(A, 201))
     assert outcome.hit_pages[3].tolist() == [4, 0, 0]
-    assert outcome.load_s is not None and outcome.load_s[:, 0].tolist() == seconds([0, 0, 4, 0])
+    assert outcome.columns["read_s"][:, 0].tolist() == seconds([0, 0, 4, 0])
 
 
 def test_pages_from_disk_take_time_on_both_links() -> None:
     """Four pages at 2 s from disk into the CPU tier, then at 1 s to the GPU."""
     outcome = small_engine(gpu=5, cpu=4, disk=40).serve(*ON_DISK, ask(A, 300))
-    assert outcome.load_s is not None and outcome.load_s[3].tolist() == seconds([4, 8])
+    assert outcome.columns["read_s"][3].tolist() == seconds([4, 8])
 
 
 def test_a_fetch_counts_for_the_request_that_it_was_made_for() -> None:
     outcome = small_engine(gpu=5, cpu=4, disk=40, prefetch=eager(stop="wait_complete")).serve(*ON_DISK, ask(A, 300))
-    assert outcome.load_s is not None and outcome.load_s[3].tolist() == seconds([4, 8])
+    assert outcome.columns["read_s"][3].tolist() == seconds([4, 8])
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -157,7 +157,7 @@ def test_the_least_important_or_the_youngest_is_retracted(
     policy: SchedulingPolicy, priorities: tuple[int, int], expected: list[int]
 ) -> None:
     outcome = serve(policy, ask("a", output=8), ask("b", output=8), priorities=priorities, **FULL)
-    assert outcome.request_retractions is not None and outcome.request_retractions.tolist() == expected
+    assert outcome.columns["retractions"].tolist() == expected
 
 
 @pytest.mark.parametrize(("policy", "expected"), [(FCFS(), [0, 1, 2]), (LongestPrefix(**fine()), [0, 2, 1])])

@@ -8,6 +8,7 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.core.rules import Rules
+from kvsim.engine.columns import hit_tokens
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
@@ -17,7 +18,6 @@ from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
-from kvsim.results.result import hit_tokens
 from kvsim.run.assembly import build_setup
 from kvsim.run.play import build_tiers, replay
 

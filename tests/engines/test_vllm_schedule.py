@@ -44,8 +44,7 @@ Row = tuple[int, int, float, float]
 
 
 def rows_of(outcome: Outcome) -> list[Row]:
-    assert outcome.request_retractions is not None
-    pages, retractions = outcome.hit_pages[:, 0].tolist(), outcome.request_retractions.tolist()
+    pages, retractions = outcome.hit_pages[:, 0].tolist(), outcome.columns["retractions"].tolist()
     first, last = ((outcome.arrival_s + times).tolist() for times in (outcome.ttft_s, outcome.e2e_s))
     return list(zip(pages, retractions, first, last, strict=True))
 

@@ -16,6 +16,7 @@ from kvsim.core.rules import Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import Tier, chain
 from kvsim.core.tree import READY
+from kvsim.engine.columns import hit_tokens
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.policies.context import PolicyContext
@@ -32,7 +33,6 @@ from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
-from kvsim.results.result import hit_tokens
 from kvsim.trace.mooncake import Mooncake
 from tests.workloads import EXAMPLES, branching_requests, long_conversations, write_trace
 

@@ -1,11 +1,13 @@
 """Small outcomes to report on; every number in them can be checked by hand."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvsim.core.request import Request
+from kvsim.engine.columns import recorded
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import FINISHED, REJECTED, EngineUse, Outcome, TierUse
 
@@ -26,22 +28,18 @@ def make_outcome(
     There is a disk tier if there are hits on it.
     """
     n = len(prompts)
-    unknown = np.full(n, np.nan)
     pages = np.array(hit_pages, np.int64).reshape(n, 3)
     disk = {"disk": TierUse(capacity_pages=20, peak_pages=8, evicted_pages=0, inserted_pages=8)} if pages[:, 2].any() else {}
-    status = np.full(n, FINISHED)
-    status[list(rejected)] = REJECTED
-    ttft = np.array(ttft_s, float) if ttft_s is not None else unknown
-    arrival = np.array(arrival_s if arrival_s is not None else range(n), float) if ttft_s is not None else unknown
+    requests = [_request(index, tokens, page_tokens) for index, tokens in enumerate(prompts)]
+    known: dict[str, Any] = {"hit_pages": pages, "status": [REJECTED if index in rejected else FINISHED for index in range(n)]}
+    if ttft_s is not None:
+        ttft = np.array(ttft_s, float)
+        known |= {"arrival_s": range(n) if arrival_s is None else arrival_s, "ttft_s": ttft}
+        known |= {"tpot_s": np.where(np.isnan(ttft), np.nan, 0.5), "e2e_s": ttft + 4 * 0.5}
     return Outcome(
-        requests=[_request(index, tokens, page_tokens) for index, tokens in enumerate(prompts)],
+        requests=requests,
         page_tokens=page_tokens,
-        status=status,
-        hit_pages=pages,
-        arrival_s=arrival,
-        ttft_s=ttft,
-        tpot_s=np.where(np.isnan(ttft), np.nan, 0.5),
-        e2e_s=ttft + 4 * 0.5,
+        columns=recorded(requests, 3, known),
         tiers={
             "gpu": TierUse(capacity_pages=4, peak_pages=4, evicted_pages=7, inserted_pages=11),
             "cpu": TierUse(capacity_pages=None, peak_pages=9, evicted_pages=0, inserted_pages=9),
@@ -124,7 +122,7 @@ def clustered(simulated: Outcome) -> Outcome:
     simulated.links = {"cpu-gpu": link}
     link.name = "cpu-gpu"
     simulated.link_lanes = [link]
-    simulated.engine = simulated.decoder = np.array([0, 1, 0, -1])
+    simulated.columns["engine"] = simulated.columns["decoder"] = np.array([0, 1, 0, -1])
     simulated.engines = [engine_use(0, busy_s=6.0, waited_s=5.0), engine_use(1, busy_s=2.0)]
     return simulated
 
@@ -132,7 +130,7 @@ def clustered(simulated: Outcome) -> Outcome:
 @pytest.fixture
 def handed_over(clustered: Outcome) -> Outcome:
     """The same requests where engine 0 computes all prompts but that of request 1, and engines 2 and 3 decode."""
-    clustered.decoder = np.array([2, 2, 3, -1])
+    clustered.columns["decoder"] = np.array([2, 2, 3, -1])
     clustered.engines = [
         engine_use(0, role="prefill", busy_s=6.0),
         engine_use(1, role="prefill", busy_s=2.0),

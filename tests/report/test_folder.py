@@ -67,7 +67,7 @@ def test_sessions_and_types_are_those_of_the_trace(tmp_path: Path, simulated: Ou
 
 
 def test_the_parts_of_a_time_to_first_token_are_written(tmp_path: Path, simulated: Outcome):
-    simulated.phases_s = np.array([[0.5, 0.25, 0.25], [1, 0, 1], [0, 2, 4], [np.nan] * 3])
+    simulated.columns |= {"queue_s": np.array([0.5, 1, 0, np.nan]), "load_s": np.array([0.25, 0, 2, np.nan])}
     write(tmp_path, simulated)
     rows = [tuple(row[f"{name}_s"] for name in ("queue", "load", "prefill")) for row in rows_of(tmp_path)]
     assert rows == [("0.5", "0.25", "0.25"), ("1.0", "0.0", "1.0"), ("0.0", "2.0", "4.0"), ("", "", "")]
@@ -95,7 +95,7 @@ def test_times_are_written_in_full_and_left_empty_for_the_rejected(tmp_path: Pat
 
 
 def test_load_times_are_zero_without_a_load_and_empty_for_the_rejected(tmp_path: Path, simulated: Outcome):
-    simulated.load_s = np.array([[0, 0], [0.25, 0], [1.5, 3], [2, 2]], float)
+    simulated.columns["read_s"] = np.array([[0, 0], [0.25, 0], [1.5, 3], [np.nan] * 2])
     write(tmp_path, simulated)
     columns = [(row["cpu_load_s"], row["disk_load_s"]) for row in rows_of(tmp_path)]
     assert columns == [("0.0", "0.0"), ("0.25", "0.0"), ("1.5", "3.0"), ("", "")]

@@ -3,8 +3,9 @@ import io
 from rich.console import Console
 
 from kvsim.engine.outcome import Disagreement, Outcome
-from kvsim.report.summary import digits, settings, shares
+from kvsim.report.summary import facts, settings, shares
 from kvsim.report.table import print_result
+from kvsim.results.rates import digits
 from kvsim.results.result import summarize
 
 
@@ -87,3 +88,13 @@ def test_real_hardware_says_what_it_verified(simulated: Outcome) -> None:
     shown = " ".join(printed(simulated).split())
     assert "NVIDIA H200, 1,200 reused pages verified, 0 wrong words, disk checksum 2" in shown
     assert "in real time" in shown and "simulated" not in shown.partition("seconds")[0].replace("kvsim simulate", "")
+
+
+def test_a_count_that_two_parts_of_a_result_share_is_printed_once(simulated: Outcome) -> None:
+    """Pages fetched for waiting requests are all pages fetched, unless running ones have fetched some, too."""
+    simulated.prefetch = {"fetched_pages": 7, "used_pages": 5}
+    for fetched, times in ((7, 1), (9, 2)):
+        simulated.placement = {"fetched_pages": fetched, "loaded_pages": 3}
+        result = summarize(simulated, command="simulate", config={}, seed=0, warmup=0.0, load_s=0.0, versions={})
+        told = dict(facts(result))
+        assert (told["prefetch"] + told["placement"]).count("fetched pages") == times

@@ -198,7 +198,7 @@ def test_series_count_who_waits_and_for_how_long():
         {"timeline/time_s": 5.0, "timeline/hit_rate_gpu": 0.5, "timeline/ttft_s": 5.0, "timeline/waiting_requests": 1},
         {"timeline/time_s": 15.0, "timeline/hit_rate_gpu": 1.0, "timeline/ttft_s": 1.0, "timeline/waiting_requests": 0},
     ]
-    columns, rows = request_rows({"request": np.arange(11)} | {"ttft_s": np.full(11, np.nan)}, 3)
+    columns, rows = request_rows({"request": np.arange(11)} | {"ttft_s": np.full(11, np.nan)}, ("gpu",), 3)
     assert (columns, rows) == (["request", "ttft_s"], [[0, None], [5, None], [10, None]])
 
 

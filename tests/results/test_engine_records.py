@@ -120,7 +120,7 @@ def test_only_engines_that_compute_prompts_have_hit_rates(handed_over: Outcome) 
 
 def test_a_run_in_which_nothing_was_served_has_engines_without_numbers(clustered: Outcome) -> None:
     clustered.status[:] = 1
-    clustered.engine = clustered.decoder = np.full(4, -1)
+    clustered.columns["engine"] = clustered.columns["decoder"] = np.full(4, -1)
     result = summary(clustered)
     assert result["imbalance"]["both"]["computed_tokens"] is None
     assert result["engines"][0]["hit_rate"] is None

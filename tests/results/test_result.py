@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.engine.columns import hit_tokens
 from kvsim.engine.outcome import Disagreement, Outcome
 from kvsim.errors import UsageError
 from kvsim.results.rates import spread
-from kvsim.results.result import hit_definition, hit_tokens, plain, summarize, to_json, warmup_requests
+from kvsim.results.result import hit_definition, plain, summarize, to_json, warmup_requests
 
 STABLE = (
     "schema command status config versions seed requests rejected prompt_tokens prompt_pages hit_tokens hit_pages hit_rate "

@@ -103,7 +103,7 @@ def test_of_many_classes_the_largest_are_shown(served: Outcome) -> None:
 
 
 def test_phases_are_shown_below_the_time_that_they_are_parts_of(served: Outcome) -> None:
-    served.phases_s = np.array([[0.25, 0.25, 0.5]] * 5 + [[np.nan] * 3])
+    served.columns |= {"queue_s": served.ttft_s - 0.75, "load_s": np.full(6, 0.25)}
     times = next(table for table in tables(told(served)) if table.title == "Times")
     assert [row[0] for row in times.rows][:4] == ["time to first token", "  queue", "  load", "  prefill"]
     assert times.rows[3][1] == "0.500"

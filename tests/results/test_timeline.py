@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.engine.columns import hit_tokens, prompt_tokens
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.recorder import Recorder
-from kvsim.results.result import hit_tokens, prompt_tokens
 from kvsim.results.timeline import BINS, middles, timeline
 from tests.engine.small import small_engine
 

@@ -27,7 +27,7 @@ def queued(rho: float, seed: int, *, is_random: bool = False) -> Outcome:
     for at in range(1, REQUESTS):
         waits[at] = max(0.0, waits[at - 1] + service[at - 1] - gaps[at])
     outcome = make_outcome([10] * REQUESTS, [(0, 0, 0)] * REQUESTS, ttft_s=waits + service, arrival_s=np.cumsum(gaps))
-    outcome.phases_s = np.column_stack((waits, np.zeros(REQUESTS), service))
+    outcome.columns |= {"queue_s": waits, "load_s": np.zeros(REQUESTS)}
     return outcome
 
 
@@ -44,7 +44,7 @@ def test_the_warning_gives_the_numbers() -> None:
     """Requests come every half second and take one each: of n that have come, half wait, so 37.5% and 87.5% of 50 on average."""
     arrivals = np.arange(101) / 2
     outcome = make_outcome([10] * 101, [(0, 0, 0)] * 101, ttft_s=arrivals + 1, arrival_s=arrivals)
-    outcome.phases_s = np.column_stack((arrivals, np.zeros(101), np.ones(101)))
+    outcome.columns |= {"queue_s": arrivals, "load_s": np.zeros(101)}
     (text,) = warnings(outcome)
     assert "19 requests waited in the second quarter of the time of arrivals, 44 in the last" in text
     assert "2.04 requests/s arrived and 1.04 were admitted" in text
@@ -71,7 +71,7 @@ def test_one_burst_is_not_growth_without_end(burst: int) -> None:
     for at in range(1, len(starts)):
         starts[at] = max(starts[at], starts[at - 1] + 1)
     outcome = make_outcome([10] * 200, [(0, 0, 0)] * 200, ttft_s=starts - arrivals + 1, arrival_s=arrivals)
-    outcome.phases_s = np.column_stack((starts - arrivals, np.zeros(200), np.ones(200)))
+    outcome.columns |= {"queue_s": starts - arrivals, "load_s": np.zeros(200)}
     assert not warnings(outcome)
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from kvsim.report.comparison.compare import Comparison
-from kvsim.report.comparison.measures import tier_bytes
+from kvsim.results.measures import tier_bytes
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
 CAPACITY = ".capacity"

@@ -6,16 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvsim.report.comparison.differing import settings_of
-from kvsim.report.comparison.measures import Measure
+from kvsim.results.fields import FIELDS
+from kvsim.results.measures import Measure
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import Run
 from kvsim.results.statistics import Mean, mean_of
-
-NOT_RESULTS = (
-    "config", "choices", "config_hash", "command_line", "versions", "seed", "bounds", "rules_note", "trace_note", "load_s",
-    "wall_s", "requests_per_s", "warnings",
-)  # fmt: skip
-"""Fields of a result that say what was run and how fast, not what came of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +55,8 @@ class Case:
 
     def outcome(self) -> str:
         """Return all that came of the runs, as text: cases with equal texts have equal results in everything."""
-        told = [{name: value for name, value in result.items() if name not in NOT_RESULTS} for result in self.results]
+        apart = {row.name for row in FIELDS if not row.is_outcome}
+        told = [{name: value for name, value in result.items() if name not in apart} for result in self.results]
         return json.dumps(told, sort_keys=True)
 
     @property

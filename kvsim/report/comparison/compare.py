@@ -11,20 +11,16 @@ from rich.text import Text
 
 from kvsim.report.comparison.cases import Case, cases_of
 from kvsim.report.comparison.differing import differing, heading, overridden, said
-from kvsim.report.comparison.measures import BY_KEY, MEASURES, Measure
 from kvsim.report.terminal import Cell, print_table, width_of
 from kvsim.results.chosen_names import package
+from kvsim.results.fields import BY_KEY, measures_of
+from kvsim.results.measures import Measure
 from kvsim.results.result import RunRecord, hit_definition
 from kvsim.results.runs import Run
 from kvsim.results.statistics import Mean, is_distinguishable, paired_difference
 
 MOST_ROWS = 40
 """Most runs shown on a terminal."""
-ON_TERMINAL = (
-    "hit_rate", "hit_rate_gpu", "hit_rate_cpu", "hit_rate_disk", "ttft_s_mean", "ttft_s_p99", "slo_attainment",
-    "goodput_requests_per_s", "rejected",
-)  # fmt: skip
-"""Measures shown on a terminal; the page shows all that have values, the CSV all."""
 SIZES = ("cluster.engines", "cluster.engines_per_host", "cluster.prefill", "cluster.decode")
 """Settings that decide how many tiers there are."""
 BOUND_MEASURES = ("hit_rate", "page_hit_rate", "rejected")
@@ -56,7 +52,9 @@ class Comparison:
         self.cases = cases_of(self.runs, by_run=by_run)
         self.has_seeds = any(len(case.runs) > 1 for case in self.cases)
         self.keys = differing([case.settings for case in self.cases], overridden(self.results))
-        self.measures = [measure for measure in MEASURES if self._is_worth_a_column(measure)]
+        self.known = measures_of(self.results)
+        """All measures; ``measures`` are those worth showing."""
+        self.measures = [measure for measure in self.known if self._is_worth_a_column(measure)]
 
     def _is_worth_a_column(self, measure: Measure) -> bool:
         if measure.key.startswith("hit_rate_") and all(len(result["tiers"]) == 1 for result in self.results):
@@ -237,7 +235,7 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     order = by_hit_rate(told)
     listed = set(order[:MOST_ROWS])
     width = width_of(console)
-    columns = [column for column, measure in enumerate(told.measures) if measure.key in ON_TERMINAL]
+    columns = [column for column, measure in enumerate(told.measures) if measure.on_terminal]
     titles = ["job", *map(heading, told.keys), *(told.measures[column].title for column in columns)]
     settings = range(1, len(told.keys) + 1)
     drawn: list[list[Cell]] = []
@@ -270,7 +268,7 @@ def comparison_csv(runs: Sequence[Run]) -> str:
     told = Comparison(runs, by_run=True)
     extra = ("requests", "prompt_tokens", "wall_s", "load_s")
     bounds = [f"{kind}_hit_rate" for kind in ("belady", "unlimited")]
-    columns = ["job", "status", *told.keys, *(measure.key for measure in MEASURES), *extra, *bounds, "error"]
+    columns = ["job", "status", *told.keys, *(measure.key for measure in told.known), *extra, *bounds, "error"]
     places = {id(run): place for place, run in enumerate(told.runs)}
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -280,7 +278,7 @@ def comparison_csv(runs: Sequence[Run]) -> str:
             rows.append({"job": run.name, "status": "failed", **chosen, "error": run.error})
             continue
         result = run.result
-        numbers = {measure.key: measure.of(result) for measure in MEASURES}
+        numbers = {measure.key: measure.of(result) for measure in told.known}
         known = {f"{kind}_hit_rate": bound["hit_rate"] for kind, bound in run.bounds.items()}
         apart = dict(zip(told.keys, told.apart(places[id(run)]), strict=True))
         rows.append({"job": run.name, "status": "finished", **apart, **numbers, **{k: result[k] for k in extra}, **known})
@@ -293,12 +291,12 @@ def means_csv(runs: Sequence[Run]) -> str | None:
     told = Comparison(runs)
     if not told.has_seeds:
         return None
-    measured = [column for measure in MEASURES for column in (measure.key, f"{measure.key}_half_width")]
+    measured = [column for measure in told.known for column in (measure.key, f"{measure.key}_half_width")]
     rows = []
     for place, case in enumerate(told.cases):
         row: dict[str, Any] = {"jobs": " ".join(run.name for run in case.runs), "seeds": len(case.runs)}
         row |= zip(told.keys, told.apart(place), strict=True)
-        for measure in MEASURES:
+        for measure in told.known:
             if mean := case.mean(measure):
                 row |= {measure.key: mean.mean, f"{measure.key}_half_width": mean.half_width}
         rows.append(row)

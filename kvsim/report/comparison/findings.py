@@ -1,8 +1,9 @@
 """What a comparison finds, in sentences."""
 
 from kvsim.report.comparison.compare import NEAR, Comparison, shown
-from kvsim.report.comparison.measures import BY_KEY, Measure
 from kvsim.report.comparison.pivot import gap_to_belady
+from kvsim.results.fields import BY_KEY
+from kvsim.results.measures import Measure
 
 ASKED = (
     ("hit_rate", "Highest hit rate", ""),

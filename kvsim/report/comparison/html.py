@@ -14,8 +14,9 @@ from kvsim.report.comparison.pareto import Front, front_of
 from kvsim.report.comparison.pictures import pictures_of
 from kvsim.report.comparison.pivot import pivots
 from kvsim.report.figure import Picture
-from kvsim.report.summary import Table, count, digits, settings
+from kvsim.report.summary import Table, settings
 from kvsim.report.template import Foot, render_page, versions
+from kvsim.results.rates import count, digits
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import Run
 

@@ -4,14 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvsim.errors import UsageError
+from kvsim.results.fields import FIELDS
+from kvsim.results.measures import Path, memory_bytes
 from kvsim.results.result import RunRecord
 
 DIRECTIONS = ("minimize", "maximize")
-MAXIMIZED = (
-    "hit_rate", "page_hit_rate", "hit_requests", "request_hit_rate", "hit_tokens", "hit_pages", "throughput", "requests_per_s",
-    "slo.attainment", "slo.goodput_requests_per_s",
-)  # fmt: skip
-"""Numbers of which more is better, and what is below them; of all others, less is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +29,15 @@ class Objective:
 
 
 def usual_direction(name: str) -> str:
-    """Return the direction in which nearly everyone wants an objective to go."""
-    return DIRECTIONS[any(f"{name}.".startswith(f"{more}.") for more in MAXIMIZED)]
+    """Return the direction in which nearly everyone wants an objective to go: by the table of fields and measures."""
+    wanted = {measure.of.path: measure.better for row in FIELDS for measure in row.measures if isinstance(measure.of, Path)}
+    fields = {row.name: row.better for row in FIELDS}
+    return DIRECTIONS[(wanted.get(name) or fields.get(name.split(".")[0])) == 1]
+
+
+def known_objectives() -> list[str]:
+    """Return the fields of a result that are objectives, or whose parts are, and ``capacity_bytes``."""
+    return [*(row.name for row in FIELDS if row.better is not None), "capacity_bytes"]
 
 
 def objective(result: RunRecord, name: str) -> float:
@@ -42,10 +46,9 @@ def objective(result: RunRecord, name: str) -> float:
     Raises UsageError if the result has no such number.
     """
     if name == "capacity_bytes":
-        capacities = [tier["capacity_pages"] for tier in result["tiers"].values()]
-        if None in capacities:
+        if (n_bytes := memory_bytes(result)) is None:
             raise UsageError("sweep.objective: capacity_bytes is undefined for an unlimited tier: set its capacity")
-        return float(sum(capacities) * result["page_bytes"])
+        return float(n_bytes)
     value: Any = result
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:

@@ -15,9 +15,8 @@ from kvsim.report.comparison.compare import Comparison
 from kvsim.report.comparison.differing import heading, said
 from kvsim.report.comparison.objective import Objective, objective
 from kvsim.report.figure import Figure, Trace, laid_out
-from kvsim.report.summary import digits, percent
 from kvsim.report.terminal import print_table, width_of
-from kvsim.results.rates import size
+from kvsim.results.rates import digits, percent, size
 from kvsim.results.records import Damaged, read_sweep
 from kvsim.results.runs import Run
 

@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvsim.engine.outcome import tiers_listed
 from kvsim.report.comparison.axis import axis_key, axis_values, is_capacity
 from kvsim.report.comparison.compare import Comparison, by_hit_rate
 from kvsim.report.comparison.differing import heading
-from kvsim.report.comparison.measures import BY_KEY, Measure, memory_bytes, moved_bytes
 from kvsim.report.figure import GREY, Picture, Styles, Trace, fitted_range, laid_out, rounded, value_axis
-from kvsim.report.pictures import LINK_COLOURS, PERCENTILES, SHARE, TIER_COLOURS, phase_figure
+from kvsim.report.pictures import LINK_COLOURS, PERCENTILES, SHARE, phase_figure
+from kvsim.report.tier_looks import look_of
+from kvsim.results.fields import BY_KEY
+from kvsim.results.measures import Measure, memory_bytes, moved_bytes
 from kvsim.results.rates import size
 from kvsim.results.result import RunRecord
 
@@ -298,8 +301,9 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _occupancy(told: Comparison) -> Picture | None:
     """Draw the peak use of each tier as a share of its capacity; unlimited tiers are left out."""
-    shares = {tier: [_peak_share(case.first, tier) for case in told.cases] for tier in TIER_COLOURS}
-    return _bars(told, "Peak use of tiers", shares, TIER_COLOURS, "peak use / capacity")
+    tiers = tiers_listed(tier for case in told.cases for tier in case.first["tiers"])
+    shares = {tier: [_peak_share(case.first, tier) for case in told.cases] for tier in tiers}
+    return _bars(told, "Peak use of tiers", shares, {tier: look_of(tier).colour for tier in tiers}, "peak use / capacity")
 
 
 def _peak_share(result: RunRecord, tier: str) -> float | None:

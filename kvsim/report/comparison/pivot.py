@@ -6,7 +6,8 @@ from typing import NamedTuple
 from kvsim.report.comparison.axis import column_key, in_order
 from kvsim.report.comparison.compare import BEST, NEAR, TIE, Comparison, shown
 from kvsim.report.comparison.differing import heading
-from kvsim.report.comparison.measures import BY_KEY, Measure
+from kvsim.results.fields import BY_KEY
+from kvsim.results.measures import Measure
 from kvsim.results.statistics import mean_of
 
 SHOWN = ("hit_rate", "goodput_requests_per_s", "ttft_s_p99")

@@ -6,8 +6,8 @@ from kvsim.errors import UsageError
 from kvsim.report.comparison.axis import axis_values, is_capacity
 from kvsim.report.comparison.compare import Comparison
 from kvsim.report.comparison.differing import heading
-from kvsim.report.comparison.measures import BY_KEY
 from kvsim.report.figure import GREY, Styles, Trace, laid_out
+from kvsim.results.rates import percent
 from kvsim.results.statistics import mean_of
 from kvsim.suggest import closest
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 GIB = 2**30
-SHARES = ("hit_rate", "hit_rate_gpu", "hit_rate_cpu", "hit_rate_disk", "page_hit_rate", "slo_attainment")
-"""Measures that are shown in percent."""
 Place = float | str
 
 
@@ -28,7 +26,8 @@ def sweep_figure(told: Comparison, x: str | None, y: str, color: str | None) -> 
     import plotly.graph_objects as go
 
     x = _checked("x", x or _default_x(told), told.keys)
-    measure = BY_KEY[_checked("y", y, list(BY_KEY))]
+    known = {measure.key: measure for measure in told.known}
+    measure = known[_checked("y", y, list(known))]
     others = [_checked("color", color, told.keys)] if color else [key for key in told.keys if key != x]
     places = _places(told, x)
     lines: dict[str, list[tuple[Place, float, float]]] = {}
@@ -44,7 +43,9 @@ def sweep_figure(told: Comparison, x: str | None, y: str, color: str | None) -> 
     title = f"{heading(x)} (GiB)" if is_capacity(x) and is_ordered else heading(x)
     axis = {"type": "linear" if is_ordered else "category"}
     margin = {"l": 60, "r": 20, "t": 12, "b": 100}
-    return go.Figure(laid_out(traces, title, measure.title, ".0%" if y in SHARES else "", x_axis=axis, height=420, margin=margin))
+    return go.Figure(
+        laid_out(traces, title, measure.title, ".0%" if measure.text is percent else "", x_axis=axis, height=420, margin=margin)
+    )
 
 
 def _line(name: str, points: list[tuple[Any, float, float]]) -> Trace:

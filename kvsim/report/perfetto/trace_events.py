@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from kvsim.core.pool import UNLIMITED
-from kvsim.core.tier import LEVELS, Tier
+from kvsim.core.tier import GPU, Tier
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import REJECTED, Outcome
@@ -85,15 +85,16 @@ def _batches(outcome: Outcome, batches: list[Batch], pids: Processes) -> Iterato
 
 def _links(outcome: Outcome, pid: int, reads: list[Read]) -> Iterator[Event]:
     """Yield the transfers of each link, on as many lanes as there are at once, and add those that bring pages to ``reads``."""
-    disks = {link.owner for link in outcome.link_lanes if not link.is_of_engine}
+    stores = {link.owner for link in outcome.link_lanes if not link.is_of_engine}
     first = 1
     for link in outcome.link_lanes:
-        name = _link_name(link, has_engines=bool(outcome.engines), has_disks=len(disks) > 1)
         rows = [
             (microseconds(start_s), microseconds(end_s), round(n), int(who)) for start_s, end_s, n, who in link.intervals.tolist()
         ]
         places = lanes([(start, end) for start, end, _, _ in rows])
-        source, target = (LEVELS.index(tier) for tier in link.name.split("-"))
+        source, target = (outcome.tier_names.index(tier) for tier in link.name.split("-"))
+        lower = outcome.tier_names[max(source, target)]
+        name = _link_name(link, lower, has_engines=bool(outcome.engines), has_stores=len(stores) > 1)
         most = max(places, default=0) + 1
         for lane in range(most):
             yield thread_name(Place(pid, first + lane), name if most == 1 else f"{name}, lane {lane + 1}")
@@ -107,10 +108,10 @@ def _links(outcome: Outcome, pid: int, reads: list[Read]) -> Iterator[Event]:
         first += most
 
 
-def _link_name(link: LinkUse, *, has_engines: bool, has_disks: bool) -> str:
-    """Return the name of a link, with the number of its engine or disk where there are several."""
+def _link_name(link: LinkUse, lower: str, *, has_engines: bool, has_stores: bool) -> str:
+    """Return the name of a link, with the number of its engine, or of its ``lower`` tier, where there are several."""
     if not link.is_of_engine:
-        return f"{link.name} of disk {link.owner}" if has_disks else link.name
+        return f"{link.name} of {lower} {link.owner}" if has_stores else link.name
     if link.receiver >= 0:
         return f"{link.name} from engine {link.owner} to {link.receiver}"
     return f"{link.name} of engine {link.owner}" if has_engines else link.name
@@ -123,7 +124,7 @@ def _tiers(recorder: Recorder, pids: Processes) -> Iterator[Event]:
     """
     places: dict[str, tuple[Place, str, Tier]] = {}
     for number, (label, tier) in enumerate(zip(recorder.labels, recorder.tiers, strict=True), 1):
-        is_gpu = tier.name == LEVELS[0]
+        is_gpu = tier.level == GPU
         place = Place(pids.engines[tier.owner], BATCHES + 1) if is_gpu else Place(pids.tiers, number)
         places[label] = place, "gpu" if is_gpu else label, tier
         yield thread_name(place, f"{places[label][1]} evictions")

@@ -153,7 +153,7 @@ def _arguments(outcome: Outcome, visit: Visit) -> Event:
     pages = outcome.hit_pages[request.index].tolist() if is_counted else stay.reused_pages
     what = "hit_pages" if is_counted else "reused_pages"
     if not stay.is_reserved:
-        told |= {f"{what}_{tier}": n for tier, n in zip(("gpu", "cpu", "disk"), pages, strict=True) if n or tier in outcome.tiers}
+        told |= {f"{what}_{tier}": n for tier, n in zip(outcome.tier_names, pages, strict=False) if n or tier in outcome.tiers}
     if visit.waits_from_s <= stay.claimed_s:
         told["queue_s"] = round(stay.claimed_s - visit.waits_from_s, 6)
     return told | {"end": stay.end or "running"}

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from kvsim.engine.columns import COLUMNS, SAME
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.report.folder import request_lines
-from kvsim.results.frame import columns_of
-from kvsim.results.records import Damaged, read_requests, read_result
+from kvsim.results.frame import request_columns
+from kvsim.results.records import read_requests, read_result
 from kvsim.results.result import RunRecord
-
-HITS = ("hit_pages_gpu", "hit_pages_cpu", "hit_pages_disk")
-PROMPT = ("prompt_pages", "prompt_tokens", "output_tokens")
-"""What tells that two runs served the same requests, besides their configurations."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,8 +34,9 @@ class Recording:
 
     @cached_property
     def prompts(self) -> np.ndarray:
-        """Lengths of all requests, a row each; columns as in ``PROMPT``."""
-        return np.stack([self.columns[name] for name in PROMPT], axis=1)
+        """The sizes of all requests, a row each: what tells that two runs served the same ones, besides their configurations."""
+        sizes = [column.name for column in COLUMNS if column.compared == SAME and column.kind is not str]
+        return np.stack([self.columns[name] for name in sizes], axis=1)
 
     @cached_property
     def rejected(self) -> np.ndarray:
@@ -52,8 +50,8 @@ class Recording:
 
     @cached_property
     def hit_pages(self) -> np.ndarray:
-        """Columns gpu, cpu, disk."""
-        return np.stack([self.columns[name] for name in HITS], axis=1)[self.skipped :]
+        """One column per tier."""
+        return np.stack([self.columns[f"hit_pages_{tier}"] for tier in self.record["hit_pages"]], axis=1)[self.skipped :]
 
     @cached_property
     def ttft_s(self) -> np.ndarray:
@@ -66,16 +64,13 @@ class Recording:
 
 def recorded(name: str, record: RunRecord, outcome: Outcome) -> Recording:
     """Return a run that has just ended."""
-    return Recording(name=name, record=record, columns=columns_of(request_lines(outcome)))
+    return Recording(name=name, record=record, columns=request_columns(request_lines(outcome), list(record["hit_pages"])))
 
 
 def read_recording(folder: Path) -> Recording:
     """Read a run from its folder. Raises Damaged for a folder without a complete run."""
     record = read_result(folder)
-    columns = read_requests(folder, record)
-    if missing := [name for name in (*PROMPT, *HITS, "status", "ttft_s", "tpot_s") if name not in columns]:
-        raise Damaged(f"{folder / 'requests.csv.gz'}: the column {missing[0]} is missing: repeat the run")
-    return Recording(name=str(folder), record=record, columns=columns)
+    return Recording(name=str(folder), record=record, columns=read_requests(folder, record))
 
 
 def read_measured(folders: list[str]) -> list[Recording]:

@@ -9,7 +9,8 @@ import numpy as np
 from kvsim.report.validation.recording import Recording
 from kvsim.report.validation.spreads import Distance, deviation, distance_of_means, distance_of_pairs, mean
 from kvsim.report.validation.validation import QUANTILES, check_same, tier_rate
-from kvsim.results.result import SCHEMA, RunRecord, plain
+from kvsim.results.fields import SCHEMA
+from kvsim.results.result import RunRecord, plain
 from kvsim.results.tolerances import Tolerances
 
 IDENTICAL, BY_REQUEST = "identical hits", "ttft by request"

@@ -7,12 +7,13 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
-from kvsim.report.summary import Table, count
+from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
 from kvsim.report.validation.repeated import BY_CHANCE
 from kvsim.report.validation.step_table import step_table
 from kvsim.report.validation.validation import device_name, scatter
+from kvsim.results.rates import count
 from kvsim.results.result import RunRecord, hit_definition
 
 SCALES = {"share": (100.0, " %"), "s": (1000.0, " ms"), "bytes": (1e-9, " GB")}

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvsim.report.summary import Table, count
+from kvsim.report.summary import Table
+from kvsim.results.rates import count
 
 KINDS = {"prefill": "prefill", "both": "prefill beside decoding", "decode": "decoding"}
 

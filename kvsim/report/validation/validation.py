@@ -11,12 +11,14 @@ from rich.text import Text
 from kvsim.errors import UsageError
 from kvsim.files.writing import FileSet
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
-from kvsim.report.summary import Table, count, percent
+from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
 from kvsim.report.validation.recording import Recording
 from kvsim.report.validation.step_table import step_table
-from kvsim.results.result import SCHEMA, RunRecord, hit_definition, plain, to_json
+from kvsim.results.fields import SCHEMA
+from kvsim.results.rates import count, percent
+from kvsim.results.result import RunRecord, hit_definition, plain, to_json
 from kvsim.results.tolerances import Tolerances
 
 QUANTILES = ("p50", "p90", "p99")

@@ -6,22 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.engine.columns import COLUMNS
 from kvsim.report.comparison.differing import labels
 from kvsim.results.chosen_names import package
+from kvsim.results.fields import FIELDS
 from kvsim.results.records import Damaged, read_sweep
 from kvsim.results.result import RunRecord
 from kvsim.results.timeline import middles
-
-NOT_NUMBERS = (
-    "config", "choices", "versions", "timeline", "ttft_quantiles_s", "bounds", "schema", "command_line", "config_hash", "command",
-    "engines",
-)  # fmt: skip
-"""Fields of a result that its summary leaves out."""
-OF_REQUESTS = (
-    "request", "session", "turn", "type", "prompt_tokens", "output_tokens", "hit_tokens_gpu", "hit_tokens_cpu", "hit_tokens_disk",
-    "arrival_s", "queue_s", "load_s", "prefill_s", "ttft_s", "tpot_s", "e2e_s", "status",
-)  # fmt: skip
-"""Columns of the table of requests, where the run has them."""
 
 
 def run_name(record: RunRecord, swept: Sequence[str]) -> str:
@@ -51,7 +42,7 @@ def configuration(record: RunRecord) -> dict[str, Any]:
 
 def summary(record: RunRecord) -> dict[str, Any]:
     """Return the totals of a run."""
-    return {name: value for name, value in record.items() if name not in NOT_NUMBERS}
+    return {row.name: record[row.name] for row in FIELDS if row.is_logged and row.name in record}
 
 
 def axis(record: RunRecord) -> str:
@@ -90,9 +81,10 @@ def _times(edges: np.ndarray, places: np.ndarray, requests: dict[str, np.ndarray
     return {"ttft_s": mean.tolist(), "waiting_requests": waiting.tolist()}
 
 
-def request_rows(requests: dict[str, np.ndarray], most: int) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and rows of at most ``most`` requests, evenly spaced; times in microseconds' precision."""
-    names = [name for name in OF_REQUESTS if name in requests]
+def request_rows(requests: dict[str, np.ndarray], tiers: Sequence[str], most: int) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of at most ``most`` requests of a run, evenly spaced; times in microseconds' precision."""
+    logged = [heading for column in COLUMNS if column.is_logged for heading in column.headings(tiers)]
+    names = [name for name in logged if name in requests]
     number = len(requests["request"])
     chosen = np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int))
     cells = [_cells(requests[name][chosen]) for name in names]

@@ -136,7 +136,7 @@ class WandbLogger(Logger):
         run.summary.update(summary(result))
         tables = {"tiers": wandb.Table(*_tiers(result))}
         if self.request_rows:
-            columns, rows = request_rows(requests, self.request_rows)
+            columns, rows = request_rows(requests, list(result["hit_tokens"]), self.request_rows)
             tables["requests"] = wandb.Table(columns=columns, data=rows)
         run.log(tables | _pictures(wandb, result))
         for point in series(result, requests):

@@ -16,10 +16,10 @@ from kvsim.engine.outcome import Outcome
 from kvsim.report.comparison.compare import BEST, NEAR, TIE, Comparison, means_csv
 from kvsim.report.comparison.findings import answers
 from kvsim.report.comparison.html import render_comparison
-from kvsim.report.comparison.measures import BY_KEY
 from kvsim.report.comparison.pictures import binned, pictures_of
 from kvsim.report.comparison.pivot import pivots
 from kvsim.report.html import render
+from kvsim.results.fields import BY_KEY
 from kvsim.results.result import summarize
 from kvsim.results.runs import Run
 
