@@ -23,11 +23,11 @@ from kvsim.results.progress import progress
 from kvsim.results.runs import read_runs
 from kvsim.run import play
 from kvsim.run.curves import Curve, CurveSettings
-from kvsim.run.execute import Result, draw, execute
+from kvsim.run.execute import Result, draw, execute, own_folder, record_run
 from kvsim.settings.configuration import compose, quoted
-from kvsim.sweep_folder import write_comparison
-from kvsim.sweep_result import Sweep
-from kvsim.sweeping import SweepPlan, refuse_without_guard, run_sweep, values_of
+from kvsim.sweeps.folder import write_comparison
+from kvsim.sweeps.from_python import SweepPlan, refuse_without_guard, run_sweep, values_of
+from kvsim.sweeps.sweep_result import Sweep
 from kvsim.trace.base import Trace
 from kvsim.trace.memory import trace_from_tokens
 
@@ -171,11 +171,10 @@ def _run(command: str, trace: Trace, arguments: Arguments, advance: Callable[[in
     is_kept = any(line.startswith("output=") for line in arguments.overrides)
     if not is_kept and any(line.startswith("logger=") for line in arguments.overrides):
         raise UsageError(NO_FOLDER)
-    is_named = is_described(arguments.objects)
-    with Lock(plan.output) if is_kept else nullcontext():
-        result = execute(command, plan, trace, watch=lambda _: nullcontext(advance), is_named=is_named)
-        if is_kept:
-            result.write(plan.output)
-            plan.logger.log(plan.output, result.record, None)
+    how: dict[str, Any] = {"watch": lambda _: nullcontext(advance), "is_named": is_described(arguments.objects)}
+    if is_kept:
+        with own_folder(plan, command):
+            return record_run(command, plan, trace, **how)
+    result = execute(command, plan, trace, **how)
     play.check_verified(result.outcome.hardware)
     return result

@@ -2,17 +2,16 @@
 
 import errno
 import os
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from kvsim.commands.listing import COMMANDS, usage
 from kvsim.errors import PolicyFailed, Terminated, UsageError, unusable
 from kvsim.installation import check_links
+from kvsim.run.interrupts import remembered
 from kvsim.settings.sources import set_up
 
 TRACEBACK = "--traceback"
@@ -31,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("standard output is closed", 1)
     shows_traceback = TRACEBACK in arguments
     try:
-        with _terminable():
+        with remembered():
             _run([word for word in arguments if word != TRACEBACK])
     except UsageError as error:
         if shows_traceback:
@@ -55,23 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return _fail(f"standard output: {error.strerror}", 1)
     return 0
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Raise Terminated when the process is asked to end, so that a sweep keeps what has finished and no file is half-written."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
-        return
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise Terminated
 
 
 def _run(arguments: list[str]) -> None:

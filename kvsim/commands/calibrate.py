@@ -11,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
@@ -26,7 +25,7 @@ from kvsim.numbers import Whole, check_settings
 from kvsim.plans.build import check_output
 from kvsim.plans.construct import construct
 from kvsim.report.terminal import print_table
-from kvsim.settings.mistake import Mistake
+from kvsim.settings.configuration import Asked, without_hydra
 
 if TYPE_CHECKING:
     import torch
@@ -111,17 +110,15 @@ class CalibrateSettings:
         return folder / f"{self.name}.yaml"
 
 
-def application(cfg: DictConfig) -> None:
+def start(asked: Asked) -> None:
     """Run the calibration."""
-    try:
-        calibrate(cfg, chosen=list(map(str, OmegaConf.to_container(HydraConfig.get().overrides.task) or ())))
-    except UsageError as error:
-        raise Mistake(error) from error
+    chosen = asked.overrides
+    calibrate(without_hydra(asked.config).config, chosen)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    run_application("calibrate", application, arguments, config_name="calibrate")
+    run_application("calibrate", start, arguments, config_name="calibrate")
 
 
 def calibrate(cfg: DictConfig, chosen: list[str]) -> None:

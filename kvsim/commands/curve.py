@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
-from omegaconf import DictConfig
 from rich.console import Console
 
-from kvsim.commands.application import run_application, run_job
+from kvsim.commands.application import run_application, start_run
 from kvsim.commands.job import shared_script
-from kvsim.commands.objective import Objective
-from kvsim.commands.sweep_job import SweepJob
 from kvsim.plans.plan import Plan
 from kvsim.report.curve import print_curve, write_curve
 from kvsim.results.fields import SCHEMA
@@ -17,19 +14,15 @@ from kvsim.results.progress import progress
 from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.run.curves import Curve, curve_settings
 from kvsim.run.execute import draw
-
-
-def application(cfg: DictConfig) -> Objective:
-    """Run one job of a run or multirun."""
-    return run_job("curve", run_curve, cfg)
+from kvsim.sweeps.command_jobs import SweepJob
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    run_application("curve", application, arguments)
+    run_application("curve", partial(start_run, "curve", run_curve), arguments)
 
 
-def run_curve(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
+def run_curve(plan: Plan, command_line: str, job: SweepJob | None) -> RunRecord:
     """Load the trace, compute its curves, write the folder, print the tables."""
     watch = partial(progress, label="curve", shown=job is None or job.is_alone)
     drawn = draw(plan, curve_settings(plan.config["curve"]), watch=watch)

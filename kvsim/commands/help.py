@@ -6,10 +6,10 @@ from importlib import import_module
 from kvsim.commands.layout import columns, wrapped
 from kvsim.commands.listing import COMMANDS, usage
 from kvsim.errors import UsageError
-from kvsim.plans.unused_settings import WITHOUT_EFFECT
 from kvsim.settings import catalog
 from kvsim.settings.catalog import Setting, first_sentence
 from kvsim.settings.flags import FLAGS, SHORT, SINGLE
+from kvsim.settings.unused_settings import WITHOUT_EFFECT
 from kvsim.suggest import closest
 
 MORE = (

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvsim.commands.application import run_application, run_job
+from kvsim.commands.application import run_application, start_run
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from kvsim.plans.plan import Plan
+    from kvsim.results.result import RunRecord
+    from kvsim.sweeps.command_jobs import SweepJob
 
-    from kvsim.commands.objective import Objective
 
-
-def application(cfg: "DictConfig") -> "Objective":
-    """Run one job of a run or multirun."""
+def run(plan: "Plan", command_line: str, job: "SweepJob | None") -> "RunRecord":
+    """Run the command once."""
     from kvsim.commands.job import run_command
 
-    return run_job("replay", partial(run_command, "replay"), cfg)
+    return run_command("replay", plan, command_line, job)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    run_application("replay", application, arguments)
+    run_application("replay", partial(start_run, "replay", run), arguments)

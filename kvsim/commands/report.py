@@ -35,12 +35,12 @@ def write_report(folders: list[Path], target: Path, command_line: str) -> None:
     """Write the page about the runs in ``folders`` to ``target``. Raises UsageError if none of them has a result."""
     from rich.console import Console
 
-    from kvsim.commands.sweep import add_bounds
     from kvsim.files.writing import replacing
     from kvsim.report.comparison.compare import print_comparison
     from kvsim.report.comparison.html import render_comparison
     from kvsim.report.folder import prepare_folder
     from kvsim.results.runs import read_runs
+    from kvsim.sweeps.bounds import add_bounds
 
     runs = read_runs(folders)
     if not any(run.result for run in runs):

@@ -4,13 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
-from kvsim.commands.application import run_application, run_job
-from kvsim.commands.objective import Objective
-from kvsim.commands.sweep import plan_of
-from kvsim.commands.sweep_job import SweepJob, tell
+from kvsim.commands.application import run_application, start_run
 from kvsim.errors import UsageError
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import write_run, write_shared_script
@@ -23,23 +19,20 @@ from kvsim.run.execute import execute
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.run.play import check_verified
 from kvsim.run.saturation import Found, Probe, highest_rate
-from kvsim.sweep_folder import finished
+from kvsim.sweeps.bounds import plan_of
+from kvsim.sweeps.command_jobs import SweepJob, tell
+from kvsim.sweeps.folder import finished
 
 PROBED = ("requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected", "folder")
 """What is recorded of each run beside its rate."""
 
 
-def application(cfg: DictConfig) -> Objective:
-    """Run one job of a run or multirun."""
-    return run_job("saturate", run_saturate, cfg)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    run_application("saturate", application, arguments)
+    run_application("saturate", partial(start_run, "saturate", run_saturate), arguments)
 
 
-def run_saturate(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
+def run_saturate(plan: Plan, command_line: str, job: SweepJob | None) -> RunRecord:
     """Search for the highest rate, write the folder, print the table."""
     shown = job is None
     write_shared_script(plan.output)

@@ -6,12 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
 from rich.console import Console
 
-from kvsim.commands.application import run_application, run_job
-from kvsim.commands.objective import Objective
-from kvsim.commands.sweep_job import SweepJob
+from kvsim.commands.application import run_application, start_run
 from kvsim.errors import UsageError, WrongResult
 from kvsim.plans.plan import Plan
 from kvsim.policies.copies import copied
@@ -25,21 +22,17 @@ from kvsim.results.progress import progress
 from kvsim.results.result import RunRecord
 from kvsim.run.execute import execute
 from kvsim.run.play import check_verified
+from kvsim.sweeps.command_jobs import SweepJob
 
 SIMULATED, HARDWARE = "simulated", "hardware"
 
 
-def application(cfg: DictConfig) -> Objective:
-    """Run the validation."""
-    return run_job("validate", run_validation, cfg)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    run_application("validate", application, arguments)
+    run_application("validate", partial(start_run, "validate", run_validation), arguments)
 
 
-def run_validation(plan: Plan, command_line: str, job: SweepJob | None = None) -> RunRecord:
+def run_validation(plan: Plan, command_line: str, job: SweepJob | None) -> RunRecord:
     """Simulate, run on this machine or read recordings, write all folders and the comparison, and print it.
 
     Raises WrongResult if reused pages were wrong or the simulation is not within its tolerances.

@@ -26,7 +26,6 @@ from kvsim.plans.construct import check_names, construct, refuse_infinite, with_
 from kvsim.plans.plan import Config, Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import OWN_SETTINGS, PER_TIER, TIERS, gpu_memory_of, state_capacities, tier_plans
-from kvsim.plans.unused_settings import WITHOUT_EFFECT, given, keys_of
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
@@ -37,6 +36,7 @@ from kvsim.results.chosen_names import chosen
 from kvsim.results.logger import Logger
 from kvsim.results.slo import Slo
 from kvsim.results.tolerances import ValidationSettings
+from kvsim.settings.unused_settings import WITHOUT_EFFECT, given, keys_of
 from kvsim.trace.base import TraceSource
 from kvsim.trace.formats import format_of
 

@@ -8,10 +8,10 @@ from kvsim.plans.construct import with_key
 from kvsim.plans.gpu_memory import check_fits
 from kvsim.plans.plan import Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
-from kvsim.plans.unused_settings import given, keys_of
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.settings.unused_settings import given, keys_of
 
 INTERCONNECT = ("hardware.interconnect_bytes_per_s", "hardware.interconnect_latency_s")
 OF_MEMORY = ("hardware", "hardware.gpus", "hardware.memory_bytes")

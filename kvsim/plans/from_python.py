@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvsim.plans.build import build_run
 from kvsim.plans.combinations import check_plan
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.copies import copied
-from kvsim.settings.configuration import compose_with_choices
+from kvsim.settings.configuration import Composed, compose_with_choices
 from kvsim.trace.base import Trace
 from kvsim.trace.check import check_requests
 
@@ -24,15 +24,17 @@ RUN_WIDE = {name: name for name in ("prefetch", "checkpoint", "routing", "schedu
 """Keys of the policies that a run has once, with the plan's fields for them."""
 
 
-def plan_for(command: str, trace: Trace, arguments: Arguments) -> Plan:
-    """Return the checked plan of a command on a loaded trace. Raises UsageError."""
+def plan_for(
+    command: str, trace: Trace, arguments: Arguments, compose: Callable[[list[str]], Composed] = compose_with_choices
+) -> Plan:
+    """Return the checked plan of a command on a loaded trace. ``compose`` composes overrides. Raises UsageError."""
     for line in (*arguments.overrides, *arguments.objects):
         if line.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
             raise UsageError(f"{line}: the trace is already loaded; pass this to load_trace instead")
     if not trace.origin:
         check_requests(trace.requests)
     given = [*arguments.overrides, *(f"{key}=object" for key in arguments.objects)]
-    config, choices = compose_with_choices(composed(trace, arguments))
+    config, choices = compose(composed(trace, arguments))
     plan = build_run(config, command=command, overrides=given, choices=choices)
     if arguments.objects:
         plan = _with_objects(plan, arguments.objects)

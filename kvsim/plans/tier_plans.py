@@ -12,9 +12,9 @@ from kvsim.plans.cluster_settings import ClusterSettings
 from kvsim.plans.construct import construct
 from kvsim.plans.gpu_memory import AUTO, SETTINGS, GpuMemory, auto_memory
 from kvsim.plans.plan import Config, TierPlan
-from kvsim.plans.unused_settings import given
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
+from kvsim.settings.unused_settings import given
 from kvsim.suggest import hint
 
 TIERS = ("gpu", "cpu", "disk")

@@ -1,10 +1,13 @@
-"""From a plan to its result: load the trace, run it, summarize the outcome. Used by the commands and the Python API."""
+"""From a plan to its result: load the trace, run it, summarize the outcome; and to the folder in which that is kept.
+
+Used by the commands, sweeps and the Python API.
+"""
 
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +18,11 @@ import numpy as np
 
 from kvsim.engine.collector import freeze, without_garbage_collector
 from kvsim.engine.outcome import Outcome
+from kvsim.errors import UsageError
+from kvsim.files.locking import Lock
 from kvsim.plans.plan import Plan
 from kvsim.plans.policy_errors import policies_named
+from kvsim.report.folder import request_lines, write_run
 from kvsim.results.frame import frame, request_columns
 from kvsim.results.result import RunRecord, summarize, warmup_requests
 from kvsim.run import play
@@ -47,8 +53,6 @@ class Result(RunResult):
 
     @cached_property
     def requests(self) -> Any:
-        from kvsim.report.folder import request_lines
-
         return frame(request_columns(request_lines(self.outcome), self.outcome.tier_names))
 
     @property
@@ -58,8 +62,6 @@ class Result(RunResult):
 
     def write(self, folder: str | Path) -> None:
         """Write ``result.json``, ``requests.csv.gz`` and ``report.html``, as the commands do."""
-        from kvsim.report.folder import write_run
-
         write_run(Path(folder), self.record, self.outcome)
 
 
@@ -126,6 +128,45 @@ def execute(
         gpu_memory=None if plan.gpu_memory is None else asdict(plan.gpu_memory) | {"kv_bytes": plan.gpu_memory.kv_bytes},
     )
     return Result(record=record, outcome=outcome)
+
+
+@contextmanager
+def own_folder(plan: Plan, command: str, group: str | None = None) -> Iterator[None]:
+    """Lock the folder of a run during the block. A run that fails in it is logged as failed, in the ``group`` of its sweep."""
+    try:
+        with Lock(plan.output):
+            yield
+    except Exception as error:
+        plan.logger.log_failure(plan.output, plan.begun(command), failure_message(error), group)
+        raise
+
+
+def failure_message(error: Exception) -> str:
+    """Return in one line what is recorded of an error."""
+    return " ".join((str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}").split())
+
+
+def record_run(
+    command: str,
+    plan: Plan,
+    trace: Trace | None = None,
+    *,
+    group: str | None = None,
+    shared_script: str | None = None,
+    show: Callable[[Result, list[str]], None] = lambda result, files: None,
+    **how: Any,
+) -> Result:
+    """Execute a plan, write its folder, log it, ``show`` the result and the names of its files, and verify it.
+
+    ``group`` is the name of the sweep that the run belongs to, ``shared_script`` as in ``write_run``, and the rest as in
+    ``execute``. Raises UsageError, and WrongResult for a run on hardware that reused wrong pages.
+    """
+    result = execute(command, plan, trace, **how)
+    files = write_run(plan.output, result.record, result.outcome, shared_script=shared_script)
+    plan.logger.log(plan.output, result.record, group)
+    show(result, files)
+    play.check_verified(result.outcome.hardware)
+    return result
 
 
 def draw(plan: Plan, settings: "CurveSettings", trace: Trace | None = None, *, watch: Watch = unwatched) -> Drawn:

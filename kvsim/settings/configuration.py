@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import hydra
 import yaml
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -23,6 +25,7 @@ from kvsim.settings.search_path import extend_search_path
 from kvsim.settings.settings_file import explain_file
 from kvsim.settings.sources import use
 from kvsim.settings.standard_input import saved_input
+from kvsim.settings.unused_settings import given, keys_of
 from kvsim.suggest import closest
 
 CONFIG = "kvsim.conf"
@@ -39,6 +42,11 @@ FROM_INPUT = ("trace.path=-", "trace.path='-'")
 LONGEST = 400
 """Characters of an override that an error message repeats."""
 OF_SWEEPS = ("hydra.launcher", "hydra.sweeper")
+OF_HYDRAS_JOBS = (
+    "hydra.job.chdir", "hydra.job.env_set", "hydra.job.env_copy", "hydra.callbacks", "hydra.output_subdir", "hydra.verbose",
+    "hydra.job_logging", "hydra/job_logging", "hydra.hydra_logging", "hydra/hydra_logging", "hydra.sweep.subdir",
+)  # fmt: skip
+"""What Hydra does around the jobs that it runs."""
 ADVICE = re.compile(r", set env var HYDRA_FULL_ERROR=1 to see chained exception\.?")
 TIER_POLICY = re.compile(r"tiers\.(\w+)\.(eviction|placement)(\..*)?")
 
@@ -59,25 +67,71 @@ def compose_with_choices(overrides: Sequence[str]) -> Composed:
     """Compose as ``compose`` does; ``choices`` are Hydra's own, by group. Raises UsageError."""
     check_overrides(overrides)
     overrides = with_trace_file(overrides)
-    given = any(override.startswith("output=") for override in overrides)
-    all_overrides = [*overrides, *(() if given else ("output=outputs",))]
+    has_output = any(override.startswith("output=") for override in overrides)
+    all_overrides = [*overrides, *(() if has_output else ("output=outputs",))]
     extend_search_path()
-    try:
-        with only_known_errors(overrides), hydra.initialize_config_module(CONFIG, version_base="1.3"):
-            config = hydra.compose("config", overrides=all_overrides, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(explain(error, list(overrides))) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(explain_file(error)) from error
+    with explained(overrides), only_known_errors(overrides), hydra.initialize_config_module(CONFIG, version_base="1.3"):
+        config = hydra.compose("config", overrides=all_overrides, return_hydra_config=True)
     use(config.hydra.runtime.config_sources)
     return without_hydra(config)
 
 
+def config_loader() -> ConfigLoader:
+    """Return Hydra's loader of kvsim's files of settings and the user's own. Raises UsageError."""
+    extend_search_path()
+    with explained(()), only_known_errors(()), hydra.initialize_config_module(CONFIG, version_base="1.3"):
+        return GlobalHydra.instance().config_loader()
+
+
+class Asked(NamedTuple):
+    """What a command line asks for."""
+
+    config: DictConfig
+    """The configuration with Hydra's own part; of a sweep, the one that its jobs share."""
+    config_name: str
+    """The file that the configuration starts from."""
+    loader: ConfigLoader
+    is_sweep: bool
+
+    @property
+    def overrides(self) -> list[str]:
+        """The user's overrides as they were written, references in them included."""
+        written = OmegaConf.to_container(self.config.hydra.overrides.task, resolve=False)
+        return [str(override) for override in cast(list[Any], written)]
+
+
+def check_run_here(asked: Asked) -> None:
+    """Raise UsageError for settings of Hydra that have no effect on jobs which kvsim runs itself."""
+    keys = keys_of(map(str, asked.config.hydra.overrides.hydra))
+    if key := next(filter(None, (given(keys, name) for name in OF_HYDRAS_JOBS)), None):
+        raise UsageError(f"{key} has no effect: kvsim runs this itself, not Hydra; leave it out")
+
+
+@contextmanager
+def explained(overrides: Sequence[str], config_name: str = "config") -> Iterator[None]:
+    """Turn errors of Hydra and OmegaConf about these overrides into UsageError, one line that names the override at fault."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        if isinstance(found := _first_cause(error), UsageError):  # raised while Hydra imported something
+            raise found from None
+        raise UsageError(explain(error, list(overrides), config_name)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(explain_file(error)) from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the error at the beginning of a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 @contextmanager
 def only_known_errors(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn what Hydra raises although it is no error of Hydra's, and what it only warns of, into UsageError.
+    """Turn Hydra's warnings, and exceptions that are not its own, into UsageError.
 
-    Nobody checks Hydra's own settings, and what files say to it, before they are used. Errors of a run do not come this way.
+    Hydra does not check its own settings before it uses them.
     """
     try:
         with warnings.catch_warnings():
@@ -90,9 +144,9 @@ def only_known_errors(overrides: Sequence[str]) -> Iterator[None]:
             if error.filename is None:
                 raise
             raise UsageError(f"{error.filename}: {error.strerror}") from error
-        given = [override for override in overrides if override.lstrip("+~").startswith("hydra")] or overrides
+        hydras = [override for override in overrides if override.lstrip("+~").startswith("hydra")] or overrides
         problem = str(error) if isinstance(error, UserWarning | RuntimeError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"Hydra cannot use {brief(' '.join(given)) or 'the configuration'}: {problem}") from error
+        raise UsageError(f"Hydra cannot use {brief(' '.join(hydras)) or 'the configuration'}: {problem}") from error
 
 
 def check_overrides(overrides: Sequence[str], *, is_multirun: bool = False) -> None:

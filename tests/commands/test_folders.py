@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "kvsim"]
 LINE = '{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n'
 SMALL = ("trace.sessions=3", "tiers.gpu.capacity=6000pages")
 SWEPT = ("-m", "trace.sessions=3", "tiers.gpu.capacity=3000pages,6000pages")
-REWRITTEN = ("multirun.yaml", "sweep.json")
+REWRITTEN = ("sweep.json",)
 """What a sweep writes when it begins."""
 MEASURED = ("load_s", "wall_s", "requests_per_s")
 

@@ -1,20 +1,51 @@
-"""A command starts as ``hydra.main`` would start it, and composes its configuration once."""
+"""A command composes its configuration once, as ``hydra.main`` would compose it."""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.hydra_config import HydraConfig
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 
-from kvsim.commands.hydra_main import read_yaml_fast, run_hydra
+from kvsim.commands import hydra_main
+from kvsim.commands.hydra_main import ask_hydra, read_yaml_fast
 from kvsim.errors import UsageError
+from kvsim.settings.configuration import Asked
 from kvsim.settings.flags import Arguments, parse
 from kvsim.settings.sources import set_up
+from kvsim.sweeps import from_hydra
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
+
+
+INTERNALS = [
+    (ConfigLoaderImpl.load_configuration, "self config_name overrides run_mode from_shell validate_sweep_overrides"),
+    (ConfigLoaderImpl.load_sweep_config, "self master_config sweep_overrides"),
+    (ConfigLoaderImpl.validate_sweep_overrides_legal, "overrides run_mode from_shell"),
+    (Callbacks.__init__, "self config"),
+    (Hydra.__init__, "self task_name config_loader"),
+    (create_config_search_path, "search_path_dir"),
+    (get_args_parser, ""),
+    (get_yaml_loader, ""),
+]
+
+
+@pytest.mark.parametrize(("function", "parameters"), INTERNALS, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_installed_hydra_has_the_internals_that_are_used(function: Callable[..., Any], parameters: str) -> None:
+    assert " ".join(inspect.signature(function).parameters) == parameters
+
+
+def test_no_other_module_uses_internals_of_hydra() -> None:
+    package = Path(hydra_main.__file__).parents[1]
+    users = {path for path in package.rglob("*.py") if "hydra._internal" in path.read_text()}
+    assert users == {Path(hydra_main.__file__), Path(from_hydra.__file__)}
 
 
 @pytest.fixture
@@ -32,51 +63,39 @@ def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
     return calls
 
 
-def start(*words: str) -> list[tuple[DictConfig, dict[str, Any]]]:
-    """Start a command. Returns the configuration of each job, and Hydra's own part of it."""
-    seen = []
-
-    def task(cfg: DictConfig) -> None:
-        seen.append((cfg, OmegaConf.to_container(HydraConfig.get())))
-
-    run_hydra(task, "replay", "config", parse(set_up(words)))
-    return seen  # type: ignore[return-value]
+def ask(*words: str) -> Asked:
+    asked = ask_hydra("replay", "config", parse(set_up(words)))
+    assert asked is not None
+    return asked
 
 
 def test_a_single_run_composes_once(composed: list[list[str]]) -> None:
-    ((cfg, own),) = start("eviction=slru", "seed=3", "output=out")
-    assert composed == [["eviction=slru", "seed=3", "output=out"]]
-    assert cfg.seed == 3 and cfg.eviction.protected_hits == 2 and "hydra" not in cfg
-    assert own["job"]["name"] == "replay" and own["overrides"]["task"] == composed[0]
-    assert own["mode"].name == "RUN" and own["runtime"]["choices"]["eviction"] == "slru"
+    asked = ask("eviction=slru", "seed=3", "output=out")
+    assert composed == [["eviction=slru", "seed=3", "output=out"]] and not asked.is_sweep
+    assert asked.config.seed == 3 and asked.config.eviction.protected_hits == 2 and asked.overrides == composed[0]
+    assert asked.config.hydra.job.name == "replay" and asked.config.hydra.runtime.choices["eviction"] == "slru"
 
 
 def test_a_mistake_composes_once(composed: list[list[str]]) -> None:
     with pytest.raises(ConfigCompositionException):
-        start("eviction=slru", "sed=3")
+        ask("eviction=slru", "sed=3")
     with pytest.raises(ConfigCompositionException, match="Ambiguous"):
-        start("seed=1,2")
+        ask("seed=1,2")
     assert len(composed) == 2
 
 
-def test_a_sweep_starts_with_one_composition(composed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsim.commands.sweep.begin_sweep", lambda config: composed.append(["begin"]))
-    seen = start("-m", "seed=1,2", "output=out")
-    assert composed.index(["begin"]) == 1
-    assert [cfg.seed for cfg, _ in seen] == [1, 2]
-    assert all(own["mode"].name == "MULTIRUN" for _, own in seen)
+def test_a_sweep_is_asked_for_by_the_flag_or_by_the_mode(composed: list[list[str]]) -> None:
+    for word in ("-m", "hydra.mode=MULTIRUN"):
+        asked = ask(word, "seed=1,2", "output=out")
+        assert asked.is_sweep and asked.config.output == "out" and "seed=1,2" in asked.overrides
+    assert len(composed) == 3, "once with the flag"
 
 
-def test_the_mode_can_come_from_an_override(composed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsim.commands.sweep.begin_sweep", lambda config: None)
-    assert len(start("hydra.mode=MULTIRUN", "seed=1,2,3", "output=out")) == 3
-
-
-def test_another_folder_adds_choices(composed: list[list[str]], tmp_path: Path) -> None:
+def test_another_folder_adds_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "eviction").mkdir(parents=True)
     (tmp_path / "conf" / "eviction" / "mine.yaml").write_text("_target_: a.B\nk: 3\n")
-    ((cfg, _),) = start("--config-dir", "conf", "eviction=mine", "output=out")
-    assert cfg.eviction.k == 3
+    assert ask("--config-dir", "conf", "eviction=mine", "output=out").config.eviction.k == 3
 
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")

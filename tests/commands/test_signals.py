@@ -3,8 +3,11 @@
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
 
 from kvsim.cli import main
 
@@ -20,10 +23,29 @@ class Mine(LRU):
         super().bind(context)
         runs.append(self)
         if len(runs) == {run}:
-            signal.raise_signal(signal.{name})
+            {how}
+
+
+class InCallback:
+    def __del__(self):
+        signal.raise_signal(signal.{name})
+
+
+def in_cleanup():
+    try:
+        signal.raise_signal(signal.{name})
+    finally:
+        None.cleaned_up
 """
+PLAINLY = "signal.raise_signal(signal.{name})"
 ENDS = {"SIGINT": (130, "kvsim: interrupted at mine.py:13, in Mine.bind\n"), "SIGTERM": (143, "kvsim: terminated\n")}
+IN_ONE_LINE = {"SIGINT": (130, "kvsim: interrupted\n"), "SIGTERM": (143, "kvsim: terminated\n")}
 RUN = ("trace.sessions=3", "eviction=mine", "output=out", "--config-dir", "conf")
+
+
+def policy(run: int, name: str, how: str = PLAINLY) -> str:
+    """A policy whose run of this number is sent a signal."""
+    return POLICY.format(run=run, name=name, how=how.format(name=name))
 
 
 @pytest.fixture
@@ -40,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("command", ["replay", "simulate"])
 def test_a_run_ends_with_one_line(command: str, name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine.py").write_text(POLICY.format(run=1, name=name))
+    (folder / "mine.py").write_text(policy(1, name))
     code, line = ENDS[name]
     before = signal.getsignal(signal.SIGTERM)
     assert main([command, *RUN]) == code
@@ -51,7 +73,7 @@ def test_a_run_ends_with_one_line(command: str, name: str, folder: Path, capfd: 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_sweep_keeps_the_jobs_that_have_finished(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine.py").write_text(POLICY.format(run=3, name=name))
+    (folder / "mine.py").write_text(policy(3, name))
     code, line = ENDS[name]
     assert main(["replay", "-m", "seed=1,2,3,4", *RUN]) == code
     assert capfd.readouterr().err == line
@@ -64,9 +86,52 @@ def test_a_sweep_keeps_the_jobs_that_have_finished(name: str, folder: Path, capf
 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_search_keeps_the_rates_that_have_run(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine.py").write_text(POLICY.format(run=2, name=name))
+    (folder / "mine.py").write_text(policy(2, name))
     code, line = ENDS[name]
     assert main(["saturate", "slo.ttft_s=1", *RUN]) == code
     assert capfd.readouterr().err == line
     assert len(list((folder / "out").glob("rate-*/result.json"))) == 1
     assert not list((folder / "out").rglob("*.part")) and not (folder / "out" / "saturate.json").exists()
+
+
+@pytest.mark.parametrize("name", IN_ONE_LINE)
+def test_an_error_that_replaces_the_interrupt_of_a_run_does_not_hide_it(
+    name: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.py").write_text(policy(1, name, "in_cleanup()"))
+    code, line = IN_ONE_LINE[name]
+    assert main(["replay", *RUN]) == code
+    assert capfd.readouterr().err == line
+
+
+@pytest.mark.parametrize("name", IN_ONE_LINE)
+@pytest.mark.parametrize("how", ["in_cleanup()", "InCallback()"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_is_replaced_or_lost_ends_a_sweep(
+    name: str, how: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An error in code that cleans up replaces it; Python drops what a callback raises, and the job goes on to its end."""
+    (folder / "mine.py").write_text(policy(2, name, how))
+    code, line = IN_ONE_LINE[name]
+    assert main(["replay", "-m", "seed=1,2,3,4", *RUN]) == code
+    assert capfd.readouterr().err == line
+    finished = ["0"] if how == "in_cleanup()" else ["0", "1"]
+    assert sorted(path.parent.name for path in (folder / "out").glob("*/result.json")) == finished
+    assert len((folder / "out" / "sweep.csv").read_text().splitlines()) == 1 + len(finished)
+    assert not list((folder / "out").glob("*/error.json"))
+
+
+def test_an_interrupt_while_the_configuration_is_composed_is_no_mistake_in_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra and OmegaConf turn an error in their own cleaning up into one of theirs."""
+
+    def update(*arguments: Any, **settings: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise ConfigAttributeError("no attribute of None")
+
+    monkeypatch.setattr(OmegaConf, "update", update)
+    assert main(["replay", "seed=1", "output=out"]) == 130
+    assert capfd.readouterr().err == "kvsim: interrupted\n"

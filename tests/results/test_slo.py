@@ -9,12 +9,12 @@ import pytest
 
 import kvsim
 from kvsim.cli import main
-from kvsim.commands.objective import objective
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.report.summary import facts, slo_table, tables
 from kvsim.results.result import summarize
 from kvsim.results.slo import Slo
+from kvsim.sweeps.objective import objective
 
 
 @pytest.fixture

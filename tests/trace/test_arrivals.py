@@ -8,7 +8,7 @@ import pytest
 
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run
-from kvsim.randomness import depends_on_seed
+from kvsim.plans.randomness import depends_on_seed
 from kvsim.settings.configuration import compose_with_choices
 from kvsim.trace.base import Trace
 from kvsim.trace.tokens import Tokens

@@ -15,21 +15,20 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from kvsim.bound_files import compute_once
 from kvsim.engine.collector import freeze
 from kvsim.errors import UsageError
-from kvsim.files.locking import Lock
 from kvsim.plans.arguments import Arguments, arguments_of, is_policy
 from kvsim.plans.construct import construct
 from kvsim.plans.from_python import composed, is_described, plan_for
-from kvsim.report.folder import write_run
+from kvsim.plans.plan import Plan
 from kvsim.report.template import SHARED_SCRIPT
 from kvsim.results.logger import Logger
-from kvsim.run.execute import execute
-from kvsim.run.fingerprint import configuration_hash
-from kvsim.run.play import check_verified
-from kvsim.settings.configuration import compose
-from kvsim.sweep_folder import begin_folder, failure_record, index_of, place_job, write_failure
+from kvsim.results.result import RunRecord
+from kvsim.run.execute import record_run
+from kvsim.settings.configuration import check_overrides, config_loader
+from kvsim.sweeps.composition import Compositions
+from kvsim.sweeps.folder import begin_folder, failure_record, write_failure
+from kvsim.sweeps.job import Ended, Job, run_job
 from kvsim.trace.base import Trace
 
 NO_GUARD = (
@@ -39,8 +38,8 @@ NO_GUARD = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run of a sweep."""
+class Settings:
+    """What one job of a sweep sets."""
 
     number: int
     overrides: list[str]
@@ -67,20 +66,22 @@ class SweepPlan:
     settings: dict[str, list[Any]]
     """Values by key: the runs are all combinations."""
     fixed: Arguments
-    jobs: list[Job] = field(default_factory=list)
+    compositions: Compositions = field(default_factory=lambda: Compositions(config_loader()))
+    jobs: list[Settings] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for number, values in enumerate(itertools.product(*self.settings.values())):
             own = arguments_of([dict(zip(self.settings, values, strict=True))], {})
             overrides, objects = [*self.fixed.overrides, *own.overrides], self.fixed.objects | own.objects
-            self.jobs.append(Job(number=number, overrides=overrides, objects=objects))
+            self.jobs.append(Settings(number=number, overrides=overrides, objects=objects))
 
     def check(self) -> Logger:
         """Compose each value of each setting once, before any job runs. Returns the logger. Raises UsageError."""
         seen: set[str] = set()
         for job in self.jobs:
             if not seen.issuperset(job.told):
-                config = compose(composed(self.trace, job.arguments))
+                check_overrides(job.overrides)
+                config = self.compositions.compose(composed(self.trace, job.arguments)).config
                 seen.update(job.told)
         return construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
 
@@ -115,43 +116,35 @@ def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[in
     else:
         ended = []
         for job in plan.jobs:
-            ended.append(run_job(folder, plan.command, plan.trace, job))
+            ended.append(run_one(folder, plan.command, plan.trace, job, plan.compositions))
             advance(len(ended))
-    return dict(ended)
+    return {job.name: job.failure for job in ended}
 
 
-def run_job(folder: Path, command: str, trace: Trace, job: Job) -> tuple[str, dict[str, Any] | None]:
-    """Run a job and write its folder and bounds. Returns the folder's name and, if the job failed, its ``error.json``."""
-    name, plan = str(job.number), None
-    try:
-        plan = plan_for(command, trace, job.arguments)
-        is_named = is_described(job.objects)
-        name, finished = place_job(folder, name, configuration_hash(plan, command) if is_named else f"object-{job.number}")
-        if finished is not None:
-            return name, None
-        line = None if job.objects else shlex.join(["kvsim", command, *composed(trace, job.arguments)])
+def run_one(folder: Path, command: str, trace: Trace, settings: Settings, compositions: Compositions) -> Ended:
+    """Run a job of a sweep."""
+    is_named = is_described(settings.objects)
+    line = None if settings.objects else shlex.join(["kvsim", command, *composed(trace, settings.arguments)])
+    job = Job(
+        number=settings.number,
+        overrides=settings.told,
+        plan=lambda: plan_for(command, trace, settings.arguments, compositions.compose),
+        trace=trace,
+        is_described=is_named,
+    )
+
+    def run(plan: Plan) -> RunRecord:
         script = None if plan.logger.wants_page else f"../{SHARED_SCRIPT}"
-        with Lock(folder / name):
-            result = execute(command, plan, trace, command_line=line, is_named=is_named)
-            write_run(folder / name, result.record, result.outcome, shared_script=script)
-        plan.logger.log(folder / name, result.record, folder.name)
-        check_verified(result.outcome.hardware)
-        if is_named:
-            index_of(folder.absolute())[result.record["config_hash"]] = name
-            compute_once(folder / "bounds", plan, result.record["bounds"], trace.requests)
-        return name, None
-    except Exception as error:
-        record = failure_record(error, job.told)
-        write_failure(folder / name, record)
-        if plan is not None:
-            plan.logger.log_failure(folder / name, plan.begun(command), record["error"], folder.name)
-        return name, record
+        how: dict[str, Any] = {"command_line": line, "is_named": is_named}
+        return record_run(command, plan, trace, group=folder.name, shared_script=script, **how).record
+
+    return run_job(folder, command, job, run)
 
 
 # --- worker processes ------------------------------------------------------------------------------------------------
 
-_received: list[Trace] = []
-"""The trace of the sweep, in a worker process."""
+_received: list[tuple[Trace, Compositions]] = []
+"""The trace of the sweep and the configurations of its jobs, in a worker process."""
 
 
 def refuse_without_guard() -> None:
@@ -169,9 +162,7 @@ def _check_main() -> None:
         )
 
 
-def _in_workers(
-    plan: SweepPlan, folder: Path, workers: int, advance: Callable[[int], None]
-) -> list[tuple[str, dict[str, Any] | None]]:
+def _in_workers(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[int], None]) -> list[Ended]:
     """Run the jobs in new processes; the results are in order of the jobs."""
     _check_main()
     sent = [_packed(job) for job in plan.jobs]
@@ -198,13 +189,13 @@ def _receive(path: str) -> None:
     """Load the trace, when a worker process begins."""
     file = Path(path)
     file.with_name(f"begun-{multiprocessing.current_process().pid}").touch()
-    _received[:] = [pickle.loads(file.read_bytes())]
+    _received[:] = [(pickle.loads(file.read_bytes()), Compositions(config_loader()))]
     freeze()
 
 
-def _work(folder: Path, command: str, packed: bytes) -> tuple[str, dict[str, Any] | None]:
+def _work(folder: Path, command: str, packed: bytes) -> Ended:
     number, overrides, objects, names = pickle.loads(packed)
-    job = Job(number=number, overrides=overrides, objects={})
+    job = Settings(number=number, overrides=overrides, objects={})
     try:
         for key, (policy, own) in ((key, pickle.loads(policy)) for key, policy in objects.items()):
             if own:
@@ -212,12 +203,12 @@ def _work(folder: Path, command: str, packed: bytes) -> tuple[str, dict[str, Any
             job.objects[key] = policy
     except Exception as error:
         record = failure_record(UsageError(f"{names}: a worker process cannot make it: {error}"), overrides)
-        write_failure(folder / str(number), record)
-        return str(number), record
-    return run_job(folder, command, _received[0], job)
+        return Ended(write_failure(folder / str(number), record), failure=record)
+    trace, compositions = _received[0]
+    return run_one(folder, command, trace, job, compositions)
 
 
-def _packed(job: Job) -> bytes:
+def _packed(job: Settings) -> bytes:
     """Pickle a job. A policy travels with its own attributes, of which pickle would lose those that a compiled class lacks."""
     objects = {}
     for key, policy in job.objects.items():

@@ -9,15 +9,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from kvsim.core.request import Request
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
+from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.policies.eviction.belady import Belady
 from kvsim.report.folder import prepare_folder
 from kvsim.results.records import read_bound
-from kvsim.results.result import summarize
+from kvsim.results.result import RunRecord, summarize
+from kvsim.results.runs import Run
 from kvsim.run import play
 from kvsim.run.execute import load_trace
 from kvsim.run.fingerprint import bound_names
@@ -68,6 +72,24 @@ def complete(folder: Path, plan: Plan) -> dict[str, Bound]:
                 write_bound(folder, name, bound)
         bounds[kind] = bound
     return bounds
+
+
+def add_bounds(runs: list[Run]) -> None:
+    """Give each run its bounds, computing those that no job has computed. Bounds that cannot be computed are left out."""
+    for one in runs:
+        names = (one.result or {}).get("bounds") or {}
+        if one.result is not None and any(kind not in one.bounds for kind in names):
+            with suppress(UsageError):
+                for kind, bound in complete(one.bounds_folder, plan_of(one.result)).items():
+                    for other in runs:
+                        if ((other.result or {}).get("bounds") or {}).get(kind) == names.get(kind, ""):
+                            other.bounds[kind] = bound
+
+
+def plan_of(result: RunRecord) -> Plan:
+    """The plan of a recorded run. Raises UsageError if its configuration is no longer valid."""
+    config = result["config"] | {"output": ".", "sweep": {}, "validate": {}, "logger": {}}
+    return build_run(OmegaConf.create(config), command=result["command"], choices=result["choices"])
 
 
 def write_bound(folder: Path, name: str, bound: Bound) -> None:

@@ -1,10 +1,8 @@
 """Multiruns: what is kept, redone, reported and written; by every launcher that is installed."""
 
-import copyreg
 import csv
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -14,16 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.core_plugins import basic_sweeper
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
-from hydra.core.singleton import Singleton
-from hydra.plugins.sweeper import Sweeper
-from omegaconf import DictConfig
 
 from kvsim.cli import main
-from kvsim.commands.hydra_internals import pickle_once
-from kvsim.commands.sweep import SweepCallback, forget_sweep
 
 SMALL = ("trace.sessions=20", "tiers.gpu.capacity=3000pages,6000pages", "eviction=lru,arc", "output=sweep")
 MEASURED = ("versions", "load_s", "wall_s", "requests_per_s")
@@ -85,21 +75,13 @@ def test_the_bounds_in_a_sweep_are_those_of_replays(folder: Path) -> None:
     assert len(bounds) == 2
 
 
-def test_a_sweep_again_does_nothing_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "-m", *SMALL]) == 0
-    before, rows = times(folder / "sweep"), table(folder / "sweep")
-    capsys.readouterr()
-    assert main(["replay", "-m", *SMALL]) == 0
-    assert capsys.readouterr().out.count("finished before") == 4
-    assert times(folder / "sweep") == before
-    assert table(folder / "sweep") == rows
-
-
-def test_a_larger_sweep_keeps_what_is_there(folder: Path) -> None:
+def test_a_larger_sweep_keeps_what_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "-m", *SMALL]) == 0
     before = times(folder / "sweep")
     wider = [setting if not setting.startswith("eviction") else "eviction=fifo,lru,arc" for setting in SMALL]
+    capsys.readouterr()
     assert main(["replay", "-m", *wider]) == 0
+    assert capsys.readouterr().out.count("finished before") == 4
     after = times(folder / "sweep")
     assert {name: after[name] for name in before} == before
     assert len(after) == 6
@@ -158,9 +140,9 @@ def test_a_dry_run_lists_the_jobs_and_runs_none(folder: Path, capsys: pytest.Cap
 
 
 def test_the_objectives_are_numbers_of_the_result() -> None:
-    from kvsim.commands.objective import objectives
     from kvsim.errors import UsageError
     from kvsim.plans.command_settings import SweepSettings
+    from kvsim.sweeps.objective import objectives
 
     tiers = {"gpu": {"capacity_pages": 10}, "cpu": {"capacity_pages": 30}}
     result = {"hit_rate": 0.5, "ttft_s": {"p99": 2.0, "p50": None}, "tiers": tiers, "page_bytes": 4}
@@ -202,30 +184,21 @@ def test_a_mistake_in_any_choice_or_key_ends_a_sweep_before_its_first_job(
         assert not list(folder.glob("sweep/*/"))
 
 
-def test_a_process_looks_for_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a launcher hands each job the state of Hydra, which leaves out the plugins."""
-    monkeypatch.setattr(Singleton, "_instances", dict(Singleton._instances))
-    SweepCallback().on_job_start(DictConfig({"hydra": {"runtime": {"config_sources": []}}}))
-    before = Plugins.instance()
-    Singleton.set_state(Singleton.get_state())
-    assert Plugins.instance() is not before
-    assert Plugins.instance().discover() == before.discover()
-    assert basic_sweeper.BasicSweeper in Plugins.instance().discover(Sweeper)
-
-
-def test_what_is_the_same_for_all_jobs_is_sent_as_bytes_and_made_once() -> None:
-    config, other = DictConfig({"a": {"b": 1}}), DictConfig({"c": 2})
-    store = ConfigStore.instance()
-    pickle_once(config)
-    try:
-        sent = pickle.dumps([config, other, store])
-        (first, others, stores), (second, _, _) = pickle.loads(sent), pickle.loads(sent)
-        assert first == config and first is second is not config
-        assert others == other and stores is store
-    finally:
-        forget_sweep()
-    assert pickle.loads(pickle.dumps(config)) is not first
-    assert ConfigStore not in copyreg.dispatch_table
+@needs("optuna_sweeper")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("tiers.gpu.capacitie=interval(1,2)", "tiers.gpu.capacitie: there is no such setting; did you mean tiers.gpu.capacity?"),
+        ("eviction=choice(lru,lruu)", "eviction=lruu: there is no such choice; did you mean lru?"),
+    ],
+)
+def test_a_mistake_ends_an_optimization_before_its_first_job(
+    wrong: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optimize = ["hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", "sweep.objective=hit_rate", "output=sweep"]
+    assert main(["replay", "-m", *optimize, "seed=choice(1,2)", wrong]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "sweep").exists()
 
 
 def alone(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -311,16 +284,20 @@ def test_every_launcher_gives_the_same(launcher: str, more: list[str], folder: P
 )
 def test_an_optimizer_is_told_the_objectives(direction: str, objective: str, folder: Path) -> None:
     arguments = [
-        "replay", "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweeper.sampler.seed=1",
+        "replay", "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=8", "hydra.sweeper.sampler.seed=3",
         f"hydra.sweeper.direction={direction}", f"sweep.objective={objective}", "trace.sessions=20", "output=sweep",
-        "tiers.gpu.capacity=choice(3000pages,6000pages)",
+        "tiers.gpu.capacity=choice(3000pages,6000pages)", "eviction=choice(lru,slru)", "eviction.protected_hits=choice(3)",
     ]  # fmt: skip
     ended = alone(arguments)
     assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("eviction.protected_hits does not exist for eviction=lru; left out there\n")
     found = (folder / "sweep" / "optimization_results.yaml").read_text()
-    best = max(record["hit_rate"] for record in results(folder / "sweep").values())
-    assert f"{best}" in found
-    assert len(results(folder / "sweep")) == 2
+    ran = results(folder / "sweep").values()
+    assert f"{max(record['hit_rate'] for record in ran)}" in found
+    assert {(record["choices"]["eviction"], record["config"]["eviction"].get("protected_hits")) for record in ran} == {
+        ("lru", None), ("slru", 3),
+    }  # fmt: skip
+    assert len(ran) <= 4, "what an optimizer tries again is not run again"
 
 
 def test_a_report_over_a_single_run_has_its_bounds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from kvsim.report.template import SHARED_SCRIPT
 from kvsim.results.records import Damaged, read_result, read_sweep
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import Run
+from kvsim.run.execute import failure_message
 
 HASH = re.compile(rb'"config_hash": "([0-9a-f]{32})"')
 HEAD_BYTES = 400
@@ -92,8 +93,7 @@ def failure_record(error: Exception, overrides: list[str]) -> dict[str, Any]:
     The traceback of a crash is in it, and that of an error in a policy of the user's own.
     """
     is_crash = not isinstance(error, UsageError)
-    message = " ".join(f"{type(error).__name__}: {error}".split() if is_crash else str(error).split())
-    record: dict[str, Any] = {"error": message, "is_crash": is_crash, "overrides": overrides}
+    record: dict[str, Any] = {"error": failure_message(error), "is_crash": is_crash, "overrides": overrides}
     if is_crash or isinstance(error, PolicyFailed):
         record["traceback"] = traceback.format_exc().splitlines()
     return record

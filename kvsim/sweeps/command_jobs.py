@@ -1,0 +1,96 @@
+"""The jobs of a sweep on the command line, in whatever process they run: what each runs, and what it prints."""
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvsim.plans.build import build_run
+from kvsim.plans.command_settings import SweepSettings
+from kvsim.plans.plan import Plan
+from kvsim.results.result import RunRecord
+from kvsim.sweeps.composition import Compositions
+from kvsim.sweeps.grid import Lacking
+from kvsim.sweeps.job import Job, run_job
+from kvsim.sweeps.objective import Objective
+
+
+class SweepJob(NamedTuple):
+    """What a command is told about the sweep that runs it."""
+
+    group: str
+    """The sweep's name."""
+    said: str
+    """The overrides that distinguish the job from the others."""
+    is_alone: bool
+    """Whether no other job runs at the same time."""
+
+
+RunCommand = Callable[[Plan, str, SweepJob | None], RunRecord]
+"""Runs a command: takes its plan, the command line that repeats it alone, and the sweep that it is a job of, if any."""
+
+
+class OutputLost(BaseException):
+    """A line about a job cannot be printed: the command ends, and the job has not failed. Not an Exception, which fails a job."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandJobs:
+    """What the jobs of a sweep have in common. Launchers send it to other processes."""
+
+    command: str
+    run: RunCommand
+    folder: Path
+    settings: SweepSettings
+    config_name: str
+    flags: list[str]
+    """Flags with which a command finds the same files of settings."""
+    swept: list[str]
+    """The keys that the sweep varies."""
+    lacking: Lacking
+    is_alone: bool
+
+    def run_job(self, number: int, overrides: Sequence[str], compositions: Compositions) -> Objective:
+        """Run a job and print how it ended. Returns its objectives; None for a failed job and where none are set."""
+        if self.settings.fail_fast and any(self.folder.glob("*/error.json")):
+            return None
+        own = self.lacking.left_out(overrides)
+        about = SweepJob(self.folder.name, of_interest(own, self.swept), self.is_alone)
+        line = shlex.join(["kvsim", self.command, *self.flags, *(word for word in own if not word.startswith("sweep."))])
+        job = Job(number=number, overrides=own, plan=lambda: self.plan(own, compositions))
+        ended = run_job(self.folder, self.command, job, lambda plan: self.run(plan, line, about))
+        if ended.failure is not None:
+            print(failure_line(ended.name, ended.failure, about.said), file=sys.stderr, flush=True)
+        elif ended.is_earlier:
+            tell(f"job {ended.name}  {about.said}  finished before")
+        return ended.objective
+
+    def plan(self, overrides: Sequence[str], compositions: Compositions) -> Plan:
+        """Make the plan of a job. Raises UsageError."""
+        config, choices = compositions.compose(overrides)
+        return build_run(config, command=self.command, overrides=overrides, choices=choices)
+
+
+def tell(line: str) -> None:
+    """Print a line about a job. Raises OutputLost."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        raise OutputLost(error) from error
+
+
+def failure_line(name: str, record: dict[str, Any], said: str) -> str:
+    """The line that reports a failed job."""
+    more = f", traceback in {name}/error.json" if "traceback" in record else ""
+    return f"kvsim: job {name} failed: {record['error']} ({said}{more})"
+
+
+def of_interest(overrides: Sequence[str], swept: Sequence[str]) -> str:
+    """The overrides of the keys that the sweep varies; all of them if there are none."""
+    return " ".join(override for override in overrides if override.split("=")[0] in swept) or " ".join(overrides)
