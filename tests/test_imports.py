@@ -30,8 +30,6 @@ FLOORS = (
 
 Policies know nothing of the engine that asks them, so the engine stands above their contracts.
 """
-PENDING = {"policies/eviction/flop_tuning.py"}
-"""Files that still import for type checkers from above."""
 LATE = {"torch", "triton", "wandb", "plotly"}
 
 
@@ -85,10 +83,6 @@ def needs(module: str) -> set[str]:
     return {file for name in imported(module) if (file := file_of(name)) is not None} - {module}
 
 
-def at_run_time(module: str) -> set[str]:
-    return {file for name in imported(module, with_functions=False) if (file := file_of(name)) is not None} - {module}
-
-
 def test_every_room_has_a_floor() -> None:
     assert {room_of(module) for module in modules()} == {room for rooms in FLOORS for room in rooms}
 
@@ -96,15 +90,13 @@ def test_every_room_has_a_floor() -> None:
 @pytest.mark.parametrize("module", modules())
 def test_no_import_goes_up(module: str) -> None:
     """Not for type checkers, and not late, when a function is called, either."""
-    if module in PENDING:
-        pytest.xfail("imports from above")
     others = [file for file in needs(module) if room_of(file) != room_of(module)]
     assert [file for file in others if floor_of(file) >= floor_of(module)] == []
 
 
 def test_no_files_import_each_other() -> None:
-    """Not even by way of others."""
-    sorter = TopologicalSorter({module: at_run_time(module) for module in modules()})
+    """Not even by way of others, for type checkers or late."""
+    sorter = TopologicalSorter({module: needs(module) for module in modules()})
     try:
         sorter.prepare()
     except CycleError as error:

@@ -16,7 +16,7 @@ from kvsim.core.tier import LEVELS, Tier, chain
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.recorder import Batch, RecordedCache, Recorder
+from kvsim.engine.recorder import Batch, Recorder
 from kvsim.engine.substrate import Substrate, Work
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
@@ -305,10 +305,11 @@ def serve(
     requests: list[Request], substrate: Substrate, tiers: Sequence[Tier], cache: ServedCache, settings: EngineSettings
 ) -> Played:
     """Serve requests in the order of their arrival, on any substrate."""
-    recorder = Recorder(substrate, tiers)
-    recorded = RecordedCache(cache, recorder)
-    Cluster([Engine(recorder, recorded, Prefetching(recorded, NoPrefetch(), Offer), settings, FCFS())]).run(requests)
-    return Played(batches=recorder.batches, links=recorder.link_use())
+    recorder = Recorder(substrate.env, tiers)
+    cache.watch(recorder)
+    engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings, FCFS(), watches=[recorder])
+    Cluster([engine]).run(requests)
+    return Played(batches=recorder.batches, links=substrate.link_use())
 
 
 def build_tiers(names: Sequence[str], pages: int, page_tokens: int) -> list[Tier]:

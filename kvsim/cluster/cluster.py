@@ -6,7 +6,7 @@ from math import inf, isnan
 from time import perf_counter
 from typing import Any
 
-from simpy import Process
+from simpy import Environment, Process
 
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.router import Router
@@ -14,6 +14,8 @@ from kvsim.cluster.totals import outcome_of
 from kvsim.core.request import Request, Reset
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.transfer import Transfer
+from kvsim.core.watch import Watch
 from kvsim.engine.arrivals import due_in_order
 from kvsim.engine.book import Book
 from kvsim.engine.collector import without_garbage_collector
@@ -39,6 +41,17 @@ class Failure:
         check_settings(self, SECONDS, "at_s")
         if self.back_after_s != inf:
             check_settings(self, Real(above=0, most=MOST_SECONDS), "back_after_s", hint="without it, the engine never comes back")
+
+
+class Landings(Watch):
+    """Has the reads from below that end recorded in a book."""
+
+    def __init__(self, book: Book, env: Environment) -> None:
+        self.book = book
+        self.env = env
+
+    def ended(self, transfer: Transfer) -> None:
+        self.book.landed(transfer, self.env.now)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -100,6 +113,8 @@ class Cluster(Frontend):
                 self._run_until_all_end()
             ended_s = self.env.now
             self.env.run()
+            for watch in dict.fromkeys([watch for engine in self.engines for watch in engine.watches]):
+                watch.run_ended()
             wall_s = perf_counter() - began
         if self._unfinished:
             raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
@@ -112,7 +127,7 @@ class Cluster(Frontend):
         self.is_done = not requests
         movers = dict.fromkeys([engine.mover for engine in self.engines])
         for mover in movers:
-            mover.listeners.append(lambda transfer: self.book.landed(transfer, self.env.now))
+            mover.watches.append(Landings(self.book, self.env))
         for request in requests:
             if request.after >= 0:
                 self._followers.setdefault(request.after, []).append(request)
@@ -301,7 +316,7 @@ class Cluster(Frontend):
             for transfer in transfers:
                 if not transfer.done:
                     yield engine.mover.end_of(transfer)
-        engine.cache.lose(engine.gpu, self.env.now)
+        engine.cache.reset(engine.gpu, self.env.now)
 
     def _router_down(self, engine: Engine, jobs: list[Job], now: float) -> None:
         """Tell the router which requests are lost, and that the engine is down."""

@@ -9,25 +9,32 @@ gives its pages back and the decode engine decodes. A request that the decode en
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import nan
-from typing import Any
 
 from kvsim.cluster.router import Router
+from kvsim.core.lease import HANDED_OVER, RESERVED
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.core.watch import Watch
 from kvsim.engine.claims import Claims
 from kvsim.engine.engine import Engine
 from kvsim.engine.job import LOST, SENDING, Job, Send
 
 
-class Receiver:
+class Receiver(Watch):
     """The requests that wait for pages on one decode engine, or for slots that are still being freed."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, advance: "Callable[[Receiver], None]") -> None:
+        """``advance`` is called when a transfer has ended, so that pages may have become free."""
         self.engine = engine
+        self._advance = advance
+        engine.mover.watches.append(self)
         self.waiting: deque[Job] = deque()
         """Requests without pages, first come, first served."""
         self.claims = Claims(engine.cache, engine.mover)
         """Requests whose slots were promised."""
+
+    def ended(self, transfer: Transfer) -> None:
+        self._advance(self)
 
     def has_place(self) -> bool:
         """Whether one more request may run on the engine."""
@@ -49,19 +56,11 @@ class HandOver:
         """``router`` knows the decode engines among ``engines``."""
         self.router = router
         self.is_layerwise = is_layerwise
-        self.receivers = {number: Receiver(engines[number]) for number in router.engines}
+        self.receivers = {number: Receiver(engines[number], self._advance) for number in router.engines}
         self.senders: dict[Job, Engine] = {}
         """The prefill engine of each request that has chosen a decode engine and is not there yet."""
         self._sent: dict[int, Job] = {}
         """The job of each request that has a decode engine, by the request's index, until it has ended."""
-        for receiver in self.receivers.values():
-            receiver.engine.mover.listeners.append(self._listener(receiver))
-
-    def _listener(self, receiver: Receiver) -> Any:
-        def landed(_: Transfer) -> None:
-            self._advance(receiver)
-
-        return landed
 
     @property
     def has_engines(self) -> bool:
@@ -105,8 +104,7 @@ class HandOver:
         while waiting and not receiver.claims and receiver.has_place():
             job = waiting[0]
             request, page_tokens = job.request, engine.cache.page_tokens
-            lease = engine.cache.match(request, engine.gpu)
-            lease.is_resumed = lease.is_known_prompt = lease.is_reserved = True
+            lease = engine.cache.match(request, engine.gpu, RESERVED)
             pages = request.pages_for(job.target_tokens, page_tokens)
             fits = engine.fits_alone(lease, request.pages_in_all(page_tokens))
             if not (fits and engine.cache.admit(lease, pages, engine.env.now)):
@@ -193,7 +191,10 @@ class HandOver:
         assert send is not None
         job.phase, send.source = SENDING, job.lease
         send.tokens = job.target_tokens - 1
-        sender.substrate.hand_over(send).callbacks.append(lambda _: self._landed(job, sender))
+        done = sender.substrate.hand_over(send)
+        for watch in sender.watches:
+            watch.sends(send, done)
+        done.callbacks.append(lambda _: self._landed(job, sender))
 
     def _landed(self, job: Job, sender: Engine) -> None:
         if job.phase == LOST:
@@ -206,7 +207,7 @@ class HandOver:
         engine.running.held -= 1
         engine.mover.submit(engine.cache.insert(job.lease, now))
         sender.running.held -= 1
-        sender.mover.submit(sender.cache.end_prefill(source, now))
+        sender.mover.submit(sender.cache.release(source, HANDED_OVER, now))
         self.on_sent_on(job)
         sender.wake()
         if job.generated == 1:

@@ -3,15 +3,16 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from kvsim.core.tier import PageWatch
+from kvsim.core.tier import Tier
+from kvsim.core.watch import Watch
 from kvsim.pages.extent_counts import PageCounts
 from kvsim.pages.extents import Run
 
 
-class HeldPages(PageWatch):
+class HeldPages(Watch):
     """The pages ready in one tier, as they were ``staleness_s`` seconds ago.
 
-    Set as a tier's ``watch``. Reports arrive in the order in which they were sent, so what is known is always what the tier
+    One of a tier's ``watches``. Reports arrive in the order in which they were sent, so what is known is always what the tier
     held at one moment.
     """
 
@@ -28,13 +29,13 @@ class HeldPages(PageWatch):
         """Pages known to be held, as of the last ``receive``."""
         return self._held.pages
 
-    def stored(self, runs: tuple[Run, ...]) -> None:
+    def stored(self, tier: Tier, runs: tuple[Run, ...]) -> None:
         if self._staleness_s:
             self._under_way.append((self._clock() + self._staleness_s, True, runs))
         else:
             self._held.add(runs)
 
-    def dropped(self, runs: tuple[Run, ...]) -> None:
+    def dropped(self, tier: Tier, runs: tuple[Run, ...]) -> None:
         if self._staleness_s:
             self._under_way.append((self._clock() + self._staleness_s, False, runs))
         else:

@@ -48,7 +48,7 @@ class KnownEngine:
     def watch(self, tier: Tier) -> None:
         """Let the engine report every page that its GPU tier, still empty, stores or drops from now on."""
         self._held = HeldPages(self._staleness_s, self._clock)
-        tier.watch = self._held
+        tier.watches.append(self._held)
 
     def report(self, waiting_requests: int, running_requests: int, used_pages: int) -> None:
         """Take the report of an engine's load that it sends now."""

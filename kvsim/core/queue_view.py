@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kvsim.core.lease import LOOK
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
@@ -57,12 +58,13 @@ class Round:
         return self._found(waiting)[0] * self._page_tokens
 
     def cached_tokens(self, waiting: Waiting) -> int:
-        """Return how many leading tokens of the prompt are on the GPU or, after these, in the CPU tier."""
+        """Return how many leading tokens of the prompt are on the GPU or, after these, in the tier below it."""
         on_gpu, below = self._found(waiting)
         return (on_gpu + below) * self._page_tokens
 
     def _found(self, waiting: Waiting) -> tuple[int, int]:
         if waiting.cached_version != self._version:
-            waiting.cached = self._cache.cached_pages(waiting.request, self._gpu)
+            found = self._cache.match(waiting.request, self._gpu, LOOK)
+            waiting.cached = found.gpu_pages, found.leading_pages
             waiting.cached_version = self._version
         return waiting.cached

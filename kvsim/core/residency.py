@@ -1,39 +1,19 @@
-"""Where pages are stored: the tree, the tiers, and the bookkeeping of every copy, pin and slot.
+"""Where pages are stored: the tree, the tiers, and the bookkeeping of every pin and slot."""
 
-Each method changes one thing and updates every sum that depends on it. ``transfers.py`` and ``cache.py`` decide what to change.
-"""
-
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from math import inf, nextafter
 from typing import Any
 
-from kvsim.core.pool import UNLIMITED
-from kvsim.core.tier import GPU, Tier
-from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, RadixTree
+import numpy as np
+
+from kvsim.core.copies import Copies
+from kvsim.core.notices import Notices
+from kvsim.core.pool import UNLIMITED, SlotPool
+from kvsim.core.tier import Tier
+from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.core.victims import cut_after
-from kvsim.pages.extents import Run, last_pages
-
-
-@dataclass
-class Counts:
-    """Pages moved between tiers, and pages lost, since the start of the run."""
-
-    written_pages: int = 0
-    """Copied to a tier below."""
-    loaded_pages: int = 0
-    """Loaded to a GPU."""
-    fetched_pages: int = 0
-    """Read from disk into a CPU tier."""
-    revived_pages: int = 0
-    """Used again while leaving a GPU, and therefore kept."""
-    no_room_pages: int = 0
-    """Not copied for lack of room in the target tier."""
-    dropped_pages: int = 0
-    """Evicted without a copy left in any tier."""
-    unreadable_pages: int = 0
-    """Copies dropped because they could not be read."""
+from kvsim.pages.extents import Run
 
 
 def have_same_history(node: Node, child: Node) -> bool:
@@ -48,47 +28,24 @@ def have_same_history(node: Node, child: Node) -> bool:
     return child.notes is node.notes or bool(child.notes == node.notes)
 
 
-class Listeners:
-    """The tiers whose eviction policies want to hear of the requests that one GPU tier serves, by kind of notification."""
+class Residency(Copies):
+    """The tree over all tiers, and who holds what of it.
 
-    __slots__ = ("arrivals", "finishes", "hits", "requests", "tiers")
-
-    def __init__(self, tiers: list[Tier]) -> None:
-        self.tiers = tiers
-        self.arrivals = [tier for tier in tiers if tier.wants_arrivals]
-        self.requests = [tier for tier in tiers if tier.wants_requests]
-        self.finishes = [tier for tier in tiers if tier.wants_finishes]
-        self.hits = [tier for tier in tiers if tier.wants_hits]
-
-
-class Residency:
-    """The tree over all tiers, and each tier's copies of its nodes. The only writer of copies, pins, slots and sums."""
+    Together with ``Copies`` the only writer of copies, pins, slots and sums. Each method changes one thing and every sum that
+    depends on it; what to change is decided elsewhere.
+    """
 
     def __init__(self, tiers: list[Tier], width: int | None = None) -> None:
         """``width`` is the number of tiers in a node's lists, if larger than the number of tiers here."""
-        self.tiers = tiers
-        self.tree = RadixTree(width or len(tiers))
-        self.counts = Counts()
-        self.doomed: set[Node] = set()
-        """Nodes removed from the tree while a copy was in use or leaving, kept until their slots are freed."""
+        super().__init__(tiers, width)
         self.now = -inf
         """Time of the last use of the cache, in seconds."""
-        self.version = 0
-        """Changes when a copy comes or goes and when a load begins or fails: until then, requests can reuse the same pages."""
-        self.on_leave: Callable[[Node, Tier], None] | None = None
-        """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
         for tier in tiers:
             tier.eviction.cut = partial(self._cut_for, tier)
-        self._all = Listeners(tiers)
-        gpus = [tier for tier in tiers if tier.level == GPU]
-        self._has_several_gpus = len(gpus) > 1
-        self._listeners = {gpu.index: Listeners([gpu, *gpu.all_below()]) for gpu in gpus} if self._has_several_gpus else {}
+        self.notices = Notices(tiers)
+        self._has_several_gpus = self.notices.has_several_gpus
 
-    def _hearing(self, gpu: Tier | None) -> Listeners:
-        """Return who hears of the requests of a GPU tier; None stands for the only one."""
-        return self._listeners[gpu.index] if gpu is not None and self._has_several_gpus else self._all
-
-    # --- time, and notifications to policies ---------------------------------------------------------------------------
+    # --- time, and uses ------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> float:
         """Return ``now``, moved just past the last use if need be: no two uses of the cache have the same time."""
@@ -97,34 +54,9 @@ class Residency:
         self.now = now
         return now
 
-    def notify_arrival(self, request: Any, now: float, gpu: Tier | None = None) -> None:
-        """Notify policies that a request has arrived and waits."""
-        for tier in self._hearing(gpu).arrivals:
-            tier.eviction.on_arrival(request, now)
-
-    def notify_request(self, request: Any, now: float, gpu: Tier | None = None, *, on_gpu_only: bool = False) -> None:
-        """Notify policies of a request before its hits and inserts."""
-        for tier in self._hearing(gpu).requests:
-            if on_gpu_only and tier is not gpu:
-                continue
-            tier.eviction.on_request(request, now)
-
-    def notify_finish(self, request: Any, node: Node, now: float, gpu: Tier | None = None) -> None:
-        """Notify policies that a request has finished; its path, which ends with ``node``, is still pinned."""
-        for tier in self._hearing(gpu).finishes:
-            tier.eviction.on_finish(request, node, now)
-
-    def notify_hits(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
-        """Notify the policy of every tier that has a ready copy of a hit."""
-        for tier in self._hearing(gpu).hits:
-            index = tier.index
-            for node in nodes:
-                if node.state[index] == READY:
-                    tier.eviction.on_hit(node, now)
-
     def reannounce(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
         """Mark nodes as last used ``now`` without reporting a hit; evictable copies are announced to their policies again."""
-        tiers = self._hearing(gpu).tiers
+        tiers = self.notices.hearing(gpu).tiers
         for node in nodes:
             node.last_used = now
             if gpu is not None and self._has_several_gpus:
@@ -261,8 +193,47 @@ class Residency:
         if gpu is not None and self._has_several_gpus:
             for node in nodes:
                 self._use_in(node, gpu, now, 1)
-        if self._all.hits:
-            self.notify_hits(nodes, now, gpu)
+        if self.notices.wants_hits:
+            self.notices.hits(nodes, now, gpu)
+
+    def pin_alone(self, node: Node, tier: Tier) -> None:
+        """Pin a node in a tier, but nothing above it, which is pinned already or needs no pin."""
+        index = tier.index
+        if not node.pins[index] and node.state[index] == READY:
+            tier.evictable_pages -= node.pages
+        node.pins[index] += 1
+
+    def unpin_alone(self, node: Node, tier: Tier) -> None:
+        """Take back one ``pin_alone``, of a copy that is ready or doomed."""
+        index = tier.index
+        left = node.pins[index] = node.pins[index] - 1
+        if left:
+            return
+        if node.state[index] == DOOMED:
+            self.free_doomed(node, tier)
+        else:
+            tier.evictable_pages += node.pages
+            if not node.children_in[index]:
+                tier.eviction.on_evictable(node)
+
+    def pass_over(self, node: Node, tier: Tier) -> None:
+        """Pass over a victim as if it had been evicted, so that its parent can be offered next; ``take_back`` undoes it."""
+        parent, index = node.parent, tier.index
+        assert parent is not None
+        node.pins[index] += 1
+        parent.children_in[index] -= 1
+        if parent.is_evictable(index):
+            tier.eviction.on_evictable(parent)
+
+    def take_back(self, passed: list[Node], tier: Tier) -> None:
+        """Make all victims that have been passed over evictable again."""
+        index = tier.index
+        for node in passed:
+            node.pins[index] -= 1
+            node.parent.children_in[index] += 1  # type: ignore[union-attr]
+        for node in passed:
+            if not node.children_in[index]:
+                tier.eviction.on_evictable(node)
 
     def pin(self, node: Node, tier: Tier) -> None:
         """Keep the node and everything above it in a tier."""
@@ -298,187 +269,31 @@ class Residency:
             parent = node.parent
         tier.evictable_pages += evictable
 
-    # --- copies ----------------------------------------------------------------------------------------------------------
+    # --- slots of requests -----------------------------------------------------------------------------------------------
 
-    def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:
-        """Add a copy in a tier that has none of the node."""
-        self.version += 1
-        index = tier.index
-        node.state[index] = state
-        node.slots[index] = slots
-        node.parent.children_in[index] += 1  # type: ignore[union-attr]
+    def take(self, tier: Tier, pages: int) -> Any:
+        """Take free slots of a tier for a request."""
+        return tier.pool.take(pages)
 
-    def promise_copy(self, node: Node, tier: Tier) -> None:
-        """Add an incoming copy, to be filled by a transfer, and promise its slots."""
-        self.add_copy(node, tier, INCOMING, None)
-        tier.promised_pages += node.pages
+    def take_these(self, tier: Tier, slots: np.ndarray) -> None:
+        """Take exactly these slots of a tier that numbers them; raise ValueError if one is not free."""
+        pool = tier.pool
+        assert isinstance(pool, SlotPool)
+        pool.take_these(slots)
 
-    def set_ready(self, node: Node, tier: Tier, now: float) -> None:
-        """Make a copy usable, and evictable unless it is pinned."""
-        self.version += 1
-        index = tier.index
-        node.state[index] = READY
-        tier.inserted_pages += node.pages
-        if tier.wants_inserts:
-            tier.eviction.on_insert(node, now)
-        if tier.watch is not None and not node.is_state:
-            tier.watch.stored(node.runs)
-        if not node.pins[index]:
-            tier.evictable_pages += node.pages
-            if not node.children_in[index]:
-                tier.eviction.on_evictable(node)
+    def give(self, tier: Tier, slots: Any) -> None:
+        """Give back slots that a request has taken."""
+        tier.pool.give(slots)
 
-    def leave(self, node: Node, tier: Tier) -> None:
-        """Mark an evictable copy as leaving: it will be written to the tier below, then freed."""
-        node.state[tier.index] = LEAVING
-        tier.evictable_pages -= node.pages
-        tier.leaving_pages += node.pages
-        self._notify_removed(node, tier)
-        self._lose_child(node, tier)
-        self._notify_left(node, tier)
+    def promise(self, tier: Tier, pages: int) -> None:
+        """Promise slots to a request, which takes them once they are free."""
+        tier.promised_pages += pages
 
-    def stay(self, node: Node, tier: Tier, now: float) -> None:
-        """Make a leaving copy ready again."""
-        tier.leaving_pages -= node.pages
-        tier.inserted_pages -= node.pages  # it was never evicted, and set_ready counts it again
-        node.parent.children_in[tier.index] += 1  # type: ignore[union-attr]
-        self.set_ready(node, tier, now)
+    def take_promised(self, tier: Tier, pages: int) -> Any:
+        """Take slots that were promised; they are free."""
+        tier.promised_pages -= pages
+        return tier.pool.take(pages)
 
-    def free(self, node: Node, tier: Tier) -> None:
-        """Free the slots of a ready, unpinned copy; a node without any copy leaves the tree."""
-        self.version += 1
-        index, state = tier.index, node.state
-        state[index] = ABSENT
-        tier.evictable_pages -= node.pages
-        tier.evicted_pages += node.pages
-        tier.pool.give(node.slots[index])
-        node.slots[index] = None
-        if tier.wants_removals or tier.watch is not None:
-            self._notify_removed(node, tier)
-        if not any(state):
-            self.tree.remove(node)
-        self._lose_child(node, tier)
-        if self.on_leave is not None:
-            self._notify_left(node, tier)
-
-    def trim(self, node: Node, tier: Tier, pages: int) -> None:
-        """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""
-        self.version += 1
-        if tier.wants_shortenings:
-            tier.eviction.on_shorten(node, pages)
-        if tier.watch is not None:
-            tier.watch.dropped(last_pages(node.runs, pages))
-        self.tree.shorten(node, pages)
-        node.slots[tier.index], freed = tier.pool.split(node.slots[tier.index], node.pages)
-        tier.pool.give(freed)
-        tier.evictable_pages -= pages
-        tier.evicted_pages += pages
-        self.counts.dropped_pages += pages
-        tier.eviction.on_evictable(node)
-
-    def drop_copy(self, node: Node, tier: Tier) -> None:
-        """Free a copy in any state; a node without any copy leaves the tree with everything below it."""
-        self.version += 1
-        index = tier.index
-        state, slots = node.state[index], node.slots[index]
-        if state == READY and not node.pins[index]:
-            self.free(node, tier)
-            return
-        node.state[index], node.slots[index] = ABSENT, None
-        if state == LEAVING:
-            tier.leaving_pages -= node.pages
-        elif state == READY:
-            self._notify_removed(node, tier)
-        if slots is None:
-            tier.promised_pages -= node.pages
-        else:
-            tier.pool.give(slots)
-            if state != INCOMING:
-                tier.evicted_pages += node.pages
-        if not any(node.state):
-            if node not in self.doomed:
-                self.drop_descendants(node)
-            self.tree.remove(node)
-            self.doomed.discard(node)
-        if state != LEAVING:
-            self._lose_child(node, tier)
-        if state == READY:
-            self._notify_left(node, tier)
-
-    def _notify_removed(self, node: Node, tier: Tier) -> None:
-        if tier.wants_removals:
-            tier.eviction.on_remove(node)
-        if tier.watch is not None and not node.is_state:
-            tier.watch.dropped(node.runs)
-
-    def _notify_left(self, node: Node, tier: Tier) -> None:
-        """Call ``on_leave``. All bookkeeping must be done by then: the listener may cut, drop or merge the node."""
-        if self.on_leave is not None and not node.is_state:
-            self.on_leave(node, tier)
-
-    def _lose_child(self, node: Node, tier: Tier) -> None:
-        """Count one child less for the parent, which may have become an evictable leaf of the tier."""
-        parent, index = node.parent, tier.index
-        assert parent is not None
-        children_in = parent.children_in
-        left = children_in[index] = children_in[index] - 1
-        if not left and parent.state[index] == READY and not parent.pins[index]:
-            tier.eviction.on_evictable(parent)
-
-    # --- giving up -------------------------------------------------------------------------------------------------------
-
-    def drop_descendants(self, node: Node) -> None:
-        """Give up everything below a node that is about to leave the tree; copies in use become doomed."""
-        if not node.children:
-            return
-        for child in list(node.descendants()):
-            self.counts.dropped_pages += child.pages
-            held = [tier for tier in self.tiers if child.state[tier.index] == READY]
-            self._give_up(child)
-            if self.on_leave is not None and not child.is_state:
-                for tier in held:
-                    self.on_leave(child, tier)
-
-    def clear(self, outside: Iterable[Node] = ()) -> None:
-        """Empty the tree, and give up these nodes ``outside`` it with all that is below them.
-
-        Copies in use become doomed and are freed with their last pin or transfer.
-        """
-        old, self.tree = self.tree, RadixTree(len(self.tree.no_notes))
-        for node in [*old.root.descendants(), *(below for top in outside for below in (top, *top.descendants()))]:
-            self._give_up(node)
-
-    def is_doomed(self, node: Node) -> bool:
-        """Whether the node was removed from the tree while a copy was in use or leaving."""
-        return DOOMED in node.state or node in self.doomed
-
-    def _give_up(self, node: Node) -> None:
-        """Free the node's copies, dooming those in use; leaving copies are written down as planned."""
-        for tier in self.tiers:
-            state = node.state[tier.index]
-            if state not in (ABSENT, LEAVING):
-                self._doom(node, tier)
-        if any(node.state):
-            self.doomed.add(node)
-
-    def _doom(self, node: Node, tier: Tier) -> None:
-        self.version += 1
-        index = tier.index
-        if node.state[index] == READY:
-            tier.evicted_pages += node.pages
-            if not node.pins[index]:
-                tier.evictable_pages -= node.pages
-            self._notify_removed(node, tier)
-        if node.slots[index] is None:
-            tier.promised_pages -= node.pages
-            node.slots[index] = tier.pool.take(0)
-        node.state[index] = DOOMED
-        if not node.pins[index]:
-            self.free_doomed(node, tier)
-
-    def free_doomed(self, node: Node, tier: Tier) -> None:
-        """Free a doomed copy, which nothing uses any more."""
-        tier.pool.give(node.slots[tier.index])
-        node.state[tier.index], node.slots[tier.index] = ABSENT, None
-        if not any(node.state):
-            self.doomed.discard(node)
+    def break_promise(self, tier: Tier, pages: int) -> None:
+        """Take back a promise of slots."""
+        tier.promised_pages -= pages

@@ -4,15 +4,18 @@ from abc import ABCMeta, abstractmethod
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from kvsim.core.lease import Lease
+from kvsim.core.copies import Counts
+from kvsim.core.lease import FIRST, LOST, Lease
 from kvsim.core.request import Request
-from kvsim.core.residency import Counts, Residency
-from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import Edge, Tier
-from kvsim.core.transfer import Hold, Transfer
-from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
+from kvsim.core.residency import Residency
+from kvsim.core.subclassing import mypyc_attr, trait
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import NO_TRANSFERS, Begin, Hold, Transfer
 from kvsim.core.tree import RadixTree
 from kvsim.core.view import View
+from kvsim.core.watch import Watch
+
+NOTHING_IN_FLIGHT: dict[Transfer, None] = {}
 
 
 class Claim(NamedTuple):
@@ -23,7 +26,7 @@ class Claim(NamedTuple):
 
 
 CLAIMED = Claim(NO_TRANSFERS)
-LOST = Claim(NO_TRANSFERS, is_lost=True)
+LOST_SLOTS = Claim(NO_TRANSFERS, is_lost=True)
 
 
 class Growth(NamedTuple):
@@ -34,20 +37,74 @@ class Growth(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """The transfers to carry out, in order, and among them the fetch itself; None if there was no room for a single page."""
+    """The transfers to carry out, in order, and among them the fetch itself, which ``hold`` keeps the pages of.
+
+    Both are None if there was no room for a single page.
+    """
 
     transfers: list[Transfer]
     fetch: Transfer | None
+    hold: Hold | None
 
 
 class Load(NamedTuple):
-    """The transfers to carry out, in order, and the loads to the GPU that shorten the request's hit if they fail."""
+    """The transfers to carry out, in order; among them the loads to the GPU, which may bring fewer pages than they carry; and the
+    pages that are no longer reused."""
 
     transfers: list[Transfer]
     loads: list[Transfer]
+    lost_pages: int
 
 
-NO_LOAD = Load(NO_TRANSFERS, NO_TRANSFERS)
+NO_LOAD = Load(NO_TRANSFERS, NO_TRANSFERS, 0)
+
+
+@trait
+class Lower(metaclass=ABCMeta):
+    """What lies below the GPU tiers of a cache: reads from there, and all transfers. ``now`` is in seconds."""
+
+    views: dict[int, View]
+    """The tiers as each GPU tier sees them, by the index of that GPU tier."""
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> dict[Transfer, None]:
+        """Transfers handed out but not yet ended, oldest first."""
+
+    @abstractmethod
+    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
+        """Start reading the first ``pages`` pages that no tier next to the GPU has into one that is, for a waiting request.
+
+        Fewer are read if fewer fit, or if others have those after them. The path down to them stays in place until the fetch
+        ends, and counts as used now. A hold keeps what it brings, and the path above that, until it lets go or the cache is
+        reset. The lease must be fresh from ``match`` and cannot be used afterwards.
+        """
+
+    @abstractmethod
+    def load(self, lease: Lease, now: float, short: Transfer | None = None) -> Load:
+        """Bring what a request reuses of tiers below to the GPU, as far as possible; it must have claimed its slots.
+
+        The first call starts the loads. Pages that no tier next to the GPU has pass through one that is; the first page that
+        finds no room there, and all pages after it, are computed instead. So is what loads of other requests have failed to bring
+        before the request had its slots. ``short`` is a load that has ended with fewer pages than it carried, the request's own
+        or another's on its path (``Lease.arriving``): the request computes what it has not brought.
+        """
+
+    @abstractmethod
+    def begin(self, transfer: Transfer, now: float) -> Begin:
+        """Give a transfer its target slots, or return the transfers that must end first."""
+
+    @abstractmethod
+    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
+        """End a transfer whose pages have all arrived. Returns the write-downs that follow."""
+
+    @abstractmethod
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        """End a transfer of which only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``.
+
+        Of a recurrent state, all pages must have arrived. If the next page cannot be read (``transfer.has_fault``), its copy in
+        the source is dropped too. Returns the write-downs that follow.
+        """
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -82,16 +139,16 @@ class ServedCache(Reported):
     """
 
     residency: Residency
-    transfers: Transfers
     tiers: list[Tier]
-    edges: list[Edge]
     gpu: Tier
     """The GPU tier, or the first of them."""
-    views: dict[int, View]
-    """The tiers as each GPU tier sees them, by the index of that GPU tier."""
     page_tokens: int
+    lower: Lower | None
+    """None where nothing lies below."""
     leases: dict[Lease, None]
     """Leases of running requests."""
+    watches: list[Watch]
+    """Are told of requests, transfers and states; ``watch`` adds one."""
     takes_pages_late: bool = False
     """Whether the pages of a leap are taken after it, when it is known how many steps it had. Requires that making room for
     them starts no transfers."""
@@ -110,51 +167,48 @@ class ServedCache(Reported):
 
     @property
     def version(self) -> int:
-        """A number that changes whenever ``cached_pages`` may answer differently."""
+        """A number that changes whenever ``match`` may find something else."""
         return self.residency.version
 
     @property
-    def now(self) -> float:
-        """Time of the last use of the cache, in seconds."""
-        return self.residency.now
-
-    @property
     def in_flight(self) -> dict[Transfer, None]:
-        """Transfers of pages handed out but not yet ended, oldest first."""
-        return self.transfers.in_flight
+        """Transfers handed out but not yet ended, oldest first."""
+        return NOTHING_IN_FLIGHT if self.lower is None else self.lower.in_flight
+
+    def watch(self, watch: Watch) -> None:
+        """Tell a watch of requests, transfers and states from now on."""
+        self.watches.append(watch)
+
+    def _tell_admission(self, lease: Lease, pages: int, load_pages: int, *, is_admitted: bool) -> None:
+        for watch in self.watches:
+            if is_admitted:
+                watch.admitted(lease, pages, load_pages)
+            else:
+                watch.refused(lease)
 
     @abstractmethod
-    def match(self, request: Request, gpu: Tier | None = None) -> Lease:
-        """Find the longest prefix that a request can reuse on a GPU tier. Changes nothing, but may cut a node."""
+    def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
+        """Find the longest prefix that a request can reuse on a GPU tier, by default the first.
 
-    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
-        """Return how many pages of a prompt a GPU tier has, as ``match`` would find them, and how many after them a CPU tier has.
-
-        Changes nothing, and cuts no node unless a cache says so.
+        ``tokens`` is how many a request had that was admitted before, its prompt included; 0: those of its prompt. Changes
+        nothing, but may cut a node, unless ``why`` is LOOK; some caches do even then. With LOOK, only ``gpu_pages`` and
+        ``leading_pages`` of the result are meant to be read.
         """
-        lease = self.match(request, gpu)
-        return lease.gpu_pages, lease.leading_cpu_pages
-
-    def resume(self, request: Request, tokens: int, gpu: Tier | None = None) -> Lease:
-        """Match a request again that was retracted when it had ``tokens`` tokens, its prompt included."""
-        return self.match(request, gpu)
 
     @abstractmethod
-    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        """Admit a request that needs ``pages`` GPU pages in all, ``load_pages`` of them from tiers below.
+    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
+        """Admit a request that needs ``pages`` GPU pages for now, ``load_pages`` of them from tiers below.
 
         Pins what is reused and reserves slots for everything else, evicting as needed; ``claim`` then obtains the slots.
-        Returns False, with nothing changed, if there is not enough room now. The lease must be fresh from ``match``.
+        Returns False, with nothing changed, if there is not enough room now, or not enough for the ``in_all`` pages that it will
+        need later. The lease must be fresh from ``match``.
         """
-
-    @abstractmethod
-    def can_admit(self, lease: Lease, pages: int) -> bool:
-        """Whether a request could get ``pages`` GPU pages in all now. The lease must be fresh from ``match``."""
 
     def kept_pages(self, lease: Lease) -> int:
         """Return how many pages of the GPU a request can never have: persistent prompts keep them, and it does not reuse them.
 
-        The lease must be fresh from ``match``.
+        A hook of caches that keep persistent prompts, without which such a request would wait for ever. The lease must be fresh
+        from ``match``.
         """
         return 0
 
@@ -166,9 +220,10 @@ class ServedCache(Reported):
         """
 
     def begin_chunk(self, lease: Lease, tokens: int, now: float) -> bool:
-        """Prepare a step that computes a prompt up to its first ``tokens`` tokens.
+        """Prepare a step that computes a prompt up to its first ``tokens`` tokens. Returns False if there is no room for them.
 
-        Returns False if there is no room for them now; a cache that takes all slots at admission always has room.
+        A hook of caches that take slots step by step and let others find them at once; one that takes all of them at admission
+        always has room.
         """
         return True
 
@@ -180,96 +235,30 @@ class ServedCache(Reported):
         """
 
     @abstractmethod
-    def room_to_fetch(self, lease: Lease) -> int:
-        """Return how many pages ``fetch`` could read now: what the CPU tier can take after evicting everything evictable but
-        the copies there of the lease's own path. The lease must be fresh from ``match``."""
-
-    @abstractmethod
-    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
-        """Start reading the first ``pages`` pages that only the disk has into the CPU tier, for a request that still waits.
-
-        Fewer are read if fewer fit. The path down to them stays in place until the fetch ends, and counts as used now. The
-        lease must be fresh from ``match`` and cannot be used afterwards.
-        """
-
-    @abstractmethod
-    def hold(self, fetch: Transfer) -> Hold:
-        """Keep what a fetch brings, and the path above it, in the CPU tier after its end, until ``let_go`` or ``reset``.
-
-        The fetch must have just been started.
-        """
-
-    @abstractmethod
-    def let_go(self, hold: Hold) -> None:
-        """Take back a ``hold``; nothing happens if ``reset`` has done so."""
-
-    @abstractmethod
-    def load(self, lease: Lease, now: float) -> Load:
-        """Start loading the matched pages of tiers below to the GPU; the request must have claimed its slots.
-
-        Pages that only the disk has pass through the CPU tier if the disk is below it. The first page that finds no room
-        there, and all pages after it, are computed instead.
-        """
-
-    @abstractmethod
-    def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
-        """Shorten what a request reuses by the pages that a load failed to bring; the request computes them instead.
-
-        The load is the request's own, or another's that fills its pinned path (``arriving``). Without ``load``, it is by what
-        others' loads failed to bring before the request had its slots. Returns the number of pages no longer reused.
-        """
-
-    @abstractmethod
-    def arriving(self, lease: Lease) -> list[Transfer]:
-        """Return the loads, its own and those of other requests, that still fill a request's pinned path."""
-
-    @abstractmethod
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
         """Add the pages of the computed prompt, or answer, to the tree. Returns the write-downs that follow."""
 
     @abstractmethod
-    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
-        """End a request whose answer is complete: notify policies, then release it.
+    def finish(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+        """End a request whose answer is complete: notify policies, then give back all that it holds.
 
         Without a clock, leave out ``now``: the cache's last use gives the time. Returns the write-downs that follow.
         """
 
-    def retract(self, lease: Lease, tokens: int, now: float) -> None:
-        """Give back what a retracted request holds, whose first ``tokens`` tokens have been computed."""
-        self.release(lease)
+    @abstractmethod
+    def release(self, lease: Lease, why: str = LOST, now: float = -inf, tokens: int = 0) -> list[Transfer]:
+        """Give back what a request holds whose answer is not complete: its pins, its slots and the slots promised to it.
 
-    def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
-        """Give back what a request holds whose answer is decoded on another GPU. Returns the write-downs that follow."""
-        self.release(lease)
-        return NO_TRANSFERS
-
-    def lose(self, gpu: Tier, now: float) -> None:
-        """Drop everything that a GPU tier has, since its engine has failed; no request or transfer uses the tier any more.
-
-        What other tiers have stays.
+        ``why`` is RETRACTED, HANDED_OVER or LOST; the first ``tokens`` tokens of a retracted request have been computed. Returns
+        the write-downs that follow.
         """
-        assert len(self.tiers) == 1, "a cache of this kind cannot lose one of several tiers"
-        self.reset()
 
     @abstractmethod
-    def release(self, lease: Lease) -> None:
-        """Give back what a finished or retracted request holds: its pins, its slots and the slots promised to it."""
+    def reset(self, gpu: Tier | None = None, now: float = -inf) -> None:
+        """Drop every page (the model's weights have changed). Slots in use are freed when their requests and transfers end.
 
-    @abstractmethod
-    def begin(self, transfer: Transfer, now: float) -> Begin:
-        """Give a transfer its target slots, or return the transfers that must end first."""
-
-    @abstractmethod
-    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        """End a transfer whose pages have all arrived. Returns the write-downs that follow."""
-
-    @abstractmethod
-    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """End a transfer of which only the first ``pages_arrived`` pages arrived. Returns the write-downs that follow."""
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Drop every page (the model's weights have changed). Slots in use are freed when their requests and transfers end."""
+        With ``gpu``, drop only what that GPU tier has, since its engine has failed: no request or transfer uses it any more.
+        """
 
     def held_pages(self, name: str) -> tuple[int, int] | None:
         tiers = [tier for tier in self.tiers if tier.name == name]
@@ -283,7 +272,7 @@ class ServedCache(Reported):
 
     @abstractmethod
     def check(self) -> None:
-        """Recount everything; raise AssertionError if a count or an invariant is wrong."""
+        """Recount everything; raise AssertionError if a count or an invariant is wrong. For tests and runs that verify."""
 
 
 Hits = tuple[int, int, int]

@@ -1,6 +1,5 @@
 """Tiers and the edges that join them: slots, policies, the sums of pages in each state, and the write-downs under way."""
 
-from abc import ABCMeta, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -28,20 +27,18 @@ def overrides(policy: object, name: str) -> bool:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class PageWatch(metaclass=ABCMeta):
-    """Is told of every page of KV that a tier holds ready for use from now on, or no longer. Recurrent states do not count.
+class PageWatch:
+    """Is told of the pages of a tier, once something has happened to them, and changes nothing."""
 
-    A page that leaves for the tier below counts as dropped at once, and as stored again if it stays after all. Under the
-    rules of vLLM a page may be stored twice; then it is dropped twice.
-    """
+    def stored(self, tier: "Tier", runs: tuple[Run, ...]) -> None:
+        """Pages of KV are ready in a tier from now on. Recurrent states do not count."""
 
-    @abstractmethod
-    def stored(self, runs: tuple[Run, ...]) -> None:
-        """These pages are ready in the tier."""
+    def dropped(self, tier: "Tier", runs: tuple[Run, ...]) -> None:
+        """Pages of KV are no longer ready in a tier.
 
-    @abstractmethod
-    def dropped(self, runs: tuple[Run, ...]) -> None:
-        """These pages are no longer ready in the tier."""
+        A page that leaves for the tier below counts as dropped at once, and as stored again if it stays after all. Under the
+        rules of vLLM a page may be stored twice; then it is dropped twice.
+        """
 
 
 class Tier:
@@ -73,8 +70,8 @@ class Tier:
         """Pages of leaving copies; their slots become free once they are written to the tier below."""
         self.promised_pages = 0
         """Slots promised to requests and transfers, which take them once they are free."""
-        self.watch: PageWatch | None = None
-        """Is told of the pages that become ready in this tier or stop being so."""
+        self.watches: list[PageWatch] = []
+        """Are told of the pages that become ready in this tier or stop being so."""
         self.inserted_pages = 0
         self.evicted_pages = 0
         self.wants_arrivals = overrides(eviction, "on_arrival")
@@ -104,6 +101,28 @@ class Tier:
             if edge.lower is lower:
                 return edge
         raise AssertionError(f"no edge joins {self.name} and {lower.name}")
+
+    # --- pages in an order of their own, without nodes: only of a tier that has no residency --------------------------------
+
+    def store(self, pages: int) -> Any:
+        """Take free slots for pages that are stored from now on."""
+        self.inserted_pages += pages
+        return self.pool.take(pages)
+
+    def drop(self, slots: Any) -> None:
+        """Free the slots of stored pages."""
+        self.evicted_pages += self.pool.count(slots)
+        self.pool.give(slots)
+
+    def lend(self, pages: int) -> Any:
+        """Take free slots for something that is not stored."""
+        return self.pool.take(pages)
+
+    def get_back(self, slots: Any) -> None:
+        """Free slots that were lent."""
+        self.pool.give(slots)
+
+    # --- room ---------------------------------------------------------------------------------------------------------------
 
     @property
     def spare_pages(self) -> int:

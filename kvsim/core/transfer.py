@@ -1,9 +1,10 @@
 """The record that the core hands to a substrate to have pages copied."""
 
 from math import nan
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kvsim.core.request import Request
+from kvsim.core.residency import Residency
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import Carrier, Node
 
@@ -12,12 +13,31 @@ class Hold:
     """Keeps the pages of a fetch, and the path above them, in the tier that they are fetched into, from its start until
     ``let_go``. Only what has arrived is kept after the fetch has ended."""
 
-    __slots__ = ("node", "tier")
+    __slots__ = ("_holds", "_residency", "node", "tier")
 
-    def __init__(self, node: Node, tier: Tier) -> None:
+    def __init__(self, node: Node, tier: Tier, residency: Residency, holds: "dict[Hold, None]") -> None:
+        """``holds`` lists all that keep something."""
         self.node: Node | None = node
         """The deepest node that is kept; None if nothing is."""
         self.tier = tier
+        self._residency = residency
+        self._holds = holds
+        residency.pin(node, tier)
+        holds[self] = None
+
+    def keep(self, node: Node) -> None:
+        """Keep a node and the path above it instead of what was kept until now."""
+        if self.node is not None and self.node is not node:
+            self._residency.pin(node, self.tier)
+            self._residency.unpin(self.node, self.tier)
+            self.node = node
+
+    def let_go(self) -> None:
+        """Keep nothing any more; nothing happens if it keeps nothing."""
+        self._holds.pop(self, None)
+        if self.node is not None:
+            self._residency.unpin(self.node, self.tier)
+            self.node = None
 
 
 class Transfer(Carrier):
@@ -28,8 +48,8 @@ class Transfer(Carrier):
     """
 
     __slots__ = (
-        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "goes_down", "has_fault", "hold", "pins",
-        "request", "source", "submitted", "target",
+        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "goes_down", "has_fault", "hold", "is_told",
+        "pins", "request", "source", "submitted", "target",
     )  # fmt: skip
 
     def __init__(self, edge: Edge, nodes: list[Node], *, goes_down: bool, after: "list[Transfer] | None" = None) -> None:
@@ -45,6 +65,8 @@ class Transfer(Carrier):
         """Down: the request whose prompt is copied, if the copy was offered after a use. Up: the request that it is read for; set
         by the engine."""
         self.begun = False
+        self.is_told = False
+        """Whether those that watch the cache have been told that it has begun."""
         self.begun_s = nan
         """Time at which the engine passed it to the substrate."""
         self.done = False
@@ -73,6 +95,19 @@ class Transfer(Carrier):
     def name(self) -> str:
         """Source and target, such as ``gpu-cpu``."""
         return f"{self.source.name}-{self.target.name}"
+
+
+NO_TRANSFERS: list[Transfer] = []
+
+
+class Begin(NamedTuple):
+    """Whether a transfer can run; if not, the transfers that must end first."""
+
+    can_run: bool
+    waits: list[Transfer]
+
+
+RUN = Begin(True, NO_TRANSFERS)
 
 
 def transfers_of(node: Node) -> tuple[Transfer, ...]:

@@ -1,10 +1,21 @@
 """The graph of tiers as one GPU tier sees it."""
 
+from typing import NamedTuple
+
+from kvsim.core.lease import Lease
 from kvsim.core.tier import Edge, Tier
+from kvsim.core.tree import READY, Node
+
+
+class Source(NamedTuple):
+    """A tier that a GPU tier can be given pages from, and the tier between, which they pass through; None: directly."""
+
+    tier: Tier
+    between: Tier | None
 
 
 class View:
-    """The graph of tiers as one GPU tier sees it."""
+    """The tiers below a GPU tier, and where it can read from."""
 
     def __init__(self, gpu: Tier) -> None:
         self.gpu = gpu
@@ -12,11 +23,32 @@ class View:
         """From the top down."""
         for edge in self.edges:
             self.edges += [below for below in edge.lower.below if below not in self.edges]
-        self.sources: list[tuple[Tier, Tier | None]] = [(edge.lower, None) for edge in gpu.below]
-        """(tier, the tier between it and the GPU), in order of preference; None if the tier is directly below the GPU."""
+        self.sources: list[Source] = [Source(edge.lower, None) for edge in gpu.below]
+        """In order of preference."""
         for edge in gpu.below:
-            self.sources += [(below.lower, edge.lower) for below in edge.lower.below]
-        self.lower: list[Tier] = list(dict.fromkeys([tier for tier, _ in self.sources]))
-        between = [tier for _, tier in self.sources if tier is not None]
+            self.sources += [Source(below.lower, edge.lower) for below in edge.lower.below]
+        self.lower: list[Tier] = list(dict.fromkeys([source.tier for source in self.sources]))
+        between = [source.between for source in self.sources if source.between is not None]
         self.fetches_to: Tier | None = between[0] if between else None
         """The tier that prefetch reads into; None if there is none."""
+
+    def source_of(self, node: Node) -> Source | None:
+        """Return where a node can be read from now; None if the GPU has it or is getting it, or if no tier below can give it."""
+        state = node.state
+        if not state[self.gpu.index]:
+            for source in self.sources:
+                if state[source.tier.index] == READY and (source.between is None or not state[source.between.index]):
+                    return source
+        return None
+
+    def room_to_fetch(self, lease: Lease) -> int:
+        """Return how many pages could be fetched for a request now: what the tier that prefetch reads into can take after
+        evicting everything evictable but the copies there of the lease's own path. The lease must be fresh from ``match``."""
+        into = self.fetches_to
+        if into is None:
+            return 0
+        index, room = into.index, into.available_pages
+        for node in lease.path:
+            if node.state[index] == READY and not node.pins[index]:
+                room -= node.pages
+        return max(0, room)

@@ -1,5 +1,6 @@
 """The serving engine: continuous batching over the cache core, independent of what makes time pass."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
+from kvsim.core.watch import Watch
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import DECODING, LOST, Job
 from kvsim.engine.loading import Loading
@@ -21,6 +23,7 @@ from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.running import RunningRequests
 from kvsim.engine.substrate import Substrate, Work
 from kvsim.engine.waiting import WaitingRequests
+from kvsim.engine.watch import EngineWatch
 from kvsim.numbers import SECONDS, Whole, check_number, check_settings
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ class EngineSettings:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Engine:
+class Engine(Watch):
     """One engine: requests wait, are admitted in the order of a scheduling policy, prefilled in chunks, decoded and released.
 
     When decoding runs out of pages, the youngest request is retracted: it waits again and recomputes what is not cached of its
@@ -72,17 +75,22 @@ class Engine:
         number: int = 0,
         gpu: Tier | None = None,
         mover: Mover | None = None,
+        watches: Sequence[EngineWatch] = (),
     ) -> None:
-        """``gpu`` is the engine's GPU tier, by default the cache's first; ``mover`` is the one of all engines of the cache."""
+        """``gpu`` is the engine's GPU tier, by default the cache's first; ``mover`` is the one of all engines of the cache.
+
+        ``watches`` are told of the engine's steps.
+        """
         self.env = substrate.env
         self.substrate = substrate
         self.cache = cache
         self.gpu = gpu or cache.gpu
         self.number = number
+        self.watches = watches
         self.prefetching = prefetching
         self.settings = settings
         self.mover = mover or Mover(substrate, cache)
-        self.mover.listeners.append(self._landed)
+        self.mover.watches.append(self)
         queue = WaitingQueue(scheduling, cache, self.gpu)
         self.waiting = WaitingRequests(cache, self.gpu, self.mover, prefetching, queue, self.wake)
         loading = Loading(cache, self.mover, prefetching, engine=number, is_layerwise=settings.overlap == "layerwise")
@@ -102,7 +110,7 @@ class Engine:
         """The leap under way, and when it began."""
         self._leap_began_s = 0.0
         self._wakeup = self.env.event()
-        self._is_alone = len(cache.views) == 1
+        self._is_alone = sum([not tier.above for tier in cache.tiers]) == 1
 
     def report_to(self, frontend: Frontend) -> None:
         """Make this the frontend; to be called before the engine runs."""
@@ -121,7 +129,7 @@ class Engine:
         if request.pages_in_all(self.cache.page_tokens) > self.gpu.pool.capacity:
             self.reject(request)
             return
-        self.cache.residency.notify_arrival(request, self.env.now, self.gpu)
+        self.cache.residency.notices.arrival(request, self.env.now, self.gpu)
         self.take(job)
 
     def take(self, job: Job) -> None:
@@ -145,8 +153,8 @@ class Engine:
         if not self._wakeup.triggered:
             self._wakeup.succeed()
 
-    def _landed(self, transfer: Transfer) -> None:
-        """Called when a transfer has ended: slots may have become free, pages may have arrived."""
+    def ended(self, transfer: Transfer) -> None:
+        """Go on if slots may have become free, or pages may have arrived."""
         if self.running.serve_claims() or transfer.target is self.gpu or self.waiting.queue and self._may_wait_for(transfer):
             self.wake()
 
@@ -185,7 +193,10 @@ class Engine:
                 began_s, self._batch = self.env.now, batch
                 if steps > 1:
                     self._leap, self._leap_began_s = work, began_s
-                done = yield self.substrate.compute(work, loads)
+                computed = self.substrate.compute(work, loads)
+                for watch in self.watches:
+                    watch.computes(work, computed)
+                done = yield computed
                 self.busy_s += self.env.now - began_s
                 if work.stalled_s:
                     for job, _ in batch:
@@ -215,10 +226,9 @@ class Engine:
                 self.mover.cancel(job.prefetch.fetch)
                 yield self.mover.end_of(job.prefetch.fetch)
                 return False
-            lease = cache.resume(request, job.target_tokens, self.gpu) if job.is_known else cache.match(request, self.gpu)
-            lease.is_resumed, lease.is_known_prompt = job.is_known, job.generated > 0 or request.sample > 0
+            lease = cache.match(request, self.gpu, job.why, job.target_tokens)
             load_pages = 0
-            if lease.cpu_pages or lease.disk_pages:
+            if lease.lower_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
             pages = request.pages_for(job.target_tokens, page_tokens)
             in_all = pages if job.decoder >= 0 else request.pages_in_all(page_tokens)

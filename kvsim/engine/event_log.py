@@ -2,17 +2,12 @@
 
 import json
 from collections.abc import Callable, Sequence
-from math import inf
-from typing import Any
 
-from kvsim.core.lease import Lease
+from kvsim.core.lease import FINISHED, Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import NEVER_FITS, ServedCache, Server
 from kvsim.core.tier import GPU, LEVELS, Tier
 from kvsim.core.transfer import Transfer
-from kvsim.core.transfers import Begin
-from kvsim.engine.passing_cache import PassingCache
-from kvsim.replaying.server import PassingServer
+from kvsim.core.watch import Watch
 
 
 class EventLog:
@@ -66,96 +61,63 @@ class EventLog:
         self.lines.append(json.dumps(fields))
 
 
-class LoggedCache(PassingCache):
-    """A cache that passes every call on to another one and logs it."""
+class CacheLog(Watch):
+    """Logs what happens in one cache of a run."""
 
-    def __init__(self, cache: ServedCache, log: EventLog) -> None:
-        super().__init__(cache)
+    def __init__(self, log: EventLog, tiers: Sequence[Tier]) -> None:
+        """``tiers`` are those of the cache."""
         self.log = log
+        self._tiers = tiers
+        self._found: dict[Tier, dict[str, int]] = {}
+        """What the last match on each engine has found."""
         self._waiting: dict[Tier, Request] = {}
         """The request at the head of each engine's queue that has found no room."""
         self._numbers: dict[Transfer, int] = {}
         """Numbers of the transfers that have begun and not ended."""
 
-    def match(self, request: Request, gpu: Tier | None = None) -> Lease:
-        return self._matched(self.cache.match(request, gpu))
-
-    def resume(self, request: Request, tokens: int, gpu: Tier | None = None) -> Lease:
-        return self._matched(self.cache.resume(request, tokens, gpu))
-
-    def _matched(self, lease: Lease) -> Lease:
-        if lease.request is not self._waiting.get(lease.gpu):
-            self._log("match", lease, **_found(lease))
-        return lease
-
     def _log(self, event: str, lease: Lease, **fields: object) -> None:
         self.log.add(event, **fields, **self.log.place(lease.gpu))
 
-    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        request, found = lease.request, _found(lease)
-        has_room = self.cache.admit(lease, pages, now, load_pages)
-        if request is self._waiting.get(lease.gpu):
-            if has_room:
-                del self._waiting[lease.gpu]
-                self._log("match", lease, **found)
-        elif not has_room:
-            self._waiting[lease.gpu] = request
-            self._log("wait", lease, request=request.index)
-        if has_room:
-            self._log("admit", lease, request=request.index, pages=pages, load_pages=load_pages)
-        return has_room
+    def matched(self, lease: Lease) -> None:
+        found = self._found[lease.gpu] = _found(lease)
+        if lease.request is not self._waiting.get(lease.gpu):
+            self._log("match", lease, **found)
 
-    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
-        transfers = self.cache.finish_request(lease, now)
-        self._log("finish", lease, request=lease.request.index)
-        return transfers
+    def admitted(self, lease: Lease, pages: int, load_pages: int) -> None:
+        if lease.request is self._waiting.get(lease.gpu):
+            del self._waiting[lease.gpu]
+            self._log("match", lease, **self._found[lease.gpu])
+        self._log("admit", lease, request=lease.request.index, pages=pages, load_pages=load_pages)
 
-    def retract(self, lease: Lease, tokens: int, now: float) -> None:
-        self.cache.retract(lease, tokens, now)
-        self._log("release", lease, request=lease.request.index)
+    def refused(self, lease: Lease) -> None:
+        if lease.request is not self._waiting.get(lease.gpu):
+            self._waiting[lease.gpu] = lease.request
+            self._log("wait", lease, request=lease.request.index)
 
-    def release(self, lease: Lease) -> None:
-        self.cache.release(lease)
-        self._log("release", lease, request=lease.request.index)
+    def released(self, lease: Lease, why: str) -> None:
+        self._log("finish" if why == FINISHED else "release", lease, request=lease.request.index)
 
-    def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
-        transfers = self.cache.end_prefill(lease, now)
-        self._log("release", lease, request=lease.request.index)
-        return transfers
+    def began(self, transfer: Transfer) -> None:
+        self._numbers[transfer] = self.log.transfers
+        self.log.transfers += 1
+        self._log_transfer("swap_begin", transfer, transfer.pages)
 
-    def lose(self, gpu: Tier, now: float) -> None:
-        self.cache.lose(gpu, now)
-        self.log.add("lose", engine=gpu.owner)
-
-    def begin(self, transfer: Transfer, now: float) -> Begin:
-        begun = self.cache.begin(transfer, now)
-        if begun.can_run and transfer not in self._numbers:
-            self._numbers[transfer] = self.log.transfers
-            self.log.transfers += 1
-            self._log_transfer("swap_begin", transfer, transfer.pages)
-        return begun
-
-    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        return self._ended(transfer, self.cache.finish(transfer, now))
-
-    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        return self._ended(transfer, self.cache.abort(transfer, pages_arrived, now))
-
-    def _ended(self, transfer: Transfer, follow_ups: list[Transfer]) -> list[Transfer]:
+    def ended(self, transfer: Transfer) -> None:
         if transfer in self._numbers:
             self._log_transfer("swap_end", transfer, transfer.arrived_pages)
             del self._numbers[transfer]
-        return follow_ups
 
     def _log_transfer(self, event: str, transfer: Transfer, pages: int) -> None:
-        unit = "pages" if transfer.target in self.tiers else "states"
+        unit = "pages" if transfer.target in self._tiers else "states"
         reader = {} if transfer.goes_down or transfer.request is None else {"request": transfer.request.index}
         ends, where = {"from": transfer.source.name, "to": transfer.target.name}, self.log.place(transfer.source, transfer.target)
         self.log.add(event, transfer=self._numbers[transfer], **ends, **{unit: pages}, **reader, **where)
 
-    def reset(self) -> None:
-        self.cache.reset()
-        engines = [tier.owner for tier in self.tiers if tier.level == GPU]
+    def emptied(self, gpu: Tier | None) -> None:
+        if gpu is not None:
+            self.log.add("lose", engine=gpu.owner)
+            return
+        engines = [tier.owner for tier in self._tiers if tier.level == GPU]
         self.log.add("reset", **({"engines": engines} if self.log.has_engines else {}))
 
 
@@ -163,52 +125,10 @@ def _found(lease: Lease) -> dict[str, int]:
     return {
         "request": lease.request.index,
         "prompt_pages": lease.request.prompt_pages,
-        **_by_tier((lease.gpu_pages, lease.cpu_pages, lease.disk_pages)),
+        **by_tier([lease.gpu_pages, *[lease.pages_at(level) for level in range(1, len(LEVELS))]]),
     }
 
 
-def _by_tier(pages: Sequence[int]) -> dict[str, int]:
+def by_tier(pages: Sequence[int]) -> dict[str, int]:
+    """Return numbers of pages by the names that events give them."""
     return {f"{tier}_pages": number for tier, number in zip(LEVELS, pages, strict=False)}
-
-
-class LoggedServer(PassingServer):
-    """An engine's own cache that logs every request. Its transfers begin and end at once, before the request is admitted."""
-
-    def __init__(self, server: Server, log: EventLog) -> None:
-        super().__init__(server)
-        self.log = log
-        self._waiting: Request | None = None
-        self._moved = (0, 0)
-
-    def serve(self, request: Request, pages: int, now: float) -> Any:
-        lease = self.server.serve(request, pages, now)
-        if lease is NEVER_FITS:
-            return lease
-        if lease is None:
-            if request is not self._waiting:
-                self.log.add("wait", request=request.index)
-            self._waiting = request
-            return None
-        found = _by_tier(lease.hits)
-        self.log.add("match", request=request.index, prompt_pages=request.prompt_pages, **found)
-        self._log_moves()
-        self.log.add("admit", request=request.index, pages=pages, load_pages=sum(lease.hits[1:]))
-        return lease
-
-    def finish_request(self, lease: Any) -> None:
-        self.server.finish_request(lease)
-        self._log_moves()
-        self.log.add("finish", request=lease.request.index)
-
-    def _log_moves(self) -> None:
-        """Log what has moved between the two tiers since the last call."""
-        if len(self.tiers) < 2:
-            return
-        upper, lower = self.tiers[0].name, self.tiers[1].name
-        before, self._moved = self._moved, (self.counts.written_pages, self.counts.loaded_pages)
-        for source, target, now, then in ((upper, lower, self._moved[0], before[0]), (lower, upper, self._moved[1], before[1])):
-            if now > then:
-                for event in ("swap_begin", "swap_end"):
-                    ends = {"from": source, "to": target}
-                    self.log.add(event, transfer=self.log.transfers, **ends, pages=now - then)
-                self.log.transfers += 1

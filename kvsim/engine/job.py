@@ -3,7 +3,7 @@
 from math import isnan, nan
 from typing import Any, Final
 
-from kvsim.core.lease import Lease
+from kvsim.core.lease import AGAIN, FIRST, KNOWN, Lease
 from kvsim.core.queue_view import Waiting
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
@@ -161,6 +161,13 @@ class Job(Waiting):
         """Its pages there."""
         self.send: Send | None = None
         """What goes there."""
+
+    @property
+    def why(self) -> int:
+        """Why it is matched when its turn comes."""
+        if not self.is_known:
+            return FIRST
+        return KNOWN if self.generated > 0 or self.request.sample > 0 else AGAIN
 
     def again(self) -> "Job":
         """Return a job that continues the request on another engine, after the tokens generated so far."""

@@ -1,15 +1,16 @@
 """Passes the core's transfers to the substrate, and their ends back to the core."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import isnan
 from typing import Any
 
 from simpy import Event
 
-from kvsim.core.serving import ServedCache
+from kvsim.core.serving import Lower, ServedCache
 from kvsim.core.tier import GPU
 from kvsim.core.transfer import Transfer
+from kvsim.core.watch import Watch
 from kvsim.engine.outcome import Disagreement
 from kvsim.engine.substrate import Substrate
 
@@ -24,13 +25,19 @@ class Mover:
     def __init__(self, substrate: Substrate, cache: ServedCache) -> None:
         self.env = substrate.env
         self.substrate = substrate
-        self.cache = cache
-        self.listeners: list[Callable[[Transfer], None]] = []
-        """Called when a transfer has ended or waits in line again."""
+        self._lower = cache.lower
+        self.watches: list[Watch] = []
+        """Are told that a transfer has ended once what follows from it is under way, and also when it waits in line again."""
         self.lost_to_disagreement = Disagreement()
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
         self._last_copy_s: dict[int, float] = {}
         """Time at which the last copy from or to a GPU tier began, by the tier's owner."""
+
+    @property
+    def lower(self) -> Lower:
+        """What lies below the GPUs; there are no transfers if nothing does."""
+        assert self._lower is not None, "a cache without tiers below has no transfers"
+        return self._lower
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
         """Carry transfers through to their end; those submitted before are ignored."""
@@ -71,7 +78,7 @@ class Mover:
                 line.popleft()
                 self._rejoin_after(unfinished[0], transfer)
                 continue
-            begun = self.cache.begin(transfer, self.env.now)
+            begun = self.lower.begin(transfer, self.env.now)
             if not begun.can_run:
                 self.submit(begun.waits)
                 return
@@ -114,9 +121,9 @@ class Mover:
     def _land(self, transfer: Transfer, arrived: int) -> None:
         now = self.env.now
         if arrived < transfer.pages:
-            follow_ups = self.cache.abort(transfer, arrived, now)
+            follow_ups = self.lower.abort(transfer, arrived, now)
         else:
-            follow_ups = self.cache.finish(transfer, now)
+            follow_ups = self.lower.finish(transfer, now)
         if transfer.ended is not None:
             transfer.ended.succeed()
         if follow_ups:
@@ -126,5 +133,5 @@ class Mover:
         self._tell(transfer)
 
     def _tell(self, transfer: Transfer) -> None:
-        for listener in self.listeners:
-            listener(transfer)
+        for watch in self.watches:
+            watch.ended(transfer)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.core.answers import number, whole_number
 from kvsim.core.lease import Lease
-from kvsim.core.serving import ServedCache
+from kvsim.core.serving import Hits, ServedCache
+from kvsim.core.tier import LEVELS
 from kvsim.core.transfer import Hold, Transfer
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Prefetching:
     """The prefetches of one run."""
 
     def __init__(self, cache: ServedCache, policy: "PrefetchPolicy", offer: "type[Offer]") -> None:
-        self.cache = cache
+        self.lower = cache.lower
         self.policy = policy
         self.counts = PrefetchCounts()
         self.in_flight_pages = 0
@@ -70,15 +71,16 @@ class Prefetching:
 
     def start(self, lease: Lease, now: float) -> Prefetch | None:
         """Start the fetch that the policy wants for a request that starts to wait; None if nothing is fetched."""
-        if self.cache.views[lease.gpu.index].fetches_to is None:
+        view = None if self.lower is None else self.lower.views[lease.gpu.index]
+        if self.lower is None or view is None or view.fetches_to is None:
             return None
-        stored = lease.disk_pages
+        stored = lease.far_pages
         offer = self._offer(
             request=lease.request,
-            first_page=lease.gpu_pages + lease.leading_cpu_pages,
+            first_page=lease.gpu_pages + lease.leading_pages,
             stored_pages=stored,
             in_flight_pages=self.in_flight_pages,
-            available_pages=self.cache.room_to_fetch(lease),
+            available_pages=view.room_to_fetch(lease),
             queued_s=self.queued_s(),
         )
         answer = self._policy.fetch(offer)
@@ -88,11 +90,11 @@ class Prefetching:
         pages = whole_number(self._policy_name, "fetch()", answer, stored)
         if not pages:
             return None
-        transfers, fetch = self.cache.fetch(lease, pages, now)
-        if fetch is None:
+        transfers, fetch, hold = self.lower.fetch(lease, pages, now)
+        if fetch is None or hold is None:
             self.counts.refused_by_memory_pages += stored
             return None
-        prefetch = Prefetch(transfers, fetch, self.cache.hold(fetch), offer.first_page)
+        prefetch = Prefetch(transfers, fetch, hold, offer.first_page)
         self.in_flight_pages += prefetch.pages
         self.counts.refused_by_memory_pages += stored - prefetch.pages
         return prefetch
@@ -103,7 +105,7 @@ class Prefetching:
 
     def pages_to_load(self, lease: Lease) -> int:
         """Return how many pages below the GPU the policy wants to load for a request that is about to be admitted."""
-        cpu_pages = lease.leading_cpu_pages
+        cpu_pages = lease.leading_pages
         answer = self._policy.load(lease.request, lease.gpu_pages, cpu_pages, lease.lower_pages - cpu_pages)
         return whole_number(self._policy_name, "load()", answer, lease.lower_pages)
 
@@ -119,12 +121,24 @@ class Prefetching:
         if prefetch.is_given_up:
             self.counts.wasted_pages += prefetch.arrived_pages
 
-    def settle(self, prefetch: Prefetch, lease: Lease) -> int:
-        """End the prefetch of a request that has been admitted and has started its loads.
+    def hits(self, lease: Lease, prefetch: Prefetch | None) -> Hits:
+        """Return the hit pages, by level, of a request that has been admitted and has started its loads, and end its prefetch.
 
-        Counts the pages that it loads of its prefetch, and returns their number: they came from disk.
+        Pages that it loads of its prefetch come from the tier that they were fetched from.
         """
-        begin, loaded = lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages
+        if prefetch is None and not lease.loaded_pages:
+            return lease.gpu_pages, 0, 0
+        pages = lease.reused_pages(len(LEVELS))
+        if prefetch is not None:
+            used = self._settle(prefetch, lease)
+            pages[prefetch.fetch.target.level] -= used
+            pages[prefetch.fetch.source.level] += used
+        gpu, cpu, disk = pages
+        return gpu, cpu, disk
+
+    def _settle(self, prefetch: Prefetch, lease: Lease) -> int:
+        """End a prefetch. Counts the pages that are loaded of it, and returns their number."""
+        begin, loaded = lease.gpu_pages, lease.loaded_pages - lease.loaded_far_pages
         end = min(prefetch.first_page + prefetch.arrived_pages, begin + loaded)
         used = max(0, end - max(prefetch.first_page, begin))
         self.counts.used_pages += used
@@ -139,7 +153,7 @@ class Prefetching:
     def _let_go(self, prefetch: Prefetch, used: int) -> None:
         self.counts.wasted_pages += prefetch.arrived_pages - used
         self.in_flight_pages -= prefetch.pages
-        self.cache.let_go(prefetch.hold)
+        prefetch.hold.let_go()
 
     def result(self) -> dict[str, int]:
         """Return all counts by name."""

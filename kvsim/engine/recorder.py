@@ -1,21 +1,19 @@
-"""Records the timeline of a run, if one is wanted: it stands between the engines and their substrate, and before their caches."""
+"""Records the timeline of a run, if one is wanted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, isnan, nan
-from typing import Any, NamedTuple
+from math import isnan, nan
+from typing import NamedTuple
 
-from simpy import Event
+from simpy import Environment, Event
 
-from kvsim.core.lease import Lease
+from kvsim.core.lease import RESERVED, Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import Claim, ServedCache
-from kvsim.core.tier import Edge, Tier
+from kvsim.core.tier import LEVELS, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
-from kvsim.engine.link_use import LinkUse
-from kvsim.engine.passing_cache import PassingCache
-from kvsim.engine.substrate import Substrate, Work
+from kvsim.engine.substrate import Work
+from kvsim.engine.watch import EngineWatch
 
 
 class Batch(NamedTuple):
@@ -60,15 +58,15 @@ class Stay:
     """Pages that it did not compute, by the tier that they came from: gpu, cpu, disk."""
 
 
-class Recorder:
-    """A substrate that records the calls to another one, and the stays that its caches report.
+class Recorder(EngineWatch):
+    """Records the steps and transfers of engines, and the stays of their requests.
 
-    Pages are evicted when requests are admitted or grow and when transfers begin, just before the engine calls ``compute`` or
-    ``copy``. So these calls inspect the tiers.
+    Pages are evicted when requests are admitted or grow and when transfers begin, just before a step or a copy. So the tiers are
+    inspected then.
     """
 
-    def __init__(self, substrate: Substrate, tiers: Sequence[Tier]) -> None:
-        self.env = substrate.env
+    def __init__(self, env: Environment, tiers: Sequence[Tier]) -> None:
+        self.env = env
         self.tiers = tiers
         self.batches: list[Batch] = []
         self.stays: list[Stay] = []
@@ -78,7 +76,6 @@ class Recorder:
         self.usage: list[tuple[float, str, int]] = []
         """(time in s, tier, pages in use), at each change"""
         self.labels = labels(tiers)
-        self._substrate = substrate
         self._evicted = [0] * len(tiers)
         self._used = [0] * len(tiers)
         self._open: dict[Lease, Stay] = {}
@@ -87,43 +84,34 @@ class Recorder:
 
     # --- stays -------------------------------------------------------------------------------------------------------
 
-    def admitted(self, lease: Lease) -> None:
-        """Record that a request has been admitted; it has its pages, or ``claimed`` is called when it has."""
-        stay = Stay(request=lease.request, engine=lease.gpu.owner, is_reserved=lease.is_reserved)
+    def admitted(self, lease: Lease, pages: int, load_pages: int) -> None:
+        stay = Stay(request=lease.request, engine=lease.gpu.owner, is_reserved=lease.why == RESERVED)
         self._open[lease] = stay
         self.stays.append(stay)
         if not lease.promised_pages:
             stay.claimed_s = self.env.now
 
     def claimed(self, lease: Lease) -> None:
-        """Record that a request has its pages; later claims, for its answer, are ignored."""
+        """Later claims, for its answer, are ignored."""
         stay = self._open[lease]
         if isnan(stay.claimed_s):
             stay.claimed_s = self.env.now
 
-    def released(self, lease: Lease, end: str) -> None:
-        """Record that a request gives its pages back."""
+    def released(self, lease: Lease, why: str) -> None:
         stay = self._open.pop(lease, None)
         if stay is not None:
-            stay.released_s, stay.end = self.env.now, end
-            stay.reused_pages = lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages, lease.loaded_disk_pages
+            stay.released_s, stay.end = self.env.now, why
+            gpu, cpu, disk = lease.reused_pages(len(LEVELS))
+            stay.reused_pages = gpu, cpu, disk
 
-    # --- the substrate -----------------------------------------------------------------------------------------------
+    # --- steps and transfers -----------------------------------------------------------------------------------------
 
-    def copy(self, transfer: Transfer) -> Event:
+    def began(self, transfer: Transfer) -> None:
         self._look()
-        return self._substrate.copy(transfer)
 
-    def cancel(self, transfer: Transfer) -> None:
-        self._substrate.cancel(transfer)
-
-    def queued_s(self, edge: Edge) -> float:
-        return self._substrate.queued_s(edge)
-
-    def compute(self, work: Work, loads: list[Transfer]) -> Event:
+    def computes(self, work: Work, done: Event) -> None:
         self._look()
         start_s = self.env.now
-        done = self._substrate.compute(work, loads)
         tokens = sum([tokens for tokens, _ in work.chunks])
         requests = tuple([job.request.index for job, _ in work.prefilling])
         computed = self._step(work, start_s) if work.prefilling else []
@@ -140,7 +128,6 @@ class Recorder:
                     stay.computed_s = now
 
         done.callbacks.append(end)
-        return done
 
     def _step(self, work: Work, start_s: float) -> list[Stay]:
         """Record a step of each prompt. Returns the stays whose prompts it completes."""
@@ -158,35 +145,18 @@ class Recorder:
                 completed.append(stay)
         return completed
 
-    def steps_done(self, work: Work, elapsed_s: float) -> int:
-        return self._substrate.steps_done(work, elapsed_s)
-
-    def hand_over(self, send: Send) -> Event:
+    def sends(self, send: Send, done: Event) -> None:
         self._look()
-        done, stay = self._substrate.hand_over(send), self._open.get(send.target)
+        stay = self._open.get(send.target)
 
         def landed(_: Event) -> None:
             if stay is not None and isnan(stay.released_s):
                 stay.computed_s = self.env.now
 
         done.callbacks.append(landed)
-        return done
 
-    def withdraw(self, send: Send) -> None:
-        self._substrate.withdraw(send)
-
-    def on_loss(self, lost: Callable[[int], None]) -> None:
-        self._substrate.on_loss(lost)
-
-    def link_use(self) -> list[LinkUse]:
+    def run_ended(self) -> None:
         self._look()
-        return self._substrate.link_use()
-
-    def findings(self) -> dict[str, Any]:
-        return self._substrate.findings()
-
-    def close(self) -> None:
-        self._substrate.close()
 
     def _look(self) -> None:
         """Record what each tier has evicted since the last call, and its pages in use."""
@@ -205,39 +175,3 @@ def labels(tiers: Sequence[Tier]) -> list[str]:
     """Return the name of each tier, with the number of its engine or host if several tiers have the same name."""
     names = [tier.name for tier in tiers]
     return [f"{tier.name} {tier.owner}" if names.count(tier.name) > 1 else tier.name for tier in tiers]
-
-
-class RecordedCache(PassingCache):
-    """A cache that tells a recorder of each request's stay."""
-
-    def __init__(self, cache: ServedCache, recorder: Recorder) -> None:
-        super().__init__(cache)
-        self.recorder = recorder
-
-    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        has_room = self.cache.admit(lease, pages, now, load_pages)
-        if has_room:
-            self.recorder.admitted(lease)
-        return has_room
-
-    def claim(self, lease: Lease, now: float) -> Claim:
-        claim = self.cache.claim(lease, now)
-        if not claim.waits and not claim.is_lost:
-            self.recorder.claimed(lease)
-        return claim
-
-    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
-        self.recorder.released(lease, "finished")
-        return self.cache.finish_request(lease, now)
-
-    def retract(self, lease: Lease, tokens: int, now: float) -> None:
-        self.recorder.released(lease, "retracted")
-        self.cache.retract(lease, tokens, now)
-
-    def release(self, lease: Lease) -> None:
-        self.recorder.released(lease, "lost")
-        self.cache.release(lease)
-
-    def end_prefill(self, lease: Lease, now: float) -> list[Transfer]:
-        self.recorder.released(lease, "handed over")
-        return self.cache.end_prefill(lease, now)

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from kvsim.core.lease import Lease
+from kvsim.core.lease import RETRACTED, Lease
 from kvsim.core.serving import Growth, ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
@@ -244,7 +244,7 @@ class RunningRequests:
         assert job.lease is not None
         is_decoding = job in self.decoding.jobs
         tokens = job.cached_tokens(self.decoding.step) if is_decoding else job.computed
-        self.cache.retract(job.lease, tokens, self.env.now)
+        self.cache.release(job.lease, RETRACTED, self.env.now, tokens)
         job.times.waits_again(self.env.now)
         if job.phase == CLAIMING:
             job.admissions -= 1
@@ -260,7 +260,7 @@ class RunningRequests:
     def finish(self, job: Job) -> None:
         """Let go of a request whose answer is complete."""
         assert job.lease is not None
-        self.mover.submit(self.cache.finish_request(job.lease, self.env.now))
+        self.mover.submit(self.cache.finish(job.lease, self.env.now))
         job.lease, job.phase = None, ENDED
         self.is_full = False
 

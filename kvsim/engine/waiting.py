@@ -36,7 +36,7 @@ class WaitingRequests:
         """Sum of the times that requests were in the queue."""
         self.most_queued = 0
         self._wake = wake
-        fetches_to = cache.views[gpu.index].fetches_to
+        fetches_to = None if cache.lower is None else cache.lower.views[gpu.index].fetches_to
         self._can_fetch = fetches_to is not None
         if fetches_to is not None:
             disk_edge = fetches_to.below[0]
@@ -59,7 +59,7 @@ class WaitingRequests:
     def _prefetch(self, job: Job) -> None:
         """Start the job's prefetch if the policy wants one. The job is queued when that ends or has lasted long enough."""
         lease = self.cache.match(job.request, self.gpu)
-        prefetch = self.prefetching.start(lease, self.env.now) if lease.disk_pages else None
+        prefetch = self.prefetching.start(lease, self.env.now) if lease.far_pages else None
         if prefetch is None:
             return
         job.prefetch, job.phase = prefetch, FETCHING

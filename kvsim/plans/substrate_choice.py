@@ -90,7 +90,8 @@ def watch_states(substrate: "HardwareSubstrate", caches: Sequence[ServedCache], 
     for cache in caches:
         if isinstance(cache, HybridCache):
             states = StateSlots(cache, requests=requests, kept_states=kept_states)
-            substrate.pages[cache.gpu.owner].states = cache.watch = states
+            substrate.pages[cache.gpu.owner].states = states
+            cache.watch(states)
 
 
 def cpu_tiers(plan: Plan) -> int:

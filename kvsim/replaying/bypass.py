@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from kvsim.bounds.lru_curve import usable_pages
 from kvsim.core.answers import refused, whole_number
+from kvsim.core.copies import Counts
 from kvsim.core.request import Request
-from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import Tier

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from kvsim.core.lease import Lease
+from kvsim.core.lease import FIRST, KNOWN, Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import Hits, ServedCache, Server
-from kvsim.core.transfer import Transfer
-from kvsim.core.transfers import NO_TRANSFERS
+from kvsim.core.serving import Hits, Lower, ServedCache, Server
+from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import RadixTree
 from kvsim.engine.job import LEAP_STEPS
 from kvsim.engine.prefetching import Prefetch, Prefetching
@@ -60,6 +59,12 @@ class CacheServer(Server):
         """Transfers that follow from a request without decode steps; they end when it has finished or before the next request, at
         the time of the cache's last use."""
 
+    @property
+    def lower(self) -> Lower:
+        """What lies below the GPU; there are no loads and no transfers if nothing does."""
+        assert self.cache.lower is not None, "a cache without tiers below has no transfers"
+        return self.cache.lower
+
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
         """Serve a request that takes ``pages`` pages in all. Returns None, with nothing admitted, if there is no room.
 
@@ -72,20 +77,18 @@ class CacheServer(Server):
         if self._landing:
             self._land(NO_TRANSFERS)
         own_pages = min(pages, request.pages_for(request.prompt_tokens, page_tokens))
-        lease = cache.match(request)
+        why = KNOWN if request.sample else FIRST
+        lease = cache.match(request, why=why)
         prefetch: Prefetch | None = None
         load_pages = 0
         if self._waiting is request:
             prefetch, self._waiting, self._prefetched = self._prefetched, None, None
-        elif lease.disk_pages:
+        elif lease.below and lease.far_pages:
             prefetch = self._prefetch(lease, now)
-            lease = cache.match(request)
-        if lease.cpu_pages or lease.disk_pages:
+            lease = cache.match(request, why=why)
+        if lease.below and lease.lower_pages:
             load_pages = self.prefetching.pages_to_load(lease)
-        if request.sample:
-            lease.is_resumed = lease.is_known_prompt = True
-        has_room = own_pages == pages or cache.can_admit(lease, pages)
-        if not (has_room and cache.admit(lease, own_pages, now, load_pages)):
+        if not cache.admit(lease, own_pages, now, load_pages, in_all=pages):
             self._wait(request, prefetch)
             return None
         lease.hits = self._run(lease, prefetch, now)
@@ -119,14 +122,14 @@ class CacheServer(Server):
 
     def finish_request(self, lease: Lease) -> None:
         """End a request whose answer is complete, and give back what it holds."""
-        transfers = self.cache.finish_request(lease)
+        transfers = self.cache.finish(lease)
         if transfers or self._landing:
             self._land(transfers)
 
     def _land(self, transfers: list[Transfer]) -> None:
         """End the transfers left to land, then these."""
         landing, self._landing = self._landing, NO_TRANSFERS
-        self._move(landing + transfers, self.cache.now)
+        self._move(landing + transfers, self.cache.residency.now)
 
     def _prefetch(self, lease: Lease, now: float) -> Prefetch | None:
         """Fetch what the policy wants; None if that is nothing."""
@@ -145,18 +148,15 @@ class CacheServer(Server):
 
     def _run(self, lease: Lease, prefetch: Prefetch | None, now: float) -> Hits:
         """Bring everything that an admitted request reuses to the GPU. Returns its hit pages by tier."""
-        cache = self.cache
         transfers = lease.waits
         if lease.promised_pages:
             transfers = self._claim(lease, transfers, now)
         if lease.has_load:
-            transfers = transfers + cache.load(lease, now).transfers
-        disk_pages = lease.loaded_disk_pages
-        if prefetch is not None:
-            disk_pages += self.prefetching.settle(prefetch, lease)
+            transfers = transfers + self.lower.load(lease, now).transfers
+        hits = self.prefetching.hits(lease, prefetch)
         if transfers:
             self._move(transfers, now)
-        return lease.gpu_pages, lease.loaded_pages - disk_pages, disk_pages
+        return hits
 
     def _answer(self, lease: Lease, held_pages: int, transfers: list[Transfer], now: float) -> None:
         """Take the pages of the answer leap by leap, as the engine does. The last token's KV is never computed.
@@ -166,7 +166,7 @@ class CacheServer(Server):
         """
         cache, request, computed = self.cache, lease.request, lease.request.prompt_tokens
         end = computed + request.output_tokens - 1
-        leap = LEAP_STEPS if cache.edges else end
+        leap = end if cache.lower is None else LEAP_STEPS
         transfers = self._begin(transfers, now)
         while computed < end:
             steps = min(leap, end - computed)
@@ -207,22 +207,21 @@ class CacheServer(Server):
     def _begin(self, transfers: list[Transfer], now: float) -> list[Transfer]:
         """Begin the transfers that can run. Returns all of them, with those that the others wait for."""
         for transfer in transfers:
-            begun = self.cache.begin(transfer, now)
+            begun = self.lower.begin(transfer, now)
             if not begun.can_run:
                 transfers = transfers + begun.waits
         return transfers
 
     def _end(self, transfers: list[Transfer], now: float) -> list[Transfer]:
         """Begin and finish transfers in order, each after those that it waits for. Returns the transfers that follow."""
-        cache = self.cache
         follow_ups: list[Transfer] = []
         for transfer in transfers:
             if transfer.done:
                 continue
             while True:
-                begun = cache.begin(transfer, now)
+                begun = self.lower.begin(transfer, now)
                 if begun.can_run:
                     break
                 follow_ups += self._end(begun.waits, now)
-            follow_ups += cache.finish(transfer, now)
+            follow_ups += self.lower.finish(transfer, now)
         return follow_ups

@@ -20,6 +20,7 @@ from kvsim.engine.engine import Engine
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.substrate import Substrate
+from kvsim.engine.watch import EngineWatch
 from kvsim.errors import UsageError
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.checkpoint.base import Prefill
@@ -209,18 +210,26 @@ def _second(plan: Plan, tiers: Sequence[Tier]) -> Tier:
     return next(tier for tier in tiers if tier.name == plan.tiers[1].name)
 
 
-def build_cluster(plan: Plan, requests: Sequence[Request], caches: Sequence[ServedCache], substrate: Substrate) -> Cluster:
-    """Build all engines over their caches and, if there are several, the routers before them. Raises UsageError."""
+def build_cluster(
+    plan: Plan,
+    requests: Sequence[Request],
+    caches: Sequence[ServedCache],
+    substrate: Substrate,
+    watches: Sequence[EngineWatch] = (),
+) -> Cluster:
+    """Build all engines over their caches and, if there are several, the routers before them. Raises UsageError.
+
+    ``watches`` are told of their steps.
+    """
     engines: dict[int, Engine] = {}
     for cache in caches:
         mover = Mover(substrate, cache)
-        for index in cache.views:
-            gpu = cache.tiers[index]
+        for gpu in [tier for tier in cache.tiers if not tier.above]:
             scheduling = _own(plan, plan.scheduling)
             bind("scheduling", scheduling, context(plan, requests, gpu))
             prefetching = build_prefetching(plan, requests, cache)
             engines[gpu.owner] = Engine(
-                substrate, cache, prefetching, plan.engine, scheduling, number=gpu.owner, gpu=gpu, mover=mover
+                substrate, cache, prefetching, plan.engine, scheduling, number=gpu.owner, gpu=gpu, mover=mover, watches=watches
             )
     ordered, layout = [engines[number] for number in sorted(engines)], plan.layout
     if layout.engines == 1:

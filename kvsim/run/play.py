@@ -8,12 +8,12 @@ from kvsim.bounds.limits import not_bounded
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
-from kvsim.core.serving import ServedCache, Server
+from kvsim.core.serving import Server
 from kvsim.core.tier import Tier
-from kvsim.engine.event_log import EventLog, LoggedCache, LoggedServer
+from kvsim.engine.event_log import CacheLog, EventLog
 from kvsim.engine.layout import ONE_ENGINE
 from kvsim.engine.outcome import Outcome
-from kvsim.engine.recorder import RecordedCache, Recorder
+from kvsim.engine.recorder import Recorder
 from kvsim.errors import UsageError, WrongResult
 from kvsim.plans.combinations import check_bypass
 from kvsim.plans.plan import Plan, TierPlan
@@ -23,6 +23,7 @@ from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.eviction.belady import Belady
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.bypass import BypassTier
+from kvsim.replaying.logged_server import LoggedServer
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.samples import SampleServer
 from kvsim.replaying.server import CacheServer
@@ -66,14 +67,15 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     tiers = [tier for graph in graphs for tier in graph[0]]
     substrate = choice.open(plan, requests, caches)
     try:
-        recorder = Recorder(substrate, tiers) if plan.timeline else None
+        recorder = Recorder(substrate.env, tiers) if plan.timeline else None
         log = EventLog(tiers, lambda: float(substrate.env.now)) if plan.events else None
-        watched: list[ServedCache] = list(caches)
-        if log:
-            watched = [LoggedCache(cache, log) for cache in watched]
-        if recorder:
-            watched = [RecordedCache(cache, recorder) for cache in watched]
-        outcome = build_cluster(plan, requests, watched, recorder or substrate).run(requests, advance)
+        for cache in caches:
+            if log:
+                cache.watch(CacheLog(log, cache.tiers))
+            if recorder:
+                cache.watch(recorder)
+        watches = [recorder] if recorder else []
+        outcome = build_cluster(plan, requests, caches, substrate, watches).run(requests, advance)
     finally:
         substrate.close()
     outcome.timeline, outcome.events = recorder, log
@@ -108,8 +110,9 @@ def _build_server(plan: Plan, setup: CacheSetup, requests: list[Request], log: E
     if server is not None:
         return LoggedServer(server, log) if log else server
     cache = build_cache(plan, setup)
-    served = LoggedCache(cache, log) if log else cache
-    own = CacheServer(served, build_prefetching(plan, requests, served))
+    if log:
+        cache.watch(CacheLog(log, cache.tiers))
+    own = CacheServer(cache, build_prefetching(plan, requests, cache))
     return SampleServer(own) if any(request.samples > 1 for request in requests) else own
 
 

@@ -8,18 +8,20 @@ from typing import Any
 from kvsim.core.answers import whole_numbers
 from kvsim.core.cache import Cache
 from kvsim.core.check import Held, check
-from kvsim.core.lease import Lease
+from kvsim.core.lease import FINISHED, FIRST, LOOK, LOST, Lease
+from kvsim.core.loading import LowerTiers
 from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
-from kvsim.core.serving import Claim, Fetch, Growth, Load, ServedCache
+from kvsim.core.serving import Claim, Growth, ServedCache
 from kvsim.core.state_lease import StateLease
-from kvsim.core.tier import DISK, GPU, Edge, Tier
-from kvsim.core.transfer import Hold, Transfer, transfers_of
-from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers, is_gap
+from kvsim.core.tier import GPU, Edge, Tier
+from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import ABSENT, LEAVING, READY, Node
 from kvsim.pages.extents import Run, join_runs, split_runs
-from kvsim.states.store import DetachedStates, Place, StateStore, StateWatch, places_after
+from kvsim.states.lower import HybridLower
+from kvsim.states.starts import Starts, states_of
+from kvsim.states.store import DetachedStates, Place, StateStore, places_after
 
 
 class HybridCache(ServedCache):
@@ -51,20 +53,20 @@ class HybridCache(ServedCache):
         """By request index, the pages that a model without recurrent layers could have reused."""
         self.shares_room = state_tiers is None
         self.tiers = kv.tiers
-        self.edges = kv.edges
         self.gpu = kv.gpu
-        self.rules = kv.rules
         self.page_tokens = kv.page_tokens
-        self.views = kv.views
         self.leases = kv.leases
         self.residency = kv.residency
         self.transfers = kv.transfers
         self._prefill = prefill
-        home = kv.transfers if state_tiers is None else Transfers(Residency(state_tiers), state_edges or [])
+        home = kv.transfers if state_tiers is None else LowerTiers(Residency(state_tiers), state_edges or [])
         self.detached = DetachedStates(policy.detached_states) if policy.detached else None
         self.states = StateStore(home, state_pages, self.detached)
-        self.watch: StateWatch | None = None
-        """Is told of states that are saved, detached, or begun from while detached."""
+        self.watches, kv.watches = kv.watches, []
+        home.watches = self.watches
+        self.starts = Starts(kv, self.states, self.detached, self.watches, shares_room=self.shares_room)
+        self._lower = HybridLower(kv, self.states, self.starts)
+        self.lower = self._lower if kv.edges else None
         kv.residency.on_leave = self._leave_with
         if self.shares_room:
             for tier in kv.tiers:
@@ -73,7 +75,7 @@ class HybridCache(ServedCache):
     def empty_cache(self, tier: Tier) -> "HybridCache":
         """Return an empty cache like this one with ``tier`` as its only tier, which pages and states share."""
         return HybridCache(
-            Cache([tier], [], self.rules, self.page_tokens),
+            Cache([tier], [], self.kv.rules, self.page_tokens),
             policy=self.policy,
             prefill=self._prefill,
             grid_pages=self.grid_pages,
@@ -83,75 +85,43 @@ class HybridCache(ServedCache):
 
     # --- requests ----------------------------------------------------------------------------------------------------------
 
-    def match(self, request: Request, gpu: Tier | None = None) -> Lease:
-        """Find the longest prefix whose KV some tier has, cut back to the deepest usable state."""
-        lease = self.kv.match(request, gpu)
-        known = lease.gpu_pages + lease.lower_pages
-        lease.states = StateLease(known)
-        self._end_at_state(lease, known)
-        return lease
-
-    def _end_at_state(self, lease: Lease, limit: int) -> None:
-        """Cut the match of a lease that has not been admitted back to its deepest state within ``limit`` pages."""
-        states = self._states_of(lease)
-        depth, found, detached = self._deepest_state(lease.request, limit)
-        if depth < lease.gpu_pages + lease.lower_pages:
-            self.kv.rematch(lease, depth)
-        states.state = states.detached = None
-        if found is not None and found[0] == depth:
-            states.state = found[1]
-        elif detached is not None:
-            states.detached = detached[1]
-
-    def _deepest_state(
-        self, request: Request, limit: int, *, on_gpu: bool = False
-    ) -> tuple[int, tuple[int, Node] | None, tuple[int, int] | None]:
-        """Return the depth of the deepest usable state within ``limit`` pages, and (depth, state), (depth, detached state).
-
-        With ``on_gpu``, states that would have to be loaded are not usable.
-        """
-        while True:
-            found = self.states.deepest(request.runs, limit, on_gpu=on_gpu)
-            detached = self.detached.longest(request.runs, limit) if self.detached is not None else None
-            depth = max(found[0] if found else 0, detached[0] if detached else 0)
-            limit = request.pages_outside_images(depth, self.page_tokens)
-            if limit == depth:
-                return depth, found, detached
-
     @property
     def version(self) -> int:
         return self.residency.version + self.states.residency.version
 
-    @property
-    def in_flight(self) -> dict[Transfer, None]:
-        """Transfers of pages and of states handed out but not yet ended."""
-        pages = self.transfers.in_flight
-        return pages if self.shares_room else pages | self.states.transfers.in_flight
+    def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
+        """Find the longest prefix whose KV some tier has, cut back to the deepest usable state."""
+        lease = self.kv.match(request, gpu, why, tokens)
+        known = lease.gpu_pages + lease.lower_pages
+        if why == LOOK:
+            depth = self.starts.deepest(request, known)[0]
+            lease.leading_pages = min(lease.leading_pages, max(0, depth - lease.gpu_pages))
+            lease.gpu_pages = min(lease.gpu_pages, depth)
+            return lease
+        lease.states = StateLease(known)
+        self.starts.end_at_state(lease, known)
+        for watch in self.watches:
+            watch.matched(lease)
+        return lease
 
-    def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
-        """As for any cache: up to the deepest usable state."""
-        on_gpu, lower = self.kv.count_cached(request, gpu or self.gpu, lowest=DISK)
-        depth = self._deepest_state(request, on_gpu + lower)[0]
-        below = self.kv.cached_pages(request, gpu)[1]
-        return min(on_gpu, depth), min(below, max(0, depth - on_gpu))
+    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
+        """Also reserves room for the states that the request will save or load.
 
-    @staticmethod
-    def _states_of(lease: Lease) -> StateLease:
-        assert lease.states is not None
-        return lease.states
-
-    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        """As for any cache; also reserves room for the states that the request will save or load.
-
-        States that share the room of pages are done without, the one to begin from too, as far as the tier is too small for them.
+        If the tier is too small, states that share it with pages are given up, including the one to begin from.
         """
-        states = self._states_of(lease)
+        has_room = (in_all <= pages or self.kv.can_admit(lease, in_all)) and self._admit(lease, pages, now, load_pages)
+        if self.watches:
+            self._tell_admission(lease, pages, load_pages, is_admitted=has_room)
+        return has_room
+
+    def _admit(self, lease: Lease, pages: int, now: float, load_pages: int) -> bool:
+        states = states_of(lease)
         if load_pages < lease.lower_pages:
-            self._end_at_state(lease, lease.gpu_pages + load_pages)
+            self.starts.end_at_state(lease, lease.gpu_pages + load_pages)
             load_pages = lease.lower_pages
         spare_pages = self.gpu.pool.capacity - self.kept_pages(lease) - pages
         if self.shares_room and states.state is not None and spare_pages < self.states.units:
-            self._end_at_state(lease, 0)
+            self.starts.end_at_state(lease, 0)
             load_pages = 0
         states.save_after = self._plan(lease)
         state = states.state
@@ -168,31 +138,22 @@ class HybridCache(ServedCache):
             states.is_below = states.tier.index != GPU
         if loads_state and not self.shares_room:
             room = self.states.gpu
-            if not self.states.transfers.make_room(room, 1, now) or not room.pool.free:
-                self._release_start(lease)
+            if not self.states.transfers.eviction.make_room(room, 1, now) or not room.pool.free:
+                self.starts.release(lease)
                 return False
-            states.slots = room.pool.take(1)
-        if state is None and states.detached is not None and self.watch is not None:
-            self.watch.begins_detached(lease, states.detached)
+            states.slots = self.states.residency.take(room, 1)
+        if state is None and states.detached is not None:
+            for watch in self.watches:
+                watch.begins_detached(lease, states.detached)
         if not self.kv.admit(lease, pages + states.pages, now, load_pages):
-            self._release_start(lease)
+            self.starts.release(lease)
             return False
         if state is not None and self.shares_room:
             self.states.join_to(state, lease.path[-1])
-        self._use_start(lease)
-        if not lease.is_resumed:
+        self.starts.use(lease)
+        if lease.is_first:
             self._count_admission(lease)
         return True
-
-    def _use_start(self, lease: Lease) -> None:
-        """Record that a request begins from its state, or from its detached state."""
-        states = self._states_of(lease)
-        if states.state is not None:
-            if self.shares_room:
-                states.states.append(states.state)
-            self.states.begin_from(states.state, self.now, is_first=not lease.is_resumed)
-        elif states.detached is not None and self.detached is not None and states.detached in self.detached:
-            self.detached.touch(states.detached)
 
     def _idle_state_pages(self, state: Node | None) -> int:
         """Count the pages of a state that could be evicted now, but not once a request begins from it."""
@@ -201,15 +162,12 @@ class HybridCache(ServedCache):
         is_idle = state.state[GPU] == LEAVING or state.state[GPU] == READY and not state.pins[GPU]
         return state.pages if is_idle else 0
 
-    def can_admit(self, lease: Lease, pages: int) -> bool:
-        return self.kv.can_admit(lease, pages)
-
     def kept_pages(self, lease: Lease) -> int:
         return self.kv.kept_pages(lease)
 
     def _count_admission(self, lease: Lease) -> None:
         """Count the state that a request begins from and the tokens lost for lack of one; once per request."""
-        states = self._states_of(lease)
+        states = states_of(lease)
         self.known_pages[lease.request.index] = states.known_pages
         counts, lost = self.states.counts, states.known_pages - lease.gpu_pages - lease.lower_pages
         counts.used += states.state is not None or states.detached is not None
@@ -217,7 +175,7 @@ class HybridCache(ServedCache):
 
     def _plan(self, lease: Lease) -> list[int]:
         """Return the depths, in pages, at which states of this prompt are saved."""
-        request, known = lease.request, self._states_of(lease).known_pages
+        request, known = lease.request, states_of(lease).known_pages
         start = lease.gpu_pages + lease.lower_pages
         full = self._full_pages(request)
         replay = min(full, request.lookup_pages(self.page_tokens))
@@ -239,126 +197,21 @@ class HybridCache(ServedCache):
         return sorted({page // grid * grid for page in pages if start < page // grid * grid <= stop})
 
     def claim(self, lease: Lease, now: float) -> Claim:
-        """As for any cache."""
-        return self.kv.claim(lease, now)
+        claim = self.kv.claim(lease, now)
+        if not (claim.waits or claim.is_lost):
+            for watch in self.watches:
+                watch.claimed(lease)
+        return claim
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
-        """As for any cache."""
         return self.kv.grow(needs, now)
 
-    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
-        """As for any cache."""
-        return self.kv.fetch(lease, pages, now)
-
-    def room_to_fetch(self, lease: Lease) -> int:
-        """As for any cache."""
-        return self.kv.room_to_fetch(lease)
-
-    def hold(self, fetch: Transfer) -> Hold:
-        """As for any cache."""
-        return self.kv.hold(fetch)
-
-    def let_go(self, hold: Hold) -> None:
-        """As for any cache."""
-        self.kv.let_go(hold)
-
-    def load(self, lease: Lease, now: float) -> Load:
-        """As for any cache; the state is loaded first, or another request's load of it is among the loads.
-
-        If pages, or the state, are out of reach by now, the request begins from an earlier state.
-        """
-        states, reused = self._states_of(lease), lease.gpu_pages + lease.loaded_pages
-        own = self._load_state(lease, now) if states.is_below else NO_TRANSFERS
-        load = self.kv.load(lease, now)
-        pages = lease.gpu_pages + lease.loaded_pages
-        limit = min(pages, reused - states.is_below)
-        if limit < reused:
-            self._begin_earlier(lease, pages, limit, now)
-        loads = load.loads if states.load is None else [states.load, *load.loads]
-        return Load(own + load.transfers, loads)
-
-    def _load_state(self, lease: Lease, now: float) -> list[Transfer]:
-        """Start loading the state, unless another request has done so.
-
-        Without room on the way, after a reset, or if the other request's load has failed, it stays below.
-        """
-        states, home = self._states_of(lease), self.states
-        state = states.state
-        assert state is not None and states.tier is not None
-        loads: list[Transfer] = []
-        if lease.epoch != self.kv.epoch:
-            return loads
-        if state.state[GPU]:
-            states.load = next((load for load in transfers_of(state) if load.target is home.gpu), None)
-            if states.load is None and state.state[GPU] != READY:
-                return loads
-        else:
-            if self.shares_room:
-                slots, left = home.gpu.pool.split(lease.slots, home.units)
-            else:
-                slots, left = states.slots, None
-            loads = home.load(state, slots, now)
-            if not loads:
-                return loads
-            states.load = loads[-1]
-            if self.shares_room:
-                lease.slots = left
-            else:
-                states.slots = None
-        home.residency.pin(state, home.gpu)
-        home.residency.unpin(state, states.tier)
-        states.tier, states.is_below = home.gpu, False
-        return loads
-
-    def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
-        """As for any cache; the request begins from an earlier state, since none follows the last page that has arrived."""
-        reused, gpu = lease.gpu_pages + lease.loaded_pages, lease.gpu
-        gaps = [node.depth for node in lease.node.path() if is_gap(node, gpu)]
-        there = min([reused, *gaps])
-        limit = min(there, reused - (load is not None and load is self._states_of(lease).load))
-        if limit < reused:
-            self._begin_earlier(lease, there, limit, now)
-        return reused - lease.gpu_pages - lease.loaded_pages
-
-    def _begin_earlier(self, lease: Lease, pages: int, limit: int, now: float) -> None:
-        """Cut what an admitted request reuses back to a state within ``limit`` pages, of ``pages`` whose KV is there.
-
-        The state must be on the GPU: what is still below would hold up the request again. Without one, nothing is reused.
-        """
-        states, counts = self._states_of(lease), self.states.counts
-        had_one = states.state is not None or states.detached is not None
-        depth, found, detached = self._deepest_state(lease.request, limit, on_gpu=True)
-        self._release_start(lease)
-        if states.state in states.states:
-            states.states.remove(states.state)
-        states.state = states.detached = states.load = None
-        if found is not None and found[0] == depth:
-            states.state, states.tier = found[1], self.states.pin(found[1], now)
-        elif detached is not None and depth:
-            states.detached = detached[1]
-            if self.watch is not None:
-                self.watch.begins_detached(lease, states.detached)
-        self._use_start(lease)
-        if not lease.is_resumed:
-            counts.used -= had_one and not depth
-            counts.tokens_lost_to_missing_state += (pages - depth) * self.page_tokens
-        lost = lease.gpu_pages + lease.loaded_pages - depth
-        lease.loaded_disk_pages = max(0, lease.loaded_disk_pages - lost)
-        lease.loaded_pages = max(0, depth - lease.gpu_pages)
-        lease.gpu_pages = min(lease.gpu_pages, depth)
-
-    def arriving(self, lease: Lease) -> list[Transfer]:
-        """As for any cache, including the load of the request's state."""
-        loads = self.kv.arriving(lease)
-        load = self._states_of(lease).load
-        return [*loads, load] if load is not None and not load.done and load not in loads else loads
-
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
-        """As for any cache; also saves the states planned for the prompt, or those of the answer."""
-        states = self._states_of(lease)
+        """Also saves the states planned for the prompt, or those of the answer."""
+        states = states_of(lease)
         transfers = self.kv.insert(lease, now)
-        self._release_start(lease)
-        if lease.epoch == self.kv.epoch:
+        self.starts.release(lease)
+        if lease.epoch == self.residency.epoch:
             request = lease.request
             runs, depths = request.runs, states.save_after
             if lease.is_finishing:
@@ -369,7 +222,7 @@ class HybridCache(ServedCache):
                 depths = self._on_grid(self._after_answer(full, stop), full, stop)
             self._save_all(lease, runs, depths)
         states.save_after = []
-        return transfers + self._flush()
+        return transfers + self._lower.flush()
 
     def _save_all(self, lease: Lease, runs: tuple[Run, ...], depths: list[int]) -> None:
         ends = self._ends(lease.node, depths) if self.shares_room else {}
@@ -390,15 +243,16 @@ class HybridCache(ServedCache):
 
     def _save(self, lease: Lease, place: Place, end: Node | None) -> None:
         """Save a state. Where states share memory with the KV it takes the request's slots or, after the answer, others."""
-        states, now, saved = self._states_of(lease), self.residency.tick(self.now), self.states.counts.saved
+        states, now, saved = states_of(lease), self.residency.tick(self.residency.now), self.states.counts.saved
         if not self.shares_room:
             self.states.save(place, now)
         elif self.gpu.pool.count(lease.slots) >= self.states.units:
             lease.slots = self.states.save(place, now, lease.slots, end)
         elif lease.is_finishing:
             self.states.save(place, now, None, end)
-        if self.watch is not None and self.states.counts.saved > saved:
-            self.watch.saved(lease, place.page, self.states.gpu_slots(place.page))
+        if self.watches and self.states.counts.saved > saved:
+            for watch in self.watches:
+                watch.saved(lease, place.page, self.states.gpu_slots(place.page))
         if not self.shares_room:
             return
         state = self.states.find(place.page)
@@ -417,47 +271,41 @@ class HybridCache(ServedCache):
 
     # --- the end of a request ------------------------------------------------------------------------------------------------
 
-    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
-        """As for any cache; policies can note the same about the request's states as about its path."""
-        self.kv.keep_prompt(lease)
+    def finish(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+        """Policies can note the same about the request's states as about its path."""
+        kv = self.kv
+        kv.persistent.keep(lease)
         for tier in self.tiers:
-            tier.eviction.request_states = self._states_of(lease).states
+            tier.eviction.request_states = states_of(lease).states
         transfers = self._end_within_prompt(lease)
-        if self.kv.begin_answer(lease):
-            transfers = transfers + self.insert(lease, max(now, self.now))
-        self._release_start(lease)
-        self.kv.end_request(lease, now)
-        if self.transfers.writes_early:
-            transfers = transfers + self.kv.write_early()
-        transfers = transfers + self._flush()
+        if kv.begin_answer(lease):
+            transfers = transfers + self.insert(lease, max(now, self.residency.now))
+        self.starts.release(lease)
+        kv.notify_finish(lease, now)
+        kv.give_back(lease)
+        transfers = transfers + kv.write_early() + self._lower.flush()
         for tier in self.tiers:
             tier.eviction.request_states = ()
+        for watch in self.watches:
+            watch.released(lease, FINISHED)
         return transfers
+
+    def release(self, lease: Lease, why: str = LOST, now: float = -inf, tokens: int = 0) -> list[Transfer]:
+        self.starts.release(lease)
+        self.kv.give_back(lease)
+        for watch in self.watches:
+            watch.released(lease, why)
+        return NO_TRANSFERS
 
     def _end_within_prompt(self, lease: Lease) -> list[Transfer]:
         """If the answer fills no page of its own, save its state after the last full page of the prompt."""
         request = lease.request
-        if not self.rules.cache_output or request.output_runs != () or lease.epoch != self.kv.epoch:
+        if not self.kv.rules.cache_output or request.output_runs != () or lease.epoch != self.residency.epoch:
             return NO_TRANSFERS
         full, begin = self._full_pages(request), lease.gpu_pages + lease.loaded_pages
         lease.is_finishing = True
         self._save_all(lease, request.runs, self._on_grid(self._after_answer(full, full), begin, full))
-        return self._flush()
-
-    def release(self, lease: Lease) -> None:
-        """As for any cache."""
-        self._release_start(lease)
-        self.kv.release(lease)
-
-    def _release_start(self, lease: Lease) -> None:
-        """Unpin the state that the request begins from, and give back slots that were reserved to load it."""
-        states, home = self._states_of(lease), self.states
-        if states.state is not None and states.tier is not None:
-            home.residency.unpin(states.state, states.tier)
-            states.tier, states.is_below = None, False
-        if states.slots is not None:
-            home.gpu.pool.give(states.slots)
-            states.slots = None
+        return self._lower.flush()
 
     # --- states leave with the KV --------------------------------------------------------------------------------------------
 
@@ -471,45 +319,26 @@ class HybridCache(ServedCache):
                 continue
             if index == GPU and self.detached is not None:
                 self.detached.insert(place)
-                if self.watch is not None:
-                    self.watch.detached(place.page, state.slots[index])
+                for watch in self.watches:
+                    watch.detached(place.page, state.slots[index])
                 home.counts.detached += 1
                 home.residency.free(state, home.tiers[index])
             else:
-                home.transfers.evict(state, home.tiers[index], self.now)
-
-    # --- transfers of pages and, if states have their own memory, of states ----------------------------------------------------
-
-    def _flush(self) -> list[Transfer]:
-        transfers = self.transfers.flush()
-        return transfers if self.shares_room else transfers + self.states.transfers.flush()
-
-    def _home_of(self, transfer: Transfer) -> Transfers:
-        """Return the ``Transfers`` object that a transfer belongs to."""
-        return self.transfers if transfer.target in self.tiers else self.states.transfers
-
-    def begin(self, transfer: Transfer, now: float) -> Begin:
-        """Give a transfer its target slots, or return the transfers that must end first."""
-        return self._home_of(transfer).begin(transfer, now)
-
-    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        """End a transfer whose pages have all arrived. Returns the write-downs that follow."""
-        return self._home_of(transfer).finish(transfer, now) + self._flush()
-
-    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """End a transfer of which only the first ``pages_arrived`` pages arrived. Returns the write-downs that follow."""
-        return self._home_of(transfer).abort(transfer, pages_arrived, now) + self._flush()
+                home.transfers.eviction.evict(state, home.tiers[index], self.residency.now)
 
     # --- everything ------------------------------------------------------------------------------------------------------------
 
-    def reset(self) -> None:
+    def reset(self, gpu: Tier | None = None, now: float = -inf) -> None:
         """Drop every page and every state."""
+        assert gpu is None or len(self.tiers) == 1, "states of one of several GPUs cannot be lost"
         self.kv.reset()
         if not self.shares_room:
             self.states.residency.clear()
         self.states.clear()
         if self.detached is not None:
             self.detached.clear()
+        for watch in self.watches:
+            watch.emptied(gpu)
 
     def describe_checkpoints(self) -> dict[str, int]:
         return asdict(self.states.count(self.state_bytes))
@@ -522,7 +351,7 @@ class HybridCache(ServedCache):
         pinned: list[tuple[Node, Tier]] = []
         slots: list[Any] = []
         for lease in self.leases:
-            states = self._states_of(lease)
+            states = states_of(lease)
             if states.state is not None and states.tier is not None:
                 pinned.append((states.state, states.tier))
             if states.slots is not None:

@@ -4,7 +4,6 @@ A state cannot be cut, so a hybrid model can reuse a cached prefix only up to a 
 id, a state stands for a whole prefix; it is named by the prefix's last page.
 """
 
-from abc import ABCMeta, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -13,14 +12,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from sortedcontainers import SortedDict
 
-from kvsim.core.lease import Lease
+from kvsim.core.loading import LowerTiers
 from kvsim.core.residency import Residency
-from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import CPU, GPU, Edge, Tier
+from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
-from kvsim.core.transfers import Transfers
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
-from kvsim.core.view import View
 from kvsim.pages.extents import Run
 
 T = TypeVar("T")
@@ -163,30 +159,6 @@ class DetachedStates:
         self._recency: OrderedDict[int, None] = OrderedDict()
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class StateWatch(metaclass=ABCMeta):
-    """Is told what becomes of the states on a GPU without a transfer, so that real memory can follow.
-
-    ``page`` names a state, ``slots`` are those of the tier that has or had it. What is copied from or to them must be copied
-    before whatever uses the slots next.
-    """
-
-    @abstractmethod
-    def saved(self, lease: Lease, page: int, slots: Any) -> None:
-        """The state of a running request has been saved in these slots."""
-
-    @abstractmethod
-    def detached(self, page: int, slots: Any) -> None:
-        """A state has become detached: it leaves these slots and is kept outside the tiers."""
-
-    @abstractmethod
-    def begins_detached(self, lease: Lease, page: int) -> None:
-        """A request begins from a detached state. If it is about to be admitted, the state may leave to make room for it.
-
-        If the request is not admitted after all, it gets a new lease the next time. Of several states, it begins from the last.
-        """
-
-
 @dataclass
 class CheckpointCounts:
     """Recurrent states saved, used and lost since the start of the run."""
@@ -213,12 +185,15 @@ class StateStore:
     has a negative start, so no prompt matches it. Its copies, pins and transfers work like those of any node.
     """
 
-    def __init__(self, transfers: Transfers, units: int, detached: DetachedStates | None = None) -> None:
+    def __init__(self, transfers: LowerTiers, units: int, detached: DetachedStates | None = None) -> None:
         self.transfers = transfers
         self.residency: Residency = transfers.residency
         self.tiers = self.residency.tiers
         self.gpu = self.tiers[GPU]
-        self._sources = View(self.gpu).sources
+        self._view = transfers.views[self.gpu.index]
+        self._eviction = transfers.eviction
+        self._under_way = transfers.under_way
+        self._write_down = transfers.write_down
         self.units = units
         self.detached = detached
         self.counts = CheckpointCounts()
@@ -272,7 +247,7 @@ class StateStore:
     @staticmethod
     def is_usable(node: Node) -> bool:
         """Whether a request can begin from this state now."""
-        return node.state[GPU] in (READY, LEAVING) or any(state == READY for state in node.state[CPU:])
+        return node.state[GPU] in (READY, LEAVING) or READY in node.state
 
     def save(self, place: Place, now: float, slots: Any = None, end: Node | None = None) -> Any:
         """Save the state at a place on the GPU, in the last of ``slots`` or, without them, in free slots, evicting as needed.
@@ -285,14 +260,14 @@ class StateStore:
             self.join_to(node, end)
         if node is not None and node.state[GPU] != ABSENT:
             if node.state[GPU] == LEAVING:
-                self.transfers.stay(node, gpu, now)
+                self._eviction.stay(node, gpu, now)
             self._use(node, now)
             return slots
         if slots is None:
-            if not self.transfers.make_room(gpu, self.units, now) or gpu.pool.free - gpu.promised_pages < self.units:
+            if not self._eviction.make_room(gpu, self.units, now) or gpu.pool.free - gpu.promised_pages < self.units:
                 self.counts.no_room += 1
                 return None
-            slots = gpu.pool.take(self.units)
+            slots = residency.take(gpu, self.units)
         if node is None:
             tree = residency.tree
             node = tree.add(tree.root, ((STRIDE * (-1 - place.page), self.units),), self.units, now)
@@ -308,7 +283,7 @@ class StateStore:
         residency.set_ready(node, gpu, now)
         self.counts.saved += 1
         for edge in gpu.below:
-            self.transfers.offer_path(node, edge, now)
+            self._write_down.offer_path(node, edge, now)
         return left
 
     def adopt(self, state: Node, end: Node | None) -> None:
@@ -328,8 +303,8 @@ class StateStore:
         """Copy the state after a page down over an edge of the GPU; the lower tier has the KV of its prefix already."""
         node, lower = self.find(page), edge.lower
         if node is not None and node.state[GPU] == READY and not node.state[lower.index]:
-            if self.transfers.make_room(lower, self.units, now):
-                self.transfers.write_down(node, edge)
+            if self._eviction.make_room(lower, self.units, now):
+                self._write_down.write_down(node, edge)
             else:
                 self.residency.counts.no_room_pages += self.units
 
@@ -339,7 +314,7 @@ class StateStore:
     def pin(self, node: Node, now: float) -> Tier:
         """Pin a usable state in the tier that it will be read from. Returns that tier. A state that is leaving stays."""
         if node.state[GPU] == LEAVING:
-            self.transfers.stay(node, self.gpu, now)
+            self._eviction.stay(node, self.gpu, now)
             self.residency.counts.revived_pages += node.pages
         tier = next(tier for tier in self.tiers if node.state[tier.index] == READY)
         self.residency.pin(node, tier)
@@ -355,19 +330,22 @@ class StateStore:
         Returns the transfers to carry out, the load last; none if the tier between has no room.
         """
         residency = self.residency
-        source, between = next((tier, between) for tier, between in self._sources if node.state[tier.index] == READY)
+        source = self._view.source_of(node)
+        if source is None:
+            return []
+        between = source.between
         read: list[Transfer] = []
         before: list[Transfer] = []
         if between is not None:
-            if node.state[between.index] or not self.transfers.make_room(between, self.units, now):
+            if not self._eviction.make_room(between, self.units, now):
                 return []
             residency.promise_copy(node, between)
-            before = self.transfers.flush()
-            read = [self.transfers.start(Transfer(between.edge_to(source), [node], goes_down=False))]
+            before = self._under_way.flush()
+            read = [self._under_way.start(Transfer(between.edge_to(source.tier), [node], goes_down=False))]
         residency.add_copy(node, self.gpu, INCOMING, slots)
-        load = Transfer(self.gpu.edge_to(between or source), [node], goes_down=False, after=read)
+        load = Transfer(self.gpu.edge_to(between or source.tier), [node], goes_down=False, after=read)
         load.begun = not read
-        return [*before, *read, self.transfers.start(load)]
+        return [*before, *read, self._under_way.start(load)]
 
     def keep_recent(self, runs: tuple[Run, ...], depth: int, limit: int) -> None:
         """Keep only the ``limit`` most recently used of the path's states within its first ``depth`` pages."""

@@ -6,7 +6,7 @@ use 5, and 15 for one of three workloads; here it is 5. As in that code, the alp
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
@@ -16,7 +16,6 @@ from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
-from kvsim.states.cache import HybridCache
 
 ALPHAS = tuple(tenth / 10 for tenth in range(21))
 COLLECTED = 5
@@ -106,7 +105,7 @@ def hit_pages(cache: ServedCache, request: Request, pages: int, now: float) -> i
         return 0
     hits = 0 if cache.claim(lease, now).is_lost else lease.gpu_pages
     cache.insert(lease, now)
-    cache.finish_request(lease)
+    cache.finish(lease)
     return hits
 
 
@@ -136,8 +135,9 @@ def restore(pieces: list[Piece], cache: ServedCache) -> None:
         node.is_state = piece.runs[0][0] < 0
         residency.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
         nodes.append(node)
+    store: Any = getattr(cache, "states", None)  # a hybrid model's cache has one
     for node, piece in zip(nodes, pieces, strict=True):
-        if node.is_state and isinstance(cache, HybridCache):
-            cache.states.adopt(node, nodes[piece.partner] if piece.partner >= 0 else None)
+        if node.is_state:
+            store.adopt(node, nodes[piece.partner] if piece.partner >= 0 else None)
     for node in nodes:
         residency.set_ready(node, tier, node.last_used)

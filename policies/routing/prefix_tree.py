@@ -85,7 +85,7 @@ class PrefixTree:
 
     def _note_sent(self, node: Node, index: int, known: int) -> None:
         """Note the use of a path with all its nodes; those after ``known`` pages are new for the engine."""
-        now = self._cache.now
+        now = self._cache.residency.now
         while node.parent is not None:
             first = node.notes[index][0] if node.depth < known else now
             node.note(index, (first, now))
@@ -94,4 +94,4 @@ class PrefixTree:
     def forget(self, engine: int, now: float) -> None:
         """Forget all prompts of an engine."""
         tier = self._tiers[engine]
-        self._cache.transfers.make_room(tier, tier.pool.free + tier.evictable_pages, now)
+        self._cache.transfers.eviction.make_room(tier, tier.pool.free + tier.evictable_pages, now)

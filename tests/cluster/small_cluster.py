@@ -202,7 +202,7 @@ def small_cluster(
         tiers, edges = tiers_of(form, group, eviction, placements, page_tokens)
         cache = Cache(tiers, edges, Rules(recompute_last_token=recompute_last_token, cache_output=cache_output), page_tokens)
         mover = Mover(substrate, cache)
-        for index in cache.views:
+        for index in [tier.index for tier in tiers if not tier.above]:
             number = tiers[index].owner
             policy = prefetch()
             if form.cpu:

@@ -10,10 +10,12 @@ from kvsim.pages.extents import Run
 from tests.core.small import SmallCache, small_cache
 from tests.workloads import pages_of
 
+GPU_TIER = small_cache(gpu=4).gpu
+
 
 def test_pages_are_known_at_once() -> None:
     cache, held = small_cache(gpu=4), HeldPages()
-    cache.gpu.watch = held
+    cache.gpu.watches.append(held)
     cache.use("abc")
     assert held.leading_pages(cache.request("abcd").runs) == 3
     cache.use("xy")
@@ -24,9 +26,9 @@ def test_pages_are_known_at_once() -> None:
 def test_a_report_arrives_after_its_delay() -> None:
     now = 0.0
     held = HeldPages(2.0, lambda: now)
-    held.stored(((0, 3),))
+    held.stored(GPU_TIER, ((0, 3),))
     now = 1.5
-    held.dropped(((2, 1),))
+    held.dropped(GPU_TIER, ((2, 1),))
     for time, pages in ((1.9, 0), (2.0, 3), (3.4, 3), (3.5, 2)):
         held.receive(time)
         assert held.leading_pages(((0, 3),)) == held.pages == pages
@@ -34,9 +36,9 @@ def test_a_report_arrives_after_its_delay() -> None:
 
 def test_a_page_that_was_never_stored_cannot_be_dropped() -> None:
     held = HeldPages()
-    held.stored(((0, 3),))
+    held.stored(GPU_TIER, ((0, 3),))
     with pytest.raises(AssertionError, match="removed more often than they were added"):
-        held.dropped(((2, 2),))
+        held.dropped(GPU_TIER, ((2, 2),))
 
 
 def ready_pages(cache: SmallCache) -> list[int]:
@@ -54,7 +56,7 @@ def test_late_knowledge_is_what_was_held_then(seed: int) -> None:
     """At every time t, a router knows the pages that were held 3 s before."""
     random, now = Random(seed), 0.0
     cache, held = small_cache(gpu=9, cpu=12), HeldPages(3.0, lambda: now)
-    cache.gpu.watch = held
+    cache.gpu.watches.append(held)
     history: list[list[int]] = [[]]
     for step in range(1, 60):
         now = float(step)

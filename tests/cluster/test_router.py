@@ -144,9 +144,8 @@ def test_reports_arrive_with_the_staleness_of_the_policy(staleness_s: float, kno
     router.send(prompt((0, 4)), now)
     now = 1.0
     router.engines[1].report(5, 6, 7)
-    watch = tiers[1].watch
-    assert watch is not None
-    watch.stored(((0, 3),))
+    (watch,) = tiers[1].watches
+    watch.stored(tiers[1], ((0, 3),))
     router.send(prompt((0, 4)), now)
     assert seen == known
     now = 3.0
@@ -157,4 +156,4 @@ def test_reports_arrive_with_the_staleness_of_the_policy(staleness_s: float, kno
 def test_nothing_is_reported_to_a_policy_that_needs_nothing() -> None:
     tiers = {0: gpu(8)}
     known_engines(Said(), tiers, lambda: 0.0)
-    assert tiers[0].watch is None
+    assert tiers[0].watches == []

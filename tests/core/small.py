@@ -5,13 +5,15 @@ from itertools import count
 from typing import Any
 
 from kvsim.core.cache import Cache
-from kvsim.core.lease import Lease
+from kvsim.core.lease import LOOK, Lease
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import Edge, PageWatch, Tier
-from kvsim.core.transfer import Transfer
+from kvsim.core.serving import NO_LOAD, Fetch, Load
+from kvsim.core.tier import Edge, Tier
+from kvsim.core.transfer import Begin, Transfer
 from kvsim.core.tree import LEAVING, READY, Node
+from kvsim.core.watch import Watch
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.pages.extents import Run
@@ -22,7 +24,7 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.states.cache import HybridCache
 from tests.workloads import Words, make_request, pages_of
 
-NAMES = ("gpu", "cpu", "disk")
+NAMES = ("gpu", "cpu", "disk", "remote")
 MODEL = ModelSpec(layers=1, hidden_size=8, vocabulary=16, heads=2, kv_heads=1, head_dim=4, mlp_width=16)
 """16 bytes of KV and 1,152 linear FLOPs a token, 32 FLOPs for each pair of a query and a key."""
 MACHINE = HardwareSpec(
@@ -50,7 +52,7 @@ def offered(policy: EvictionPolicy, now: float) -> list[Node]:
     return nodes
 
 
-class Watched(PageWatch):
+class Watched(Watch):
     """The pages that a tier holds ready, by what it reports of them."""
 
     def __init__(self) -> None:
@@ -61,11 +63,11 @@ class Watched(PageWatch):
         ready = [node.runs for node in nodes if node.state[tier.index] == READY and not node.is_state]
         assert self.pages == {page for runs in ready for page in pages_of(runs)}
 
-    def stored(self, runs: tuple[Run, ...]) -> None:
+    def stored(self, tier: Tier, runs: tuple[Run, ...]) -> None:
         assert self.pages.isdisjoint(pages_of(runs))
         self.pages.update(pages_of(runs))
 
-    def dropped(self, runs: tuple[Run, ...]) -> None:
+    def dropped(self, tier: Tier, runs: tuple[Run, ...]) -> None:
         assert self.pages.issuperset(pages_of(runs))
         self.pages.difference_update(pages_of(runs))
 
@@ -132,6 +134,35 @@ class SmallCache:
             raise AttributeError(name)
         return getattr(self.core, name)
 
+    def found(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
+        """The pages of a prompt on a GPU, and those after them in the CPU tier."""
+        lease = self.match(request, gpu, LOOK)
+        return lease.gpu_pages, lease.leading_pages
+
+    def load(self, lease: Lease, now: float, short: Transfer | None = None) -> Load:
+        """The loads of a request; none if nothing lies below."""
+        return NO_LOAD if self.lower is None else self.lower.load(lease, now, short)
+
+    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
+        """A fetch into the CPU tier."""
+        fetch: Fetch = self.lower.fetch(lease, pages, now)
+        return fetch
+
+    def begin(self, transfer: Transfer, now: float) -> Begin:
+        """Begin a transfer."""
+        begun: Begin = self.lower.begin(transfer, now)
+        return begun
+
+    def land(self, transfer: Transfer, now: float) -> list[Transfer]:
+        """Finish a transfer."""
+        follow_ups: list[Transfer] = self.lower.finish(transfer, now)
+        return follow_ups
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        """End a transfer early."""
+        follow_ups: list[Transfer] = self.lower.abort(transfer, pages_arrived, now)
+        return follow_ups
+
     def request(self, word: str, **settings: Any) -> Request:
         """A request for the pages of ``word``."""
         settings.setdefault("prompt_tokens", len(word) * self.page_tokens)
@@ -163,9 +194,9 @@ class SmallCache:
     def use(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Hits:
         """A request from its beginning to its end; returns its hits by tier."""
         lease = self.run(word, pages=pages, load=load, **about)
-        self.move(self.finish_request(lease))
+        self.move(self.finish(lease))
         self.check()
-        return lease.gpu_pages, lease.loaded_pages - lease.loaded_disk_pages, lease.loaded_disk_pages
+        return lease.gpu_pages, lease.loaded_pages - lease.loaded_far_pages, lease.loaded_far_pages
 
     def move(self, transfers: Iterable[Transfer]) -> None:
         """Begin and finish transfers and all that they wait for or bring about."""
@@ -174,7 +205,7 @@ class SmallCache:
                 self.move(begun.waits)
             if not transfer.done:
                 self.check()
-                self.move(self.finish(transfer, next(self.clock)))
+                self.move(self.land(transfer, next(self.clock)))
                 self.check()
 
     def fails(self, word: str, pages: int | None = None) -> bool:

@@ -72,7 +72,7 @@ def test_a_pinned_node_is_refused() -> None:
     assert cache.admit(lease, 4, 99.0)
     cache.gpu.evictable_pages += 1  # as if something else could leave
     with pytest.raises(PolicyError, match="it is pinned"):
-        cache.transfers.make_room(cache.gpu, 1, 100.0)
+        cache.transfers.eviction.make_room(cache.gpu, 1, 100.0)
 
 
 def test_an_evicted_node_is_refused_however_often_it_is_offered() -> None:

@@ -15,7 +15,7 @@ from tests.core.small import SmallCache, now, only, small_cache
 
 def test_an_empty_cache_matches_nothing() -> None:
     lease = small_cache(gpu=8).look("abc")
-    assert (lease.gpu_pages, lease.cpu_pages, lease.disk_pages) == (0, 0, 0)
+    assert (lease.gpu_pages, lease.pages_at(1), lease.far_pages) == (0, 0, 0)
 
 
 def test_a_match_ends_where_prompts_part_and_cuts_the_node_there() -> None:
@@ -50,8 +50,8 @@ def test_a_match_tells_the_tiers_apart_from_the_top() -> None:
     cache.use("pqrs")
     assert (cache.on("gpu"), cache.on("cpu"), cache.on("disk")) == ("pqrs", "wxyz", "abcd")
     lease = cache.look("abcd")
-    assert (lease.gpu_pages, lease.cpu_pages, lease.disk_pages) == (0, 0, 4)
-    assert cache.look("wxyz").cpu_pages == 4
+    assert (lease.gpu_pages, lease.pages_at(1), lease.far_pages) == (0, 0, 4)
+    assert cache.look("wxyz").pages_at(1) == 4
 
 
 # --- admission -------------------------------------------------------------------------------------------------------
@@ -70,14 +70,14 @@ def test_pages_to_be_reused_are_no_room_for_the_rest() -> None:
     assert cache.use("abcd") == (3, 0, 0)
 
 
-def test_whether_a_request_fits_is_said_without_admitting_it() -> None:
+def test_a_request_is_refused_that_will_not_have_room_for_its_answer() -> None:
     cache = small_cache(gpu=4)
     cache.run("ab")
     cache.use("xy")
     before = cache.snapshot()
-    assert cache.can_admit(cache.look("pq"), 2) and not cache.can_admit(cache.look("pqr"), 3)
-    assert cache.can_admit(cache.look("abp"), 4), "two of its pages are there"
+    assert not cache.admit(cache.look("pq"), 2, now(cache), in_all=3)
     assert cache.snapshot() == before
+    assert cache.admit(cache.look("pq"), 2, now(cache), in_all=2)
 
 
 def test_persistent_pages_stay_until_a_reset() -> None:
@@ -159,9 +159,9 @@ def test_pages_are_ready_only_after_the_load_that_brings_them() -> None:
     lease = cache.admitted("abc")
     load = only(cache.load(lease, now(cache)).transfers)
     assert cache.node("abc").state[0] == INCOMING and cache.on("gpu") == ""
-    assert cache.arriving(lease) == [load]
+    assert lease.arriving() == [load]
     cache.move([load])
-    assert cache.on("gpu") == "abc" and cache.arriving(lease) == []
+    assert cache.on("gpu") == "abc" and lease.arriving() == []
 
 
 def test_both_ends_of_a_load_are_pinned() -> None:
@@ -180,7 +180,7 @@ def test_a_request_takes_part_in_a_load_that_is_under_way() -> None:
     load = only(cache.load(first, now(cache)).transfers)
     second = cache.look("abc")
     assert second.gpu_pages == 3 and cache.admit(second, 3, now(cache))
-    assert cache.arriving(second) == [load] and cache.load(second, now(cache)).transfers == []
+    assert second.arriving() == [load] and cache.load(second, now(cache)).transfers == []
     cache.release(first)
     cache.move([load])
     cache.check()
@@ -203,22 +203,22 @@ def test_a_load_that_fails_changes_the_version_because_nobody_can_take_part_in_i
     cache = lower_only("abc")
     lease = cache.admitted("abc")
     load = only(cache.load(lease, now(cache)).transfers)
-    found, version = cache.cached_pages(lease.request, cache.gpu), cache.version
+    found, version = cache.found(lease.request, cache.gpu), cache.version
     cache.move(cache.abort(load, 0, now(cache)))
-    assert (found, cache.cached_pages(lease.request, cache.gpu)) == ((3, 0), (0, 0))
+    assert (found, cache.found(lease.request, cache.gpu)) == ((3, 0), (0, 0))
     assert cache.version != version
 
 
 def test_pages_from_disk_pass_through_the_cpu_tier() -> None:
     cache = lower_only("abc", cpu=3, disk=9)
     cache.use("+++")
-    assert cache.on("disk").startswith("abc") and cache.look("abc").disk_pages == 3
+    assert cache.on("disk").startswith("abc") and cache.look("abc").far_pages == 3
     lease = cache.admitted("abc")
     transfers = cache.load(lease, now(cache)).transfers
     assert [transfer.name for transfer in transfers[-2:]] == ["disk-cpu", "cpu-gpu"]
     assert transfers[-1].after == [transfers[-2]], "the load waits for what it reads"
     cache.move(transfers)
-    assert lease.loaded_disk_pages == 3 and cache.on("gpu") == "abc"
+    assert lease.loaded_far_pages == 3 and cache.on("gpu") == "abc"
 
 
 def test_a_prefetch_is_pinned_until_it_ends_and_keeps_whole_pages_that_arrived() -> None:
@@ -232,7 +232,7 @@ def test_a_prefetch_is_pinned_until_it_ends_and_keeps_whole_pages_that_arrived()
     cache.move(cache.abort(fetch, 2, now(cache)))
     cache.check()
     assert not cache.in_flight
-    assert cache.look("abc").cpu_pages == 2 and cache.look("abc").disk_pages == 1
+    assert cache.look("abc").pages_at(1) == 2 and cache.look("abc").far_pages == 1
 
 
 def fetched_abcd(**capacities: int) -> tuple[SmallCache, Transfer, Hold]:
@@ -240,9 +240,9 @@ def fetched_abcd(**capacities: int) -> tuple[SmallCache, Transfer, Hold]:
     cache = small_cache(**{"gpu": 4, "cpu": 4, "disk": 20} | capacities)
     for word in ("abcd", "wxyz", "pqrs"):
         cache.use(word)
-    *write_downs, fetch = cache.fetch(cache.look("abcd"), 4, now(cache)).transfers
-    hold = cache.hold(fetch)
-    cache.move(write_downs)
+    transfers, fetch, hold = cache.fetch(cache.look("abcd"), 4, now(cache))
+    assert fetch is not None and hold is not None
+    cache.move(transfers[:-1])
     cache.check()
     return cache, fetch, hold
 
@@ -252,8 +252,8 @@ def test_fetched_pages_that_are_held_stay_after_the_fetch_until_they_are_let_go(
     cache.move([fetch])
     cache.use("mnop")
     assert cache.on("cpu") == "abcd"
-    cache.let_go(hold)
-    cache.let_go(hold)
+    hold.let_go()
+    hold.let_go()
     cache.check()
     cache.use("stuv")
     assert cache.on("cpu") == "stuv"
@@ -267,7 +267,7 @@ def test_of_a_fetch_that_ends_early_what_has_arrived_is_held(arrived: int, kept:
     cache.check()
     cache.use("mnop")
     assert set(cache.on("cpu")) & set("abcd") == set(kept)
-    cache.let_go(hold)
+    hold.let_go()
     cache.use("stuv")
     assert cache.on("cpu") == "stuv"
 
@@ -281,7 +281,7 @@ def test_a_reset_lets_go_of_what_was_fetched(is_over: bool) -> None:
     cache.check()
     if not is_over:
         cache.move([fetch])
-    cache.let_go(hold)
+    hold.let_go()
     cache.check()
     assert cache.tiers[1].pool.free == 4 and not cache.transfers.holds
 
@@ -293,15 +293,15 @@ def test_held_pages_that_lose_the_pages_before_them_are_freed_when_they_are_let_
         cache.use(word)
     holds = []
     for word in ("abcd", "wxyz"):
-        transfers, fetch = cache.fetch(cache.look(word), 2, now(cache))
-        assert fetch is not None
-        holds.append(cache.hold(fetch))
+        transfers, _, hold = cache.fetch(cache.look(word), 2, now(cache))
+        assert hold is not None
+        holds.append(hold)
         cache.move(transfers)
     assert (cache.on("gpu"), cache.on("cpu")) == ("abtu", "cdwx")
     cache.use("mnop")
     assert (cache.on("gpu"), cache.on("cpu"), cache.tiers[1].pool.free) == ("mnop", "wx", 0)
     for hold in holds:
-        cache.let_go(hold)
+        hold.let_go()
     cache.check()
     assert cache.tiers[1].pool.free == 2 and not cache.residency.doomed
 
@@ -311,7 +311,7 @@ def test_a_prefetch_that_the_cpu_tier_cannot_hold_is_not_begun() -> None:
     cache.use("++++")
     lease = cache.admitted("####")
     assert all(cache.node("####").pins[1:2]), "it is about to be loaded from there"
-    assert cache.look("abcd").disk_pages == 4 and cache.fetch(cache.look("abcd"), 4, now(cache)).fetch is None
+    assert cache.look("abcd").far_pages == 4 and cache.fetch(cache.look("abcd"), 4, now(cache)).fetch is None
     cache.move(cache.load(lease, now(cache)).transfers)
     *_, fetch = cache.fetch(cache.look("abcd"), 4, now(cache)).transfers
     assert cache.carried(fetch) == "abcd"
@@ -350,7 +350,7 @@ def test_what_is_given_up_before_it_has_room_below_is_not_copied() -> None:
     cache.reset()
     assert cache.begin(write, now(cache)).can_run and write.pages == 0
     cache.check()
-    cache.finish(write, now(cache))
+    cache.land(write, now(cache))
     cache.release(lease)
     cache.check()
     assert [tier.pool.free for tier in cache.tiers] == [4, 4] and cache.counts.written_pages == 0

@@ -53,14 +53,6 @@ def edge_of(placement: PlacementPolicy) -> Edge:
     return edge
 
 
-def test_a_chain_joins_each_tier_to_the_next_one() -> None:
-    gpu, cpu, disk = tiers = tiers_of(3)
-    upper, lower = chain(tiers, [WriteBack(), WriteThrough()])
-    assert [(edge.upper, edge.lower) for edge in (upper, lower)] == [(gpu, cpu), (cpu, disk)]
-    assert (gpu.below, cpu.above, cpu.below, disk.above) == ([upper], [upper], [lower], [lower])
-    assert [repr(edge) for edge in (upper, lower)] == ["Edge(gpu-cpu)", "Edge(cpu-disk)"]
-
-
 @pytest.mark.parametrize(
     ("placement", "nodes", "prompts"),
     [
@@ -81,14 +73,6 @@ def test_a_policy_is_asked_after_a_use_for_nodes_or_for_prompts_or_not_at_all(
 def test_only_a_policy_that_counts_requests_hears_of_them() -> None:
     assert edge_of(StoreThreshold(k=2)).wants_requests
     assert not edge_of(WriteBack()).wants_requests
-
-
-def test_right_answers_are_passed_on() -> None:
-    node, request = small_cache(gpu=4).tree.root, make_request([0, 1, 2])
-    edge = edge_of(Answering(True))
-    assert edge.wants_used(node, 0.0) and edge.wants_evicted(node, 0.0) and edge.keeps_loaded()
-    assert edge_of(Answering(2)).wanted_pages(request, [], 0.0) == 2
-    assert edge_of(Answering(0.5)).watermark() == 0.5
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_exclusive_copies_stay_below_while_another_gpu_loads_them() -> None:
     assert cache.on("cpu") == "wxyz"
     for lease in (one, other):
         cache.move(cache.insert(lease, next(cache.clock)))
-        cache.move(cache.finish_request(lease))
+        cache.move(cache.finish(lease))
     assert cache.on("gpu") == cache.on("gpu1") == "abcd"
 
 
@@ -160,7 +160,7 @@ def test_a_reset_empties_every_gpu(gpus: int) -> None:
     cache.reset()
     cache.check()
     for lease in held:
-        cache.move(cache.finish_request(lease))
+        cache.move(cache.finish(lease))
     assert all(tier.pool.free == tier.pool.capacity for tier in cache.tiers)
     assert cache.use("abc", gpu=gpus - 1) == (0, 0, 0)
 

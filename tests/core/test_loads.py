@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvsim.core.serving import NO_LOAD
 from tests.core.small import only, small_cache
 
 
@@ -24,9 +25,9 @@ def test_pages_that_no_load_brings_are_computed_even_if_none_was_brought() -> No
     """Otherwise what follows them would lose its beginning when the request ends."""
     cache, lease, load = begun_load("abc", "abcd")
     cache.abort(load, 0, next(cache.clock))
-    assert cache.shorten_hit(lease, load, next(cache.clock)) == 3
+    assert cache.load(lease, next(cache.clock), load).lost_pages == 3
     cache.move(cache.insert(lease, next(cache.clock)))
-    cache.move(cache.finish_request(lease))
+    cache.move(cache.finish(lease))
     cache.check()
     assert cache.on("gpu") == "abcd"
 
@@ -39,7 +40,7 @@ def shared_load(*prompts: str) -> tuple[Any, list[Any], Any]:
     leases = [cache.admitted(prompt) for prompt in prompts]
     load = only(cache.load(leases[0], next(cache.clock)).loads)
     for lease in leases[1:]:
-        assert cache.load(lease, next(cache.clock)) == ([], []) and cache.arriving(lease) == [load]
+        assert cache.load(lease, next(cache.clock)) == NO_LOAD and lease.arriving() == [load]
     cache.abort(load, 1, next(cache.clock))
     cache.check()
     return cache, leases, load
@@ -51,27 +52,27 @@ def test_requests_that_share_a_load_miss_what_it_does_not_bring(order: tuple[int
     cache, leases, load = shared_load("abcd", "abce")
     assert [reused(lease) for lease in leases] == [3, 3]
     for lease in leases:
-        assert cache.shorten_hit(lease, load, next(cache.clock)) == 2
-        assert cache.shorten_hit(lease, load, next(cache.clock)) == 0
+        assert cache.load(lease, next(cache.clock), load).lost_pages == 2
+        assert cache.load(lease, next(cache.clock), load).lost_pages == 0
     assert [(lease.gpu_pages, lease.loaded_pages) for lease in leases] == [(0, 1), (1, 0)]
     for number in order:
         cache.move(cache.insert(leases[number], next(cache.clock)))
         cache.check()
         assert set("abc") <= set(cache.on("gpu"))
     for lease in leases:
-        cache.move(cache.finish_request(lease))
+        cache.move(cache.finish(lease))
         cache.check()
     assert set(cache.on("gpu")) == set("abcde")
 
 
 def test_a_request_that_shares_the_beginning_of_a_load_misses_what_it_has_of_it() -> None:
     cache, (whole, part), load = shared_load("abcd", "abx")
-    assert [cache.shorten_hit(lease, load, next(cache.clock)) for lease in (whole, part)] == [2, 1]
+    assert [cache.load(lease, next(cache.clock), load).lost_pages for lease in (whole, part)] == [2, 1]
     assert [reused(lease) for lease in (whole, part)] == [1, 1]
     cache.release(whole)
     cache.check()
     cache.move(cache.insert(part, next(cache.clock)))
-    cache.move(cache.finish_request(part))
+    cache.move(cache.finish(part))
     cache.check()
     assert set(cache.on("gpu")) == set("abx")
 
@@ -80,13 +81,11 @@ def test_pages_that_anothers_load_failed_to_bring_before_are_not_among_those_of_
     """The second request counts on the load of a, b and c, which brings only a, and then loads d and e itself."""
     cache, _, load = begun_load("abcde", "abcx")
     second = cache.admitted("abcdey")
-    assert cache.shorten_hit(second, None, next(cache.clock)) == 0
     cache.abort(load, 1, next(cache.clock))
-    own = only(cache.load(second, next(cache.clock)).loads)
-    assert (second.gpu_pages, second.loaded_pages) == (3, 2)
-    assert cache.shorten_hit(second, None, next(cache.clock)) == 2
+    _, (own,), lost = cache.load(second, next(cache.clock))
+    assert lost == 2
     assert (second.gpu_pages, second.loaded_pages) == (1, 2)
-    assert cache.shorten_hit(second, own, next(cache.clock)) == 0
+    assert cache.load(second, next(cache.clock), own).lost_pages == 0
     cache.check()
 
 
@@ -96,12 +95,12 @@ def test_pages_that_the_disk_could_not_read_are_not_among_those_from_the_disk() 
         cache.use(prompt)
     cache.leaving_order()
     lease = cache.admitted("abcd")
-    (fetch, load), _ = cache.load(lease, next(cache.clock))
-    assert (lease.loaded_pages, lease.loaded_disk_pages) == (3, 3)
+    (fetch, load), _, _ = cache.load(lease, next(cache.clock))
+    assert (lease.loaded_pages, lease.loaded_far_pages) == (3, 3)
     cache.begin(fetch, next(cache.clock))
     cache.abort(fetch, 1, next(cache.clock))
     cache.begin(load, next(cache.clock))
-    cache.finish(load, next(cache.clock))
-    assert cache.shorten_hit(lease, load, next(cache.clock)) == 2
-    assert (lease.loaded_pages, lease.loaded_disk_pages) == (1, 1)
+    cache.land(load, next(cache.clock))
+    assert cache.load(lease, next(cache.clock), load).lost_pages == 2
+    assert (lease.loaded_pages, lease.loaded_far_pages) == (1, 1)
     cache.check()

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import DISK
+from kvsim.core.tier import CPU
 from kvsim.core.transfer import Hold, Transfer
 from kvsim.core.transfers import is_arriving
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
@@ -82,6 +82,16 @@ SHAPES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "chain": [("gpu", ()), ("cpu", (0,)), ("disk", (1,))],
     "disk straight below": [("gpu", ()), ("disk", (0,))],
     "disk beside": [("gpu", ()), ("cpu", (0,)), ("disk", (0,))],
+    "a fourth tier below the disk": [("gpu", ()), ("cpu", (0,)), ("disk", (1,)), ("remote", (1, 2))],
+    "a fourth tier beside the disk": [("gpu", ()), ("cpu", (0,)), ("disk", (1,)), ("remote", (1,))],
+    "a fourth tier for two hosts": [
+        *[("gpu", ())] * 2,
+        ("cpu", (0,)),
+        ("cpu", (1,)),
+        ("disk", (2,)),
+        ("disk", (3,)),
+        ("remote", (2, 3, 4, 5)),
+    ],
     "disk below both": [("gpu", ()), ("cpu", (0,)), ("disk", (0, 1))],
     "two gpus": [("gpu", ()), ("gpu", ()), ("cpu", (0, 1))],
     "two gpus and a disk": [("gpu", ()), ("gpu", ()), ("cpu", (0, 1)), ("disk", (2,))],
@@ -146,7 +156,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.gpus = [tier for tier in tiers if not tier.above]
         self.watched = [Watched() for _ in tiers]
         for tier, watched in zip(tiers, self.watched, strict=True):
-            tier.watch = watched
+            tier.watches.append(watched)
         self.recompute = draw(st.booleans())
         self.cache = SmallCache(tiers, edges, Rules(recompute_last_token=self.recompute), self.page_tokens)
         self.gap = draw(st.integers(2, 9))
@@ -248,13 +258,13 @@ class CacheMachine(RuleBasedStateMachine):
         cache = self.cache
         gpu = self.gpus[pick % len(self.gpus)]
         before = self.snapshot()
-        found = cache.cached_pages(request, gpu)
+        found = cache.found(request, gpu)
         assert self.snapshot() == before
         if request.runs:
             self.looked[request.runs[-1][0], gpu.index] = request, (cache.version, found)
         lease = cache.match(request, gpu)
         assert self.snapshot() == before
-        assert found == (lease.gpu_pages, lease.leading_cpu_pages)
+        assert found == (lease.gpu_pages, lease.leading_pages)
         assert lease.gpu_pages + lease.lower_pages <= min(request.prompt_pages, self.usable_pages(request))
         pages = request.prompt_pages + extra
         if cache.admit(lease, pages, self.time(), min(load, lease.lower_pages)):
@@ -333,7 +343,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def load(self, running: Running) -> None:
         running.stage = LOADED
-        transfers, loads = self.cache.load(running.lease, self.time())
+        transfers, loads, _ = self.cache.load(running.lease, self.time())
         self.learn(transfers)
         assert sum(load.pages for load in loads) == running.lease.loaded_pages
 
@@ -342,7 +352,7 @@ class CacheMachine(RuleBasedStateMachine):
         if self.blocking(running):
             return
         lease = running.lease
-        same_tree = lease.epoch == self.cache.epoch
+        same_tree = lease.epoch == self.cache.residency.epoch
         if same_tree:
             self.compute(lease)
         running.stage = COMPUTED
@@ -364,7 +374,7 @@ class CacheMachine(RuleBasedStateMachine):
     def drop(self, running: Running) -> None:
         self.requests.remove(running)
         if running.stage == COMPUTED:
-            self.learn(self.cache.finish_request(running.lease))
+            self.learn(self.cache.finish(running.lease))
         else:
             self.cache.release(running.lease)
 
@@ -375,16 +385,19 @@ class CacheMachine(RuleBasedStateMachine):
         nodes = self.only_on_disk()
         gpu = self.gpus[pick % len(self.gpus)]
         lease = self.cache.match(self.request(self.path_to(nodes[pick % len(nodes)], pick)), gpu)
-        if lease.disk_pages and self.cache.views[gpu.index].fetches_to is not None:
-            pages = 1 + pick % lease.disk_pages
+        if lease.far_pages and self.cache.lower.views[gpu.index].fetches_to is not None:
+            pages = 1 + pick % lease.far_pages
             before = self.snapshot()
-            room = self.cache.room_to_fetch(lease)
-            transfers, fetch = self.cache.fetch(lease, pages, self.time())
+            room = self.cache.lower.views[gpu.index].room_to_fetch(lease)
+            transfers, fetch, hold = self.cache.fetch(lease, pages, self.time())
             self.learn(transfers)
             if fetch is not None:
                 assert fetch.pages <= min(pages, room)
+                assert hold is not None
                 if pick % 3:
-                    self.holds.append(self.cache.hold(fetch))
+                    self.holds.append(hold)
+                else:
+                    hold.let_go()
             else:
                 assert self.snapshot() == before
 
@@ -392,12 +405,12 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holds)
     def let_go(self, pick: int) -> None:
         """The turn of a request that waited for a fetch."""
-        self.cache.let_go(self.holds.pop(pick % len(self.holds)))
+        self.holds.pop(pick % len(self.holds)).let_go()
 
     def only_on_disk(self) -> list[Node]:
-        disk = self.cache.tiers[-1]
-        nodes = self.cache.tree.root.descendants() if disk.level == DISK else ()
-        return [node for node in nodes if node.state == [ABSENT] * disk.index + [READY]]
+        """The nodes that no GPU, and no tier next to one, has or is receiving."""
+        near = [tier.index for tier in self.cache.tiers if tier.level <= CPU]
+        return [node for node in self.cache.tree.root.descendants() if all(node.state[index] == ABSENT for index in near)]
 
     def path_to(self, node: Node, pick: int) -> tuple[int, ...]:
         """The path that ends with one of the node's pages."""
@@ -453,7 +466,7 @@ class CacheMachine(RuleBasedStateMachine):
     def reads(self) -> list[Transfer]:
         """Transfers from a lower tier, and first of all from the lowest."""
         reads = [transfer for transfer in self.transfers if not transfer.goes_down]
-        return [transfer for transfer in reads if transfer.source.level == DISK] or reads
+        return [transfer for transfer in reads if transfer.source.level > CPU] or reads
 
     def some_transfer(self, pick: int) -> Transfer:
         return list(self.transfers)[pick % len(self.transfers)]
@@ -478,7 +491,7 @@ class CacheMachine(RuleBasedStateMachine):
     def finish(self, transfer: Transfer) -> None:
         pages = transfer.pages
         self.land(transfer, pages)
-        self.learn(self.cache.finish(transfer, self.time()))
+        self.learn(self.cache.land(transfer, self.time()))
         assert transfer.done
         assert transfer.arrived_pages == pages
 
@@ -527,7 +540,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def the_same_version_has_the_same_of_every_prompt(self) -> None:
         for (last, index), (request, (version, found)) in list(self.looked.items()):
-            now_found = self.cache.cached_pages(request, self.cache.tiers[index])
+            now_found = self.cache.found(request, self.cache.tiers[index])
             assert now_found == found or self.cache.version != version
             self.looked[last, index] = request, (self.cache.version, now_found)
 
@@ -574,7 +587,7 @@ class CacheMachine(RuleBasedStateMachine):
         for running in self.requests:
             lease = running.lease
             assert lease.node.depth + lease.node.pages + len(lease.slots) + lease.promised_pages == running.pages
-            if lease.epoch == self.cache.epoch:
+            if lease.epoch == self.cache.residency.epoch:
                 assert all(node.state[lease.gpu.index] in (READY, INCOMING) for node in self.path(lease.node))
 
     def teardown(self) -> None:

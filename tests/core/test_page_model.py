@@ -47,7 +47,7 @@ from kvsim.policies.prefetch.break_even import BreakEvenPrefetch
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.replaying.replay import Replay
-from kvsim.replaying.server import CacheServer
+from kvsim.replaying.server import CacheServer, PassingServer
 from kvsim.replaying.settings import ReplaySettings
 from tests.core import page_rules as rules
 from tests.core.page_model import Edge, PageModel
@@ -169,14 +169,13 @@ class Played:
     no_room_pages: int
 
 
-class Looking:
+class Looking(PassingServer):
     """A server whose cache looks other prompts up before it serves a request: that may cut nodes, and changes nothing else."""
 
     def __init__(self, server: Any, cache: Any, looks: Sequence[Request]) -> None:
-        self.server = server
+        super().__init__(server)
         self.cache = cache
         self.looks = iter(looks)
-        self.finish_request = server.finish_request
 
     def serve(self, request: Request, pages: int, now: float) -> Any:
         if (look := next(self.looks, None)) is not None:

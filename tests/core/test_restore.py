@@ -190,8 +190,8 @@ def test_a_gap_whose_lower_copy_was_evicted_takes_along_what_follows_it() -> Non
         assert cache.begin(transfer, next(cache.clock)).can_run
         cache.move(cache.abort(transfer, 0, next(cache.clock)))
         cache.check()
-    assert cache.transfers.make_room(cache.tiers[1], 2, next(cache.clock))
-    cache.move(cache.transfers.flush())
+    assert cache.transfers.eviction.make_room(cache.tiers[1], 2, next(cache.clock))
+    cache.move(cache.transfers.under_way.flush())
     assert cache.node("a").state[0] == INCOMING and not any(cache.node("a").state[1:])
     cache.release(lease)
     cache.check()

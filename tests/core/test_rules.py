@@ -28,7 +28,7 @@ def test_the_pages_of_an_answer_are_cached_or_not(cache_output: bool, hits: int)
     answer = split_runs(cache.request("abcd").runs, 2)[1]
     lease = cache.admitted("ab", pages=5, output_tokens=3, output_runs=answer)
     cache.move(cache.insert(lease, now(cache)))
-    cache.move(cache.finish_request(lease, now(cache)))
+    cache.move(cache.finish(lease, now(cache)))
     cache.check()
     assert cache.use("abcde") == (hits, 0, 0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsim.core.tree import ABSENT, READY, Node, RadixTree, matching_pages, runs_after
+from kvsim.core.tree import Node, RadixTree, matching_pages
 from kvsim.pages.extents import Run
 
 Runs = tuple[Run, ...]
@@ -13,15 +13,6 @@ def grown() -> tuple[RadixTree, Node, Node, Node]:
     tree = RadixTree(1)
     stem = tree.add(tree.root, ((0, 4),), 4, 1.0)
     return tree, stem, tree.add(stem, ((4, 2),), 2, 2.0), tree.add(stem, ((20, 2),), 2, 3.0)
-
-
-# --- walking ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_path_that_the_tree_has_is_followed_to_its_end() -> None:
-    tree, stem, left, right = grown()
-    assert tree.walk(tree.root, ((0, 6),)) == ([stem, left], None, 0, ())
-    assert tree.walk(tree.root, ((0, 4), (20, 2))) == ([stem, right], None, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -38,12 +29,6 @@ def test_what_the_tree_does_not_have_is_the_rest_of_the_path(runs: Runs, nodes: 
     tree = grown()[0]
     path, partial, agreed, left = tree.walk(tree.root, runs)
     assert (len(path), partial, agreed, left) == (nodes, None, 0, rest)
-
-
-@pytest.mark.parametrize(("runs", "agreed", "rest"), [(((0, 3),), 3, ()), (((0, 1), (50, 2)), 1, ((50, 2),))])
-def test_a_path_may_end_or_part_within_a_node(runs: Runs, agreed: int, rest: Runs) -> None:
-    tree, stem, _, _ = grown()
-    assert tree.walk(tree.root, runs) == ([], stem, agreed, rest)
 
 
 @pytest.mark.parametrize(
@@ -67,34 +52,6 @@ def test_a_node_of_several_runs_agrees_run_by_run() -> None:
     assert matching_pages(node, ((7, 4), (10, 2)), 0, 4, 99) == (0, 0, 4), "it begins with another page"
 
 
-def test_the_rest_of_a_path_begins_within_a_run() -> None:
-    runs = ((0, 3), (10, 2))
-    assert runs_after(runs, 0, 2) == ((1, 2), (10, 2))
-    assert runs_after(runs, 1, 1) == ((11, 1),)
-    assert runs_after(runs, 2, 0) == ()
-
-
-# --- changing --------------------------------------------------------------------------------------------------------
-
-
-def test_a_leaf_begins_where_its_parent_ends() -> None:
-    tree, stem, left, right = grown()
-    assert (stem.depth, left.depth, right.depth) == (0, 4, 4)
-    assert left.parent is stem and stem.children == {4: left, 20: right}
-    assert set(tree.root.descendants()) == {stem, left, right}
-
-
-def test_parents_come_before_their_children() -> None:
-    tree, stem, _, _ = grown()
-    assert next(tree.root.descendants()) is stem
-
-
-def test_leaves_share_no_children() -> None:
-    tree, _, left, right = grown()
-    tree.add(left, ((6, 1),), 1, 4.0)
-    assert list(left.children) == [6] and not right.children
-
-
 def test_the_lower_part_of_a_cut_stays_the_same_node() -> None:
     tree, stem, left, _ = grown()
     stem.hits, stem.last_used, stem.pins[0] = 7, 9.0, 2
@@ -115,44 +72,6 @@ def test_a_node_of_several_runs_is_cut_anywhere(pages: int, upper: Runs, lower: 
     node = tree.add(tree.root, ((0, 3), (10, 2)), 5, 1.0)
     assert (tree.cut(node, pages).runs, node.runs) == (upper, lower)
     assert tree.walk(tree.root, ((0, 3), (10, 2)))[0] == [node.parent, node]
-
-
-def test_joining_undoes_a_cut() -> None:
-    tree, stem, left, right = grown()
-    upper = tree.cut(stem, 1)
-    tree.join(upper, stem)
-    assert (stem.runs, stem.depth, stem.pages, stem.parent) == (((0, 4),), 0, 4, tree.root)
-    assert tree.root.children == {0: stem} and stem.children == {4: left, 20: right}
-    assert upper.state == [ABSENT]
-
-
-def test_a_leaf_is_shortened_from_its_end() -> None:
-    tree, _, left, _ = grown()
-    tree.shorten(left, 1)
-    assert (left.runs, left.pages) == (((4, 1),), 1)
-    node = tree.add(tree.root, ((60, 3), (80, 2)), 5, 1.0)
-    tree.shorten(node, 3)
-    assert (node.runs, node.pages) == (((60, 2),), 2)
-
-
-def test_a_node_is_removed_with_what_is_below_it() -> None:
-    tree, stem, _, _ = grown()
-    tree.remove(stem)
-    assert list(tree.root.descendants()) == []
-
-
-# --- nodes -----------------------------------------------------------------------------------------------------------
-
-
-def test_only_an_unpinned_ready_leaf_can_be_evicted() -> None:
-    _, stem, left, _ = grown()
-    assert not left.is_evictable(0), "it is not there"
-    left.state[0] = READY
-    assert left.is_evictable(0)
-    left.pins[0] = 1
-    assert not left.is_evictable(0)
-    stem.state[0], stem.children_in[0] = READY, 1
-    assert not stem.is_evictable(0)
 
 
 def test_nodes_share_empty_notes_until_a_policy_writes_one() -> None:

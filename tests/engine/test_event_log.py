@@ -13,7 +13,7 @@ import kvsim
 from kvsim.cli import main
 from kvsim.cluster.cluster import Cluster
 from kvsim.engine.engine import Engine
-from kvsim.engine.event_log import EventLog, LoggedCache
+from kvsim.engine.event_log import CacheLog, EventLog
 from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.run.execute import Result
 from tests.engine.small import SmallEngine, ask, make_requests, same_outcome, small_engine
@@ -132,8 +132,8 @@ def test_a_small_run_event_by_event() -> None:
     engine = small_engine(gpu=5, cpu=20)
     log = EventLog(engine.cache.tiers, lambda: float(engine.env.now))
     requests = make_requests([ask("ab"), ask("wxyz", 100), ask("ab", 200)])
-    logged = LoggedCache(engine.cache, log)
-    Cluster([Engine(engine.substrate, logged, engine.prefetching, engine.settings, FCFS())]).run(requests)
+    engine.cache.watch(CacheLog(log, engine.cache.tiers))
+    Cluster([Engine(engine.substrate, engine.cache, engine.prefetching, engine.settings, FCFS())]).run(requests)
     found = {"gpu_pages": 0, "cpu_pages": 0, "disk_pages": 0}
     down, up = {"from": "gpu", "to": "cpu"}, {"from": "cpu", "to": "gpu"}
     lines = [{name: value for name, value in event.items() if name != "time_s"} for event in events_of(log)]
@@ -165,7 +165,8 @@ def test_a_reset_is_an_event_after_the_pages_that_it_drops() -> None:
     engine: SmallEngine = small_engine(gpu=5)
     log = EventLog(engine.cache.tiers)
     engine.serve(ask("ab"))
-    LoggedCache(engine.cache, log).reset()
+    engine.cache.watch(CacheLog(log, engine.cache.tiers))
+    engine.cache.reset()
     assert events_of(log) == [{"event": "free", "tier": "gpu", "pages": 2}, {"event": "reset"}]
 
 

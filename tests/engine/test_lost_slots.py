@@ -3,12 +3,12 @@
 import pytest
 from simpy import Event
 
+from kvsim.core import cache as core_cache
+from kvsim.core.cache import Cache
 from kvsim.core.lease import Lease
-from kvsim.core.serving import LOST, Claim, ServedCache
+from kvsim.core.serving import LOST_SLOTS, Claim
 from kvsim.core.transfer import Transfer
-from kvsim.engine import passing_cache
 from kvsim.engine.engine import EngineSettings
-from kvsim.engine.passing_cache import PassingCache
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.substrate import Work
 from kvsim.policies.placement.write_back import WriteBack
@@ -19,11 +19,11 @@ from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import PAGE_TOKENS, SmallEngine, ask, check_idle, make_requests, small_engine
 
 
-class LosingCache(PassingCache):
+class LosingCache(Cache):
     """Loses the slots of the first request that waits for some beside another one."""
 
-    def __init__(self, cache: ServedCache) -> None:
-        super().__init__(cache)
+    def __init__(self, like: Cache) -> None:
+        super().__init__(like.tiers, like.edges, like.rules, like.page_tokens)
         self.promised: list[int] = []
         """Pages promised to each request at that time."""
 
@@ -31,7 +31,7 @@ class LosingCache(PassingCache):
         promised = [other.promised_pages for other in self.leases]
         if not self.promised and sum(promised) > lease.promised_pages > 0:
             self.promised = promised
-            return LOST
+            return LOST_SLOTS
         return super().claim(lease, now)
 
 
@@ -43,7 +43,7 @@ class CarefulSubstrate(SimulatedSubstrate):
         return super().compute(work, loads)
 
 
-@pytest.mark.skipif(not passing_cache.__file__.endswith(".py"), reason="a compiled cache cannot be derived from")
+@pytest.mark.skipif(not core_cache.__file__.endswith(".py"), reason="a compiled cache cannot be derived from")
 def test_the_others_get_theirs() -> None:
     """Two answers need another page at the same step, and what is cached has to be written down for them. The slots of one are
     lost, so that it waits again; the other one has its own before the next step."""

@@ -144,7 +144,7 @@ def test_states_are_saved_as_far_as_kept_prompts_leave_room() -> None:
     """A state takes 2 pages of 8; beside the 3 that are kept, and 4 of its own, a prompt can save none."""
     cache = hybrid(EveryPage(), gpu=8, shared_pages=2)
     kept = cache.run("abc", persistent=True)
-    cache.finish_request(kept)
+    cache.finish(kept)
     other = cache.look("wxyz")
     assert cache.kept_pages(other) == 3
     assert cache.admit(other, 4, 100.0)

@@ -13,7 +13,8 @@ from kvsim.cli import main
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
-from kvsim.core.tier import PageWatch, Tier
+from kvsim.core.tier import Tier
+from kvsim.core.watch import Watch
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
@@ -49,16 +50,16 @@ def rows_of(outcome: Outcome) -> list[Row]:
     return list(zip(pages, retractions, first, last, strict=True))
 
 
-class Watched(PageWatch):
+class Watched(Watch):
     """How often each page is stored, by what the tier says of it."""
 
     def __init__(self) -> None:
         self.copies = Counter[int]()
 
-    def stored(self, runs: tuple[Run, ...]) -> None:
+    def stored(self, tier: Tier, runs: tuple[Run, ...]) -> None:
         self.copies.update(pages_of(runs))
 
-    def dropped(self, runs: tuple[Run, ...]) -> None:
+    def dropped(self, tier: Tier, runs: tuple[Run, ...]) -> None:
         self.copies.subtract(pages_of(runs))
 
     def check(self, cache: SteppedCache) -> None:
@@ -86,7 +87,8 @@ def serve(
     gpu = Tier("gpu", 0, SlotPool(capacity), eviction or LRU())
     known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE)}
     gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=PAGE_TOKENS, **known))
-    cache, gpu.watch = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS), (watched := Watched())
+    cache, watched = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS), Watched()
+    gpu.watches.append(watched)
     substrate = SimulatedSubstrate(MODEL, FORMULA, PAGE_TOKENS, links="fifo")
     engine = Engine(substrate, cache, Prefetching(cache, NoPrefetch(), Offer), settings, scheduling or FCFS())
 

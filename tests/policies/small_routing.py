@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from kvsim.cluster.router import Router, known_engines
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.tier import PageWatch, Tier
+from kvsim.core.tier import Tier
 from kvsim.pages.extents import Run, count_pages
 from kvsim.plans.construct import construct
 from kvsim.policies.eviction.lru import LRU
@@ -36,9 +36,8 @@ class SmallRouter(Router):
 
     def cached(self, engine: int, *runs: Run) -> None:
         """An engine has stored pages, and reports them."""
-        watch = self.gpus[engine].watch
-        assert isinstance(watch, PageWatch)
-        watch.stored(runs)
+        (watch,) = self.gpus[engine].watches
+        watch.stored(self.gpus[engine], runs)
 
 
 def router(policy: RoutingPolicy, engines: int = 3, *, seed: int = 0, **known: Any) -> SmallRouter:

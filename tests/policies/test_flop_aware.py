@@ -70,7 +70,7 @@ def test_ages_are_counted_in_requests(alpha: float, times: list[float]) -> None:
             lease = cache.look(word)
             assert cache.admit(lease, len(word), now[number]) and cache.claim(lease, now[number]) == CLAIMED
             cache.insert(lease, now[number])
-            cache.finish_request(lease)
+            cache.finish(lease)
         orders.append([node.runs for node in offered(cache.gpu.eviction, now[-1])])
     assert orders[0] == orders[1] and len(orders[0]) == 3
 
@@ -110,7 +110,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int, alpha: float, bin
     for _ in range(120):
         running.append(cache.run(random_word(random, "aaab")))
         if len(running) > random.randint(0, 2):
-            cache.finish_request(running.pop(0))
+            cache.finish(running.pop(0))
         now = float(next(cache.clock))
         leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
         if leaves:
@@ -130,7 +130,7 @@ def test_long_paths_join_bins_and_forget_no_leaf() -> None:
         lease = cache.match(make_request(pages, index=index))
         assert cache.admit(lease, len(pages), float(index))
         cache.insert(lease, float(index))
-        cache.finish_request(lease)
+        cache.finish(lease)
     assert [node.pages for node in offered(cache.gpu.eviction, 9.0)] == [3, 600, 2990, 5000]
     assert cache.gpu.eviction._width == 8
 

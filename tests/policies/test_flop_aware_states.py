@@ -123,7 +123,7 @@ def test_a_state_where_two_prompts_part_stays_until_one_of_them_is_gone() -> Non
     order = offered(policy, 99.0)
     assert order[-1] is state and len(order) == 3, "the leaves first"
     assert policy._efficiency(state) is None and policy._last() is state
-    cache.transfers.evict(cache.node("sysA"), cache.gpu, 99.0)
+    cache.transfers.eviction.evict(cache.node("sysA"), cache.gpu, 99.0)
     assert state in candidates(cache) and policy._efficiency(state) is not None
     assert set(offered(policy, 100.0)) == {state, cache.node("sysB")}
 
@@ -134,7 +134,7 @@ def test_pages_without_a_state_after_them_save_nothing() -> None:
     use(cache, "abcd", "xy")
     policy, state = cache.gpu.eviction, cache.states.find(cache.node("abcd").runs[-1][0] + 3)
     assert state is not None and policy._efficiency(cache.node("abcd")) > policy._efficiency(cache.node("xy")) > 0
-    cache.transfers.evict(state, cache.gpu, 50.0)
+    cache.transfers.eviction.evict(state, cache.gpu, 50.0)
     assert policy._efficiency(cache.node("abcd")) == 0
     assert offered(policy, 99.0)[0] is cache.node("abcd")
 
@@ -144,7 +144,7 @@ def test_only_the_state_that_is_begun_from_is_refreshed() -> None:
     cache = flop_hybrid(Last(), 0.0, 40)
     use(cache, "ab", "xy", "abcd")
     policy = cache.gpu.eviction
-    cache.transfers.evict(cache.node("abcd"), cache.gpu, 50.0)
+    cache.transfers.eviction.evict(cache.node("abcd"), cache.gpu, 50.0)
     assert [node for node in offered(policy, 60.0) if not node.is_state] == [cache.node("xy"), cache.node("ab")]
     node = cache.node("ab")
     node.last_used = 70.0
@@ -168,7 +168,7 @@ def test_the_victim_is_that_of_comparing_everything(seed: int, alpha: float, che
             running.append(lease)
         cache.check()
         if len(running) > random.randint(0, 2):
-            cache.finish_request(running.pop(0))
+            cache.finish(running.pop(0))
         now = float(next(cache.clock))
         if candidates(cache):
             least, utilities = least_utility(cache, alpha)

@@ -34,7 +34,7 @@ def test_a_copy_below_learns_the_priority_of_a_request_that_runs() -> None:
     lease = cache.run("b", priority=-1)
     order = [node.notes[1] for node in offered(cache.tiers[1].eviction, 99.0)]
     assert order == [1, None]
-    cache.finish_request(lease)
+    cache.finish(lease)
     assert [node.notes[1] for node in offered(cache.tiers[1].eviction, 99.0)] == [-1, 1]
 
 

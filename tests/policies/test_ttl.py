@@ -55,7 +55,7 @@ def test_a_copy_below_is_protected_from_the_end_of_its_request() -> None:
     cache.use("a", session=0)
     lease = cache.run("b", session=-1)
     assert [node.notes[1] is None for node in offered(cache.tiers[1].eviction, 9.0)] == [False, True]
-    cache.finish_request(lease)
+    cache.finish(lease)
     assert [node.notes[1] < 9 for node in offered(cache.tiers[1].eviction, 9.0)] == [True, False]
 
 
@@ -84,7 +84,7 @@ def test_a_learned_time_covers_the_pauses_that_are_worth_it() -> None:
         lease = cache.match(make_request(pages, index=index, session=session))
         assert cache.admit(lease, len(pages), 1000.0)
         cache.insert(lease, 1000.0)
-        cache.finish_request(lease, 1001.0)
+        cache.finish(lease, 1001.0)
     notes = {node.pages: node.notes[0] for node in cache.tree.root.descendants()}
     assert notes == {1000: 1004.0, 1: 1001.0}
 

@@ -87,7 +87,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int) -> None:
         turns[session] += 1
         running.append(cache.run(f"{session % 3}{word}", **about))
         if len(running) > random.randint(0, 1):
-            cache.finish_request(running.pop(0))
+            cache.finish(running.pop(0))
         now = float(next(cache.clock))
         if any(node.is_evictable(0) for node in cache.tree.root.descendants()):
             victim = offered(cache.gpu.eviction, now)[0]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.cache import Cache
+from kvsim.core.copies import Counts
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.residency import Counts
 from kvsim.core.rules import Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import Tier, chain

@@ -25,7 +25,7 @@ def test_few_requests_get_a_bin_each_and_the_rejected_none(replayed: Outcome):
 
 
 def with_usage(outcome: Outcome, usage: list[tuple[float, str, int]]) -> Outcome:
-    outcome.timeline = Recorder(small_engine(gpu=4).substrate, [])
+    outcome.timeline = Recorder(small_engine(gpu=4).env, [])
     outcome.timeline.usage = usage
     return outcome
 

@@ -38,7 +38,7 @@ class SmallHybrid(SmallCache):
 
     def answer(self, word: str, answer: str) -> int:
         """Hit pages of a request that keeps the pages of its answer; the answer has a token more, of which no KV is left."""
-        self.core.rules = self.core.kv.rules = replace(self.core.rules, cache_output=True)
+        self.core.kv.rules = replace(self.core.kv.rules, cache_output=True)
         whole = self.request(word + answer).runs
         lease = self.look(word, output_tokens=len(answer) + 1, output_runs=split_runs(whole, len(word))[1])
         assert self.admit(lease, len(word + answer), next(self.clock), lease.lower_pages)
@@ -46,7 +46,7 @@ class SmallHybrid(SmallCache):
         assert self.claim(lease, next(self.clock)) == CLAIMED
         self.move(self.load(lease, next(self.clock)).transfers)
         self.move(self.insert(lease, next(self.clock)))
-        self.move(self.finish_request(lease))
+        self.move(self.finish(lease))
         self.check()
         return lease.gpu_pages + lease.loaded_pages
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvsim.core.cache import CLAIMED
+from kvsim.core.lease import AGAIN
 from kvsim.core.rules import Rules
-from kvsim.engine.passing_cache import PassingCache
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.checkpoint.branch import Branch
 from kvsim.policies.checkpoint.every_page import EveryPage
@@ -115,8 +115,7 @@ def test_a_request_that_is_admitted_again_counts_once() -> None:
     retracted = cache.admitted("abxy", index=7)
     cache.release(retracted)
     assert use(cache, "ab") == [0]
-    again = cache.look("abxy", index=7)
-    again.is_resumed = True
+    again = cache.match(cache.request("abxy", index=7), why=AGAIN)
     assert cache.admit(again, 4, next(cache.clock)) and cache.claim(again, next(cache.clock)) == CLAIMED
     assert again.gpu_pages == 2
     counts = cache.describe_checkpoints()
@@ -190,10 +189,10 @@ def test_a_state_on_its_way_to_the_gpu_holds_up_its_request() -> None:
     lease = cache.admitted("abcd")
     loads = cache.load(lease, next(cache.clock)).transfers
     assert len(loads) == 2 and lease.has_load is False
-    assert set(cache.arriving(lease)) == set(loads)
+    assert set(lease.arriving()) == set(loads)
     cache.move(loads)
     cache.check()
-    assert cache.arriving(lease) == []
+    assert lease.arriving() == []
     cache.release(lease)
     cache.check()
 
@@ -245,7 +244,7 @@ def test_states_on_their_way_are_in_flight_like_pages() -> None:
     assert cache.admit(lease, 3, 0.0) and cache.claim(lease, 0.0) == CLAIMED
     started = cache.insert(lease, 0.0)
     assert sorted(node.is_state for transfer in started for node in transfer.nodes) == [False, True]
-    assert list(cache.core.in_flight) == list(PassingCache(cache.core).in_flight) == started
+    assert list(cache.core.in_flight) == started
     cache.move(started)
     assert not cache.core.in_flight
 
@@ -398,7 +397,7 @@ def ways(cache: SmallHybrid, word: str) -> list[tuple[str, str, int]]:
     ]
     cache.move(transfers)
     cache.move(cache.insert(lease, next(cache.clock)))
-    cache.move(cache.finish_request(lease))
+    cache.move(cache.finish(lease))
     cache.check()
     return told
 
@@ -427,9 +426,9 @@ def test_what_is_cached_reaches_to_a_state_that_only_the_disk_has() -> None:
     cache = hybrid_of(STRAIGHT, 9, 30)
     use(cache, "abc", "xyz", "klm")
     assert cache.on("gpu") == "axyzklm"
-    assert cache.cached_pages(cache.request("abcd")) == (1, 0)
+    assert cache.found(cache.request("abcd")) == (1, 0)
     lease = cache.look("abcd")
-    assert (lease.gpu_pages, lease.disk_pages) == (1, 2)
+    assert (lease.gpu_pages, lease.far_pages) == (1, 2)
 
 
 def test_without_room_on_its_way_a_state_stays_below_and_the_prompt_is_computed() -> None:
@@ -446,7 +445,7 @@ def test_without_room_on_its_way_a_state_stays_below_and_the_prompt_is_computed(
         cache.residency.unpin(node, cpu)
     assert (lease.gpu_pages, lease.loaded_pages) == (0, 0)
     cache.move(cache.insert(lease, next(cache.clock)))
-    cache.move(cache.finish_request(lease))
+    cache.move(cache.finish(lease))
     cache.check()
     assert use(cache, "abcd") == [3]
 

@@ -32,7 +32,7 @@ def end(cache: SmallHybrid, *leases: Any) -> None:
     for lease in leases:
         cache.move(cache.insert(lease, next(cache.clock)))
         cache.check()
-        cache.move(cache.finish_request(lease))
+        cache.move(cache.finish(lease))
         cache.check()
     cache.reset()
     for tier in (*cache.tiers, *cache.states.tiers):
@@ -101,17 +101,17 @@ def test_a_state_that_another_request_failed_to_load_is_no_beginning(room: dict[
 def test_a_request_whose_own_loads_fail_begins_from_what_has_arrived(room: dict[str, Any], pages: int, state: bool) -> None:
     cache, first, second = two_requests(room)
     cache.release(second)
-    transfers, loads = cache.load(first, next(cache.clock))
+    transfers, loads, _ = cache.load(first, next(cache.clock))
     assert set(loads) == set(transfers) and reused(first) == 3
     planned, missed = [load.pages for load in loads], 0
     for load, whole in zip(loads, planned, strict=True):
         arrives = state * whole if load.nodes[0].is_state else pages
         cache.abort(load, arrives, next(cache.clock))
         if arrives < whole:
-            missed += cache.shorten_hit(first, load, next(cache.clock))
+            missed += cache.load(first, next(cache.clock), load).lost_pages
         cache.check()
     assert (reused(first), begun_from(cache, first), missed) == (0, 0, 3)
-    assert cache.arriving(first) == []
+    assert first.arriving() == []
     end(cache, first)
 
 
@@ -120,12 +120,12 @@ def test_two_requests_that_share_the_load_of_a_state_miss_it_together(room: dict
     cache, first, second = two_requests(room)
     loads = cache.load(first, next(cache.clock)).loads
     (state,) = [load for load in loads if load.nodes[0].is_state]
-    transfers, shared = cache.load(second, next(cache.clock))
+    transfers, shared, _ = cache.load(second, next(cache.clock))
     assert not transfers and shared == [state] and reused(second) == 3
     cache.move(load for load in loads if load is not state)
     cache.abort(state, 0, next(cache.clock))
     for lease in (first, second):
-        assert cache.shorten_hit(lease, state, next(cache.clock)) == 3
+        assert cache.load(lease, next(cache.clock), state).lost_pages == 3
         assert (reused(lease), begun_from(cache, lease)) == (0, 0)
     end(cache, first, second)
 
@@ -147,9 +147,8 @@ def test_a_request_that_waits_for_its_slots_misses_what_anothers_loads_have_fail
     for load, whole in zip(loads, planned, strict=True):
         cache.abort(load, state * whole if load.nodes[0].is_state else pages, next(cache.clock))
         if load.arrived_pages < whole:
-            cache.shorten_hit(first, load, next(cache.clock))
+            cache.load(first, next(cache.clock), load)
     transfers = cache.load(second, next(cache.clock)).transfers
-    cache.shorten_hit(second, None, next(cache.clock))
     cache.check()
     cache.move(transfers)
     left = 3 if pages == 3 else 0
@@ -177,7 +176,7 @@ def test_detached_states_are_a_beginning_as_long_as_they_last() -> None:
     assert first.states.state is None and first.states.detached is not None and reused(first) == 3
     load = only(cache.load(first, next(cache.clock)).transfers)
     cache.abort(load, 1, next(cache.clock))
-    assert cache.shorten_hit(first, load, next(cache.clock)) == 2
+    assert cache.load(first, next(cache.clock), load).lost_pages == 2
     cache.load(second, next(cache.clock))
     for lease in (first, second):
         assert lease.states.detached == cache.words.ids["a"] and reused(lease) == 1
@@ -190,11 +189,11 @@ def test_a_state_whose_pages_cannot_follow_is_loaded_nevertheless(room: dict[str
     cache, first, second = two_requests(room)
     for load in cache.load(first, next(cache.clock)).loads:
         cache.abort(load, 0, next(cache.clock))
-        cache.shorten_hit(first, load, next(cache.clock))
-    transfers, loads = cache.load(second, next(cache.clock))
+        cache.load(first, next(cache.clock), load)
+    transfers, loads, _ = cache.load(second, next(cache.clock))
     assert [transfer.nodes[0].is_state for transfer in transfers] == [True] and loads == []
     assert (reused(second), begun_from(cache, second)) == (0, 0)
-    assert cache.arriving(second) == []
+    assert second.arriving() == []
     cache.move(transfers)
     assert cache.states_on("gpu") == {"abc"}
     end(cache, first, second)

@@ -133,7 +133,7 @@ class Walk:
         """(lease, load, pages that it set out to bring)"""
         self.watched = [Watched() for _ in cache.tiers]
         for tier, watched in zip(cache.tiers, self.watched, strict=True):
-            tier.watch = watched
+            tier.watches.append(watched)
 
     def now(self) -> float:
         return float(next(self.cache.clock))
@@ -157,7 +157,7 @@ class Walk:
         for tier, watched in zip(self.cache.tiers, self.watched, strict=True):
             watched.check(tier, nodes)
         self.check_states()
-        assert all(self.cache.cached_pages(one) == found for one, version, found in self.looked if version == self.cache.version)
+        assert all(self.cache.found(one) == found for one, version, found in self.looked if version == self.cache.version)
 
     def start(self) -> None:
         word, answer = self.draw(WORDS), self.draw(st.text("ab", max_size=2))
@@ -167,10 +167,10 @@ class Walk:
         )
         self.requests += 1
         request.output_runs = split_runs(whole.runs, len(word))[1]
-        found = self.cache.cached_pages(request)
+        found = self.cache.found(request)
         self.looked = [*self.looked[-5:], (request, self.cache.version, found)]
         lease = self.cache.match(request)
-        assert found == (lease.gpu_pages, lease.leading_cpu_pages)
+        assert found == (lease.gpu_pages, lease.leading_pages)
         self.check_end(lease)
         if self.cache.admit(lease, len(word) + len(answer), self.now(), self.draw(st.integers(0, lease.lower_pages))):
             self.learn(lease.waits)
@@ -198,13 +198,13 @@ class Walk:
             else:
                 entry[1] = "claimed"
         elif stage == "claimed":
-            transfers, loads = self.cache.load(lease, self.now())
+            transfers, loads, _ = self.cache.load(lease, self.now())
             self.learn(transfers)
             self.loading += [(lease, load, load.pages) for load in loads]
             self.check_start(lease)
             entry[1] = "loading"
         elif stage == "loading":
-            arriving = self.cache.arriving(lease)
+            arriving = lease.arriving()
             self.learn(arriving)
             if arriving:
                 self.carry(arriving[0], fail=self.draw(st.integers(0, 4)) == 0)
@@ -218,7 +218,7 @@ class Walk:
         lease, stage = entry
         self.running.remove(entry)
         if stage == "computed":
-            self.learn(self.cache.finish_request(lease, self.now()))
+            self.learn(self.cache.finish(lease, self.now()))
         else:
             self.cache.release(lease)
 
@@ -238,7 +238,7 @@ class Walk:
                 transfer.has_fault = arrived < transfer.pages and not transfer.goes_down and self.draw(st.booleans())
                 follow = self.cache.abort(transfer, arrived, self.now())
             else:
-                follow = self.cache.finish(transfer, self.now())
+                follow = self.cache.land(transfer, self.now())
             self.learn(follow)
             self.shorten(transfer)
         self.transfers = [other for other in self.transfers if not other.done]
@@ -248,7 +248,7 @@ class Walk:
         for lease, own, planned in self.loading:
             if own is load and lease in self.cache.leases and load.arrived_pages < planned:
                 before = lease.gpu_pages + lease.loaded_pages
-                lost = self.cache.shorten_hit(lease, load, self.now())
+                lost = self.cache.load(lease, self.now(), load).lost_pages
                 assert 0 <= before - lost == lease.gpu_pages + lease.loaded_pages
                 self.check_start(lease)
 
@@ -256,7 +256,7 @@ class Walk:
         """What a request reuses ends at a state that the GPU has or is receiving, and that stays."""
         states, cache = lease.states, self.cache
         reused = lease.gpu_pages + lease.loaded_pages
-        assert 0 <= lease.loaded_disk_pages <= lease.loaded_pages
+        assert 0 <= lease.loaded_far_pages <= lease.loaded_pages
         assert (states.state is not None or states.detached is not None) == (reused > 0)
         if states.state is not None:
             assert states.tier is cache.states.gpu and states.state.pins[0] and states.state.state[0]

@@ -104,8 +104,8 @@ class SwappingCache(Server):
             self._insert_answer(lease, lease.request.output_runs)
         if self.storage is not None:
             self._store(self.storage, lease.node, self.residency.now)
-        self.residency.notify_finish(lease.request, lease.node, self.residency.now)
-        self.gpu.pool.give(lease.slots)
+        self.residency.notices.finish(lease.request, lease.node, self.residency.now)
+        self.residency.give(self.gpu, lease.slots)
         self.residency.unpin(lease.node, self.gpu)
 
     # --- the prompt --------------------------------------------------------------------------------------------------
@@ -131,10 +131,10 @@ class SwappingCache(Server):
             residency.unpin(node, gpu)
             return None
         cpu_pages = self._load(path[len(on_gpu) :], now)
-        residency.notify_request(request, now)
+        residency.notices.request(request, now)
         residency.use(path, now, is_first=True)
         hits = self._hits(request, gpu_pages, cpu_pages, found - gpu_pages - cpu_pages)
-        lease = SwapLease(request, node, hits, pool.take(missing), pages - prompt_pages)
+        lease = SwapLease(request, node, hits, residency.take(gpu, missing), pages - prompt_pages)
         if rest:
             inserted = count_pages(rest)
             mine, lease.slots = pool.split(lease.slots, inserted)
@@ -159,8 +159,7 @@ class SwappingCache(Server):
         """
         residency, gpu, cpu, moved = self.residency, self.gpu, self.cpu, 0
         for node in nodes:
-            residency.add_copy(node, gpu, INCOMING, gpu.pool.take(node.pages))
-            node.pins[GPU] = 1
+            residency.reserve_copy(node, gpu, residency.take(gpu, node.pages))
             residency.set_ready(node, gpu, now)
             if cpu is not None and node.state[cpu.index] == READY:
                 residency.free(node, cpu)
@@ -183,7 +182,7 @@ class SwappingCache(Server):
         residency.pin(node, storage)
         self._delete(storage, pages - storage.pool.free, now)
         for part in residency.first_pages(wanted, storage.pool.free):
-            residency.add_copy(part, storage, INCOMING, storage.pool.take(part.pages))
+            residency.add_copy(part, storage, INCOMING, residency.take(storage, part.pages))
             residency.set_ready(part, storage, now)
             self.counts.written_pages += part.pages
             pages -= part.pages
@@ -202,7 +201,7 @@ class SwappingCache(Server):
             else:
                 self._swap_out_one_by_one(self.cpu, short, now)
         taken = min(lease.missing, pool.free)
-        lease.slots = pool.join(lease.slots, pool.take(taken))
+        lease.slots = pool.join(lease.slots, self.residency.take(self.gpu, taken))
         lease.missing -= taken
 
     def _insert_answer(self, lease: SwapLease, runs: tuple[Run, ...]) -> None:
@@ -213,13 +212,10 @@ class SwappingCache(Server):
         for node in path:
             mine, lease.slots = pool.split(lease.slots, node.pages)
             if node.state[GPU] == READY:
-                pool.give(mine)
-                if not node.pins[GPU]:
-                    gpu.evictable_pages -= node.pages
-                node.pins[GPU] += 1
+                residency.give(gpu, mine)
+                residency.pin_alone(node, gpu)
             else:
-                residency.add_copy(node, gpu, INCOMING, mine)
-                node.pins[GPU] = 1
+                residency.reserve_copy(node, gpu, mine)
                 residency.set_ready(node, gpu, now)
                 if self.cpu is not None and node.state[self.cpu.index] == READY:
                     residency.free(node, self.cpu)
@@ -285,7 +281,7 @@ class SwappingCache(Server):
     def _arrive(self, node: Node, cpu: Tier, now: float) -> None:
         """Complete the move of a leaving node to CPU memory, which has room for it."""
         residency = self.residency
-        residency.add_copy(node, cpu, INCOMING, cpu.pool.take(node.pages))
+        residency.add_copy(node, cpu, INCOMING, residency.take(cpu, node.pages))
         residency.drop_copy(node, self.gpu)
         residency.set_ready(node, cpu, now)
         self.counts.written_pages += node.pages

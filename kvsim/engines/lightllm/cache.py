@@ -99,7 +99,9 @@ class LightLLMCache(Server):
         if missing > 0:
             self._evict(missing, now)
         self._running_pages += pages
-        return RunningLease(request, node, computed, pages, gpu.pool.take(pages - hit_pages), (hit_pages, loaded_pages, 0))
+        return RunningLease(
+            request, node, computed, pages, self.residency.take(gpu, pages - hit_pages), (hit_pages, loaded_pages, 0)
+        )
 
     def finish_request(self, lease: RunningLease) -> None:
         """End a request whose answer is complete: store its prompt, insert what it computed, and free the rest."""
@@ -109,7 +111,7 @@ class LightLLMCache(Server):
         if lease.computed or lease.node.parent is not None:
             self._insert(lease, self.residency.tick(self.residency.now))
         self._running_pages -= lease.pages
-        gpu.pool.give(lease.slots)
+        self.residency.give(gpu, lease.slots)
         self.residency.unpin(lease.node, gpu)
 
     def _begin(self, request: Request, path: tuple[Run, ...], pages: int, now: float) -> bool:
@@ -118,7 +120,7 @@ class LightLLMCache(Server):
         if self.store is not None:
             self._look_up(self.store, request, path, self._usable_pages(request), has_room)
         if has_room:
-            self.residency.notify_request(request, self.residency.tick(now))
+            self.residency.notices.request(request, self.residency.tick(now))
         return has_room
 
     def _has_room(self, pages: int) -> bool:
@@ -153,14 +155,12 @@ class LightLLMCache(Server):
         gpu = self.gpu
         path, rest = self.residency.follow(lease.node, lease.computed)
         for node in path:
-            if not node.pins[GPU]:
-                gpu.evictable_pages -= node.pages
-            node.pins[GPU] += 1
+            self.residency.pin_alone(node, gpu)
             node.hits += 1
             lease.node = node
             surplus, lease.slots = gpu.pool.split(lease.slots, node.pages)
-            gpu.pool.give(surplus)
-        self.residency.notify_hits(path, now)
+            self.residency.give(gpu, surplus)
+        self.residency.notices.hits(path, now)
         if rest:
             pages = count_pages(rest)
             mine, lease.slots = gpu.pool.split(lease.slots, pages)
@@ -169,7 +169,7 @@ class LightLLMCache(Server):
         while used.parent is not None:
             used.last_used = now
             used = used.parent
-        self.residency.notify_finish(lease.request, lease.node, now)
+        self.residency.notices.finish(lease.request, lease.node, now)
 
     def _evict(self, pages: int, now: float) -> None:
         """Evict whole leaves until at least ``pages`` pages are free; the admission test has made sure that there are."""

@@ -6,7 +6,7 @@ from typing import Any
 from kvsim.core.request import Request
 from kvsim.core.rules import HybridSettings, Rules
 from kvsim.core.serving import NEVER_FITS
-from kvsim.core.tier import GPU, Edge, Tier
+from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import Node
 from kvsim.engines.lightllm.cache import LightLLMCache
 from kvsim.engines.lightllm.state_pool import StatePool
@@ -80,7 +80,7 @@ class LightLLMHybridCache(LightLLMCache):
         self.residency.pin(node, gpu)
         self.states.use(node)
         self.states.begin(node)
-        lease = HybridLease(request, node, pages, gpu.pool.take(0))
+        lease = HybridLease(request, node, pages, self.residency.take(gpu, 0))
         self._running.append(lease)
         self._running_pages += pages
         hit_pages = lease.known
@@ -101,10 +101,10 @@ class LightLLMHybridCache(LightLLMCache):
         pool, request = self.gpu.pool, held.request
         if self.store is not None:
             self._store_prompt(request, held.node)
-        self.residency.notify_finish(request, held.node, self.residency.now)
+        self.residency.notices.finish(request, held.node, self.residency.now)
         self._running.remove(held)
         self._running_pages -= held.pages
-        pool.give(pool.join(held.slots, held.duplicates))
+        self.residency.give(self.gpu, pool.join(held.slots, held.duplicates))
         self.residency.unpin(held.node, self.gpu)
         self.states.end()
 
@@ -149,15 +149,13 @@ class LightLLMHybridCache(LightLLMCache):
         own = split_runs(split_runs(runs, depth)[0], start)[1]
         path, rest = self.residency.follow(lease.node, own)
         for node in path:
-            if not node.pins[GPU]:
-                gpu.evictable_pages -= node.pages
-            node.pins[GPU] += 1
+            self.residency.pin_alone(node, gpu)
             node.hits += 1
             lease.node = node
             if node.depth >= lease.known:
                 duplicate, lease.slots = pool.split(lease.slots, node.pages)
                 lease.duplicates = pool.join(lease.duplicates, duplicate)
-        self.residency.notify_hits(path, now)
+        self.residency.notices.hits(path, now)
         if rest:
             pages = count_pages(rest)
             mine, lease.slots = pool.split(lease.slots, pages)
@@ -175,12 +173,12 @@ class LightLLMHybridCache(LightLLMCache):
         missing = upto - lease.taken - pool.free
         if missing > self.gpu.evictable_pages:
             for other in self._running:
-                pool.give(other.duplicates)
-                other.duplicates = pool.take(0)
+                self.residency.give(self.gpu, other.duplicates)
+                other.duplicates = self.residency.take(self.gpu, 0)
             missing = upto - lease.taken - pool.free
         if missing > 0:
             self._evict(missing, now)
-        lease.slots = pool.join(lease.slots, pool.take(upto - lease.taken))
+        lease.slots = pool.join(lease.slots, self.residency.take(self.gpu, upto - lease.taken))
         lease.taken = upto
 
     def _tick(self) -> float:

@@ -32,7 +32,7 @@ class PageStore:
         """Stored pages that are not taken, oldest first."""
         self._taken = RunOrder()
         """Stored pages that a look-up has taken."""
-        self._slots = tier.pool.take(0)
+        self._slots = tier.store(0)
         """Slots of all stored pages together."""
 
     def named(self, runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
@@ -74,8 +74,7 @@ class PageStore:
                 fitting = min(pages, free + idle.pages - kept)
                 if fitting > free:
                     self._evict(fitting - free)
-                self._slots = pool.join(self._slots, pool.take(fitting * unit))
-                tier.inserted_pages += fitting * unit
+                self._slots = pool.join(self._slots, tier.store(fitting * unit))
                 if fitting < pages:
                     if fitting:
                         idle.append(((start, fitting),), tail_first=False)
@@ -102,5 +101,4 @@ class PageStore:
         self._idle.pop_oldest(pages)
         pages *= self.tier.unit_pages
         freed, self._slots = self.tier.pool.split(self._slots, pages)
-        self.tier.pool.give(freed)
-        self.tier.evicted_pages += pages
+        self.tier.drop(freed)

@@ -42,11 +42,11 @@ class StatePool:
         self.counts.used += start in self._kept
         if not self._make_room(start):
             self._drop(start)
-        self.tier.pool.take(1)
+        self.tier.lend(1)
 
     def end(self) -> None:
         """Give back the slot of a request."""
-        self.tier.pool.give(1)
+        self.tier.get_back(1)
 
     def save(self, node: Node) -> None:
         """Save a state for a node unless it has one. Without room, none is saved."""
@@ -55,8 +55,7 @@ class StatePool:
         if not self._make_room(None):
             self.counts.no_room += 1
             return
-        self.tier.pool.take(1)
-        self.tier.inserted_pages += 1
+        self.tier.store(1)
         self.counts.saved += 1
         self.places += self.detached is None or last_page(node) not in self.detached
         self._kept[node] = None
@@ -122,5 +121,4 @@ class StatePool:
         self._free()
 
     def _free(self) -> None:
-        self.tier.pool.give(1)
-        self.tier.evicted_pages += 1
+        self.tier.drop(1)

@@ -2,7 +2,7 @@
 
 from kvsim.core.request import Request
 from kvsim.core.tier import CPU, GPU, Edge, Tier
-from kvsim.core.tree import INCOMING, READY, Node
+from kvsim.core.tree import READY, Node
 from kvsim.core.victims import check_enough, victim, victims
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
 from kvsim.pages.extents import Run, split_runs
@@ -45,7 +45,7 @@ class HostedNodeCache(WholeNodeCache):
         if missing > 0 and not self.can_evict(missing, on_gpu, gpu_pages):
             self.touch(path, now)
             return None
-        self.residency.notify_request(request, now)
+        self.residency.notices.request(request, now)
         lease = NodeLease(request, self.tree.root, (gpu_pages, 0, 0), None)
         for node in on_gpu:
             self.pin_known(lease, node, now)
@@ -61,7 +61,7 @@ class HostedNodeCache(WholeNodeCache):
         if missing > 0:
             self._evict(missing, now)
         lease.hits = gpu_pages, cpu_pages, 0
-        lease.slots = pool.take(pages - gpu_pages - cpu_pages)
+        lease.slots = self.residency.take(self.gpu, pages - gpu_pages - cpu_pages)
         now = self.residency.tick(now)
         for node in path:
             node.last_used = now
@@ -82,7 +82,7 @@ class HostedNodeCache(WholeNodeCache):
         for node in path:
             mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
             if node.state[GPU] == READY:
-                gpu.pool.give(mine)
+                self.residency.give(gpu, mine)
                 self.pin_known(lease, node, now)
                 self._use(node, now)
             else:
@@ -100,7 +100,7 @@ class HostedNodeCache(WholeNodeCache):
         if gpu.pool.free < pages:
             self._evict(pages, now)
         for node in nodes:
-            self._arrive(lease, node, gpu.pool.take(node.pages), now)
+            self._arrive(lease, node, self.residency.take(gpu, node.pages), now)
         self.counts.loaded_pages += pages
         if not self._edge.keeps_loaded():
             for node in reversed(nodes):
@@ -110,24 +110,17 @@ class HostedNodeCache(WholeNodeCache):
     def _arrive(self, lease: NodeLease, node: Node, slots: object, now: float) -> None:
         """Add a GPU copy of a node that only the host has; its host copy and the path above it are pinned already."""
         gpu = self.gpu
-        self.residency.add_copy(node, gpu, INCOMING, slots)
-        node.pins[GPU] = 1
+        self.residency.reserve_copy(node, gpu, slots)
         lease.node = node
         self.residency.set_ready(node, gpu, now)
 
     def _pin_host(self, node: Node) -> None:
         """Pin a host copy; copies above it need no pin, since only leaves are evicted."""
-        if not node.pins[CPU]:
-            self.cpu.evictable_pages -= node.pages
-        node.pins[CPU] += 1
+        self.residency.pin_alone(node, self.cpu)
 
     def _unpin_host(self, node: Node) -> None:
         """Take back one ``_pin_host``."""
-        node.pins[CPU] -= 1
-        if not node.pins[CPU]:
-            self.cpu.evictable_pages += node.pages
-            if not node.children_in[CPU]:
-                self.cpu.eviction.on_evictable(node)
+        self.residency.unpin_alone(node, self.cpu)
 
     # --- down --------------------------------------------------------------------------------------------------------
 
@@ -135,7 +128,7 @@ class HostedNodeCache(WholeNodeCache):
         """Record that an insert has passed a node on the GPU."""
         if self._copies_after_use:
             node.hits += 1
-        self.residency.notify_hits((node,), now)
+        self.residency.notices.hits((node,), now)
         self._offer(node, now)
 
     def _offer(self, node: Node, now: float) -> None:
@@ -154,8 +147,7 @@ class HostedNodeCache(WholeNodeCache):
         if cpu.pool.free < pages:
             self.counts.no_room_pages += pages
             return False
-        self.residency.add_copy(node, cpu, INCOMING, cpu.pool.take(pages))
-        node.pins[CPU] = 1
+        self.residency.reserve_copy(node, cpu, self.residency.take(cpu, pages))
         self.counts.written_pages += pages
         self.residency.set_ready(node, cpu, now)
         return True

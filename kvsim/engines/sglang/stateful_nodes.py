@@ -104,7 +104,7 @@ class StatefulNodeCache(WholeNodeCache):
         self._take_states(lease, self._working_slots - lease.states)
         if missing > pool.free:
             self._evict(missing - pool.free, self.residency.now)
-        lease.slots = pool.take(missing)
+        lease.slots = self.residency.take(gpu, missing)
         self._count_admission(lease)
         self._prefill(lease)
         return lease
@@ -118,8 +118,8 @@ class StatefulNodeCache(WholeNodeCache):
                 self._insert(lease, lease.rest)
                 lease.rest = ()
                 self._refresh(lease.node)
-        self.residency.notify_finish(lease.request, lease.node, self.residency.now)
-        self.gpu.pool.give(lease.slots)
+        self.residency.notices.finish(lease.request, lease.node, self.residency.now)
+        self.residency.give(self.gpu, lease.slots)
         self._let_go(lease)
         self._running -= 1
 
@@ -187,7 +187,7 @@ class StatefulNodeCache(WholeNodeCache):
     def _count_admission(self, lease: StatefulLease) -> None:
         """Notify policies of a request, and count what it uses and what it could not use."""
         request, now = lease.request, self.residency.now
-        self.residency.notify_request(request, now)
+        self.residency.notices.request(request, now)
         self.residency.use(lease.node.path(), now, is_first=True)
         self.known_pages[request.index] = lease.known_pages
         self.state_counts.used += lease.hits[GPU] > 0

@@ -62,13 +62,13 @@ class WholeNodeCache(Server):
         if missing > 0 and not self.can_evict(missing, path, hit_pages):
             self.touch(path, now)
             return None
-        self.residency.notify_request(request, now)
+        self.residency.notices.request(request, now)
         inserted = self.residency.tick(now)
         self.residency.pin_path(path, gpu, hit_pages)
         self.residency.use(path, inserted, is_first=True)
         if missing > 0:
             self._evict(missing, now)
-        lease = NodeLease(request, node, (hit_pages, 0, 0), pool.take(pages - hit_pages))
+        lease = NodeLease(request, node, (hit_pages, 0, 0), self.residency.take(gpu, pages - hit_pages))
         if rest:
             if rest[0][0] in node.children:
                 rest = self._insert_known(lease, rest, inserted)
@@ -135,16 +135,14 @@ class WholeNodeCache(Server):
             node.hits += 1
             self.pin_known(lease, node, now)
             mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
-            gpu.pool.give(mine)
-        self.residency.notify_hits(path, now)
+            self.residency.give(gpu, mine)
+        self.residency.notices.hits(path, now)
         return rest
 
     def pin_known(self, lease: NodeLease, node: Node, now: float) -> None:
         """Extend a request's pinned path by a node that is on the GPU."""
         node.last_used = now
-        if not node.pins[GPU]:
-            self.gpu.evictable_pages -= node.pages
-        node.pins[GPU] += 1
+        self.residency.pin_alone(node, self.gpu)
         lease.node = node
 
     def add_leaf(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> None:
@@ -156,6 +154,6 @@ class WholeNodeCache(Server):
 
     def finish_request(self, lease: NodeLease) -> None:
         """End a request whose answer is complete: unpin its path and give back its other slots."""
-        self.residency.notify_finish(lease.request, lease.node, self.residency.now)
-        self.gpu.pool.give(lease.slots)
+        self.residency.notices.finish(lease.request, lease.node, self.residency.now)
+        self.residency.give(self.gpu, lease.slots)
         self.residency.unpin(lease.node, self.gpu)

@@ -3,13 +3,13 @@
 from math import inf
 from typing import Any
 
-from kvsim.core.lease import Lease
+from kvsim.core.lease import FIRST, Lease
 from kvsim.core.pool import UNLIMITED, SlotPool
 from kvsim.core.request import Request
-from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, DOOMED, NO_CHILDREN, READY, Node, RadixTree
+from kvsim.core.tree import NO_CHILDREN, READY, Node, RadixTree
 from kvsim.core.victims import check_enough, cut_after, victim, victims
+from kvsim.engines.vllm.block_residency import BlockResidency
 from kvsim.pages.extents import Run, count_pages
 
 
@@ -20,8 +20,8 @@ class BlockLease(Lease):
     offload: Any
     """The request's ``OffloadUse``, if there is a CPU tier."""
 
-    def __init__(self, request: Request, gpu: Tier, root: Node) -> None:
-        super().__init__(request, gpu, root)
+    def __init__(self, request: Request, gpu: Tier, root: Node, why: int = FIRST) -> None:
+        super().__init__(request, gpu, root, why)
         self.held_pages = 0
         """Pages of the path and of ``slots`` together."""
         self.copies: dict[int, Node] = {}
@@ -47,7 +47,7 @@ class BlockPool:
 
     def __init__(self, gpu: Tier, tiers: int = 1) -> None:
         """``tiers`` is the number of tiers in a node's lists."""
-        self.residency = Residency([gpu], tiers)
+        self.residency = BlockResidency([gpu], tiers)
         self.gpu = gpu
         gpu.eviction.cut = self._cut_for
         self._copies: dict[int, list[Node]] = {}
@@ -91,24 +91,21 @@ class BlockPool:
         """Pin what a request reuses."""
         gpu, residency = self.gpu, self.residency
         now = residency.tick(now)
-        residency.notify_request(lease.request, now)
+        residency.notices.request(lease.request, now)
         for node in path:
-            pins = node.pins
-            if not pins[0]:
-                gpu.evictable_pages -= node.pages
-            pins[0] += 1
+            residency.pin_alone(node, gpu)
         if path:
             lease.node = node = path[-1]
             lease.held_pages = node.depth + node.pages
-            residency.use(path, now, is_first=not lease.is_resumed)
-        lease.slots = gpu.pool.take(0)
+            residency.use(path, now, is_first=lease.is_first)
+        lease.slots = residency.take(gpu, 0)
 
     def take(self, lease: BlockLease, pages: int) -> bool:
         """Give a request ``pages`` slots. Returns False, with nothing changed, if there is not enough room."""
         pool = self.gpu.pool
         if pages > pool.free and not self.make_room(pages):
             return False
-        slots = pool.take(pages)
+        slots = self.residency.take(self.gpu, pages)
         lease.slots = pool.join(lease.slots, slots) if lease.held_pages else slots
         lease.held_pages += pages
         return True
@@ -132,31 +129,23 @@ class BlockPool:
         slots, lease.slots = pool.split(lease.slots, pages)
         lease.node = residency.add_leaf(parent, runs, pages, self.gpu, slots, residency.now)
         if self._copies and self._copies_of(parent):
-            parent.children_in[0] = 0
+            residency.ignore_children(parent, self.gpu)
 
     def free(self, lease: BlockLease) -> None:
         """Unpin what a request holds, make it the most recent, and free the slots without a key."""
-        gpu, residency, evictable = self.gpu, self.residency, 0
+        gpu, residency = self.gpu, self.residency
         now = residency.tick(residency.now)
-        gpu.pool.give(lease.slots)
+        residency.give(gpu, lease.slots)
         node, copies = lease.node, lease.copies
         parent = node.parent
         while parent is not None:
             if copies:
                 node = copies.get(node.runs[0][0], node)
-            pins = node.pins
-            left = pins[0] = pins[0] - 1
-            if not left:
+            if node.pins[0] == 1:
                 node.last_used = now
-                if node.state[0] == DOOMED:
-                    residency.free_doomed(node, gpu)
-                else:
-                    evictable += node.pages
-                    if not node.children_in[0]:
-                        gpu.eviction.on_evictable(node)
+            residency.unpin_alone(node, gpu)
             node = parent
             parent = node.parent
-        gpu.evictable_pages += evictable
         if copies:
             for copy in copies.values():
                 self._owners.pop(copy, None)
@@ -164,7 +153,7 @@ class BlockPool:
     def finish(self, lease: BlockLease, now: float = -inf) -> None:
         """End a request: notify policies, and free what it holds. Without a clock, the pool's last use gives the time."""
         residency = self.residency
-        residency.notify_finish(lease.request, lease.node, residency.tick(max(now, residency.now)))
+        residency.notices.finish(lease.request, lease.node, residency.tick(max(now, residency.now)))
         for copy in lease.copies.values():
             older = self._oldest(copy)  # on the path that policies were shown, but perhaps not held
             if older.is_evictable(0):
@@ -193,13 +182,12 @@ class BlockPool:
         copy = Node(older.runs, older.pages, older.depth, older.parent, self.tree, residency.now)
         self._copies.setdefault(page, [older]).append(copy)
         if older.children_in[0]:
-            older.children_in[0] = 0
+            residency.ignore_children(older, gpu)
             self._announce(older)
         self._owners[copy] = lease
         lease.node = lease.copies[page] = copy
-        copy.slots[0], lease.slots = gpu.pool.split(lease.slots, copy.pages)
-        copy.pins[0] = 1
-        residency.set_ready(copy, gpu, residency.now)
+        mine, lease.slots = gpu.pool.split(lease.slots, copy.pages)
+        residency.add_apart(copy, gpu, mine, residency.now)
 
     def _announce(self, first: Node) -> None:
         """Announce a node that can leave before its children, and again those given back with it: deeper, they leave first."""
@@ -227,7 +215,7 @@ class BlockPool:
             del owner.copies[page]
         if len(copies) == 1:
             del self._copies[page]
-            heir.children_in[0] = len(heir.children)
+            self.residency.count_children(heir, self.gpu)
 
     # --- eviction --------------------------------------------------------------------------------------------------------
 
@@ -264,21 +252,12 @@ class BlockPool:
         self.residency.counts.dropped_pages += node.pages
         self.residency.free(node, self.gpu)
         if parent.children_in[0] < 0:  # it has copies
-            parent.children_in[0] = 0
+            self.residency.ignore_children(parent, self.gpu)
 
     def _vacate(self, node: Node) -> None:
         """Free the slots of a node that is evicted, wherever it is."""
-        gpu, residency = self.gpu, self.residency
-        residency.version += 1
-        node.state[0] = ABSENT
-        gpu.pool.give(node.slots[0])
-        gpu.evictable_pages -= node.pages
-        gpu.evicted_pages += node.pages
-        residency.counts.dropped_pages += node.pages
-        if gpu.wants_removals:
-            gpu.eviction.on_remove(node)
-        if gpu.watch is not None and not node.is_state:
-            gpu.watch.dropped(node.runs)
+        self.residency.counts.dropped_pages += node.pages
+        self.residency.free_apart(node, self.gpu)
 
     def reset(self) -> None:
         """Drop every page. Slots in use are freed when their requests end."""
@@ -309,7 +288,7 @@ class BlockPool:
 
     def _cut_copy(self, copy: Node, pages: int) -> Node:
         upper = self.residency.cut(copy, pages)
-        upper.children_in[0] = 0
+        self.residency.ignore_children(upper, self.gpu)
         owner = self._owners.get(copy)
         if owner is not None:
             self._owners[upper] = owner

@@ -107,7 +107,7 @@ class VLLMHybridCache(Server):
                     self.pool.give_back_state(state[group], self._tick())
         for state, slots in lease.held_states:
             if not state:
-                self._gpu.pool.give(slots)
+                self.pool.residency.give(self._gpu, slots)
 
     def _has_room(self, nodes: list[Node], state: list[Node], own_pages: int, steps: int) -> bool:
         """Whether the last step, which takes the most, would get its blocks: from the second on, the hit state can leave."""
@@ -138,9 +138,9 @@ class VLLMHybridCache(Server):
             wanted = upto - taken + is_new * self._groups
             has_room = wanted <= slots.free or self.pool.make_room(wanted)
             assert has_room, "a step had no room for its blocks"
-            lease.slots = slots.join(lease.slots, slots.take(upto - taken))
+            lease.slots = slots.join(lease.slots, self.pool.residency.take(self._gpu, upto - taken))
             if is_new:
-                states.append(([], slots.take(self._groups)))
+                states.append(([], self.pool.residency.take(self._gpu, self._groups)))
             if end in kept:
                 states[-1] = self.pool.add_state(kept[end], states[-1][1], self._tick()), None
                 self._checkpoints.saved += 1
@@ -149,7 +149,7 @@ class VLLMHybridCache(Server):
 
     def _give_back(self, state: list[Node], slots: Any) -> None:
         if not state:
-            self._gpu.pool.give(slots)
+            self.pool.residency.give(self._gpu, slots)
         for node in state:
             self.pool.give_back_state(node, self._tick())
 

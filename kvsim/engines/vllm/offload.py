@@ -49,7 +49,7 @@ class OffloadTier:
         self.counts = counts
         self.order: OffloadOrder = tier.eviction.offload_order(tier.pool.capacity)
         self.offers: OfferTable = edge.placement.offer_table()
-        self._slots = tier.pool.take(0)
+        self._slots = tier.store(0)
         """Slots of all stored pages together."""
 
     def use(self, runs: tuple[Run, ...], hit_pages: int, usable_pages: int) -> OffloadUse:
@@ -106,10 +106,8 @@ class OffloadTier:
         if missing > 0:
             order.evict(missing, keep)
             freed, self._slots = pool.split(self._slots, missing)
-            pool.give(freed)
-            tier.evicted_pages += missing
-        self._slots = pool.join(self._slots, pool.take(pages))
+            tier.drop(freed)
+        self._slots = pool.join(self._slots, tier.store(pages))
         order.store(seen)
-        tier.inserted_pages += pages
         self.counts.written_pages += pages
         return True

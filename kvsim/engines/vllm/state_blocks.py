@@ -49,9 +49,8 @@ class StateBlockPool(BlockPool):
         for group, copies in enumerate(blocks):
             node = Node(((place.page * self.groups + group, 1),), 1, place.depth - 1, self._aside, tree, now)
             node.is_state = True
-            node.slots[0], slots = self.gpu.pool.split(slots, 1)
-            node.pins[0] = 1
-            self.residency.set_ready(node, self.gpu, now)
+            mine, slots = self.gpu.pool.split(slots, 1)
+            self.residency.add_apart(node, self.gpu, mine, now)
             copies.append(node)
             nodes.append(node)
         return nodes
@@ -59,17 +58,14 @@ class StateBlockPool(BlockPool):
     def hold_state(self, nodes: list[Node]) -> None:
         """Keep the blocks of a state from leaving."""
         for node in nodes:
-            self.gpu.evictable_pages -= not node.pins[0]
-            node.pins[0] += 1
+            self.residency.pin_alone(node, self.gpu)
             node.hits += 1
 
     def give_back_state(self, node: Node, now: float) -> None:
         """Undo one hold on a block of a state. With the last one, it becomes the most recent one."""
-        node.pins[0] -= 1
-        if not node.pins[0]:
+        if node.pins[0] == 1:
             node.last_used = now
-            self.gpu.evictable_pages += 1
-            self.gpu.eviction.on_evictable(node)
+        self.residency.unpin_alone(node, self.gpu)
 
     def _remove(self, node: Node) -> None:
         if not node.is_state:

@@ -3,18 +3,14 @@
 from math import inf
 from typing import cast
 
-from kvsim.core.lease import Lease
+from kvsim.core.lease import FINISHED, FIRST, LOOK, LOST, RETRACTED, Lease
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.serving import CLAIMED, NO_LOAD, Claim, Fetch, Growth, Load, ServedCache
+from kvsim.core.serving import CLAIMED, Claim, Growth, ServedCache
 from kvsim.core.tier import Tier
-from kvsim.core.transfer import Hold, Transfer
-from kvsim.core.transfers import NO_TRANSFERS, Begin, Transfers
-from kvsim.core.view import View
+from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.pages.extents import Run, join_runs, split_runs
-
-NO_TIERS_BELOW = "a cache of one tier has no transfers"
 
 
 class SteppedCache(ServedCache):
@@ -23,7 +19,7 @@ class SteppedCache(ServedCache):
     admit           asks for room for the whole prompt, and pins what it found; it takes no pages
     begin_chunk     takes the pages of a prefill chunk, and names those that it completes: others can find them at once
     grow            takes the next pages of answers
-    retract         as at the finish, pages become the most recent, tail before head; ``resume`` finds those of the answer too
+    release         as at the finish, pages become the most recent, tail before head; ``match`` finds those of the answer too
 
     With ``cache_output``, full pages of answers have names. An answer that no other prompt can contain (``own_path``) gets them
     when its request leaves; until then, nobody could find them. A page of any other answer gets its name when the next page is
@@ -34,29 +30,26 @@ class SteppedCache(ServedCache):
         self.takes_pages_late, self.pauses_after_retraction = True, False
         self.pool = BlockPool(gpu)
         self.residency = self.pool.residency
-        self.transfers = Transfers(self.residency, [])
+        self.lower = None
+        self.watches = []
         self.gpu = gpu
         self.tiers = [gpu]
-        self.edges = []
-        self.views = {gpu.index: View(gpu)}
         self.page_tokens = page_tokens
         self.leases = {}
         self._last_token = int(rules.recompute_last_token)
         self._cache_output = rules.cache_output
-        self._epoch = 0
-        """Number of resets."""
 
     # --- match and admit -----------------------------------------------------------------------------------------------------
 
-    def match(self, request: Request, gpu: Tier | None = None) -> Lease:
-        return self.resume(request, request.prompt_tokens)
-
-    def resume(self, request: Request, tokens: int, gpu: Tier | None = None) -> Lease:
-        lease = BlockLease(request, self.gpu, self.tree.root)
-        lease.epoch = self._epoch
-        limit = (tokens - self._last_token) // self.page_tokens
+    def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
+        lease = BlockLease(request, self.gpu, self.tree.root, why)
+        lease.epoch = self.residency.epoch
+        limit = ((tokens or request.prompt_tokens) - self._last_token) // self.page_tokens
         path, rest = self.pool.match(self._path(request), limit)
         lease.set_match(path, path[-1].depth + path[-1].pages if path else 0, rest)
+        if why != LOOK:
+            for watch in self.watches:
+                watch.matched(lease)
         return lease
 
     def _path(self, request: Request) -> tuple[Run, ...]:
@@ -66,17 +59,17 @@ class SteppedCache(ServedCache):
             return answer or request.runs
         return join_runs(request.runs, answer)
 
-    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
-        if not self.pool.has_room(lease.path, pages):
-            return False
-        self.pool.hold(cast(BlockLease, lease), lease.path, now)
-        self.leases[lease] = None
-        return True
-
-    def can_admit(self, lease: Lease, pages: int) -> bool:
-        return self.pool.has_room(lease.path, pages)
+    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
+        has_room = self.pool.has_room(lease.path, max(pages, in_all))
+        if has_room:
+            self.pool.hold(cast(BlockLease, lease), lease.path, now)
+            self.leases[lease] = None
+        if self.watches:
+            self._tell_admission(lease, pages, load_pages, is_admitted=has_room)
+        return has_room
 
     def claim(self, lease: Lease, now: float) -> Claim:
+        """Do nothing: nothing was promised."""
         return CLAIMED
 
     # --- pages, step by step -------------------------------------------------------------------------------------------------
@@ -111,7 +104,7 @@ class SteppedCache(ServedCache):
     def _name(self, lease: BlockLease, tokens: int) -> None:
         """Name the full pages among a request's first ``tokens`` tokens."""
         pages = tokens // self.page_tokens - lease.node.depth - lease.node.pages
-        if pages > 0 and lease.rest and lease.epoch == self._epoch:
+        if pages > 0 and lease.rest and lease.epoch == self.residency.epoch:
             runs, lease.rest = split_runs(lease.rest, pages)
             self.pool.name(lease, runs)
 
@@ -121,66 +114,29 @@ class SteppedCache(ServedCache):
 
     # --- the end of a request ------------------------------------------------------------------------------------------------
 
-    def finish_request(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+    def finish(self, lease: Lease, now: float = -inf) -> list[Transfer]:
         held, request = cast(BlockLease, lease), lease.request
         self._name(held, request.prompt_tokens + max(request.output_tokens, 1) - 1)
         del self.leases[lease]
         self.pool.finish(held, now)
+        for watch in self.watches:
+            watch.released(lease, FINISHED)
         return NO_TRANSFERS
 
-    def retract(self, lease: Lease, tokens: int, now: float) -> None:
-        self._name(cast(BlockLease, lease), tokens)
-        self.release(lease)
-
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Lease, why: str = LOST, now: float = -inf, tokens: int = 0) -> list[Transfer]:
+        held = cast(BlockLease, lease)
+        if why == RETRACTED:
+            self._name(held, tokens)
         del self.leases[lease]
-        self.pool.free(cast(BlockLease, lease))
+        self.pool.free(held)
+        for watch in self.watches:
+            watch.released(lease, why)
+        return NO_TRANSFERS
 
-    def reset(self) -> None:
+    def reset(self, gpu: Tier | None = None, now: float = -inf) -> None:
         self.pool.reset()
-        self._epoch += 1
+        for watch in self.watches:
+            watch.emptied(gpu)
 
     def check(self) -> None:
         self.pool.check(cast(list[BlockLease], list(self.leases)))
-
-    # --- nothing lies below the GPU --------------------------------------------------------------------------------------------
-
-    def room_to_fetch(self, lease: Lease) -> int:
-        """Return 0: there is nowhere to read to."""
-        return 0
-
-    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
-        """Read nothing."""
-        return Fetch(NO_TRANSFERS, None)
-
-    def hold(self, fetch: Transfer) -> Hold:
-        """Raise AssertionError: there are no transfers."""
-        raise AssertionError(NO_TIERS_BELOW)
-
-    def let_go(self, hold: Hold) -> None:
-        """Raise AssertionError: there are no transfers."""
-        raise AssertionError(NO_TIERS_BELOW)
-
-    def load(self, lease: Lease, now: float) -> Load:
-        """Load nothing."""
-        return NO_LOAD
-
-    def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
-        """Return 0: nothing is loaded."""
-        return 0
-
-    def arriving(self, lease: Lease) -> list[Transfer]:
-        """Return no transfers."""
-        return NO_TRANSFERS
-
-    def begin(self, transfer: Transfer, now: float) -> Begin:
-        """Raise AssertionError: there are no transfers."""
-        raise AssertionError(NO_TIERS_BELOW)
-
-    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        """Raise AssertionError: there are no transfers."""
-        raise AssertionError(NO_TIERS_BELOW)
-
-    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """Raise AssertionError: there are no transfers."""
-        raise AssertionError(NO_TIERS_BELOW)

@@ -6,12 +6,13 @@ import numpy as np
 
 from kvsim.core.lease import Lease
 from kvsim.core.transfers import is_gap
+from kvsim.core.watch import Watch
 from kvsim.states.cache import HybridCache
-from kvsim.states.store import StateStore, StateWatch
+from kvsim.states.store import StateStore
 from kvsim.substrate.hardware.orders import StateCopy
 
 
-class StateSlots(StateWatch):
+class StateSlots(Watch):
     """The slots of one engine's running requests, and of detached states after them.
 
     The cache reports what it saves and detaches; ``pending`` keeps the copies that follow until they are ordered.

@@ -9,6 +9,7 @@ import hydra
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.core.watch import Watch
 from kvsim.engine.outcome import Outcome
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
@@ -30,6 +31,16 @@ SMALL = (
 )
 
 
+class Landed(Watch):
+    """Calls a function for every transfer that has ended."""
+
+    def __init__(self, landed: Callable[[Transfer], None]) -> None:
+        self.landed = landed
+
+    def ended(self, transfer: Transfer) -> None:
+        self.landed(transfer)
+
+
 class PatientCluster(Cluster):
     """Checks its caches after every transfer. A request that waits for another arrives once all transfers have ended.
 
@@ -41,7 +52,7 @@ class PatientCluster(Cluster):
         self.held: list[Request] = []
         self.movers = list(dict.fromkeys(engine.mover for engine in self.engines))
         for mover in self.movers:
-            mover.listeners.append(self._landed)
+            mover.watches.append(Landed(self._landed))
 
     def ended(self, request: Request, engine: int) -> None:
         self.held += self._followers.pop(request.index, [])

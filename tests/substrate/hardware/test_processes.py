@@ -160,7 +160,7 @@ class Host:
         cache, now = self.cache, self.env.now
         request = make_request(pages, prompt_tokens=len(pages) * PAGE_TOKENS + 1, output_tokens=1)
         lease = cache.match(request, cache.tiers[engine])
-        hits = lease.gpu_pages, lease.cpu_pages, lease.disk_pages
+        hits = lease.gpu_pages, lease.pages_at(1), lease.far_pages
         assert cache.admit(lease, len(pages) + 1, now, lease.lower_pages)
         while (claim := cache.claim(lease, now)).waits:
             self.mover.submit(claim.waits)
@@ -168,15 +168,15 @@ class Host:
         job = Job(request, now)
         job.lease, job.computed = lease, sum(hits) * PAGE_TOKENS
         if lease.has_load:
-            self.mover.submit(cache.load(lease, now).transfers)
-        loads = cache.arriving(lease)
+            self.mover.submit(cache.lower.load(lease, now).transfers)
+        loads = lease.arriving()
         while any(not load.begun for load in loads):
             yield self.mover.end_of(next(one for load in loads for one in load.after if not one.done))
         tokens = request.prompt_tokens - job.computed
         work = Work(chunks=[(tokens, job.computed)], prefilling=[(job, tokens)], sampled_tokens=1, engine=engine)
         yield self.substrate.compute(work, [load for load in loads if not load.done])
         self.mover.submit(cache.insert(lease, now))
-        self.mover.submit(cache.finish_request(lease, now))
+        self.mover.submit(cache.finish(lease, now))
         while cache.in_flight:
             yield self.mover.end_of(next(iter(cache.in_flight)))
         cache.check()
@@ -191,7 +191,7 @@ def test_what_one_engine_computes_the_other_loads_from_host_memory_and_from_disk
         hits = []
         for engine, pages in ((0, range(6)), (1, range(6)), (0, range(6)), (1, range(20, 26)), (1, range(30, 36))):
             hits.append((yield pair.env.process(host.serve(engine, list(pages)))))
-        host.cache.transfers.evict(host.cache.tree.root.children[0], host.cache.tiers[0], pair.env.now)
+        host.cache.transfers.eviction.evict(host.cache.tree.root.children[0], host.cache.tiers[0], pair.env.now)
         hits.append((yield pair.env.process(host.serve(0, list(range(6))))))
         return hits
 

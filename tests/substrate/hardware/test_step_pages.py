@@ -40,8 +40,8 @@ def chunk(pages, job, tokens):
 
 def end(transfers, cache):
     for transfer in transfers:
-        assert cache.begin(transfer, 0.0).can_run
-        end(cache.finish(transfer, 0.0), cache)
+        assert cache.lower.begin(transfer, 0.0).can_run
+        end(cache.lower.finish(transfer, 0.0), cache)
 
 
 def test_a_prompt_is_filled_page_by_page_as_chunks_complete_them():
@@ -74,13 +74,13 @@ def test_pages_that_a_load_did_not_bring_are_filled_with_the_last_chunk():
     tree, pages = cache(), StepPages(PAGE_TOKENS, caches_output=False)
     earlier = admitted(tree, [0, 1, 2])
     end(tree.insert(earlier.lease, 0.0), tree)
-    end(tree.finish_request(earlier.lease, 0.0), tree)
-    tree.transfers.evict(tree.tree.root.children[0], tree.gpu, 0.0)
+    end(tree.finish(earlier.lease, 0.0), tree)
+    tree.transfers.eviction.evict(tree.tree.root.children[0], tree.gpu, 0.0)
     job = admitted(tree, [0, 1, 2, 3])
-    (load,) = tree.load(job.lease, 0.0).transfers
+    (load,) = tree.lower.load(job.lease, 0.0).transfers
     first = chunk(pages, job, 4)
     assert first.reused_ids.tolist() == [0, 1, 2], "pages on their way count: the step waits for them"
-    tree.abort(load, 1, 0.0)
+    tree.lower.abort(load, 1, 0.0)
     last = chunk(pages, job, 1)
     assert last.filled_ids.tolist() == [1, 2] and last.is_sampled
 

@@ -32,7 +32,7 @@ def restore(
         raise ValueError("pages can be restored only into an empty cache whose lowest tier numbers its slots")
     paths = recovered_paths(requests, key, recovered)
     if paths:
-        pool.take_these(np.unique(np.concatenate([slots for _, slots in paths])))
+        cache.residency.take_these(cache.tiers[-1], np.unique(np.concatenate([slots for _, slots in paths])))
     return sum([_add(cache, runs, slots, cache.residency.tick(now)) for runs, slots in paths])
 
 

@@ -1,0 +1,248 @@
+"""The copies of nodes in tiers: how each comes, changes its state and goes, and the sums of pages that follow."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kvsim.core.tier import Tier
+from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, RadixTree
+from kvsim.pages.extents import last_pages
+
+
+@dataclass
+class Counts:
+    """Pages moved between tiers, and pages lost, since the start of the run."""
+
+    written_pages: int = 0
+    """Copied to a tier below."""
+    loaded_pages: int = 0
+    """Loaded to a GPU."""
+    fetched_pages: int = 0
+    """Read into a tier between the one that had them and a GPU."""
+    revived_pages: int = 0
+    """Used again while leaving a GPU, and therefore kept."""
+    no_room_pages: int = 0
+    """Not copied for lack of room in the target tier."""
+    dropped_pages: int = 0
+    """Evicted without a copy left in any tier."""
+    unreadable_pages: int = 0
+    """Copies dropped because they could not be read."""
+
+
+class Copies:
+    """Each tier's copies of the nodes of a tree. Notifies eviction policies of their coming and going."""
+
+    def __init__(self, tiers: list[Tier], width: int | None = None) -> None:
+        """``width`` is the number of tiers in a node's lists, if larger than the number of tiers here."""
+        self.tiers = tiers
+        self.tree = RadixTree(width or len(tiers))
+        self.counts = Counts()
+        self.doomed: set[Node] = set()
+        """Nodes removed from the tree while a copy was in use or leaving, kept until their slots are freed."""
+        self.epoch = 0
+        """Number of times that everything was given up (``clear``)."""
+        self.version = 0
+        """Changes when a copy comes or goes and when a load begins or fails: until then, requests can reuse the same pages."""
+        self.on_leave: Callable[[Node, Tier], None] | None = None
+        """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
+        self._absent_elsewhere = len(tiers) - 1
+
+    def is_last_copy(self, node: Node) -> bool:
+        """Whether a node that some tier has is in no other tier."""
+        return node.state.count(ABSENT) == self._absent_elsewhere
+
+    def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:
+        """Add a copy in a tier that has none of the node."""
+        self.version += 1
+        index = tier.index
+        node.state[index] = state
+        node.slots[index] = slots
+        node.parent.children_in[index] += 1  # type: ignore[union-attr]
+
+    def promise_copy(self, node: Node, tier: Tier) -> None:
+        """Add an incoming copy, to be filled by a transfer, and promise its slots."""
+        self.add_copy(node, tier, INCOMING, None)
+        tier.promised_pages += node.pages
+
+    def reserve_copy(self, node: Node, tier: Tier, slots: Any) -> None:
+        """Add an incoming copy in slots that a request has taken, and pin it; everything above is pinned."""
+        self.add_copy(node, tier, INCOMING, slots)
+        node.pins[tier.index] += 1
+
+    def place_copy(self, node: Node, tier: Tier) -> None:
+        """Give an incoming copy the slots that were promised for it; they are free."""
+        tier.promised_pages -= node.pages
+        node.slots[tier.index] = tier.pool.take(node.pages)
+
+    def set_ready(self, node: Node, tier: Tier, now: float) -> None:
+        """Make a copy usable, and evictable unless it is pinned."""
+        self.version += 1
+        index = tier.index
+        node.state[index] = READY
+        tier.inserted_pages += node.pages
+        if tier.wants_inserts:
+            tier.eviction.on_insert(node, now)
+        if tier.watches and not node.is_state:
+            for watch in tier.watches:
+                watch.stored(tier, node.runs)
+        if not node.pins[index]:
+            tier.evictable_pages += node.pages
+            if not node.children_in[index]:
+                tier.eviction.on_evictable(node)
+
+    def leave(self, node: Node, tier: Tier) -> None:
+        """Mark an evictable copy as leaving: it will be written to the tier below, then freed."""
+        node.state[tier.index] = LEAVING
+        tier.evictable_pages -= node.pages
+        tier.leaving_pages += node.pages
+        self._notify_removed(node, tier)
+        self._lose_child(node, tier)
+        self._notify_left(node, tier)
+
+    def stay(self, node: Node, tier: Tier, now: float) -> None:
+        """Make a leaving copy ready again."""
+        tier.leaving_pages -= node.pages
+        tier.inserted_pages -= node.pages  # it was never evicted, and set_ready counts it again
+        node.parent.children_in[tier.index] += 1  # type: ignore[union-attr]
+        self.set_ready(node, tier, now)
+
+    def free(self, node: Node, tier: Tier) -> None:
+        """Free the slots of a ready, unpinned copy; a node without any copy leaves the tree."""
+        self.version += 1
+        index, state = tier.index, node.state
+        state[index] = ABSENT
+        tier.evictable_pages -= node.pages
+        tier.evicted_pages += node.pages
+        tier.pool.give(node.slots[index])
+        node.slots[index] = None
+        if tier.wants_removals or tier.watches:
+            self._notify_removed(node, tier)
+        if not any(state):
+            self.tree.remove(node)
+        self._lose_child(node, tier)
+        if self.on_leave is not None:
+            self._notify_left(node, tier)
+
+    def trim(self, node: Node, tier: Tier, pages: int) -> None:
+        """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""
+        self.version += 1
+        if tier.wants_shortenings:
+            tier.eviction.on_shorten(node, pages)
+        for watch in tier.watches:
+            watch.dropped(tier, last_pages(node.runs, pages))
+        self.tree.shorten(node, pages)
+        node.slots[tier.index], freed = tier.pool.split(node.slots[tier.index], node.pages)
+        tier.pool.give(freed)
+        tier.evictable_pages -= pages
+        tier.evicted_pages += pages
+        self.counts.dropped_pages += pages
+        tier.eviction.on_evictable(node)
+
+    def drop_copy(self, node: Node, tier: Tier) -> None:
+        """Free a copy in any state; a node without any copy leaves the tree with everything below it."""
+        self.version += 1
+        index = tier.index
+        state, slots = node.state[index], node.slots[index]
+        if state == READY and not node.pins[index]:
+            self.free(node, tier)
+            return
+        node.state[index], node.slots[index] = ABSENT, None
+        if state == LEAVING:
+            tier.leaving_pages -= node.pages
+        elif state == READY:
+            self._notify_removed(node, tier)
+        if slots is None:
+            tier.promised_pages -= node.pages
+        else:
+            tier.pool.give(slots)
+            if state != INCOMING:
+                tier.evicted_pages += node.pages
+        if not any(node.state):
+            if node not in self.doomed:
+                self.drop_descendants(node)
+            self.tree.remove(node)
+            self.doomed.discard(node)
+        if state != LEAVING:
+            self._lose_child(node, tier)
+        if state == READY:
+            self._notify_left(node, tier)
+
+    def _notify_removed(self, node: Node, tier: Tier) -> None:
+        if tier.wants_removals:
+            tier.eviction.on_remove(node)
+        if tier.watches and not node.is_state:
+            for watch in tier.watches:
+                watch.dropped(tier, node.runs)
+
+    def _notify_left(self, node: Node, tier: Tier) -> None:
+        """Call ``on_leave``. All bookkeeping must be done by then: the listener may cut, drop or merge the node."""
+        if self.on_leave is not None and not node.is_state:
+            self.on_leave(node, tier)
+
+    def _lose_child(self, node: Node, tier: Tier) -> None:
+        """Count one child less for the parent, which may have become an evictable leaf of the tier."""
+        parent, index = node.parent, tier.index
+        assert parent is not None
+        children_in = parent.children_in
+        left = children_in[index] = children_in[index] - 1
+        if not left and parent.state[index] == READY and not parent.pins[index]:
+            tier.eviction.on_evictable(parent)
+
+    # --- giving up -------------------------------------------------------------------------------------------------------
+
+    def drop_descendants(self, node: Node) -> None:
+        """Give up everything below a node that is about to leave the tree; copies in use become doomed."""
+        if not node.children:
+            return
+        for child in list(node.descendants()):
+            self.counts.dropped_pages += child.pages
+            held = [tier for tier in self.tiers if child.state[tier.index] == READY]
+            self._give_up(child)
+            if self.on_leave is not None and not child.is_state:
+                for tier in held:
+                    self.on_leave(child, tier)
+
+    def clear(self, outside: Iterable[Node] = ()) -> None:
+        """Empty the tree, and give up these nodes ``outside`` it with all that is below them.
+
+        Copies in use become doomed and are freed with their last pin or transfer.
+        """
+        self.epoch += 1
+        old, self.tree = self.tree, RadixTree(len(self.tree.no_notes))
+        for node in [*old.root.descendants(), *(below for top in outside for below in (top, *top.descendants()))]:
+            self._give_up(node)
+
+    def is_doomed(self, node: Node) -> bool:
+        """Whether the node was removed from the tree while a copy was in use or leaving."""
+        return DOOMED in node.state or node in self.doomed
+
+    def _give_up(self, node: Node) -> None:
+        """Free the node's copies, dooming those in use; leaving copies are written down as planned."""
+        for tier in self.tiers:
+            state = node.state[tier.index]
+            if state not in (ABSENT, LEAVING):
+                self._doom(node, tier)
+        if any(node.state):
+            self.doomed.add(node)
+
+    def _doom(self, node: Node, tier: Tier) -> None:
+        self.version += 1
+        index = tier.index
+        if node.state[index] == READY:
+            tier.evicted_pages += node.pages
+            if not node.pins[index]:
+                tier.evictable_pages -= node.pages
+            self._notify_removed(node, tier)
+        if node.slots[index] is None:
+            tier.promised_pages -= node.pages
+            node.slots[index] = tier.pool.take(0)
+        node.state[index] = DOOMED
+        if not node.pins[index]:
+            self.free_doomed(node, tier)
+
+    def free_doomed(self, node: Node, tier: Tier) -> None:
+        """Free a doomed copy, which nothing uses any more."""
+        tier.pool.give(node.slots[tier.index])
+        node.state[tier.index], node.slots[tier.index] = ABSENT, None
+        if not any(node.state):
+            self.doomed.discard(node)
