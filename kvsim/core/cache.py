@@ -380,7 +380,7 @@ class Cache(ServedCache):
         lease.loaded_pages += node.pages
 
     def shorten_hit(self, lease: Lease, load: Transfer | None, now: float) -> int:
-        """Implement the contract. Whatever the load, the pages on the request's path count that no load brings any more."""
+        """Shorten a request's hit, whatever the load, by the pages of its path that no load brings any more."""
         if self._is_single:
             return 0
         gaps = [node for node in lease.node.path() if is_gap(node, lease.gpu)]

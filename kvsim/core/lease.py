@@ -58,13 +58,13 @@ class Lease:
         self.hits: tuple[int, int, int] = (0, 0, 0)
         """Hit pages by tier (gpu, cpu, disk); set in a replay."""
         self.is_finishing = False
-        """The answer is complete: what is inserted now is not the prompt."""
+        """The answer is complete: pages inserted from now on are the answer's."""
         self.is_resumed = False
         """The request was admitted before and retracted; pages that it finds again are not counted as used again."""
         self.is_known_prompt = False
         """The same request has computed this prompt before; policies that count prompts have been notified already."""
         self.is_reserved = False
-        """Another GPU computes the prompt: tiers below hear of the request from there."""
+        """Another GPU computes the prompt, and notifies the tiers below of the request."""
         self.states: StateLease | None = None
         """The recurrent states that the request holds, on a hybrid model."""
 

@@ -49,7 +49,7 @@ def have_same_history(node: Node, child: Node) -> bool:
 
 
 class Listeners:
-    """The tiers whose eviction policies want to hear of the requests that one GPU tier serves, by kind of notification."""
+    """The tiers whose eviction policies are notified of the requests that one GPU tier serves, by kind of notification."""
 
     __slots__ = ("arrivals", "finishes", "hits", "requests", "tiers")
 
@@ -85,7 +85,7 @@ class Residency:
         self._listeners = {gpu.index: Listeners([gpu, *gpu.all_below()]) for gpu in gpus} if self._has_several_gpus else {}
 
     def _hearing(self, gpu: Tier | None) -> Listeners:
-        """Return who hears of the requests of a GPU tier; None stands for the only one."""
+        """Return the listeners to the requests of a GPU tier; None stands for the only one."""
         return self._listeners[gpu.index] if gpu is not None and self._has_several_gpus else self._all
 
     # --- time, and notifications to policies ---------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Residency:
     # --- pins ------------------------------------------------------------------------------------------------------------
 
     def pin_path(self, path: list[Node], tier: Tier, pages: int) -> None:
-        """Pin a path of ``pages`` pages from the root, all of which the tier has."""
+        """Pin a path of ``pages`` pages from the root. The tier must have all of them."""
         index = tier.index
         pinned_pages = 0
         for node in path:

@@ -125,7 +125,7 @@ class ServedCache(Reported):
 
     @abstractmethod
     def match(self, request: Request, gpu: Tier | None = None) -> Lease:
-        """Find the longest prefix that a request can reuse on a GPU tier. Changes nothing, but may cut a node."""
+        """Find the longest prefix that a request can reuse on a GPU tier. May cut a node; changes nothing else."""
 
     def cached_pages(self, request: Request, gpu: Tier | None = None) -> tuple[int, int]:
         """Return how many pages of a prompt a GPU tier has, as ``match`` would find them, and how many after them a CPU tier has.
@@ -265,7 +265,7 @@ class ServedCache(Reported):
 
     @abstractmethod
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """End a transfer of which only the first ``pages_arrived`` pages arrived. Returns the write-downs that follow."""
+        """End a transfer after only its first ``pages_arrived`` pages arrived. Returns the write-downs that follow."""
 
     @abstractmethod
     def reset(self) -> None:

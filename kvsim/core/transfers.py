@@ -185,7 +185,7 @@ class Transfers:
         residency.drop_copy(node, edge.upper)
 
     def lose(self, tier: Tier) -> None:
-        """Drop all copies of a tier, none of which is in use, and everything below pages that no other tier has."""
+        """Drop all copies of a tier, and everything below pages that no other tier has. No copy may be in use."""
         residency, index = self.residency, tier.index
         for node in reversed(list(residency.tree.root.descendants())):
             if node.state[index] == READY:
@@ -431,7 +431,7 @@ class Transfers:
         return hold
 
     def let_go(self, hold: Hold) -> None:
-        """Take back one ``hold``; nothing happens if it keeps nothing any more."""
+        """Release one ``hold``. Does nothing if it keeps no page any more."""
         self.holds.pop(hold, None)
         if hold.node is not None:
             self.residency.unpin(hold.node, hold.tier)
@@ -602,7 +602,7 @@ class Transfers:
                 self.drop_duplicates_below(nodes, below)
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """End a transfer of which only the first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``.
+        """End a transfer after only its first ``pages_arrived`` pages arrived, in the order of ``transfer.nodes``.
 
         Of a recurrent state, all pages must have arrived. If the next page cannot be read (``transfer.has_fault``), its copy in
         the source is dropped too. Returns the write-downs that follow.

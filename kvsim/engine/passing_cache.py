@@ -1,4 +1,4 @@
-"""A cache that passes every call on to another one, for those that watch some of the calls."""
+"""A cache that passes every call on to another one; subclasses watch some of the calls."""
 
 from math import inf
 

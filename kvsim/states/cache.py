@@ -143,7 +143,7 @@ class HybridCache(ServedCache):
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0) -> bool:
         """As for any cache; also reserves room for the states that the request will save or load.
 
-        States that share the room of pages are done without, the one to begin from too, as far as the tier is too small for them.
+        If the tier is too small, states that share it with pages are given up, including the one to begin from.
         """
         states = self._states_of(lease)
         if load_pages < lease.lower_pages:
@@ -497,7 +497,7 @@ class HybridCache(ServedCache):
         return self._home_of(transfer).finish(transfer, now) + self._flush()
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        """End a transfer of which only the first ``pages_arrived`` pages arrived. Returns the write-downs that follow."""
+        """End a transfer after only its first ``pages_arrived`` pages arrived. Returns the write-downs that follow."""
         return self._home_of(transfer).abort(transfer, pages_arrived, now) + self._flush()
 
     # --- everything ------------------------------------------------------------------------------------------------------------

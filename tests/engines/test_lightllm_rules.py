@@ -395,12 +395,12 @@ def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules(capacity: str) -> 
             "replay",
             "tiers.cpu.page_tokens has no effect without that tier: set tiers.cpu.capacity",
         ),
-        (["tiers.cpu.page_tokens=512", "rules=sglang"], "replay", "tiers.cpu.page_tokens: larger CPU pages are for kvsim replay"),
-        (["tiers.cpu.page_tokens=512"], "simulate", "tiers.cpu.page_tokens: larger CPU pages are for kvsim replay"),
+        (["tiers.cpu.page_tokens=512", "rules=sglang"], "replay", "tiers.cpu.page_tokens: larger CPU pages work only in"),
+        (["tiers.cpu.page_tokens=512"], "simulate", "tiers.cpu.page_tokens: larger CPU pages work only in kvsim replay"),
         (
             ["tiers.cpu.page_tokens=512", "tiers.disk.capacity=1TiB"],
             "replay",
-            "tiers.cpu.page_tokens: larger CPU pages are for kvsim replay with rules=lightllm and without a disk tier",
+            "tiers.cpu.page_tokens: larger CPU pages work only in kvsim replay with rules=lightllm and without a disk tier",
         ),
     ],
 )
