@@ -367,6 +367,7 @@ def hardware_study(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_reused_pages(tmp_path: Path) -> None:
     """A few requests in the interpreter: too few movements for the claim, but every hit page is verified."""
     assert hardware_study("reuse").main(["--tiny", "--output", str(tmp_path), "trace.limit=5"]) == 1
@@ -395,6 +396,7 @@ def test_decode_steps_are_timed_and_judged(tmp_path: Path) -> None:
         assert all(claim.holds for claim in module.claims(cases)) is holds
 
 
+@pytest.mark.long
 def test_launches_are_timed_and_judged(tmp_path: Path) -> None:
     """In the interpreter no launch takes as long as on an H200; the claims are tried with times of our own."""
     module = hardware_study("prefill_launch")

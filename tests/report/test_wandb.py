@@ -135,6 +135,12 @@ def test_variables_of_wandb_hold_unless_a_setting_says_otherwise(tmp_path: Path)
     assert [theirs[name] for name in names] == ["theirs", "team", "g", ["a", "b"], "mine"]
     assert [ours[name] for name in names] == ["ours", "me", "h", ["c"], "mine"]
     assert "requests" not in theirs["series"][0]
+
+
+@pytest.mark.long
+@needs_wandb
+def test_variables_of_wandb_choose_the_folder_or_none(tmp_path: Path):
+    small = ("replay", *SMALL, "logger.request_rows=0")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert run_alone(tmp_path, *small, "output=third", WANDB_DIR=str(elsewhere)).returncode == 0
