@@ -17,10 +17,10 @@ test: .venv/installed-test
 	$(BIN)/pytest -q -n auto --dist worksteal
 
 # Tests that draw their cases at random, and how many cases `make test-long` draws.
-RANDOM_TESTS := tests/core/test_machine.py tests/core/test_page_model.py tests/policies/test_grouping.py \
-    tests/engine/test_engine_random.py tests/cluster/test_cluster_random.py tests/cluster/test_cluster_machine.py \
-    tests/engine/test_configurations_random.py tests/replaying/test_replay.py tests/engines tests/trace/test_hostile.py \
-    tests/commands/test_hostile_command_lines.py
+RANDOM_TESTS := tests/core/test_machine.py tests/core/test_page_model.py tests/states/test_hybrid_random.py tests/pages/test_extent_order.py \
+    tests/policies/test_grouping.py tests/policies/test_queues.py tests/policies/test_scheduling.py \
+    tests/cluster/test_cluster_machine.py tests/engine/test_configurations_random.py tests/engine/test_ranks.py \
+    tests/replaying/test_replay.py tests/engines tests/trace/test_hostile.py tests/commands/test_hostile_command_lines.py
 test-long fuzz: export KVSIM_MACHINE_STEPS := 20000
 test-long fuzz: export KVSIM_MODEL_EXAMPLES := 200
 test-long fuzz: export KVSIM_ENGINE_RUNS := 500

@@ -33,7 +33,7 @@ from kvsim.trace.memory import trace_from_tokens
 
 __all__ = ["Curve", "Result", "Sweep", "Trace", "curve", "load_trace", "replay", "simulate", "sweep", "trace_from_tokens"]
 
-NO_FOLDER = "logger: what has no folder of its own is not logged: set output='DIR', too"
+NO_FOLDER = "logger: only runs with an output folder are logged: set output='DIR'"
 SWEPT = ("replay", "simulate")
 """Commands that a sweep runs."""
 

@@ -34,7 +34,7 @@ class WrongResult(UsageError):
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM). What is done on Ctrl+C is done then, too."""
+    """The process was asked to end (SIGTERM). It is handled like Ctrl+C."""
 
 
 def unusable(text: str) -> str:

@@ -70,7 +70,7 @@ class PolicyContext:
         return self.saved_flops(start_tokens, tokens) / self.hardware.effective_flops_per_s
 
     def reload_s(self, tokens: int) -> float:
-        """Return the seconds to get ``tokens`` evicted tokens back: from the tier below or, if there is none, by computing.
+        """Return the seconds to bring back ``tokens`` evicted tokens: from the tier below or, without one, by computing them.
 
         From a disk directly below the GPU, the slower of disk and host link sets the rate.
         """

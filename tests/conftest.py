@@ -2,10 +2,13 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from kvsim.commands.hydra_main import read_yaml_fast
 
 settings.register_profile(
     "the same examples",
@@ -29,6 +32,13 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not HAS_GPU:
         pytest.skip("needs an NVIDIA GPU")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _yaml_is_read_fast() -> Iterator[None]:
+    """As in every command: composing a configuration takes most of the time of many tests."""
+    with read_yaml_fast():
+        yield
 
 
 @pytest.fixture(scope="session")

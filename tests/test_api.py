@@ -157,7 +157,7 @@ def test_settings_may_be_names_keywords_and_mappings(trace: Trace, tmp_path: Pat
         ({"eviction": WriteBack()}, "WriteBack is a policy of the family placement"),
         ({"eviction": LRU}, r"pass an object, LRU\(\.\.\.\)"),
         ({"scheduling": "fcfs"}, "scheduling has no effect on kvsim replay"),
-        ({"logger": "none"}, "logger: what has no folder of its own is not logged"),
+        ({"logger": "none"}, "logger: only runs with an output folder are logged"),
     ],
 )
 def test_mistakes_in_keywords_are_one_line(trace: Trace, settings: dict[str, Any], message: str) -> None:

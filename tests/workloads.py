@@ -20,7 +20,7 @@ from kvsim.trace.synthetic import Kind, Synthetic
 # --- pages, words, requests ------------------------------------------------------------------------------------------
 
 
-EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 40))
+EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 30))
 """How much random tests play; `make test-long` plays five times as much."""
 
 

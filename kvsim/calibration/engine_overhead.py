@@ -198,7 +198,7 @@ def with_launches(hardware: HardwareSpec, batches: Iterable[Batch]) -> HardwareS
 def with_copies(hardware: HardwareSpec, model: ModelSpec, copying: Played, first: int, alone: Sequence[Batch]) -> HardwareSpec:
     """Return ``hardware``, whose other overheads are known, with what copies add to the launch of a step and to a leap.
 
-    The ``first`` batches of ``copying`` are prompts one after another, of which each but the first is launched while the pages of
+    The ``first`` batches of ``copying`` are prompts one after another; each but the first is launched while the pages of
     the one before are copied. They are compared with prompts as long that are launched alone, later in the same course, because
     the speed of a host changes from second to second. The decode steps that follow its longest prompts are compared with those of
     ``alone``, whose pages are not copied. All times are medians; both results are at least 0, and 0 if nothing was copied.

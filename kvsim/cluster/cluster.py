@@ -213,7 +213,7 @@ class Cluster(Frontend):
         self._wake_all()
 
     def drained(self) -> None:
-        """Implement the contract: the last engine to become idle resets the caches."""
+        """Reset the caches if this was the last engine to become idle."""
         if all(engine.is_idle for engine in self.engines):
             for engine in self.engines:
                 engine.is_draining = False

@@ -98,7 +98,7 @@ class HandOver:
         engine.waiting.most_queued = max(engine.waiting.most_queued, len(waiting))
 
     def _advance(self, receiver: Receiver) -> None:
-        """Give waiting requests pages on a decode engine, as far as there are any."""
+        """Give waiting requests pages on a decode engine, as long as it has free ones."""
         self._serve_claims(receiver)
         engine, waiting = receiver.engine, receiver.waiting
         while waiting and not receiver.claims and receiver.has_place():

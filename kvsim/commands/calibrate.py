@@ -126,7 +126,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     settings = construct(CalibrateSettings, {name: value for name, value in config.items() if name != "model"}, "")
     check_file(settings)
-    model = construct(ModelSource, config.get("model"), "model").spec()  # a mistake is told before torch is loaded
+    model = construct(ModelSource, config.get("model"), "model").spec()  # reports a mistake before torch is loaded
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported

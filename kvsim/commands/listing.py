@@ -11,7 +11,7 @@ COMMANDS = {
     "policies": "list the policies and their settings",
     "new": "create a working policy to start from, with settings and a test",
     "help": "describe a command, a group, a choice or a setting",
-    "trace": "describe a trace, convert it to pass it on, or get a published one",
+    "trace": "describe a trace, convert it into one that can be shared, or download a published one",
 }
 """The commands that ``kvsim --help`` lists; each is a module of ``kvsim.commands`` with a function ``main(arguments)``."""
 

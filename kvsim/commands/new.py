@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def write_new(root: Path, files: dict[str, str]) -> None:
-    """Write files, none of which exists, all or none. Raises UsageError."""
+    """Write all of these new files or none. Raises UsageError."""
     try:
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)

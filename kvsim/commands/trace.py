@@ -1,4 +1,4 @@
-"""``kvsim trace``: describes a trace and compares it with published ones, converts it, or gets a published one."""
+"""``kvsim trace``: describes a trace and compares it with published ones, converts it, or downloads a published one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +19,8 @@ from kvsim.trace.statistics import PUBLISHED, ReuseStatistics, reuse_statistics,
 
 USAGE = """\
 usage: kvsim trace info FILE [KEY=VALUE ...]          describe a trace
-       kvsim trace convert FILE OUT [KEY=VALUE ...]   write a trace without text and tokens, to pass it on
-       kvsim trace fetch [NAME]                       get a published trace
+       kvsim trace convert FILE OUT [KEY=VALUE ...]   write a trace that can be shared: no text, no tokens
+       kvsim trace fetch [NAME]                       download a published trace
 
 Run kvsim trace COMMAND --help for details."""
 
@@ -155,7 +155,7 @@ def _range(fewest: int, most: int | None) -> str:
 
 
 def text(value: Any) -> str:
-    """Format a statistic: integers and values from 100 on without decimals, values below 1 with six, others with one."""
+    """Format a statistic: no decimals for integers and values from 100, six for values below 1, one for others."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.6f}" if value < 1 else f"{value:.1f}"

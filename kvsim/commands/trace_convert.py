@@ -15,7 +15,7 @@ USAGE = """\
 usage: kvsim trace convert FILE OUT [--block-tokens N] [--runs] [KEY=VALUE ...]
 
 Writes the requests of FILE (- is standard input) to OUT in Mooncake's format: arrivals, lengths, sessions, priorities, and ids of
-blocks that tell only which prompts begin alike. No text and no tokens are written. OUT may end in .gz or .zst.
+blocks, which reveal only which prompts share a prefix. No text and no tokens are written. OUT may end in .gz or .zst.
 
 --block-tokens N   tokens per block; OUT can be replayed with pages of any multiple of N, with the same hits as FILE. By default
                    the size of FILE's own blocks, or 16

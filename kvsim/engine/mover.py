@@ -18,8 +18,8 @@ from kvsim.engine.substrate import Substrate
 class Mover:
     """Begins each transfer as soon as the core allows it, and submits the transfers that follow from its end.
 
-    Transfers without room in their target wait in one line per target, in order of submission. Of a transfer by several ranks,
-    the pages that every rank has moved have arrived; the rest is lost, and counted.
+    Transfers without room in their target wait in one line per target, in order of submission. If several ranks
+    carry a transfer, only the pages that every rank has moved arrive; the others are lost, and counted.
     """
 
     def __init__(self, substrate: Substrate, cache: ServedCache) -> None:

@@ -27,9 +27,9 @@ PHASES = ("queue", "load", "prefill")
 
 @dataclass(slots=True, kw_only=True)
 class Disagreement:
-    """Pages that some tensor-parallel rank had at the end of a transfer and some other had not, so that nobody can use them.
+    """Pages that some but not all tensor-parallel ranks had at the end of a transfer, so that no request can use them.
 
-    ``pages`` sums, over the transfers of which this is true (``transfers``), the difference between the rank with the most and
+    ``pages`` sums, over the transfers with such pages (``transfers``), the difference between the rank with the most and
     the one with the fewest.
     """
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class PrefetchCounts:
-    """Counts in pages. Fetched pages are used by the request that they were fetched for, or else wasted.
+    """Counts of pages. A fetched page is *used* if the request that it was fetched for uses it, and *wasted* if not.
 
-    If a policy fetches fewer pages than are stored, for lack of memory, the rest count as refused by memory.
+    If a policy fetches fewer pages than are stored, for lack of memory, the others count as refused by memory.
     """
 
     fetched_pages: int = 0
@@ -31,9 +31,9 @@ class PrefetchCounts:
 
 
 class Prefetch:
-    """What is fetched for one request, from the start of the fetch to the request's turn: until it is admitted or rejected.
+    """The pages fetched for one request, from the start of the fetch until the request is admitted or rejected.
 
-    Until then its pages, those that it continues included, stay in the CPU tier.
+    Until then these pages, and the cached prefix that they continue, stay in the CPU tier.
     """
 
     __slots__ = ("arrived_pages", "fetch", "first_page", "hold", "is_given_up", "is_under_way", "pages", "transfers")
@@ -50,7 +50,7 @@ class Prefetch:
         """Pages that had arrived at the end of the fetch."""
         self.is_under_way = True
         self.is_given_up = False
-        """Whether nobody waits for it any more."""
+        """Whether no request waits for it any more."""
 
 
 class Prefetching:

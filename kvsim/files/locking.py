@@ -1,6 +1,6 @@
 """Lets one process at a time write a folder: a locked file in it, which says who holds it.
 
-The system frees the lock when its process ends, however that happens, so what a killed process leaves behind blocks nobody.
+The system frees the lock when its process ends, however that happens, so a killed process blocks no other.
 """
 
 import errno
@@ -61,7 +61,7 @@ class Lock:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Give the lock back. A folder that was created for it, and is still empty, goes."""
+        """Release the lock. Remove the folder if it was created for the lock and is still empty."""
         files = self._held[self._key]
         file = files.pop()
         if files:
@@ -124,7 +124,7 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _sign(file: int) -> None:
-    """Write into a locked file who holds it; on a full disk, it stays unsigned."""
+    """Write the holder's name into the lock file, unless the disk is full."""
     program = shlex.join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
     text = " ".join(f"process {os.getpid()} on {socket.gethostname()} ({program})".split())
     with suppress(OSError):

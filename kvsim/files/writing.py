@@ -178,7 +178,7 @@ def _restore(folder: Path) -> None:
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is damaged, and the files beside it may not belong together: remove the folder") from None
     except OSError as error:
-        raise UsageError(f"{path} says that files are to be restored, which failed: {error.strerror}") from error
+        raise UsageError(f"cannot restore the files listed in {path}: {error.strerror}") from error
 
 
 def _write_undo(path: Path, undo: dict[str, bool]) -> None:

@@ -112,7 +112,7 @@ class HardwareSpec:
     """Time per step beyond compute and memory access: scheduling, launch, sampling."""
     leap_overhead_s: float = 0.0
     """Further time of a leap, which is one decode step or several in a row before the engine decides anew: it sends the steps to
-    the GPU, with the pages of requests that have joined, and hears of their end."""
+    the GPU, with the pages of requests that have joined, and is notified of their end."""
     copy_leap_s: float = 0.0
     """Further time of a leap if copies from or to the GPU begin at the same time."""
     prefill_overhead_s: float = 0.0

@@ -22,7 +22,7 @@ class HuggingFaceModel(ModelSource):
     """A model by its ``config.json``. Raises ValueError for a file that cannot be read."""
 
     path: str
-    """The file, or the folder with it."""
+    """The file ``config.json``, or its folder."""
     kv_dtype_bytes: int | None = None
     """None: as ``torch_dtype`` says."""
     weight_dtype_bytes: float | None = None

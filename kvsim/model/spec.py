@@ -94,7 +94,7 @@ class ModelSpec(ModelSource):
     """3: gate, up and down; 2: up and down."""
     mlp_width: int = 0
     dense_layers: int = 0
-    """MLP layers of a mixture-of-experts model that have a dense MLP instead."""
+    """Layers of a mixture-of-experts model that have a dense MLP instead of experts."""
     routed_experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0

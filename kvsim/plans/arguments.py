@@ -65,7 +65,7 @@ def arguments_of(overrides: Iterable[Overrides], settings: Mapping[str, Any]) ->
 
 
 def override(key: str, value: Any) -> str:
-    """Return ``KEY=VALUE`` such that Hydra reads this value. Raises UsageError for a value that no setting has."""
+    """Return ``KEY=VALUE`` such that Hydra reads this value. Raises UsageError for a value of a type that no setting has."""
     try:
         return f"{key}={_written(value)}"
     except ValueError:  # an integer of thousands of digits

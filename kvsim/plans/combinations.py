@@ -40,7 +40,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError(with_key("rules", str(error), plan.config["rules"])) from error
     if any(tier.unit_pages > 1 for tier in plan.tiers) and not plan.rules.has_coarse_pages:
         raise UsageError(
-            "tiers.cpu.page_tokens: larger CPU pages are for kvsim replay with rules=lightllm and without a disk tier: "
+            "tiers.cpu.page_tokens: larger CPU pages work only in kvsim replay with rules=lightllm and without a disk tier: "
             f"leave it out, or set it to page_tokens={plan.page_tokens}"
         )
     check_bypass(plan, command)

@@ -53,7 +53,7 @@ def is_described(objects: Mapping[str, Any]) -> bool:
 
 
 def _with_objects(plan: Plan, objects: Mapping[str, Any]) -> Plan:
-    """Return the plan with these policies, of which every tier that takes one gets a copy.
+    """Return the plan with these policies. Every tier that uses one gets a copy of it.
 
     A policy for all tiers does not replace one that was chosen for a tier alone.
     """

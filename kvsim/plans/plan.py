@@ -42,7 +42,7 @@ class TierPlan:
     unit_pages: int = 1
     """Pages of the plan's ``page_tokens`` that this tier stores as one larger page."""
     scope: str = "engine"
-    """Who shares the tier: the engines of one ``host``, all of a ``cluster``, or nobody (``engine``)."""
+    """Which engines share the tier: those of one ``host``, all of a ``cluster``, or none (``engine``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

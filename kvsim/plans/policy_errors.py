@@ -1,4 +1,4 @@
-"""Whose error it is: names the policy of the user's own that raised one, and the line that did."""
+"""Whose error it is: names the user's policy, and its line, that raised an error."""
 
 import re
 import sys
@@ -129,7 +129,7 @@ def last_line(error: BaseException, files: Collection[str]) -> Line | None:
 
 
 def line_of_import(error: BaseException) -> Line | None:
-    """Return the line at which the import of a module failed: the last one that is not of what imports it."""
+    """Return the line at which the import of a module failed: the last line outside the import machinery."""
     found = None
     for frame, number in walk_tb(error.__traceback__):
         if not frame.f_code.co_filename.startswith("<") and not is_of_loading(frame):

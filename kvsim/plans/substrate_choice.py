@@ -27,7 +27,7 @@ class SubstrateChoice:
     open: Callable[[Plan, Sequence[Request], Sequence[ServedCache]], Substrate]
     """Opens the substrate for a run with empty caches. Raises UsageError if the machine lacks something it needs."""
     check: Callable[[Plan], None]
-    """Raises UsageError for a plan that this substrate cannot run, as far as can be told without opening it."""
+    """Raises UsageError for a plan that this substrate cannot run, if that can be seen without opening it."""
     without_effect: tuple[str, ...]
     """Settings without effect on this substrate."""
 

@@ -28,12 +28,12 @@ class SampleServer(PassingServer):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self._request: Request | None = None
-        """A request of which some samples have found no room yet."""
+        """A request with samples that have found no room yet."""
         self._left: list[Request] = []
         self._leases: list[Any] = []
 
     def serve(self, request: Request, pages: int, now: float) -> Any:
-        """Serve a request of which each sample takes ``pages`` pages, with those that it shares with the others."""
+        """Serve a request whose samples take ``pages`` pages each, including those that they share."""
         if self._request is not request:
             self._give_up()
             if request.samples > 1 and request.pages_with_all(pages, self.page_tokens) > self.tiers[0].pool.capacity:

@@ -13,6 +13,13 @@ MOST_CLASSES = 16
 """Most classes of requests shown in a summary."""
 MEASURED = {"busy": "busy time", "computed_tokens": "tokens computed", "output_tokens": "output tokens"}
 """What a measure of imbalance compares."""
+PAGE_COUNTS = {
+    "refused_by_threshold_pages": "refused by the threshold",
+    "refused_by_rate_limit_pages": "by the rate limit",
+    "refused_by_memory_pages": "for lack of memory",
+    "no_room_pages": "not copied for lack of room",
+}
+"""What a count of pages says, where its name does not say it; those of refused pages stand side by side."""
 
 
 class Table(NamedTuple):
@@ -35,8 +42,8 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("hit rate", _hit_rate(result)),
         ("throughput", _throughput(result)),
         ("SLO", _slo(result.get("slo"))),
-        ("prefetch", counters(result["prefetch"])),
-        ("placement", counters(_placement(result))),
+        ("prefetch", page_counts(result["prefetch"])),
+        ("placement", page_counts(_placement(result))),
         ("checkpoints", counters(result["checkpoints"])),
         ("engines", _engines_fact(result)),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
@@ -79,6 +86,15 @@ def settings(config: Mapping[str, Any], prefix: str = "") -> list[str]:
         else:
             lines.append(f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}")
     return lines
+
+
+def page_counts(counts: Mapping[str, int]) -> str:
+    """Format ``{"read_pages": 1200, "used_pages": 900}`` as ``1,200 pages read, 900 used``; empty if all counts are 0."""
+    if not any(counts.values()):
+        return ""
+    words = [PAGE_COUNTS.get(name, name.removesuffix("_pages").replace("_", " ")) for name in counts]
+    first, *others = zip(counts.values(), words, strict=True)
+    return ", ".join([f"{count(first[0])} pages {first[1]}", *(f"{count(value)} {word}" for value, word in others)])
 
 
 def counters(counts: Mapping[str, int]) -> str:

@@ -17,7 +17,7 @@ Cell = str | Text
 
 
 def width_of(console: Console) -> int:
-    """The columns of a terminal; of a file or a pipe, whose lines nobody has to read at once, 120."""
+    """The number of columns of the terminal; 120 for a file or a pipe."""
     return console.width if console.is_terminal else 120
 
 

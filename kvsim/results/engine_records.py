@@ -127,7 +127,7 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
 def imbalance(
     outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, served: np.ndarray
 ) -> dict[str, dict[str, float | None]] | None:
-    """Return by role how much more than the mean of its engines the most loaded one did: 1 is even; None for a single engine.
+    """Return, by role, the load of the most loaded engine over the mean load: 1 is even; None for a single engine.
 
     ``busy`` compares the time in steps, ``computed_tokens`` the prompt tokens that were computed, not hit, and
     ``output_tokens``, of decode engines, the tokens of the answers.

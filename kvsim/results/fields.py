@@ -108,11 +108,11 @@ FIELDS: list[Field] = [
     ),
     Field(
         name="trace_note", kind=str, presence=OPTIONAL, is_outcome=False, of=given("trace_note"),
-        meaning="what of the trace is synthetic, if anything",
+        meaning="what part of the trace is synthetic, if any",
     ),
     Field(
         name="model_note", kind=str, presence=OPTIONAL, of=given("model_note"),
-        meaning="what was understood of the model's `config.json`, if it was read from one",
+        meaning="how the model's `config.json` was understood, if it was read from one",
     ),
     Field(
         name="gpu_memory", kind=GPU_MEMORY, presence=OPTIONAL, of=given("gpu_memory"),
@@ -224,12 +224,13 @@ FIELDS: list[Field] = [
     ),
     Field(
         name="prefetch", kind=by(str, Count), better=-1, of=lambda run: run.outcome.prefetch,
-        meaning="pages fetched for waiting requests, used by them, wasted, refused by threshold, rate limit or memory",
+        meaning="pages fetched for waiting requests, used by them, wasted; pages not fetched because of the threshold, the rate "
+        "limit or lack of memory",
     ),
     Field(
         name="placement", kind=by(str, Count), better=-1, of=lambda run: run.outcome.placement,
-        meaning="pages written down, loaded to the GPU, fetched from disk, revived while leaving, without room below, "
-        "dropped, unreadable in their tier",
+        meaning="pages written down, loaded to the GPU, fetched from disk, *revived* (used again while they were being written "
+        "down, and therefore kept on the GPU), not copied for lack of room in the tier below, dropped, unreadable in their tier",
     ),
     Field(
         name="checkpoints", kind=by(str, Count), better=-1, of=lambda run: run.outcome.checkpoints,

@@ -47,10 +47,10 @@ def summarize(
     Rates are fractions, times seconds. A value that does not exist (a time without a clock, a rate of nothing) is None.
     ``choices`` are the names chosen from the groups of the configuration. ``versions`` defaults to ``installed_versions()``.
     ``command_line`` reproduces the run, ``config_hash`` identifies everything that determines its result, ``bounds`` names its
-    bounds, ``rules_note`` says whose rules applied, if not those of the configuration, ``trace_note`` what of the trace was made
-    up, ``model_note`` what was understood of the model's file, and ``gpu_memory`` how the memory of an engine's GPUs was divided,
-    if that decided the size of the GPU tier; of these, those not given are left out. ``slo`` are the objectives that requests
-    are held against.
+    bounds, ``rules_note`` says whose rules applied, if not those of the configuration, ``trace_note`` what part of the trace is
+    synthetic, ``model_note`` how the model's file was understood, and ``gpu_memory`` how the memory of an engine's GPUs was
+    divided, if that decided the size of the GPU tier; of these, those not given are left out. ``slo`` are the objectives that
+    requests are held against.
     """
     given = {
         "command": command,

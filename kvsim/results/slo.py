@@ -21,7 +21,7 @@ CLASSES: dict[str, Callable[[Request], str]] = {
 }
 """What divides requests into classes, with the name of a request's class."""
 NOT_TOLD = ("", "0")
-"""Names of the class of a request of which the trace does not say one."""
+"""Names for the class of a request that has none in the trace."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,14 +63,16 @@ def _is_ever_empty(arrivals: np.ndarray, starts: np.ndarray, begin_s: float, end
 
 
 def _idle_tiers(outcome: Outcome) -> list[str]:
-    """Name the tiers below the GPU that gave next to nothing and, at the end, held next to nothing but copies."""
+    """Return a warning for each tier below the GPU that, at the end, held hardly any page that no tier above had."""
     found = []
     for name, tier in outcome.tiers.items():
         if tier.held_pages and tier.own_pages is not None and tier.own_pages <= MOST_OWN * tier.held_pages:
             hits = int(outcome.hit_pages[:, outcome.tier_names.index(name)].sum())
+            used = f"its pages were hit {hits:,} times" if hits else "none of its pages was ever hit"
+            copies = f"{tier.held_pages - tier.own_pages:,} of the" if tier.own_pages else "all"
             found.append(
-                f"tiers.{name} has next to no effect: {hits:,} pages were hit in it, of {tier.inserted_pages:,} written, and of "
-                f"the {tier.held_pages:,} that it held at the end, the tiers above had all but {tier.own_pages:,}. Make it "
-                "larger than those, or choose a placement that writes pages when they are evicted, such as write_back"
+                f"tiers.{name} has next to no effect: {used}, and {copies} {tier.held_pages:,} pages that it held at the end "
+                "were also in a tier above. Make it larger than the tiers above, or choose a placement that writes pages when "
+                "they are evicted, such as write_back"
             )
     return found

@@ -37,7 +37,7 @@ KEPT = 4
 """Number of loaded traces kept in memory; the least recently used one is dropped first."""
 
 Watch = Callable[[int], AbstractContextManager[play.Advance | None]]
-"""Takes the number of requests to run; entering the result gives a callback that is told now and then how many are done."""
+"""Takes the number of requests to run. Entering the result gives a callback that takes the number of finished ones."""
 
 _loaded: OrderedDict[str, Trace] = OrderedDict()
 
@@ -75,7 +75,7 @@ class Drawn:
     wall_s: float
     """Seconds to compute the curve."""
     trace_note: str
-    """What of the trace was made up."""
+    """What part of the trace is synthetic."""
 
 
 def unwatched(requests: int) -> AbstractContextManager[None]:

@@ -54,7 +54,7 @@ def stop_if_interrupted(error: BaseException | None = None) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore further interrupts, so that the finished part of a sweep is written however often the user presses Ctrl-C."""
+    """Ignore further interrupts, so that the finished part of a sweep is written even if the user keeps pressing Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

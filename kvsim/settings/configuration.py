@@ -131,7 +131,7 @@ def _first_cause(error: BaseException) -> BaseException:
 def only_known_errors(overrides: Sequence[str]) -> Iterator[None]:
     """Turn Hydra's warnings, and exceptions that are not its own, into UsageError.
 
-    Hydra does not check its own settings before it uses them.
+    Hydra does not check its settings, or what files set, before it uses them.
     """
     try:
         with warnings.catch_warnings():
@@ -223,7 +223,7 @@ def with_trace_file(overrides: Sequence[str]) -> list[str]:
 
 
 def _preset_has_trace(override: str) -> bool:
-    """Whether the override chooses presets of kvsim's of which one also chooses the trace."""
+    """Whether the override chooses a preset of kvsim's that also chooses the trace."""
     group, _, names = override.lstrip("+").partition("=")
     if group != "preset":
         return False
@@ -276,7 +276,7 @@ def _unknown_key(key: str, error: Exception, overrides: Sequence[str], config_na
     is_hydras = key.startswith("hydra")
     keys = [name for name in _known_keys(error, overrides, config_name) if name.startswith("hydra") == is_hydras]
     inner = getattr(error.__cause__, "full_key", None)
-    key = inner if key in keys and inner else key  # a mapping of which one name is unknown
+    key = inner if key in keys and inner else key  # a mapping with an unknown name
     if hint := _similar_key(key, keys):
         return f"{key}: there is no such setting{hint}"
     parent = key.rpartition(".")[0]

@@ -88,7 +88,7 @@ def files_of(group: str) -> dict[str, Path]:
 
 
 def check_names() -> None:
-    """Raise UsageError if two sources offer the same choice of a group: it could not be told which one runs."""
+    """Raise UsageError if two sources offer the same choice of a group: which one runs would be unclear."""
     groups = {group.name for source in sources() for group in source.conf.iterdir() if (KVSIM / group.name).is_dir()}
     for group in sorted(groups):
         files_of(group)

@@ -41,7 +41,7 @@ def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
 
 @cache
 def _belady() -> Belady:
-    """Return the policy shared by all bounds of this process, most of which are computed over the same requests."""
+    """Return the policy shared by all bounds of this process; most bounds cover the same requests."""
     return Belady()
 
 

@@ -18,7 +18,7 @@ from kvsim.sweeps.objective import Objective
 
 
 class SweepJob(NamedTuple):
-    """What a command is told about the sweep that runs it."""
+    """What a command knows about the sweep that runs it."""
 
     group: str
     """The sweep's name."""

@@ -160,7 +160,7 @@ def _check_optimizer(sweeper: DictConfig, settings: SweepSettings) -> None:
     if settings.objective is None:
         raise UsageError("sweep.objective is missing: set what the sweeper optimizes, such as sweep.objective=hit_rate")
     if settings.seeds is not None:
-        raise UsageError("sweep.seeds: an optimizing sweeper is told one result per configuration: leave it out")
+        raise UsageError("sweep.seeds: an optimizing sweeper takes one result per configuration: leave it out")
     if settings.dry_run:
         raise UsageError("sweep.dry_run: an optimizing sweeper chooses its jobs as it runs: leave it out")
 

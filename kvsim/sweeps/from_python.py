@@ -107,8 +107,8 @@ def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[in
     """Run all jobs into ``folder``, which the caller has locked.
 
     Returns, by the name of each job's folder, the ``error.json`` of a job that failed, or None. A job whose result is in the
-    folder already does not run again. ``advance`` is told how many jobs are done. Raises UsageError if the sweep cannot begin or
-    its workers died.
+    folder already does not run again. ``advance`` is called with the number of finished jobs. Raises UsageError if the sweep
+    cannot begin or its workers died.
     """
     begin_folder(folder, plan.record())
     if workers > 1 and len(plan.jobs) > 1:
@@ -209,7 +209,7 @@ def _work(folder: Path, command: str, packed: bytes) -> Ended:
 
 
 def _packed(job: Settings) -> bytes:
-    """Pickle a job. A policy travels with its own attributes, of which pickle would lose those that a compiled class lacks."""
+    """Pickle a job. A policy's own attributes are stored separately, because pickle loses those that a compiled class lacks."""
     objects = {}
     for key, policy in job.objects.items():
         where = sys.modules.get(type(policy).__module__)

@@ -29,7 +29,7 @@ class Trace:
     block_tokens: int | None
     """Tokens per block of a file that describes prompts by block ids; None if it contains tokens."""
     note: str = ""
-    """What was made up because the file does not contain it; shown with every result."""
+    """What is synthetic because the file does not contain it; shown with every result."""
     origin: tuple[str, ...] = ()
     """Overrides that load the trace again, if it was loaded from Python."""
 

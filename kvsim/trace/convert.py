@@ -1,4 +1,4 @@
-"""Writes a trace in Mooncake's format, without anything from which a prompt could be told."""
+"""Writes a trace in Mooncake's format, without anything that reveals a prompt."""
 
 import gzip
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def as_lines(trace: Trace, *, packed: bool) -> Iterator[bytes]:
 
 
 def _described(request: Request, tenants: dict[str, int], turns: dict[int, int], *, packed: bool) -> dict[str, Any]:
-    """Return the fields of a request other than its times; optional ones only where they say something."""
+    """Return the fields of a request other than its times, without optional ones at their defaults."""
     fields: dict[str, Any] = {"input_length": request.prompt_tokens, "output_length": request.output_tokens}
     fields["hash_ids_rle" if packed else "hash_ids"] = _packed(request.runs) if packed else _ids(request.runs)
     turn = turns.get(request.session, 0)

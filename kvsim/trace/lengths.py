@@ -1,4 +1,4 @@
-"""Logs that tell only how long prompts and answers were. What the prompts share can be made up, and is then marked as such."""
+"""Logs that contain only the lengths of prompts and answers. Shared prefixes can be synthesized; the trace then says so."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -56,12 +56,12 @@ class Asked(NamedTuple):
 class Lengths(FileTrace):
     """Reads logs of lengths: the CSV files of Azure's LLM inference trace and of BurstGPT, and lines without ids of blocks.
 
-    Such a log does not tell which prompts begin alike, so it is refused unless ``prefixes`` is set. Then they are made up:
+    Such a log does not say which prompts share a prefix. Without ``prefixes`` it is refused; with it, prefixes are synthetic:
 
         a later turn of a session     continues the prompt and the answer of the turn before it
         any other request             with probability ``prefixes``, continues those of an earlier request: the k-th last one,
                                       with k log-uniform, so that recent ones are likelier
-        what it does not continue     is its own
+        the rest of a prompt          is shared with no earlier request
 
     A prompt no longer than what it continues is a prefix of it. The result has a note (``Trace.note``). Rows need not be sorted;
     rows without prompt tokens are left out. ``limit`` keeps the requests that arrive first.
@@ -100,7 +100,7 @@ class Lengths(FileTrace):
             requests=in_order_of_arrival(self._requests(asked, page_tokens, self.prefixes)),
             page_tokens=page_tokens,
             block_tokens=None,
-            note=f"prefixes are made up: a prompt continues an earlier one with probability {self.prefixes:g} (trace.prefixes)",
+            note=f"prefixes are synthetic: a prompt continues an earlier one with probability {self.prefixes:g} (trace.prefixes)",
         )
 
     def _requests(self, asked: Sequence[Asked], page_tokens: int, prefixes: float) -> list[Request]:

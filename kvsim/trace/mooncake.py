@@ -43,7 +43,7 @@ class Mooncake(HashedTrace, TimedTrace):
         persistent                      true: the prompt's pages are never evicted from the GPU
         output_hash_ids                 ids of the blocks that the answer completes (its last token has no KV); with ``n``, a list
                                         of answers. ``kvsim trace convert`` writes them where it knows the answers
-        note                            in the first line: what of the trace was made up, shown with every result
+        note                            in the first line: what part of the trace is synthetic, shown with every result
         hash_ids_rle                    instead of ``hash_ids``: a first id and a length for each run of consecutive ids
         images                          a list of [begin, end]: no hit ends inside these tokens
 

@@ -164,7 +164,7 @@ def fetch(name: str, trace: Published) -> tuple[Path, str]:
 
 
 def _fetched(name: str, trace: Published, folder: Path) -> tuple[Path, str]:
-    """Fetch a trace into the folder; nobody else fetches it meanwhile."""
+    """Fetch a trace into the folder, which the caller has locked."""
     import pooch
 
     stored = folder / f"{trace.file}.sha256"
@@ -179,7 +179,7 @@ def _fetched(name: str, trace: Published, folder: Path) -> tuple[Path, str]:
         return path, "its sha256 is the expected one"
     with replacing(stored) as file:
         file.write(f"{found}\n".encode())
-    return path, f"nobody vouched for its content: sha256 {found} is stored in {stored.name} and checked from now on"
+    return path, f"no published checksum exists: sha256 {found} is stored in {stored.name} and checked from now on"
 
 
 def _stored_hash(path: Path) -> str | None:

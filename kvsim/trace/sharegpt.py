@@ -21,7 +21,7 @@ class ShareGPT(TextTrace):
 
     The file is one JSON array or has one conversation per line, plain or compressed. Each human turn is a request, whose prompt
     is the conversation so far; the turn after it is its answer. All conversations begin at time 0 unless they have a
-    ``timestamp`` (ms); each later turn follows the answer before it at once. Conversations in which nobody asks are left out.
+    ``timestamp`` (ms); each later turn follows the answer before it at once. Conversations without a question are left out.
     ``limit`` counts conversations.
     """
 

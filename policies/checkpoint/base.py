@@ -33,7 +33,7 @@ class CheckpointPolicy(metaclass=ABCMeta):
     max_states_per_path: int | None = None
     """Maximum number of states kept along one path: beyond it, the least recently used one is dropped. None: no limit."""
     detached: bool = False
-    """Whether a state stays, in an LRU cache of its own, when the KV of its prefix leaves the GPU. It becomes usable again as
+    """Whether a state stays, in its own LRU cache, when the KV of its prefix leaves the GPU. It becomes usable again as
     soon as some tier has that KV."""
     detached_states: int | None = None
     """Capacity of that cache, in states. None: no limit."""

@@ -24,7 +24,7 @@ class OffloadOrder(metaclass=ABCMeta):
 
     @abstractmethod
     def find(self, runs: Iterable[Run]) -> Seen:
-        """Cut the whole path into pieces that are stored (True) or not."""
+        """Cut the whole path into stored (True) and missing (False) pieces."""
 
     @abstractmethod
     def offer(self, seen: Seen) -> None:

@@ -21,7 +21,7 @@ class BreakEvenPrefetch(StoppedPrefetch):
     no room in the CPU tier                                 the first part, if that pays; otherwise nothing (memory)
     otherwise                                               all stored pages
     at admission                                            what the CPU has, with or without what the disk has, whichever
-                                                            saves more time over recomputing; nothing if neither saves any
+                                                            saves more time over recomputing; or nothing, if neither does
     """
 
     margin: float = 1.0

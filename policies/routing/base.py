@@ -12,7 +12,7 @@ from kvsim.policies.routing.context import RoutingContext
 class EngineStatus(Protocol):
     """What a router knows of one engine: what it sent there itself, and what the engine reports.
 
-    Its own bookkeeping is up to date. Reports are ``staleness_s`` of the policy old.
+    Its own records are up to date; reports are as old as the policy's ``staleness_s``.
     """
 
     @property
@@ -29,7 +29,7 @@ class EngineStatus(Protocol):
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens of these requests. How long their answers will be, no router knows."""
+        """Prompt tokens of these requests. A router does not know how long their answers will be."""
 
     @property
     def waiting_requests(self) -> int:

@@ -34,7 +34,7 @@ class ActiveRequests:
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class KVAware(RoutingPolicy):
-    """Weighs what an engine has cached of a prompt against what it has to do, by what the engines report of their caches.
+    """Weighs what an engine has cached of a prompt against what it has to do, as the engines report their caches.
 
     every request    the engine with the lowest cost; of several, any
     cost             overlap_score_weight * prefill blocks + decode blocks, if the engine got the request

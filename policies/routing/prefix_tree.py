@@ -1,4 +1,4 @@
-"""What a router believes that engines have cached: the prompts that it has sent there."""
+"""What a router believes is cached on each engine: the prompts that it has sent there."""
 
 from collections.abc import Sequence
 
@@ -27,10 +27,10 @@ class LastSent(RankedEviction):
 
 
 class PrefixTree:
-    """One radix tree of prompts over all engines: a cache with a tier for each engine, of which nothing is ever in use.
+    """One radix tree of prompts over all engines: a cache with a tier for each engine, in which nothing is ever pinned.
 
-    A path is remembered for each engine that has got it. Beyond ``max_pages`` of one engine, its least recently sent pages are
-    forgotten, ends of prompts first.
+    A path is remembered for each engine that it was sent to. Beyond ``max_pages`` pages of an engine, those sent least recently
+    are forgotten, ends of prompts first.
     """
 
     def __init__(self, engines: Sequence[int], max_pages: int, page_tokens: int) -> None:
@@ -47,7 +47,7 @@ class PrefixTree:
         return self._tiers[engine].held_pages
 
     def longest(self, runs: tuple[Run, ...]) -> tuple[int, int]:
-        """Return how many leading pages of a path some engine has got, and an engine that has; (0, -1) if none has any.
+        """Return how many leading pages of a path were sent to some engine, and that engine; (0, -1) if none were sent.
 
         Of several engines, the one that has had these pages longest.
         """
@@ -65,7 +65,7 @@ class PrefixTree:
         return self._engines[min(owners)[1]]
 
     def add(self, request: Request, engine: int, now: float) -> None:
-        """Remember that an engine has got a prompt. One that is larger than the whole tree of an engine is not remembered."""
+        """Remember that a prompt was sent to an engine. A prompt of more than ``max_pages`` pages is not remembered."""
         cache, tier, pages = self._cache, self._tiers[engine], request.prompt_pages
         prompt = Request(
             index=request.index,

@@ -28,7 +28,7 @@ class SchedulingPolicy:
         """Called once, before the run. The context's tier is the GPU tier."""
 
     def rank(self, waiting: Waiting) -> float:
-        """Return the request's rank; the lowest is tried first, and of equals the one that arrived first.
+        """Return the request's rank; the lowest is tried first, ties in order of arrival.
 
         Called whenever a request begins to wait; its rank stays the same while it waits.
         """
@@ -53,7 +53,7 @@ class SchedulingPolicy:
         return ()
 
     def orders_by_priority(self) -> bool:
-        """Whether the order is that of priorities, then of arrival, and nothing else: all that vLLM's scheduler knows."""
+        """Whether the order depends only on priority, then arrival. vLLM's scheduler supports no other."""
         return False
 
 

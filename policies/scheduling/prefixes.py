@@ -18,7 +18,7 @@ CHOICES = ("last", "equal")
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class PrefixScheduling(BoundedScheduling):
-    """Requests that share a prefix which nobody has computed yet: the first computes it, the others come last and may hit.
+    """Requests that share a prefix that is not computed yet: the first computes it, the others come last and may hit.
 
     They are tried in the same round as all others, after them; those that still wait after the step find the prefix.
 

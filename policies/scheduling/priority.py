@@ -18,7 +18,7 @@ class Priority(BoundedScheduling):
     retracted         the lowest priority first; of equals, the one that arrived last, as in vLLM
 
     vLLM counts the other way: its lowest value is the most important. SGLang retracts those with the shortest answers so far,
-    whatever their priority, and can be told to stop running requests for waiting ones. Needs requests with a ``priority``.
+    whatever their priority, and can stop running requests for waiting ones (a setting). Needs requests with a ``priority``.
     """
 
     def bind(self, context: PolicyContext) -> None:

@@ -1,4 +1,4 @@
-"""Shortest job first, as far as its length is known on arrival."""
+"""Shortest job first, by the part of its length that is known on arrival."""
 
 from dataclasses import dataclass
 

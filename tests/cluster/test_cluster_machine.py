@@ -20,10 +20,9 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.s3_fifo import S3FIFO
 from kvsim.policies.routing.round_robin import RoundRobin
 from tests.cluster.small_cluster import small_cluster
-from tests.cluster.test_cluster_random import machines, prefetches
 from tests.core.test_machine import STEPS
+from tests.engine.drawn import PLACEMENTS, WORDS, machines, prefetches
 from tests.engine.small import PAGE_TOKENS
-from tests.engine.test_engine_random import PLACEMENTS, WORDS
 from tests.workloads import Words, make_request
 
 STEPS_AT_ONCE = 60

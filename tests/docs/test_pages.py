@@ -36,9 +36,11 @@ examples = load("examples")
 offline = load("offline")
 reference = load("reference")
 PAGES = examples.pages()
+FIRST = (ROOT / "README.md", DOCS / "quickstart.md", DOCS / "guides" / "policy.md")
+"""The pages whose examples are run for every change; ``make test-long`` runs those of all pages."""
 SITE = [page for page in PAGES if DOCS in page.parents]
 CONSOLE = [
-    pytest.param(chain, id=chain[0].name, marks=[pytest.mark.long] if chain[0].is_long else [])
+    pytest.param(chain, id=chain[0].name, marks=[pytest.mark.long] if chain[0].is_long or page not in FIRST else [])
     for page in PAGES
     for chain in examples.chains(page)
 ]
@@ -56,7 +58,11 @@ def test_a_command_prints_what_its_page_shows(chain: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if examples.python_blocks(page)],
+    [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[] if page in FIRST else [pytest.mark.long])
+        for page in PAGES
+        if examples.python_blocks(page)
+    ],
 )
 def test_code_prints_what_its_page_shows(page: Path, tmp_path: Path) -> None:
     printed = examples.run_python(page, tmp_path, examples.prepare(page, tmp_path))

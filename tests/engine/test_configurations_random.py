@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,20 +20,21 @@ from hypothesis import strategies as st
 
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.request import Request
-from kvsim.core.serving import ServedCache
+from kvsim.core.serving import ServedCache, Server
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
 from kvsim.errors import TraceError, UsageError
 from kvsim.plans.plan import Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
+from kvsim.replaying.server import CacheServer, PassingServer
 from kvsim.run import play
 from kvsim.run.assembly import build_cluster, build_graphs, build_served
 from kvsim.run.execute import execute
 from tests.engine.configurations import MISTAKES, PAGE_TOKENS, PLAIN, Case, Kind, cases, engine_cases
-from tests.engine.test_engine_random import RUNS, SETTINGS
+from tests.engine.drawn import RUNS, SETTINGS
 from tests.replaying.test_replay_is_simulation import FASTER, RATES
 from tests.workloads import pages_of
 
-FEW = hypothesis_settings(SETTINGS, max_examples=10 if RUNS <= 100 else RUNS)
+FEW = hypothesis_settings(SETTINGS, max_examples=max(1, RUNS // 4))
 APART = Kind(apart_ms=1e6)
 """Each request ends, transfers included, before the next one arrives."""
 
@@ -80,6 +82,7 @@ def check_rows(outcome: Outcome, plan: Plan) -> None:
             assert not hits.any() and np.isnan([outcome.ttft_s[index], outcome.tpot_s[index], outcome.e2e_s[index]]).all()
             continue
         assert outcome.status[index] == FINISHED and pages <= capacity
+        assert not outcome.engines or outcome.engine[index] >= 0
         assert hits.sum() <= (request.lookup_pages(plan.page_tokens) if recomputes else request.prompt_pages)
 
 
@@ -113,11 +116,18 @@ def check_counts(outcome: Outcome, plan: Plan) -> None:
     assert prefetch["used_pages"] + prefetch["wasted_pages"] == prefetch["fetched_pages"] <= moved["fetched_pages"]
     for use in outcome.tiers.values():
         assert use.peak_pages >= 0 and (use.capacity_pages is None or use.peak_pages <= use.capacity_pages)
+    for link in outcome.links.values():
+        assert link.busy_s >= 0 and link.intervals[:, 2].sum() >= link.bytes - link.transfers
+    if outcome.engines:
+        assert sum(use.failures for use in outcome.engines) == sum(map(len, outcome.outages.values()))
     if outcome.outages or plan.model.is_hybrid:
         return
     page_bytes, links = plan.model.page_bytes(plan.page_tokens), outcome.links
     loaded = sum(link.bytes for name, link in links.items() if name in ("cpu-gpu", "disk-gpu"))
     written = sum(link.bytes for name, link in links.items() if name in ("gpu-cpu", "gpu-disk", "cpu-disk"))
+    if "disk-cpu" in links and plan.hardware.gpus == 1:  # a prefetch that is cut short brings parts of pages
+        more = links["disk-cpu"].bytes - moved["fetched_pages"] * page_bytes
+        assert 0 <= more < max(1, links["disk-cpu"].transfers * page_bytes)
     if links and plan.hardware.gpus == 1:
         assert (loaded, written) == (moved["loaded_pages"] * page_bytes, moved["written_pages"] * page_bytes)
 
@@ -148,17 +158,24 @@ def test_every_simulation_ends_and_adds_up(case: Case) -> None:
         check_end(cache, keeps_pins=bool(plan.rules.engine) or any(request.persistent for request in requests))
 
 
+def cache_of(server: Server) -> Any:
+    """The cache that a server plays: kvsim's own, or an engine's, which serves by itself."""
+    while isinstance(server, PassingServer):
+        server = server.server
+    return server.cache if isinstance(server, CacheServer) else server
+
+
 @FEW
 @given(case=cases())
 def test_every_replay_ends_and_adds_up(case: Case) -> None:
-    caches: list[ServedCache] = []
+    servers: list[Server] = []
     with refusals():
         plan, requests = case.plan("replay"), case.requests()
-        outcome = play.replay(plan, requests, inspect=lambda cache, _: caches.append(cache))
+        outcome = play.replay(plan, requests, inspect=lambda server, _: servers.append(server))
     check_rows(outcome, plan)
     check_hits(outcome, plan)
     check_counts(outcome, plan)
-    caches[0].check()
+    cache_of(servers[0]).check()
     assert np.isnan(outcome.ttft_s).all()
 
 

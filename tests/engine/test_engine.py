@@ -7,12 +7,11 @@ import pytest
 
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.outcome import FINISHED, REJECTED
-from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
-from tests.engine.small import HARDWARE, PAGE_BYTES, ask, eager, hits, same_outcome, seconds, small_engine
+from tests.engine.small import HARDWARE, PAGE_BYTES, ask, eager, hits, seconds, small_engine
 
 A, B, C = "abcd", "efgh", "ijkl"
 
@@ -29,13 +28,6 @@ def test_a_run_lasts_until_the_last_request_has_ended() -> None:
     outcome = small_engine(gpu=5, cpu=20).serve(ask(A, 3))
     assert outcome.simulated_s == seconds(3 + 17)
     assert outcome.arrival_s.tolist() == [3]
-
-
-def test_answers_of_no_token_and_of_one_end_with_the_prompt() -> None:
-    outcome = small_engine(gpu=10).serve(ask("a", output=0), ask("b", 100, output=1), ask("c", 200, output=2))
-    assert outcome.ttft_s.tolist() == seconds([5, 5, 5])
-    assert outcome.e2e_s.tolist() == seconds([5, 5, 6])
-    assert outcome.tpot_s.tolist() == seconds([float("nan"), float("nan"), 1])
 
 
 def test_progress_counts_ended_requests() -> None:
@@ -236,13 +228,6 @@ def test_no_request_is_admitted_after_a_retraction_until_one_has_ended() -> None
     assert outcome.ttft_s[2] == seconds((24 - 17) + (5 + 1))
 
 
-def test_many_requests_that_cannot_all_decode_finish_one_after_the_other() -> None:
-    asks = [ask(letter, output=14) for letter in "abcdefgh"]
-    outcome = small_engine(gpu=6, cpu=8, placement=WriteBack).serve(*asks)
-    assert outcome.status.tolist() == [FINISHED] * 8
-    assert outcome.retractions > 0
-
-
 # --- what is counted ---
 
 
@@ -256,23 +241,8 @@ def test_bytes_of_a_link_are_pages_times_the_bytes_of_a_page() -> None:
     assert outcome.links["disk-cpu"].busy_s == seconds(8) and outcome.links["cpu-gpu"].busy_s == seconds(4)
 
 
-def test_links_that_carry_nothing_are_not_shown() -> None:
-    assert list(small_engine(gpu=5, cpu=20).serve(ask(A)).links) == ["gpu-cpu"]
-
-
 def test_a_prefetch_that_is_not_loaded_is_wasted() -> None:
     policy = eager(load_min_tokens=100, stop="wait_complete")
     outcome = small_engine(gpu=5, cpu=4, disk=40, prefetch=policy).serve(*SECOND_LOOK)
     assert outcome.prefetch["fetched_pages"] == outcome.prefetch["wasted_pages"] == 4
     assert hits(outcome, 2) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("links", ["fifo", "shared"])
-def test_the_same_requests_give_the_same_outcome(links: str) -> None:
-    asks = [ask(word, at * 7.0, output=at % 5) for at, word in enumerate([A, B, "abxy", C, A, "efzz", "abxy", B, C, A] * 3)]
-
-    def outcome() -> object:
-        engine = small_engine(gpu=9, cpu=8, disk=12, placement=Exclusive, prefetch=eager(), links=links)
-        return engine.serve(*asks)
-
-    assert same_outcome(outcome(), outcome())  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.run.execute import Result
 from tests.engine.small import SmallEngine, ask, make_requests, same_outcome, small_engine
 
-TIERS = ["tiers.gpu.capacity=4000pages", "tiers.cpu.capacity=6000pages", "tiers.disk.capacity=30000pages"]
+TIERS = ["tiers.gpu.capacity=2500pages", "tiers.cpu.capacity=3000pages", "tiers.disk.capacity=15000pages"]
 RUNS: dict[str, tuple[str, list[str]]] = {
     "replay": ("replay", [*TIERS, "placement=write_back", "prefetch=threshold", "replay.in_flight=4"]),
     "simulation": ("simulate", [*TIERS, "placement=write_back", "prefetch=threshold"]),
@@ -49,7 +49,7 @@ def logged(request: pytest.FixtureRequest) -> tuple[Result, list[dict[str, Any]]
     page_tokens = [setting.split("=")[1] for setting in settings if setting.startswith("page_tokens=")]
     rate = [setting.split("=")[1] for setting in settings if setting.startswith("trace.rate=")]
     trace = kvsim.load_trace(
-        "synthetic", sessions=30, page_tokens=int(page_tokens[0]) if page_tokens else 16, rate=float(rate[0]) if rate else 1.0
+        "synthetic", sessions=15, page_tokens=int(page_tokens[0]) if page_tokens else 16, rate=float(rate[0]) if rate else 1.0
     )
     overrides = [setting for setting in settings if not setting.startswith(("page_tokens=", "trace."))]
     run = getattr(kvsim, command)

@@ -10,8 +10,7 @@ import pytest
 
 from kvsim.cluster.cluster import Failure
 from kvsim.core.request import Reset
-from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
-from kvsim.policies.placement.write_back import WriteBack
+from kvsim.engine.outcome import FINISHED, Outcome
 from kvsim.policies.routing.kv_aware import KVAware
 from tests.cluster.small_cluster import Sent, SmallCluster, small_cluster
 from tests.engine.small import PAGE_BYTES, ask, bytes_moved, counted, eager, hits, make_requests, seconds
@@ -67,23 +66,11 @@ def test_all_engines_can_be_down_at_once() -> None:
     assert outcome.ttft_s.tolist() == seconds([13 + 17, 1 + 34])
 
 
-def test_a_request_too_large_is_rejected_though_it_arrived_when_no_engine_was_up() -> None:
-    outcome = failing((0, 10, 5), hosts=(0,)).serve(ask(A, 12), ask(A, 12, output=16))
-    assert outcome.status.tolist() == [FINISHED, REJECTED]
-    outcome = failing((0, 10, 5), hosts=(0, 0), prefill=1).serve(ask(A, 12, output=2), ask(A, 12, output=16))
-    assert outcome.status.tolist() == [FINISHED, REJECTED]
-
-
 def test_requests_that_wait_go_to_other_engines_too() -> None:
     """B has no room beside A on engine 0."""
     outcome = failing((0, 10), routing=Sent(0, 0)).serve(ask(A), ask(B))
     assert engines_of(outcome)[1] == [1, 1]
     assert outcome.ttft_s.tolist() == seconds([27, 44])
-
-
-def test_a_turn_that_waits_for_a_lost_one_comes_after_it() -> None:
-    outcome = failing((0, 10)).serve(ask(A), ask(B, after=0, delay_s=2))
-    assert outcome.arrival_s[1] == seconds(27 + 2)
 
 
 def test_samples_go_on_elsewhere_together() -> None:
@@ -117,28 +104,6 @@ def test_failing_while_it_loads() -> None:
     assert hits(outcome, 1) == (0, 4, 0)
     assert outcome.ttft_s[1] == seconds(2 + 1)
     assert bytes_moved(outcome)["loaded"] == 2 * PAGE_BYTES
-
-
-def test_failing_while_it_writes_down() -> None:
-    """2 of 4 pages are in the CPU tier at 19."""
-    outcome = failing((0, 19), cpu=20).serve(ask(A), ask(A, 30))
-    assert hits(outcome, 1) == (0, 2, 0)
-    assert [lane.bytes for lane in outcome.link_lanes if lane.name == "gpu-cpu"] == [2 * PAGE_BYTES] * 2, "then the other two"
-
-
-def test_failing_while_its_victims_are_written_back() -> None:
-    """A leaves from 30 on for B; at 31.5, one whole page of it has been written, and it serves engine 1."""
-    outcome = failing((0, 31.5), gpu=5, cpu=20, placement=WriteBack).serve(ask(A), ask(B, 30), ask("a", 60))
-    assert bytes_moved(outcome)["written"] >= PAGE_BYTES
-    assert (outcome.status == FINISHED).all()
-
-
-def test_failing_while_a_load_waits_for_its_pages_from_disk() -> None:
-    """Engine 0 reads A from disk from 100 to 108 and would load it then. It fails at 101, is back at 101.5, fails at 102."""
-    cluster = failing((0, 101, 0.5), (0, 102, 0.5), cpu=5, disk=20, routing=Sent(1, 1, 0), settings={"overlap": "none"})
-    outcome = cluster.serve(ask(A), ask(B, 40), ask(A, 100))
-    assert outcome.engines[0].failures == 2
-    assert (outcome.status == FINISHED).all()
 
 
 def test_failing_with_a_prefetch_under_way() -> None:
@@ -188,16 +153,6 @@ def test_a_decode_engine_fails_while_a_prompt_for_it_is_computed() -> None:
     assert engines_of(outcome) == [[0], [3]]
 
 
-def test_both_fail_during_the_same_step() -> None:
-    outcome = divided((2, 10), (0, 12)).serve(ask(A, output=3))
-    assert outcome.ttft_s[0] == seconds(12 + 17 + 4.25)
-
-
-def test_a_prefill_engine_fails_while_it_computes() -> None:
-    outcome = divided((0, 10)).serve(ask(A, output=3))
-    assert outcome.ttft_s[0] == seconds(10 + 17 + 4.25)
-
-
 @pytest.mark.parametrize("overlap", ["none", "layerwise"])
 def test_a_prefill_engine_fails_while_it_sends(overlap: str) -> None:
     """The first token had not arrived: it comes from the other prefill engine."""
@@ -207,30 +162,11 @@ def test_a_prefill_engine_fails_while_it_sends(overlap: str) -> None:
     assert outcome.e2e_s[0] == seconds(at_s + 17 + left_s + 2)
 
 
-def test_a_decode_engine_fails_while_it_receives() -> None:
-    """Engine 0 still has the prompt: 1 s for its last token, and 4.25 s to engine 3."""
-    outcome = divided((2, 19)).serve(ask(A, output=3))
-    assert outcome.ttft_s[0] == seconds(19 + 1 + 4.25)
-    assert hits(outcome, 0) == (0, 0, 0)
-
-
 def test_a_decode_engine_fails_while_it_decodes() -> None:
     """At 22.5, two tokens have come. Of these 19 tokens, engine 0 has 16; it computes 3, sends all, and 6 more are decoded."""
     outcome = divided((2, 22.5)).serve(ask(A, output=9))
     assert outcome.ttft_s[0] == seconds(21.25)
     assert outcome.e2e_s[0] == seconds(22.5 + 3 + 4.75 + 6)
-
-
-def test_a_request_one_token_before_its_end_ends_on_the_prefill_engine() -> None:
-    """It has 2 of 3 tokens at 22.5; the prefill engine has 16 of 19, and computes the last token of the answer too."""
-    outcome = divided((2, 22.5)).serve(ask(A, output=3))
-    assert outcome.e2e_s[0] == seconds(22.5 + 3)
-    assert engines_of(outcome) == [[0], [0]]
-
-
-def test_the_only_decode_engine_fails_and_comes_back() -> None:
-    cluster = divided((1, 10, 30), prefill=1, hosts=(0, 0))
-    assert cluster.serve(ask(A, output=3), ask(B, 12)).ttft_s.tolist() == seconds([40 + 34 + 4.25, 28 + 34])
 
 
 def test_a_router_that_weighs_caches_learns_that_a_prompt_is_computed_the_second_time_too() -> None:

@@ -13,8 +13,8 @@ from kvsim.engine.outcome import Outcome
 from kvsim.errors import TraceError, UsageError
 from kvsim.plans.build import build_run
 from kvsim.run import play
-from kvsim.settings.configuration import compose
 from kvsim.trace.base import Trace
+from tests.engine.configurations import configured
 from tests.engine.small import ask, check_idle, eager, hits, make_requests, small_engine
 from tests.replaying.test_replay_is_simulation import HYBRID, STATE_TIERS, check, policy, tiers_of
 from tests.workloads import conversations, make_request, pages_of
@@ -44,7 +44,7 @@ def draw_images(requests: list[Request], seed: int) -> list[Request]:
 
 
 def replayed(requests: list[Request], *overrides: str) -> Outcome:
-    return play.replay(build_run(compose(overrides), command="replay", overrides=overrides), requests)
+    return play.replay(build_run(configured(overrides), command="replay", overrides=overrides), requests)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def slow_replay(requests: list[Request], capacity: int, page_tokens: int) -> lis
     return found
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_replay_hits_what_a_slow_model_hits(seed: int) -> None:
     requests = draw_images(conversations(2 * seed, requests=60), seed)
     capacity = max([request.prompt_pages for request in requests]) + 12

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from kvsim.engine.outcome import Outcome
 from kvsim.policies.placement.write_back import WriteBack
@@ -36,10 +35,6 @@ def test_a_request_alone_only_computes() -> None:
     assert served(ask(A), gpu=5) == rows((0, 0, 17))
 
 
-def test_a_request_without_room_queues() -> None:
-    assert served(ask(A, output=3), ask(B, 10), gpu=9) == rows((0, 0, 17), (7 + 2, 0, 17))
-
-
 def test_slots_that_are_still_written_down_are_queued_for() -> None:
     assert served(*A_IS_BELOW[:2], gpu=5, cpu=20, placement=WriteBack)[1] == seconds([4, 0, 17])
 
@@ -49,23 +44,9 @@ def test_a_request_that_joins_a_running_batch_waits_for_the_step_as_part_of_its_
     assert served(ask(A), ask(B, 10), gpu=10)[1] == seconds([7, 0, 17])
 
 
-def test_a_prompt_that_shares_steps_has_been_admitted() -> None:
-    """20 tokens a step: B has 3 tokens in the first one and the rest in the second."""
-    assert served(ask(A), ask(B), gpu=10, max_batch_tokens=20)[1] == seconds([0, 0, 20 + 14])
-
-
-def test_without_overlap_the_whole_load_is_waited_for() -> None:
-    assert served(*A_IS_BELOW, gpu=5, cpu=20, overlap="none")[2] == seconds([0, 4, 1])
-
-
 def test_layer_by_layer_only_what_computing_does_not_hide_counts() -> None:
     """A token takes 1 s, a quarter of it after the last of four layers has landed at 4 s."""
     assert served(*A_IS_BELOW, gpu=5, cpu=20)[2] == seconds([0, 4 + 1 / 4 - 1, 1])
-
-
-def test_a_load_shorter_than_computing_costs_its_first_layer() -> None:
-    asks = ask(A), ask("efghi", 100), ask(A, 200, tokens=7)
-    assert served(*asks, gpu=6, cpu=20)[2] == seconds([0, 4 / 4, 7])
 
 
 def test_a_prompt_in_a_step_that_waits_for_the_loads_of_another_waits_for_them_too() -> None:
@@ -106,7 +87,7 @@ def test_pages_to_decode_on_are_queued_for_and_sending_is_part_of_prefill() -> N
 
 
 def test_a_retraction_before_the_first_token_adds_to_the_queue() -> None:
-    """Random runs with retractions and failures (test_cluster_random.py) add up, too."""
+    """Random runs with retractions and failures (test_configurations_random.py) add up, too."""
     engine = small_engine(gpu=6, max_batch_tokens=4)
     outcome = engine.serve(ask("ab", output=9), ask("cde", 1, output=2))
     times = phases(outcome)
@@ -117,9 +98,3 @@ def test_a_rejected_request_has_no_phases() -> None:
     outcome = small_engine(gpu=4).serve(ask(A), ask("x"))
     assert np.isnan(outcome.phases_s[0]).all()
     assert outcome.phases_s[1] == seconds([0, 0, 5])
-
-
-@pytest.mark.parametrize("overlap", ["none", "layerwise"])
-def test_instant_links_leave_nothing_to_wait_for(overlap: str) -> None:
-    rates = dict.fromkeys(("host_to_device_bytes_per_s", "both_directions_bytes_per_s"), 1e30)
-    assert served(*A_IS_BELOW, gpu=5, cpu=20, overlap=overlap, hardware=rates)[2] == seconds([0, 0, 1])

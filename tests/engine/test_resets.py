@@ -1,6 +1,5 @@
 """Resets of the cache between requests, in replays and simulations. See small.py for the round numbers."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf, nan
 from random import Random
@@ -11,9 +10,8 @@ import pytest
 import kvsim
 from kvsim.core.request import RESETS, Request, Reset
 from kvsim.engine.engine import EngineSettings
-from kvsim.engine.outcome import FINISHED, Outcome
+from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
-from kvsim.policies.placement.write_back import WriteBack
 from kvsim.run import play
 from kvsim.trace.base import Trace
 from tests.engine.small import Ask, SmallEngine, ask, check_idle, hits, make_requests, seconds, small_engine
@@ -60,11 +58,6 @@ def test_a_reset_now_waits_for_nobody_and_what_runs_is_not_cached() -> None:
     assert hits(outcome, 2) == (0, 0, 0) and hits(outcome, 3) == (4, 0, 0)
 
 
-def test_what_is_computed_during_a_reset_now_is_not_cached() -> None:
-    outcome = serve(small_engine(gpu=20), ask(A), ask("x", 5), ask(A, 100), resets={1: "now"})
-    assert hits(outcome, 2) == (0, 0, 0)
-
-
 def test_requests_that_wait_for_a_drain_share_what_is_computed_after_it() -> None:
     asks = ask(A, output=11), ask(A, 18), ask(A, 19)
     outcome = serve(small_engine(gpu=30, max_running_requests=1), *asks, resets={1: Reset("drain", 17.5)})
@@ -76,13 +69,6 @@ def test_a_reset_at_a_time_comes_before_requests_that_arrive_then() -> None:
     engine = small_engine(gpu=20, reset_at_s=[200.0, 100.0])
     outcome = engine.serve(ask(A), ask(A, 100), ask(A, 150), ask(A, 200))
     assert [hits(outcome, index)[0] for index in range(4)] == [0, 0, 4, 0]
-
-
-def test_an_idle_engine_is_reset_at_once() -> None:
-    engine = small_engine(gpu=20)
-    outcome = serve(engine, ask(A), ask(A, 100), resets={1: Reset("drain", 50.0)})
-    assert hits(outcome, 1) == (0, 0, 0)
-    assert outcome.tiers["gpu"].evicted_pages == 4
 
 
 def test_in_a_closed_loop_a_reset_without_a_time_comes_when_the_turn_does() -> None:
@@ -101,25 +87,6 @@ def test_a_write_down_under_way_ends_and_is_forgotten() -> None:
     outcome = serve(engine, ask(A), ask(A, 18), resets={1: "drain"})
     assert hits(outcome, 1) == (0, 0, 0)
     assert outcome.links["gpu-cpu"].bytes > 0
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_random_resets_leave_nothing_behind(seed: int) -> None:
-    rng = Random(seed)
-    words = ["abcd", "abef", "xyzw", "abcdefg", "pq", "pqrs"]
-    asks = [ask(rng.choice(words), rng.randrange(300) * 1.0, output=rng.randrange(12)) for _ in range(25)]
-    asks.sort(key=lambda one: one.at)
-    resets: dict[int, Reset | str] = {
-        number: rng.choice([Reset(rng.choice(RESETS), rng.randrange(320) * 1.0), rng.choice(RESETS)])
-        for number in rng.sample(range(25), 6)
-    }
-    place: Callable[[], Any] = rng.choice([WriteBack, small_engine.__kwdefaults__["placement"]])
-    engine = small_engine(
-        gpu=rng.choice([10, 14]), cpu=rng.choice([6, 20]), placement=place, links=rng.choice(["fifo", "shared"])
-    )
-    engine.is_checked = True
-    outcome = serve(engine, *asks, resets=resets)
-    assert (outcome.status == FINISHED).all()
 
 
 @pytest.mark.parametrize("time_s", [-1.0, nan, inf])

@@ -4,7 +4,6 @@ A prompt is a word, a page for each letter, and one token more.
 """
 
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import pytest
@@ -171,19 +170,3 @@ def test_where_a_retracted_request_waits(policy: SchedulingPolicy, expected: lis
 
 
 # --- at random ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [Priority, ShortestPrompt, ShortestPrefill, LongestPrefix, DfsWeight])
-@pytest.mark.parametrize("seed", range(8))
-def test_everybody_is_served_whatever_happens(kind: Any, seed: int) -> None:
-    random = Random(seed)
-    requests = random_requests(seed, requests=40)
-    for request in requests:
-        request.priority = random.randrange(3)
-    settings = fine() if kind in (LongestPrefix, ShortestPrefill) else {}
-    tiers = random.choice([{}, {"cpu": 20}, {"cpu": 20, "disk": 40}])
-    policy = bound(kind(max_wait_s=random.choice([None, 0.0, 20.0]), **settings))
-    engine = small_engine(gpu=random.choice([16, 20, 40]), scheduling=policy, max_batch_tokens=random.choice([7, 64]), **tiers)
-    outcome = engine.run(requests)
-    check_idle(engine)
-    assert not outcome.status.any()

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kvsim.core.cache import Cache
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
-from kvsim.core.rules import CacheSetup
+from kvsim.core.rules import CacheSetup, Rules
 from kvsim.core.tier import CPU, Tier, chain
 from kvsim.core.tree import READY
+from kvsim.engine.outcome import REJECTED
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.policies.context import PolicyContext
@@ -31,12 +33,24 @@ def make_cache(gpu: int, cpu: int = 0, *, eviction: Callable[[], Any], placement
     return cache
 
 
+def empty_cache(tier: Tier) -> Cache:
+    """An empty cache of pages of four tokens, for policies that try settings out."""
+    return Cache([tier], [], Rules(), 4)
+
+
 def play(cache: WholeNodeCache, requests: list[Request], *, in_flight: int = 1, hold_output: bool = True) -> list[Row]:
     """Hits of all requests on GPU and host; (-1, 0) for a rejected one."""
-    outcome = Replay(cache, ReplaySettings(in_flight=in_flight, hold_output=hold_output)).run(requests)
+    rows = replayed(cache, requests, in_flight=in_flight, hold_output=hold_output)
     check(cache, [])
-    hits = outcome.hit_pages.tolist()
-    return [(-1, 0) if rejected else (row[0], row[1]) for rejected, row in zip(outcome.status.tolist(), hits, strict=True)]
+    return [(gpu, cpu) for gpu, cpu, _ in rows]
+
+
+def replayed(cache: Any, requests: list[Request], *, in_flight: int = 1, hold_output: bool = True) -> list[tuple[int, int, int]]:
+    """The hits of each request in a replay on GPU, host and disk; (-1, 0, 0) for a rejected one."""
+    settings = ReplaySettings(in_flight=in_flight, hold_output=hold_output)
+    outcome = Replay(cache, settings).run(requests)
+    rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
+    return [(-1, 0, 0) if status == REJECTED else (gpu, cpu, disk) for status, (gpu, cpu, disk) in rows]
 
 
 def check(cache: Any, held: Iterable[Any]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier, chain
-from kvsim.engine.outcome import REJECTED
 from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.rules import VLLMRules
@@ -15,8 +14,7 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.store_threshold import StoreThreshold
-from kvsim.replaying.replay import Replay
-from kvsim.replaying.settings import ReplaySettings
+from tests.engines.small import replayed
 from tests.workloads import Words, runs_of
 
 PAGE_TOKENS = 4
@@ -100,8 +98,6 @@ def check(cache: VLLMCache, running: list[BlockLease]) -> None:
 
 def play(cache: VLLMCache, requests: list[Request], in_flight: int = 1) -> list[Row]:
     """The hits of each request in a replay."""
-    replay = Replay(cache, ReplaySettings(in_flight=in_flight))
-    outcome = replay.run(requests)
+    rows = replayed(cache, requests, in_flight=in_flight)
     check(cache, [])
-    rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
-    return [(-1, 0) if status == REJECTED else (gpu, cpu) for status, (gpu, cpu, _) in rows]
+    return [(gpu, cpu) for gpu, cpu, _ in rows]

@@ -5,14 +5,12 @@ from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup, HybridSettings
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY
-from kvsim.engine.outcome import REJECTED
 from kvsim.engines.vllm.hybrid_cache import HybridLease, VLLMHybridCache
 from kvsim.engines.vllm.rules import VLLMHybridRules
 from kvsim.policies.checkpoint.retention import Retention
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
-from kvsim.replaying.replay import Replay
-from kvsim.replaying.settings import ReplaySettings
+from tests.engines.small import replayed
 from tests.workloads import Words, runs_of
 
 PAGE_TOKENS = 4
@@ -103,8 +101,6 @@ def check(cache: VLLMHybridCache, running: list[HybridLease]) -> None:
 
 def play(cache: VLLMHybridCache, requests: list[Request], in_flight: int = 1) -> list[int]:
     """The hit pages of each request in a replay; -1 for one that can never fit."""
-    replay = Replay(cache, ReplaySettings(in_flight=in_flight))
-    outcome = replay.run(requests)
+    rows = replayed(cache, requests, in_flight=in_flight)
     check(cache, [])
-    rows = zip(outcome.status.tolist(), outcome.hit_pages[:, 0].tolist(), strict=True)
-    return [-1 if status == REJECTED else hit for status, hit in rows]
+    return [gpu for gpu, _, _ in rows]

@@ -9,17 +9,14 @@ from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
 from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import DISK, Edge, Tier
-from kvsim.engine.outcome import REJECTED
 from kvsim.engines.fastdeploy.rules import FastDeployRules
 from kvsim.engines.fastdeploy.swapping import SwapLease, SwappingCache
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_through import WriteThrough
-from kvsim.replaying.replay import Replay
-from kvsim.replaying.settings import ReplaySettings
 from tests.engines.slow_swaps import Row
-from tests.engines.small import check
+from tests.engines.small import check, replayed
 from tests.workloads import Words
 
 NAMES = ("gpu", "cpu", "disk")
@@ -52,12 +49,9 @@ def make_cache(
 
 def play(cache: SwappingCache, requests: list[Request], *, in_flight: int = 1, hold_output: bool = True) -> list[Row]:
     """Hits of all requests, as the slow model's rows."""
-    settings = ReplaySettings(in_flight=in_flight, hold_output=hold_output)
-    outcome = Replay(cache, settings).run(requests)
+    rows = replayed(cache, requests, in_flight=in_flight, hold_output=hold_output)
     check(cache, [])
-    rows = zip(outcome.status.tolist(), outcome.hit_pages.tolist(), strict=True)
-    columns = 2 if cache.storage is None else 3
-    return [((-1, 0, 0) if status == REJECTED else tuple(hits))[:columns] for status, hits in rows]
+    return [row[: 2 if cache.storage is None else 3] for row in rows]
 
 
 class Small:

@@ -46,27 +46,12 @@ def test_storage_is_looked_up_behind_gpu_and_cpu_memory() -> None:
     assert cache.use("abcdefg") == (2, 2, 2)
 
 
-def test_without_cpu_memory_pages_go_between_gpu_and_storage_directly() -> None:
-    cache = Small(4, 0, 20)
-    cache.use("abcd", "wxyz")
-    assert (cache.on(0), cache.stored) == ("wxyz", "abcdwxyz")
-    assert cache.use("abcx") == (0, 0, 3)
-    assert cache.cache.counts.dropped_pages == 0
-
-
 def test_with_storage_room_for_the_whole_prompt_is_made_before_the_look_up() -> None:
     """As with CPU memory: the pages found on the GPU were evicted just before, and storage has them."""
     for storage, hits in ((20, (0, 0, 4)), (0, (4, 0))):
         cache = Small(6, 0, storage)
         cache.use("abcd")
         assert cache.use("abcdef") == hits
-
-
-def test_of_a_whole_prompt_found_a_page_from_storage_does_not_count() -> None:
-    cache = Small(4, 4, 20)
-    cache.use("abcd", "wxyz", "pqrs")
-    assert cache.use("abcd") == (0, 0, 3)
-    assert cache.use("abcd") == (0, 3, 0)  # room for it was made first, so CPU memory has it
 
 
 def test_the_look_up_ends_at_the_first_page_that_storage_lacks() -> None:
@@ -194,16 +179,16 @@ def test_branching_prompts_hit_as_in_the_slow_model(
 
 @pytest.mark.parametrize(("gpu", "cpu", "storage"), [(24, 90, 400), (90, 0, 600), (60, 30, 200)])
 def test_conversations_hit_as_in_the_slow_model(chats: dict[int, list[Request]], gpu: int, cpu: int, storage: int) -> None:
-    requests = chats[16][:300]
+    requests = chats[16][:150]
     mine = play(make_cache(gpu, cpu, storage, page_tokens=16), requests, in_flight=2)
     assert mine == list(SlowSwaps(gpu, cpu, storage, page_tokens=16).play(requests, in_flight=2))
-    assert sum(row[2] for row in mine) > 50
+    assert sum(row[2] for row in mine) > 20
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
 @pytest.mark.parametrize(("gpu", "cpu", "storage"), [(90, 0, 0), (60, 40, 0), (60, 30, 200), (50, 0, 300)])
 def test_conversations_with_cached_answers_hit_as_in_the_slow_model(gpu: int, cpu: int, storage: int, in_flight: int) -> None:
-    requests = conversations(2, requests=200)
+    requests = conversations(2, requests=100)
     sizes = {"page_tokens": 16, "cache_output": True}
     mine = play(make_cache(gpu, cpu, storage, **sizes), requests, in_flight=in_flight)
     assert mine == list(SlowSwaps(gpu, cpu, storage, **sizes).play(requests, in_flight=in_flight))

@@ -1,7 +1,5 @@
 """LightLLM's multi-level cache, behaviour by behaviour, on the core with the choices of ``preset=lightllm``."""
 
-from functools import partial
-
 import hydra
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import kvsim
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.tier import LEVELS
-from kvsim.core.tree import ABSENT, INCOMING, READY
+from kvsim.core.tree import READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.plans.build import build_run
@@ -24,7 +22,7 @@ from kvsim.replaying.replay import Replay
 from kvsim.replaying.server import CacheServer
 from kvsim.trace.page_hasher import PageHasher
 from tests.core import page_rules
-from tests.core.small import make_tiers, small_cache
+from tests.core.small import make_tiers
 from tests.engines.slow_pages import play as play_plan
 from tests.engines.slow_pages import play_slowly
 from tests.workloads import make_request, pages_of
@@ -150,36 +148,6 @@ def test_what_the_disk_has_is_read_before_the_request_is_scheduled_and_loaded_wi
     _, outcome = play([(1, 8 * PAGE + 1), *fill, (1, 8 * PAGE + 1)], (9, 16, 80))
     assert outcome.hit_pages[-1].tolist() == [0, 0, 8]
     assert (outcome.prefetch["fetched_pages"], outcome.prefetch["used_pages"]) == (8, 8)
-
-
-def test_page_states_empty_loading_ready_offloading_recyclable() -> None:
-    """The states of a page of the CPU cache, and what they are here."""
-    cache = small_cache(gpu=8, cpu=8, disk=20, placement=partial(ByLength, min_tokens=1, disk_min_tokens=1))
-    cpu = cache.tiers[1]
-    lease = cache.admitted("abcd")
-    node_states = []
-    (store,) = cache.insert(lease, 100.0)
-    node = cache.node("abc")
-    node_states.append(("empty", node.state[1] == INCOMING and node.slots[1] is None))
-    assert cache.begin(store, 101.0).can_run
-    node_states.append(("loading", node.state[1] == INCOMING and len(node.slots[1]) == 3))
-    (offload,) = cache.finish(store, 102.0)
-    node_states.append(("ready", node.state[1] == READY and cache.look("abcd").gpu_pages == 4))
-    node_states.append(("offloading", node.pins[1] == 1 and not cpu.evictable_pages and node.state[2] == INCOMING))
-    cache.move([offload])
-    node_states.append(("recyclable", not node.pins[1] and cpu.evictable_pages == 3 and node.state[2] == READY))
-    assert [name for name, holds in node_states if not holds] == []
-    cache.release(lease)
-    cache.use("pqrstuvw")
-    cache.use("PQRSTUVW")
-    assert node.state[1] == ABSENT and "abc" in cache.on("disk")
-
-
-def test_short_prompts_stay_on_the_gpu_and_long_ones_also_go_below() -> None:
-    cache, _ = play([(1, 255), (2, 600), (3, 5_000)], (40, 60, 80))
-    assert on(cache, 0) == {2: 2, 3: 19}
-    assert on(cache, 1) == {2: 2, 3: 19}
-    assert on(cache, 2) == {3: 19}
 
 
 def test_the_adaptive_boundary_is_a_setting_of_the_preset() -> None:

@@ -77,16 +77,6 @@ def test_pages_between_the_hit_and_the_junction_are_stored_twice() -> None:
     assert gpu.pool.free == 40 - 11
 
 
-def test_the_older_copy_is_used_and_the_younger_one_takes_its_place() -> None:
-    """A state has the letter of its page as a capital. The pool is listed from the next block to leave on."""
-    cache = Small(12)
-    cache.serve("abcd")  # d c b a D, and 7 are free
-    cache.serve("abxy")  # 5 pages and 3 states, so d leaves: c b a D B y x b a Y, and 2 are free
-    cache.serve("m")  # 2 pages and 2 states, so c and the older b leave
-    assert cache.known("abcd") == 2, "the younger copy of b is in the tree now"
-    assert cache.serve("abxy") == 4
-
-
 def test_a_state_leaves_by_itself() -> None:
     cache = Small(9)
     cache.serve("abc")  # c b a C, and 5 are free
@@ -118,23 +108,6 @@ def test_the_last_step_takes_the_answer_s_pages_and_no_states_for_them() -> None
     assert cache.cache.tiers[0].pool.free == 20 - 8 - 2
     cache.finish(lease)
     assert cache.cache.tiers[0].pool.free == 20 - 2 - 1
-
-
-def test_a_prompt_of_one_step_takes_one_state() -> None:
-    cache = Small(4)
-    assert cache.start("", tokens=3, output=9) is not None
-    assert Small(3).start("", tokens=3, output=9) is None
-
-
-def test_a_request_that_never_fits_changes_nothing() -> None:
-    cache = Small(7)
-    cache.serve("ab")
-    assert cache.start("vwxyz") is None, "six pages and two states"
-    assert cache.serve("ab") == 2
-
-
-def test_a_prompt_shorter_than_a_page_is_served() -> None:
-    assert Small(9).serve("", "", tokens=3) == 0
 
 
 def test_counts_of_states() -> None:

@@ -107,20 +107,6 @@ def test_with_a_load_the_pages_after_it_are_offered() -> None:
     assert tier.here("abcd") == "bcd"
 
 
-def test_without_a_load_the_whole_prompt_is_offered() -> None:
-    tier = SmallTier(4)
-    assert tier.serve("abc", hit=2) == 0
-    assert tier.here("abc") == "abc"
-
-
-def test_offered_pages_that_are_there_are_used_again() -> None:
-    tier = SmallTier(3)
-    tier.serve("ab", "x")
-    assert tier.serve("ab", hit=2) == 0
-    tier.serve("y")
-    assert (tier.here("ab"), tier.here("x")) == ("ab", "")
-
-
 # --- store_threshold ------------------------------------------------------------------------------------------------------
 
 
@@ -140,39 +126,6 @@ def test_pages_below_the_threshold_are_counted() -> None:
     assert (tier.counts.below_threshold_pages, tier.counts.written_pages) == (3, 2)
 
 
-def test_pages_that_are_there_are_used_again_even_if_their_offers_are_forgotten() -> None:
-    tier = SmallTier(2, k=2, tracker_pages=2)
-    tier.serve("a", "a", "x", "x", "y", "z")
-    assert tier.tier.offers.known.count([(tier.words.pages("a")[0], 1)]) == 0
-    tier.serve("a", "q", "q")
-    assert (tier.here("a"), tier.here("x")) == ("a", "")
-
-
-def test_offers_of_pages_that_are_there_count() -> None:
-    tier = SmallTier(1, k=2, tracker_pages=3)
-    tier.serve("a", "a", "x", "y")
-    tier.serve("a", hit=1)  # not loaded, so offered: a stays in the table of three
-    tier.serve("z", "z")
-    assert (tier.here("a"), tier.here("z")) == ("", "z")
-    tier.serve("a")
-    assert tier.here("a") == "a"
-
-
-def test_loaded_pages_are_not_offered() -> None:
-    tier = SmallTier(4, k=2, tracker_pages=2)
-    tier.serve("ab", "ab", "abc")
-    abc = [(page, 1) for page in tier.words.pages("abc")]
-    assert tier.tier.offers.known.pieces(abc) == [((0, 1), None), ((1, 1), 2), ((2, 1), 1)]
-
-
-def test_offers_of_stores_that_are_dropped_count() -> None:
-    tier = SmallTier(1, k=2)
-    tier.serve("ab", "ab")
-    assert tier.here("ab") == ""
-    tier.serve("a")
-    assert tier.here("a") == "a"
-
-
 def test_known_pages_of_an_offer_become_the_most_recent_and_then_the_new_ones() -> None:
     offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
     a, b, c, d, e, f = ((page, 1) for page in range(0, 12, 2))
@@ -184,22 +137,6 @@ def test_known_pages_of_an_offer_become_the_most_recent_and_then_the_new_ones() 
     assert [offers.known.count([run]) for run in (a, c, d)] == [1, 0, 1]
     offers.count((f,))
     assert [offers.known.count([run]) for run in (a, d)] == [0, 1]
-
-
-def test_within_an_offer_the_head_is_forgotten_first() -> None:
-    offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
-    offers.count(((0, 3),))
-    offers.count(((10, 1),))
-    assert offers.known.pieces([(0, 3)]) == [((0, 1), None), ((1, 2), 1)]
-
-
-def test_new_pages_that_exceed_the_table_are_not_counted() -> None:
-    offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
-    offers.count(((0, 5),))
-    assert offers.known.pieces([(0, 5)]) == [((0, 3), 1), ((3, 2), None)]
-    offers.count(((1, 2), (10, 4)))  # two are known, so one is new
-    assert offers.pieces([(0, 5)]) == [((0, 1), False), ((1, 2), True), ((3, 2), False)]
-    assert offers.known.pieces([(10, 4)]) == [((10, 1), 1), ((11, 3), None)]
 
 
 # --- what leaves ----------------------------------------------------------------------------------------------------------
@@ -220,14 +157,6 @@ def test_a_request_is_as_recent_as_its_end() -> None:
     assert (tier.here("a"), tier.here("b")) == ("a", "")
 
 
-def test_until_its_end_it_is_as_recent_as_its_admission() -> None:
-    tier = SmallTier(2)
-    tier.serve("a", "b")
-    tier.start("a", hit=1)
-    tier.serve("x")
-    assert (tier.here("a"), tier.here("b")) == ("a", "")
-
-
 @pytest.mark.parametrize("eviction", [LRU, ARC])
 def test_offered_and_loaded_pages_do_not_make_room_and_the_store_is_dropped_whole(eviction: type[EvictionPolicy]) -> None:
     tier = SmallTier(3, eviction)
@@ -237,31 +166,6 @@ def test_offered_and_loaded_pages_do_not_make_room_and_the_store_is_dropped_whol
     assert (tier.counts.no_room_pages, tier.tier.tier.evicted_pages) == (2, 0)
     tier.serve("abc", hit=2)
     assert (tier.here("abc"), tier.here("x")) == ("abc", "")
-
-
-def test_a_request_with_a_dropped_store_is_recent_from_its_admission_on() -> None:
-    tier = SmallTier(3)
-    tier.serve("ab", "x")
-    tier.start("abcd")
-    tier.serve("y")
-    assert (tier.here("ab"), tier.here("x")) == ("ab", "")
-
-
-def test_at_its_end_what_another_has_stored_of_its_dropped_store_becomes_recent() -> None:
-    tier = SmallTier(3)
-    running = tier.start("abcd")
-    tier.serve("ab", "x")
-    tier.tier.finish(running)
-    tier.serve("y")
-    assert (tier.here("ab"), tier.here("x")) == ("ab", "")
-
-
-def test_a_finish_does_not_bring_back_what_has_left() -> None:
-    tier = SmallTier(1)
-    running = tier.start("a")
-    tier.serve("x")
-    tier.tier.finish(running)
-    assert (tier.here("a"), tier.here("x"), tier.tier.order.pages) == ("", "x", 1)
 
 
 # --- ARC ------------------------------------------------------------------------------------------------------------------
@@ -282,16 +186,6 @@ def test_pages_used_once_leave_first_and_become_ghosts() -> None:
     tier.serve("a", "a", "b", "c", "d")
     assert (tier.here("a"), tier.here("b"), tier.here("c"), tier.here("d")) == ("a", "", "c", "d")
     assert tier.arc.once_ghosts.count([(tier.words.pages("b")[0], 1)]) == 1
-
-
-def test_stored_pages_enter_head_to_tail_and_turn_at_the_end() -> None:
-    tier = SmallTier(3, ARC)
-    running = tier.start("abc")
-    tier.serve("x")
-    assert tier.here("abc") == "bc"
-    tier.tier.finish(running)  # x, c, b
-    tier.serve("yz")
-    assert (tier.here("abc"), tier.here("x")) == ("b", "")
 
 
 def test_a_ghost_of_once_raises_the_target_and_is_no_ghost_when_it_is_stored() -> None:
@@ -321,30 +215,6 @@ def test_a_ghost_counts_for_more_if_there_are_more_of_the_other_kind() -> None:
     assert tier.arc.target == 1.5
 
 
-def test_ghosts_count_even_if_the_store_is_dropped_and_stay_ghosts() -> None:
-    tier = SmallTier(2, ARC)
-    tier.serve("a", "b", "c")  # the ghost is a
-    tier.serve("axy")
-    assert (tier.here("axy"), tier.arc.target, tier.arc.once_ghosts.pages) == ("", 1.0, 1)
-
-
-def test_a_ghost_that_is_wanted_becomes_the_most_recent_ghost() -> None:
-    tier = SmallTier(2, ARC)
-    tier.serve("a", "b", "c", "d", "axy", "e")  # ghosts a and b; then, the store dropped, b and a; then a and c
-    ghosts = [tier.arc.once_ghosts.count([(tier.words.pages(word)[0], 1)]) for word in "abc"]
-    assert ghosts == [1, 0, 1]
-
-
-def test_ghosts_below_the_threshold_do_not_count() -> None:
-    tier = SmallTier(4, ARC, k=2)
-    tier.arc.once_ghosts.append([(100, 2)])
-    tier.words.ids = {"a": 100}
-    tier.serve("a")
-    assert tier.arc.target == 0.0
-    tier.serve("a")
-    assert tier.arc.target == 1.0
-
-
 def test_the_target_stays_between_nothing_and_the_capacity() -> None:
     tier = SmallTier(3, ARC)
     tier.arc.once_ghosts.append([(100, 6)])
@@ -366,20 +236,6 @@ def test_once_gives_pages_while_it_has_as_many_as_the_target_says() -> None:
     tier.arc.target = 4.0
     tier.serve("v")
     assert [tier.here(word) for word in ("a", "d", "xy")] == ["", "d", "xy"]
-
-
-def test_offered_pages_are_passed_over() -> None:
-    tier = SmallTier(2, ARC)
-    tier.serve("b", "c", "bd")
-    assert (tier.here("bd"), tier.here("c")) == ("bd", "")
-
-
-def test_pages_that_are_used_again_age_tail_first() -> None:
-    tier = SmallTier(3, ARC)
-    tier.serve("ab", "ac", "ac")
-    tier.arc.target = 3.0
-    tier.serve("x")
-    assert (tier.here("ab"), tier.here("ac")) == ("ab", "a")
 
 
 def test_the_other_gives_where_only_offered_pages_are_left() -> None:
@@ -490,19 +346,6 @@ def test_what_left_the_gpu_is_loaded_from_cpu_memory() -> None:
     cache = Small(3, 9)
     assert cache.serve("abc", "xyz", "abc") == (0, 2)
     assert cache.on_cpu("abc") == "abc"
-
-
-def test_what_is_found_on_the_gpu_is_not_loaded() -> None:
-    cache = Small(6, 9)
-    cache.serve("abc", "xyzv")
-    assert cache.on_gpu("abc") == 2
-    assert cache.serve("abc", tokens=1) == (2, 1)
-
-
-def test_a_request_without_room_leaves_cpu_memory_alone() -> None:
-    cache = Small(3, 9)
-    assert cache.start("abcd") is None
-    assert cache.on_cpu("abcd") == ""
 
 
 def test_the_preset_s_choices_make_the_tier() -> None:

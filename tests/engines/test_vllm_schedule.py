@@ -33,6 +33,7 @@ from kvsim.policies.scheduling.priority import Priority
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_schedule import SlowSchedule
+from tests.engines.small import empty_cache
 from tests.policies.small import POLICIES, policy_of
 from tests.workloads import EXAMPLES, Words, make_request, pages_of, runs_of
 
@@ -85,7 +86,7 @@ def serve(
     The cache is reset after these numbers of requests have ended.
     """
     gpu = Tier("gpu", 0, SlotPool(capacity), eviction or LRU())
-    known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE)}
+    known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": empty_cache}
     gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity, page_tokens=PAGE_TOKENS, **known))
     cache, watched = SteppedCache(gpu, VLLMRules(cache_output=names_answers), PAGE_TOKENS), Watched()
     gpu.watches.append(watched)
@@ -176,7 +177,7 @@ def test_the_schedule_by_priority_is_that_of_the_slow_model(names_answers: bool)
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_eviction_policy_keeps_the_pool_right(name: str):
     """With copies of any page, found in turn, and with resets while requests hold them."""
-    for seed in range(20):
+    for seed in range(EXAMPLES // 8):
         random = Random(seed)
         requests = draw(random, shares_answers=True, count=30)
         for one in requests:

@@ -128,7 +128,7 @@ for step in range(1, 100):
 
 
 def test_where_the_process_is_killed_the_files_are_all_old_or_all_new(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent.parent)]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent)]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
     ends = []
     for step in range(1, len(list(tmp_path.iterdir())) + 1):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.pages.extent_order import RunOrder
 from kvsim.pages.extents import Run, append_run
-from tests.workloads import pages_of
+from tests.workloads import EXAMPLES, pages_of
 
 PAGES = 24
 
@@ -34,7 +34,7 @@ def paths(draw: st.DrawFn) -> list[Run]:
     return path
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_it_is_an_ordered_dict_of_pages(data: st.DataObject) -> None:
     runs, plain = RunOrder(), OrderedDict[int, int]()

@@ -11,7 +11,6 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction import flop_aware
 from kvsim.policies.eviction.flop_aware import FlopAware
 from kvsim.policies.eviction.flop_tuning import ALPHAS, Piece, Tuning, restore, snapshot
-from kvsim.policies.eviction.lru import LRU
 from tests.core.small import MACHINE, MODEL, SmallCache, offered, small_cache
 from tests.workloads import make_request, random_word
 
@@ -90,14 +89,6 @@ def test_a_trial_without_the_states_is_refused() -> None:
         FlopAware().bind(context)
 
 
-@pytest.mark.parametrize("words", [("a", "b", "a", "c"), ("abc", "abd", "x", "ab", "abc"), ("abcd", "xyz", "ab", "x")])
-def test_alpha_0_is_lru(words: tuple[str, ...]) -> None:
-    cache = small_cache(gpu=12, eviction=LRU)
-    for word in words:
-        cache.use(word)
-    assert filled(0, *words).leaving_order() == cache.leaving_order()
-
-
 @pytest.mark.parametrize("bins", [1024, 8, 4])
 @pytest.mark.parametrize("alpha", [0, 0.1, 0.7, 2.0])
 @pytest.mark.parametrize("seed", range(6))
@@ -133,22 +124,6 @@ def test_long_paths_join_bins_and_forget_no_leaf() -> None:
         cache.finish(lease)
     assert [node.pages for node in offered(cache.gpu.eviction, 9.0)] == [3, 600, 2990, 5000]
     assert cache.gpu.eviction._width == 8
-
-
-def test_the_end_of_a_node_that_leaves_makes_the_rest_less_efficient() -> None:
-    """The first to leave is the younger but shallow mn; xyz then competes with one page less."""
-    cache = filled(5.0, "xyz", "ab", "mn", gpu=7)
-    order = cache.leaving_order()
-    assert order.index("b") < order.index("z")
-    assert sorted(order) == sorted("xyzabmn")
-
-
-def test_joined_nodes_are_entered_as_a_whole() -> None:
-    cache = filled(1.0, "abcd")
-    upper, lower = cache.residency.cut(cache.node("abcd"), 2), cache.node("abcd")
-    cache.residency.merge(upper)
-    assert (lower.depth, lower.pages) == (0, 4)
-    assert offered(cache.gpu.eviction, 99.0) == [lower]
 
 
 def test_old_entries_are_forgotten() -> None:

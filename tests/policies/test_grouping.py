@@ -78,10 +78,13 @@ PLACEMENTS: list[Any] = [
 def play_single_pages(replay: Replay, requests: list[Request]) -> Outcome:
     """As ``run``, but all nodes are cut into single pages before each request."""
     rows: list[Any] = []
+    assert isinstance(replay.server, CacheServer)
+    cache = replay.server.cache
+    assert isinstance(cache, Cache)
     for request in requests:
-        for node in list(replay.server.cache.tree.root.descendants()):
+        for node in list(cache.tree.root.descendants()):
             while node.pages > 1:
-                replay.server.cache.residency.cut(node, 1)
+                cache.residency.cut(node, 1)
         rows += replay._play([request])
     while replay.live:
         replay.server.finish_request(replay.live.popleft())

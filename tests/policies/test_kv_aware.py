@@ -70,23 +70,6 @@ def test_prompts_that_wait_or_are_computed_count_until_their_first_token() -> No
     assert costs(small, EIGHT) == [8 + 8]
 
 
-def test_a_request_that_ends_without_a_first_token_leaves_nothing() -> None:
-    small = router(KVAware(), engines=1)
-    small.ended(sent(small, 0, prompt((100, 5))), 0, 1.0)
-    assert costs(small, EIGHT) == [8 + 8]
-
-
-def test_blocks_that_requests_share_are_in_use_once() -> None:
-    """Prompts of 5 and 6 blocks share 4: 7 are in use. The next one has 3 of these, so 5 of its 8 are new."""
-    small = router(KVAware(), engines=1)
-    first = sent(small, 0, prompt((0, 5), index=0), is_computed=True)
-    sent(small, 0, prompt((0, 4), (20, 2), index=1), is_computed=True)
-    other = replace(EIGHT, runs=((0, 3), (50, 5)))
-    assert costs(small, other) == [8 + 7 + 5]
-    small.ended(first, 0, 1.0)
-    assert costs(small, other) == [8 + 6 + 5]
-
-
 @pytest.mark.parametrize(
     ("pool", "expected"), [({}, 5 + 1.25 + 9), ({"decodes": False}, 5 + 1.25), ({"prefills": False}, 8 + 5 + 4)]
 )

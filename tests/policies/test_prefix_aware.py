@@ -75,16 +75,6 @@ def test_without_a_match_load_or_the_size_of_trees_decides(fallback: str, chosen
     assert small.send(prompt((200, 4)), 2.0) == chosen
 
 
-def test_the_tree_of_an_engine_has_a_size() -> None:
-    """Room for 10 pages of 4 tokens: the third prompt pushes out the last page of the first; one of 11 pages changes nothing."""
-    small = router(PrefixAware(max_tree_tokens=40), engines=1)
-    policy = small.policy
-    assert isinstance(policy, PrefixAware)
-    for start, pages in ((0, 4), (100, 4), (200, 3), (300, 11)):
-        small.send(prompt((start, pages)), float(start))
-    assert [policy._tree.longest(((start, 4),)) for start in (0, 100, 200, 300)] == [(3, 0), (4, 0), (3, 0), (0, -1)]
-
-
 def test_a_tree_smaller_than_a_page_is_refused() -> None:
     with pytest.raises(ValueError, match="max_tree_tokens=15 is less than a page of 16 tokens"):
         PrefixAware(max_tree_tokens=15).bind(RoutingContext(page_tokens=16))

@@ -34,7 +34,7 @@ from tests.policies.queue_models import (
     TwoQModel,
     WTinyLFUModel,
 )
-from tests.workloads import make_request, pages_of
+from tests.workloads import EXAMPLES, make_request, pages_of
 
 PAIRS: dict[str, tuple[Callable[[], Any], type[Model]]] = {
     "arc": (ARC, ARCModel),
@@ -73,9 +73,8 @@ def marks_of(policy: QueueEviction) -> dict[int, Mark]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("numbered", [False, True])
-@given(prompts=workloads(), capacity=st.integers(2, 24), in_flight=st.integers(1, 3))
-@settings(max_examples=60)
+@given(numbered=st.booleans(), prompts=workloads(), capacity=st.integers(2, 24), in_flight=st.integers(1, 3))
+@settings(max_examples=EXAMPLES)
 def test_queues_do_what_the_slow_model_does(
     name: str, numbered: bool, prompts: list[list[int]], capacity: int, in_flight: int
 ) -> None:

@@ -19,15 +19,3 @@ def test_the_main_queue_gives_what_it_has_too_much_and_spares_what_was_hit() -> 
     for word in "bgghhl":
         cache.use(word)
     assert cache.on("gpu") == "bdefghijkl", "g moved; b had a hit and went to the end, so c was first"
-
-
-def test_a_tier_that_fills_up_fills_its_main_queue() -> None:
-    cache = filled(S3FIFO(), *"abcdefghij", gpu=10)
-    assert cache.gpu.eviction.sizes == [1, 9]
-    cache.use("k")
-    cache.use("l")
-    assert cache.on("gpu") == "bcdefghijl"
-
-
-def test_a_long_prompt_fills_both_queues() -> None:
-    assert filled(S3FIFO(), "abcd", gpu=10).gpu.eviction.sizes == [1, 3]

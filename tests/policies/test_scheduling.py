@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from kvsim.core.queue_view import Waiting
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.policies.scheduling.dfs_weight import DfsWeight
-from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.policies.scheduling.longest_prefix import LongestPrefix
 from kvsim.policies.scheduling.priority import Priority
 from kvsim.policies.scheduling.shortest_prefill import ShortestPrefill
@@ -73,13 +72,6 @@ def test_a_bound_below_zero_is_refused(name: str, bound: float) -> None:
         type(policy_of(name))(max_wait_s=bound)
 
 
-def test_a_bound_of_zero_is_first_come_first_served() -> None:
-    small = small_queue(ShortestPrompt(max_wait_s=0.0))
-    small.wait("aaa", at=1.0)
-    small.wait("bb", "c", at=2.0)
-    assert small.order(now=3.0) == "aaa bb c"
-
-
 def test_a_request_that_waits_again_has_one_place() -> None:
     """It was overdue before it ran, and is again; its first entry no longer counts."""
     small = small_queue(ShortestPrompt(max_wait_s=1.0))
@@ -91,14 +83,6 @@ def test_a_request_that_waits_again_has_one_place() -> None:
 
 
 # --- each policy by hand -----------------------------------------------------------------------------------------------------
-
-
-def test_fcfs_goes_by_arrival_even_after_a_retraction() -> None:
-    small = small_queue(FCFS())
-    first, *_ = small.wait("a", "b", "c")
-    small.queue.remove(first)
-    small.queue.push(first)
-    assert small.order() == "a b c"
 
 
 def test_priority_goes_by_priority_then_by_arrival() -> None:
@@ -121,29 +105,11 @@ def test_shortest_prompt_counts_all_tokens_cached_or_not() -> None:
     assert small.order() == "d bbb eee aaaa ccccc"
 
 
-def test_shortest_prompt_counts_the_answer_of_a_retracted_request() -> None:
-    """Its 2 pages and 17 tokens of its answer are more than 3 pages."""
-    small = small_queue(ShortestPrompt())
-    job, _ = small.wait("aa", "bbb")
-    small.queue.remove(job)
-    job.generated = 17
-    small.queue.push(job)
-    assert small.order() == "bbb aa"
-
-
 def test_shortest_prefill_counts_what_is_not_cached() -> None:
     """Pages left to compute: 1 of aaaaa, 3 of bbb, 2 of aacd (aa is cached)."""
     small = small_queue(ShortestPrefill(), "aaaa")
     small.wait("bbb", "aacd", "aaaaa")
     assert small.order() == "aaaaa aacd bbb"
-
-
-def test_shortest_prefill_of_equals_takes_the_one_that_began_to_wait_first() -> None:
-    small = small_queue(ShortestPrefill())
-    first, _ = small.wait("a", "b")
-    small.queue.remove(first)
-    small.queue.push(first)
-    assert small.order() == "b a"
 
 
 def test_longest_prefix_goes_by_cached_tokens() -> None:
@@ -159,15 +125,6 @@ def test_longest_prefix_counts_the_cpu_tier() -> None:
     assert small.cache.on("gpu") == "xyz"
     small.wait("xq", "abc")
     assert small.order() == "abc xq"
-
-
-def test_longest_prefix_follows_the_cache_from_round_to_round() -> None:
-    small = small_queue(LongestPrefix(), "abc")
-    small.wait("x1", "y2", "abc", "z3")
-    assert [small.words[job.place] for job in small.take(1)] == ["abc"]
-    small.cache.use("z")
-    assert [small.words[job.place] for job in small.take(1)] == ["z3"]
-    assert small.order() == "x1 y2"
 
 
 def test_longest_prefix_leaves_a_queue_of_more_than_its_limit_as_it_is() -> None:
@@ -201,29 +158,6 @@ def test_duplicates_come_last() -> None:
     assert small.order() == "abc q az abx aby"
 
 
-def test_duplicates_can_be_treated_as_equals() -> None:
-    small = small_queue(LongestPrefix(in_batch_duplicates="equal"))
-    small.wait("abc", "abx", "q")
-    assert small.order() == "abc abx q"
-
-
-def test_what_is_cached_well_is_no_duplicate() -> None:
-    """3 pages, 48 tokens, of abcd are cached: more than 32, so all that share them are tried at once."""
-    small = small_queue(LongestPrefix(), "abc")
-    small.wait("abcdx", "abcdy", "q")
-    assert small.order() == "abcdx abcdy q"
-    small = small_queue(LongestPrefix(), "ab")
-    small.wait("abcdx", "abcdy", "q")
-    assert small.order() == "abcdx q abcdy"
-
-
-def test_as_in_sglang_what_duplicates_share_may_be_cached_already() -> None:
-    """2 pages, 32 tokens, of each are cached, and these are all that they share."""
-    small = small_queue(LongestPrefix(), "ab")
-    small.wait("abc", "abd", "q")
-    assert small.order() == "abc q abd"
-
-
 def test_the_thresholds_of_duplicates_can_be_set() -> None:
     small = small_queue(LongestPrefix(shared_tokens=33))
     small.wait("abc", "abx", "abcd")
@@ -238,12 +172,6 @@ def test_dfs_weight_serves_the_branch_with_most_requests_first() -> None:
     small = small_queue(DfsWeight(), "abc abd x")
     small.wait("x1", "aq", "abc1", "abd1", "abd2", "n", "x2")
     assert small.order() == "abd1 abd2 abc1 aq x1 x2 n"
-
-
-def test_dfs_weight_takes_equal_branches_in_the_order_of_the_queue() -> None:
-    small = small_queue(DfsWeight(), "a b c")
-    small.wait("c1", "a1", "b1", "b2", "a2", "c2")
-    assert small.order() == "c1 c2 a1 a2 b1 b2"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from kvsim.policies.eviction.base import BypassEviction, EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.run import play
-from kvsim.settings.configuration import compose
+from tests.engine.configurations import configured
 from tests.workloads import conversations, long_conversations
 
 CONF = files("kvsim.conf")
@@ -87,7 +87,7 @@ STEP_S = 1e-6
 
 @cache
 def plan_of(command: str, *overrides: str) -> Plan:
-    plan = build_run(compose(overrides), command=command, overrides=overrides)
+    plan = build_run(configured(overrides), command=command, overrides=overrides)
     rates = {name: FASTER * getattr(plan.hardware, name) for name in RATES}
     rates |= {name: 10 * rates[name] for name in RATES if name.startswith("disk")}  # reading pays for some prompts
     return replace(plan, hardware=replace(plan.hardware, **rates, host_latency_s=0.0, disk_latency_s=0.0, step_overhead_s=STEP_S))
@@ -146,9 +146,11 @@ def test_on_one_tier(eviction: str) -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_on_several_tiers(eviction: str, placement: str) -> None:
-    for seed, shape in enumerate(SHAPES):
-        policies = {"eviction": policy("eviction", eviction), "placement": policy("placement", placement)}
-        check(shape, conversations(seed, requests=20), *tiers_of(shape), **policies)
+    """Each pair on one shape, each policy on all of them; test_with_a_policy_for_each_tier draws other pairs."""
+    seed = (EVICTIONS.index(eviction) + PLACEMENTS.index(placement)) % len(SHAPES)
+    shape = list(SHAPES)[seed]
+    policies = {"eviction": policy("eviction", eviction), "placement": policy("placement", placement)}
+    check(shape, conversations(seed, requests=20), *tiers_of(shape), **policies)
 
 
 @pytest.mark.parametrize("prefetch", [name for name in PREFETCHES if name != "none"])
@@ -159,7 +161,7 @@ def test_with_prefetch(prefetch: str) -> None:
     for placement in PLACEMENTS:
         policies = {"placement": policy("placement", placement), "prefetch": policy("prefetch", prefetch)}
         hits += check(placement, requests, *tiers, **policies).prefetch["used_pages"]
-    for eviction in EVICTIONS:
+    for eviction in EVICTIONS[PREFETCHES.index(prefetch) :: 3]:
         policies = {"eviction": policy("eviction", eviction), "prefetch": policy("prefetch", prefetch)}
         hits += check(eviction, requests, *tiers, "placement=write_back", **policies).prefetch["used_pages"]
     assert hits > 0
@@ -236,7 +238,7 @@ def test_with_a_policy_for_each_tier(seed: int, is_hybrid: bool) -> None:
 
 @cache
 def plan_on_h200(command: str, *overrides: str) -> Plan:
-    return build_run(compose(overrides), command=command, overrides=overrides)
+    return build_run(configured(overrides), command=command, overrides=overrides)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +248,7 @@ def long_requests() -> list[Request]:
     Under MRU, which evicts first what has just arrived, some seeds differ in one request: on this machine, transfers of a
     request overlap that a replay carries out one after another.
     """
-    requests = long_conversations(1, requests=1_500, page_tokens=512)
+    requests = long_conversations(1, requests=700, page_tokens=512)
     for at, request in enumerate(requests):
         request.arrival_s = 1_000 * request.arrival_s + 600 * at
     return requests

@@ -14,14 +14,12 @@ from kvsim.core.request import Request
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
 from kvsim.errors import TraceError, UsageError
 from kvsim.plans.build import build_run
-from kvsim.policies.placement.write_back import WriteBack
-from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.run import play
-from kvsim.settings.configuration import compose
 from kvsim.trace.base import Trace
 from kvsim.trace.mooncake import Mooncake
+from tests.engine.configurations import configured
 from tests.engine.small import Ask, SmallEngine, ask, check_idle, hits, make_requests, seconds, small_engine
-from tests.replaying.test_replay_is_simulation import EVICTIONS, check, policy, tiers_of
+from tests.replaying.test_replay_is_simulation import EVICTIONS, check, policy
 from tests.workloads import conversations, pages_of
 
 A, B = "abcd", "efgh"
@@ -41,7 +39,7 @@ def serve(engine: SmallEngine, *asks: Ask, samples: dict[int, int]) -> Outcome:
 
 
 def replayed(requests: list[Request], *overrides: str) -> Outcome:
-    return play.replay(build_run(compose(overrides), command="replay", overrides=overrides), requests)
+    return play.replay(build_run(configured(overrides), command="replay", overrides=overrides), requests)
 
 
 # --- simulations ---
@@ -61,11 +59,6 @@ def test_they_share_the_full_pages_of_the_prompt() -> None:
     outcome = serve(small_engine(gpu=20), ask(A, output=11), samples={0: 3})
     assert outcome.tiers["gpu"].peak_pages == 4 + 3 * 3
     assert outcome.tiers["gpu"].inserted_pages == 4
-
-
-def test_answers_of_one_token_end_with_the_prompt() -> None:
-    outcome = serve(small_engine(gpu=20), ask(A, output=1), ask(A, 100), samples={0: 3})
-    assert outcome.e2e_s.tolist() == seconds([17 + 2, 1])
 
 
 def test_a_request_ends_when_all_of_its_samples_have() -> None:
@@ -100,25 +93,6 @@ def test_output_tokens_of_all_samples_count_for_the_throughput() -> None:
     assert rates["output_tokens_per_s"] == pytest.approx(33 * rates["requests_per_s"])
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_runs_end_and_leave_nothing_behind(seed: int) -> None:
-    rng = Random(seed)
-    words = ["abcd", "abef", "xyzw", "abcdefg", "pq", "pqrs"]
-    asks = [
-        ask(rng.choice(words), rng.randrange(300) * 1.0, tokens=rng.choice([0, 1, 3]), output=rng.randrange(9)) for _ in range(25)
-    ]
-    asks.sort(key=lambda one: one.at)
-    engine = small_engine(
-        gpu=rng.choice([16, 25]), cpu=rng.choice([0, 8, 20]), placement=rng.choice([WriteBack, WriteThrough]),
-        max_running_requests=rng.choice([2, 100]),
-    )  # fmt: skip
-    engine.is_checked = True
-    outcome = serve(engine, *asks, samples={number: rng.randrange(1, 5) for number in range(25)})
-    assert (outcome.status == FINISHED).sum() > 15
-    served = outcome.status == FINISHED
-    assert (outcome.e2e_s[served] >= outcome.ttft_s[served]).all()
-
-
 # --- replays ---
 
 
@@ -149,23 +123,17 @@ def slow_replay(requests: list[Request], capacity: int, page_tokens: int) -> lis
     return found
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_replay_hits_what_a_slow_model_hits(seed: int) -> None:
     rng = Random(seed)
-    requests = sampled(conversations(seed, requests=60), {number: rng.choice([1, 1, 2, 3, 5]) for number in range(60)})
+    requests = sampled(
+        conversations(seed, requests=60), {number: rng.choice([1, 1, 2, 3, 5]) for number in range(60 * (seed > 2))}
+    )
     capacity = rng.choice([30, 45, 70])
     outcome = replayed(requests, f"tiers.gpu.capacity={capacity}pages")
     rows = np.where(outcome.status == REJECTED, -1, outcome.hit_pages[:, 0]).tolist()
     assert rows == slow_replay(requests, capacity, 16)
     assert outcome.tiers["gpu"].peak_pages <= capacity
-
-
-def test_the_slow_model_is_right_without_samples() -> None:
-    for seed in range(10):
-        requests = conversations(seed, requests=60)
-        outcome = replayed(requests, "tiers.gpu.capacity=30pages")
-        rows = np.where(outcome.status == REJECTED, -1, outcome.hit_pages[:, 0]).tolist()
-        assert rows == slow_replay(requests, 30, 16)
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
@@ -176,15 +144,6 @@ def test_a_replay_hits_what_a_simulation_hits_whose_requests_do_not_overlap(evic
     requests = sampled(conversations(), {number: rng.choice([1, 2, 3]) for number in range(40)})
     outcome = check(eviction, requests, "tiers.gpu.capacity=60pages", eviction=policy("eviction", eviction))
     assert outcome.hit_pages.sum() > 0
-
-
-def test_samples_change_no_hit_where_nothing_is_evicted() -> None:
-    requests = conversations()
-    alone = replayed(requests, *tiers_of("two", gpu=10_000, cpu=10_000)).hit_pages.tolist()
-    requests = sampled(conversations(), dict.fromkeys(range(len(requests)), 4))
-    outcome = replayed(requests, *tiers_of("two", gpu=10_000, cpu=10_000), "replay.in_flight=3")
-    assert outcome.hit_pages.tolist() == alone
-    assert outcome.placement["written_pages"] == outcome.tiers["gpu"].inserted_pages
 
 
 def test_those_in_flight_finish_for_room_between_two_samples() -> None:

@@ -101,13 +101,6 @@ def test_load_times_are_zero_without_a_load_and_empty_for_the_rejected(tmp_path:
     assert columns == [("0.0", "0.0"), ("0.25", "0.0"), ("1.5", "3.0"), ("", "")]
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path, simulated: Outcome):
-    write(tmp_path / "a", simulated)
-    write(tmp_path / "b", simulated)
-    for name in FILES:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
 def test_a_run_that_cannot_be_written_leaves_the_earlier_one_as_it_was(tmp_path: Path, replayed: Outcome, simulated: Outcome):
     write(tmp_path, replayed)
     (tmp_path / "report.html").unlink()

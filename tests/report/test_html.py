@@ -96,7 +96,3 @@ def test_names_cannot_break_the_page(simulated: Outcome):
     tags = Page(page_of(simulated)).tags
     assert tags.count("i") == len(("gpu", "cpu", "computed")) * 2
     assert "b" not in tags
-
-
-def test_the_same_result_gives_the_same_page(simulated: Outcome):
-    assert page_of(simulated) == page_of(simulated)

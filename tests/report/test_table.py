@@ -45,8 +45,8 @@ def test_without_a_clock_there_is_no_table_of_times(replayed: Outcome):
 
 
 def test_counters_are_shown_where_there_are_any(simulated: Outcome):
-    simulated.prefetch = {"started": 3, "pages_read": 1200}
-    assert "started 3, pages read 1,200" in printed(simulated)
+    simulated.prefetch = {"fetched_pages": 1200, "refused_by_threshold_pages": 3, "refused_by_memory_pages": 2}
+    assert "1,200 pages fetched, 3 refused by the threshold, 2 for lack of memory" in printed(simulated)
     assert "checkpoints" not in printed(simulated)
 
 
@@ -97,4 +97,4 @@ def test_a_count_that_two_parts_of_a_result_share_is_printed_once(simulated: Out
         simulated.placement = {"fetched_pages": fetched, "loaded_pages": 3}
         result = summarize(simulated, command="simulate", config={}, seed=0, warmup=0.0, load_s=0.0, versions={})
         told = dict(facts(result))
-        assert (told["prefetch"] + told["placement"]).count("fetched pages") == times
+        assert (told["prefetch"] + told["placement"]).count(" fetched") == times

@@ -30,17 +30,10 @@ CHECKPOINT = "the checkpoint policy Mine returned "
 SCHEDULING = "the scheduling policy Mine returned "
 OF_GPU = "the eviction policy of the gpu tier, Mine, "
 WRONG = [
-    (
-        "eviction",
-        "def victims(self, now): pass",
-        f"{OF_GPU}returned None from victims(), not an iterable of nodes: is a return",
-    ),
-    ("eviction", "def victims(self, now): return 7", f"{OF_GPU}returned 7 from victims(), not an iterable of nodes"),
+    ("eviction", "def victims(self, now): pass", f"{OF_GPU}returned None from victims(), not an iterable of nodes: is a return"),
     ("eviction", "def victims(self, now): return []", f"{OF_GPU}offered too few victims: "),
-    ("eviction", "def victims(self, now): return [None]", f"{OF_GPU}offered None, which is not a node"),
     ("eviction", "def victims(self, now): return 'ab'", f"{OF_GPU}offered 'a', which is not a node"),
     ("eviction", "def rank(self, node): pass", "the eviction policy Mine ranked Node("),
-    ("eviction", "def rank(self, node): return node.hits % 2 or 'a'", "the eviction policy Mine ranked one node as "),
     (
         "eviction",
         "def variant(self): pass",
@@ -49,65 +42,42 @@ WRONG = [
     (
         "placement",
         "def after_use(self, node, now): pass",
-        f"{PLACEMENT}None from after_use(), not True or False: is a return missing?",
+        f"{PLACEMENT}None from after_use(), not True or False: is a return missi",
     ),
-    ("placement", "def after_use(self, node, now): return node.hits", f"{PLACEMENT}1 from after_use(), not True or False"),
     (
         "placement",
         "def after_use(self, node, now): return False\n    def after_eviction(self, node, now): pass",
         f"{PLACEMENT}None from after_eviction(), not True or False",
     ),
     ("placement", "def wanted_pages(self, request, path, now): pass", f"{PLACEMENT}None from wanted_pages(), not a whole number"),
-    (
-        "placement",
-        "def wanted_pages(self, request, path, now): return -1",
-        f"{PLACEMENT}-1 from wanted_pages(), not a whole number",
-    ),
-    (
-        "placement",
-        "def wanted_pages(self, request, path, now): return 1.0",
-        f"{PLACEMENT}1.0 from wanted_pages(), not a whole nu",
-    ),
-    ("placement", "def wanted_pages(self, request, path, now): return True", f"{PLACEMENT}True from wanted_pages(), not a whole"),
     ("placement", "def wanted_pages(self, request, path, now): return request.prompt_tokens", f"{PLACEMENT}"),
     ("placement", "watermark = 1.5", f"{PLACEMENT}1.5 from watermark, not a number of at least 0 and at most 1"),
-    ("placement", "watermark = float('nan')", f"{PLACEMENT}nan from watermark, not a number of at least 0 and at most 1"),
-    ("placement", "watermark = None", f"{PLACEMENT}None from watermark, not a number"),
     ("placement", "keeps_loaded = None", f"{PLACEMENT}None from keeps_loaded, not True or False"),
     ("prefetch", "def fetch(self, offer): pass", f"{PREFETCH}None from fetch(), not a whole number of at least 0 and at most "),
-    ("prefetch", "def fetch(self, offer): return -3", f"{PREFETCH}-3 from fetch(), not a whole number"),
-    ("prefetch", "def fetch(self, offer): return offer.stored_pages / 2", f"{PREFETCH}"),
     ("prefetch", "def fetch(self, offer): return 16 * offer.stored_pages", f"{PREFETCH}"),
     ("prefetch", "def load(self, request, *pages): return float('nan')", f"{PREFETCH}nan from load(), not a whole number"),
     ("prefetch", "def load(self, request, *pages): return sum(pages) + 1", f"{PREFETCH}"),
     (
         "checkpoint",
         "def after_prefill(self, prefill): pass",
-        f"{CHECKPOINT}None from after_prefill(), not a list of whole numbers: is",
+        f"{CHECKPOINT}None from after_prefill(), not a list of whole numbers",
     ),
-    ("checkpoint", "def after_prefill(self, prefill): return [-1]", f"{CHECKPOINT}-1 from after_prefill(), not a whole number"),
-    ("checkpoint", "def after_prefill(self, prefill): return [prefill.full / 2]", f"{CHECKPOINT}"),
     ("checkpoint", "def after_prefill(self, prefill): return [16 * prefill.full]", f"{CHECKPOINT}"),
 ]
+"""An answer of each kind to each question; test_answers.py has all that is no answer."""
 WITH_A_CLOCK = [
     (
         "prefetch",
         "def wait_s(self, fetch_tokens): pass",
         f"{PREFETCH}None from wait_s(), not a number of at least 0: is a return",
     ),
-    ("prefetch", "def wait_s(self, fetch_tokens): return -1.0", f"{PREFETCH}-1.0 from wait_s(), not a number of at least 0"),
-    ("prefetch", "def wait_s(self, fetch_tokens): return float('nan')", f"{PREFETCH}nan from wait_s(), not a number"),
     ("scheduling", "def rank(self, waiting): pass", f"{SCHEDULING}None from rank(), not a number: is a return missing?"),
-    ("scheduling", "def rank(self, waiting): return float('nan')", f"{SCHEDULING}nan from rank(), not a number"),
-    ("scheduling", "def rank(self, waiting): return (1, 2)", f"{SCHEDULING}(1, 2) from rank(), not a number"),
     ("scheduling", "def rank(self, waiting): return 10**400", f"{SCHEDULING}1{'0' * 199}... from rank(), not a number"),
-    ("scheduling", "def rank(self, waiting): return True", f"{SCHEDULING}True from rank(), not a number"),
     (
         "scheduling",
         "def order(self, round): pass",
         f"{SCHEDULING}None from order(), not the waiting requests in order: is a return",
     ),
-    ("scheduling", "def order(self, round): return 3", f"{SCHEDULING}3 from order(), not the waiting requests in order"),
     ("scheduling", "def order(self, round): return []", f"{SCHEDULING}0 of 1 waiting requests from order(): it must return all"),
     (
         "scheduling",
@@ -116,18 +86,13 @@ WITH_A_CLOCK = [
     ),
     (
         "scheduling",
-        "def order(self, round): return [round.waiting[0].request]",
-        f"{SCHEDULING}Request(index=0, ",
-    ),
-    (
-        "scheduling",
         "def bind(self, context): self.max_wait_s = -1",
         f"{SCHEDULING}-1 from max_wait_s, not a number of at least 0",
     ),
     ("scheduling", "def bind(self, context): self.fcfs_above = 'x'", f"{SCHEDULING}'x' from fcfs_above, not a number"),
 ]
-CASES = [(command, *wrong) for command in ("replay", "simulate") for wrong in WRONG]
-CASES += [("simulate", *wrong) for wrong in WITH_A_CLOCK]
+COMMANDS = ("replay", "simulate")
+CASES = [(COMMANDS[at % 2], *wrong) for at, wrong in enumerate(WRONG)] + [("simulate", *wrong) for wrong in WITH_A_CLOCK]
 
 
 @pytest.fixture
@@ -172,7 +137,7 @@ RIGHT_WITH_A_CLOCK = [
     ("scheduling", "def rank(self, waiting): return __import__('numpy').float32(-waiting.arrival_s)"),
     ("scheduling", "def order(self, round): return reversed(round.waiting)"),
 ]
-RIGHT_CASES = [(command, *right) for command in ("replay", "simulate") for right in RIGHT]
+RIGHT_CASES = [(COMMANDS[at % 2], *right) for at, right in enumerate(RIGHT)]
 RIGHT_CASES += [("simulate", *right) for right in RIGHT_WITH_A_CLOCK]
 
 
@@ -196,12 +161,11 @@ FAILING = [
 ]
 
 
-@pytest.mark.parametrize("command", ["replay", "simulate"])
 @pytest.mark.parametrize(("family", "body", "problem"), FAILING, ids=[case[1] for case in FAILING])
 def test_an_error_inside_a_policy_names_its_class_and_its_line(
-    command: str, family: str, body: str, problem: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    family: str, body: str, problem: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, *write_policy(folder, family, body)]) == 2
+    assert main([COMMANDS[len(problem) % 2], *write_policy(folder, family, body)]) == 2
     shown = capfd.readouterr().err
     line = 5 + body.count("\n")
     method = body.partition("(")[0].removeprefix("def ")
@@ -227,12 +191,11 @@ BREACHES = [
 ]
 
 
-@pytest.mark.parametrize("command", ["replay", "simulate"])
 @pytest.mark.parametrize(("family", "body", "problem"), BREACHES, ids=[case[1] for case in BREACHES])
 def test_a_method_that_is_not_what_the_contract_says_names_its_class(
-    command: str, family: str, body: str, problem: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    family: str, body: str, problem: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, *write_policy(folder, family, body)]) == 2
+    assert main([COMMANDS[len(problem) % 2], *write_policy(folder, family, body)]) == 2
     shown = capfd.readouterr().err
     assert shown.startswith(f"kvsim: the {family} policy") and f"Mine, breaks its contract (mine.py): {problem}" in shown.replace(
         "policy Mine b", "policy, Mine, b"
@@ -296,14 +259,16 @@ def test_a_module_with_the_name_of_another_is_told(folder: Path, capfd: pytest.C
     assert shown.endswith("/random.py; rename your module\n")
 
 
-@pytest.mark.parametrize("rules", [["rules=sglang"], ["rules=vllm"], ["rules=sglang", "tiers.cpu.capacity=9000pages"]])
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("rules", "body", "expected"),
     [
-        ("def victims(self, now): pass", "returned None from victims()"),
-        ("def victims(self, now): return ['ab']", "offered 'ab', which is not a node"),
-        ("def victims(self, now): return []", "offered too few victims: "),
-        ("def victims(self, now): return 2 * [next(super().victims(now))]", "offered a node that cannot leave, Node("),
+        (["rules=sglang"], "def victims(self, now): pass", "returned None from victims()"),
+        (["rules=sglang", "tiers.cpu.capacity=9000pages"], "def victims(self, now): return []", "offered too few victims: "),
+        (
+            ["rules=vllm"],
+            "def victims(self, now): return 2 * [next(super().victims(now))]",
+            "offered a node that cannot leave, Node(",
+        ),
     ],
 )
 def test_the_rules_of_engines_refuse_wrong_victims(

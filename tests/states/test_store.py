@@ -111,7 +111,7 @@ def test_without_room_a_state_is_not_saved_and_counted() -> None:
 # --- what finding a state costs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run_count", [1, 20, 200, 1_875])
+@pytest.mark.parametrize("run_count", [1, 1_875])
 def test_the_longest_detached_state_of_a_long_prompt_is_found_at_once(run_count: int) -> None:
     """120,000 tokens are 1,875 pages of 64, one run each; 100,000 other states are known. When idle, 10 us for 200 runs.
 

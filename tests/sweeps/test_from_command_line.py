@@ -228,8 +228,15 @@ def interrupt(arguments: list[str], folder: Path, how: signal.Signals) -> int:
     raise AssertionError("the sweep does not end")
 
 
-@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=needs("joblib_launcher"))])
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [
+        ("basic", signal.SIGINT),
+        pytest.param("joblib", signal.SIGKILL, marks=needs("joblib_launcher")),
+        pytest.param("basic", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("joblib", signal.SIGINT, marks=[pytest.mark.long, needs("joblib_launcher")]),
+    ],
+)
 def test_a_sweep_that_was_ended_goes_on_where_it_was(how: signal.Signals, launcher: str, folder: Path) -> None:
     workers = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     sweep = [f"hydra/launcher={launcher}", *workers, "trace.sessions=60", "tiers.gpu.capacity=6000pages,8000pages",
@@ -262,7 +269,7 @@ def test_a_sweep_that_was_ended_goes_on_where_it_was(how: signal.Signals, launch
     ("launcher", "more"),
     [
         pytest.param("joblib", ["hydra.launcher.n_jobs=2"], marks=needs("joblib_launcher")),
-        pytest.param("submitit_local", [], marks=needs("submitit_launcher")),
+        pytest.param("submitit_local", [], marks=[pytest.mark.long, needs("submitit_launcher")]),
         pytest.param("ray", [], marks=needs("ray_launcher")),
     ],
 )

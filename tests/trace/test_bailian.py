@@ -61,17 +61,6 @@ def test_lines_are_sorted_by_arrival(write):
     ]
 
 
-def test_the_partial_block_counts_if_it_is_asked_for(write):
-    lines = line(1, 40, [0, 1, 2]), line(2, 48, [0, 1, 3])
-    assert [request.runs for request in load(write, *lines)] == [((0, 2),), ((0, 3),)]
-    assert [request.runs for request in load(write, *lines, tail="all")] == [((0, 3),), ((0, 2), (3, 1))]
-
-
-def test_pages_may_be_larger_than_blocks(write):
-    lines = line(1, 80, [0, 1, 2, 3, 4]), line(2, 64, [0, 1, 8, 9])
-    assert [request.runs for request in load(write, *lines, page_tokens=32)] == [((0, 2),), ((0, 1), (2, 1))]
-
-
 def test_it_has_what_the_workload_aware_policy_needs(write):
     requests = load(write, line(1, 16, [0]), line(2, 32, [0, 1], parent=1, turn=2))
     WorkloadAware().bind(PolicyContext(requests=requests))
@@ -95,8 +84,3 @@ def test_a_bad_line_is_named(write, bad, message):
     with pytest.raises(TraceError) as caught:
         Bailian(path=path).load(16)
     assert str(caught.value).startswith(f"{path}:2: {message}")
-
-
-def test_a_block_has_at_least_one_token():
-    with pytest.raises(ValueError, match="block_tokens must be at least 1, not 0"):
-        Bailian(path="trace.jsonl", block_tokens=0)

@@ -179,7 +179,7 @@ def test_a_simulation_takes_as_long(write, tmp_path):
 def test_what_was_made_up_stays_marked(write, tmp_path):
     out = str(tmp_path / "out.jsonl")
     assert main(["trace", "convert", write(*lengths_file()), out, "trace.prefixes=0.5"]) == 0
-    assert load_trace(path=out).note.startswith("prefixes are made up")
+    assert load_trace(path=out).note.startswith("prefixes are synthetic")
 
 
 def test_nothing_of_a_prompt_is_written(write, model, tmp_path):

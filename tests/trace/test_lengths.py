@@ -89,7 +89,7 @@ def test_pages_are_the_same_for_any_limit_and_rate(write):
 
 def test_results_say_that_prefixes_are_made_up(write, tmp_path, capsys):
     path = write(*LINES)
-    note = "prefixes are made up: a prompt continues an earlier one with probability 0.5 (trace.prefixes)"
+    note = "prefixes are synthetic: a prompt continues an earlier one with probability 0.5 (trace.prefixes)"
     assert main(["replay", f"trace.path={path}", "trace.prefixes=0.5", f"output={tmp_path / 'run'}"]) == 0
     assert note in " ".join(capsys.readouterr().out.split())
     record = json.loads((tmp_path / "run" / "result.json").read_text())

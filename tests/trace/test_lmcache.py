@@ -37,12 +37,6 @@ def test_a_request_that_is_looked_up_again_counts_once(write):
     assert len(load(write, *lines, limit=2)) == 2
 
 
-def test_pages_may_be_larger_or_smaller_than_chunks(write):
-    lines = line(8, [1, 2]), line(8, [1, 3])
-    assert [request.runs for request in load(write, *lines, page_tokens=2)] == [((0, 4),), ((0, 2), (4, 2))]
-    assert [request.runs for request in load(write, *lines, page_tokens=8)] == [((0, 1),), ((1, 1),)]
-
-
 def test_the_chunk_size_is_taken_from_the_file(write):
     assert load_trace(path=write(line(8, [1, 2])), page_tokens=4).block_tokens == 4
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsim.errors import TraceError, UsageError
+from kvsim.errors import TraceError
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.statistics import trace_statistics
 from tests.workloads import long_conversations, write_trace
@@ -26,42 +26,6 @@ def test_a_line_is_a_request(write):
     assert (trace.name, trace.block_tokens, trace.page_tokens) == ("tiny.jsonl.gz", 4, 2)
     assert (request.index, request.arrival_s, request.prompt_tokens, request.output_tokens) == (1, 1.5, 4, 9)
     assert (request.runs, request.prompt_pages, request.after, request.session) == (((0, 2),), 2, -1, -1)
-
-
-def test_the_partial_page_counts_if_it_is_asked_for(write):
-    lines = line(10, [0, 1, 2]), line(12, [0, 1, 3])
-    assert runs(write, *lines, tail="full") == [((0, 2),), ((0, 3),)]
-    assert runs(write, *lines, tail="all") == [((0, 3),), ((0, 2), (3, 1))]
-
-
-def test_pages_may_be_smaller_than_blocks(write):
-    lines = line(10, [0, 1, 2]), line(11, [0, 3, 4])
-    assert runs(write, *lines, page_tokens=2) == [((0, 5),), ((0, 2), (6, 3))]
-    assert runs(write, *lines, page_tokens=2, tail="all") == [((0, 5),), ((0, 2), (6, 4))]
-    assert runs(write, *lines, page_tokens=1) == [((0, 10),), ((0, 4), (12, 7))]
-
-
-def test_pages_may_be_larger_than_blocks(write):
-    lines = line(17, [0, 1, 2, 3, 4]), line(16, [0, 1, 5, 6]), line(12, [0, 1, 2])
-    assert runs(write, *lines, page_tokens=8) == [((0, 2),), ((0, 1), (2, 1)), ((0, 1),)]
-    assert runs(write, *lines, page_tokens=8, tail="all") == [((0, 3),), ((0, 1), (3, 1)), ((0, 1), (4, 1))]
-
-
-def test_ids_are_renumbered_in_the_order_in_which_they_are_first_seen(write):
-    assert runs(write, line(8, [70, 3]), line(8, [70, 9])) == [((0, 2),), ((0, 1), (2, 1))]
-
-
-def test_an_id_behind_two_different_blocks_names_two_pages(write):
-    assert runs(write, line(8, [1, 2]), line(8, [3, 2]), line(8, [1, 2])) == [((0, 2),), ((2, 2),), ((0, 2),)]
-
-
-def test_the_last_id_may_be_absent_if_only_full_pages_count(write):
-    assert runs(write, line(10, [0, 1])) == [((0, 2),)]
-    assert runs(write, line(10, [0, 1]), page_tokens=2) == [((0, 4),)]
-
-
-def test_a_limit_reads_the_first_lines(write):
-    assert len(Mooncake(path=write(line(4, [0]), line(4, [1]), "no JSON"), block_tokens=4, limit=2).load(4).requests) == 2
 
 
 def test_turns_with_a_delay_wait_for_the_turn_before_them_and_are_sorted_in(write):
@@ -127,11 +91,6 @@ def test_a_bad_line_is_named(write, bad, message):
 def test_a_partial_block_needs_an_id_if_it_counts(write):
     with pytest.raises(TraceError, match="hash_ids has 2 ids, but input_length=10 takes 3 blocks"):
         runs(write, line(10, [0, 1]), tail="all")
-
-
-def test_a_page_size_that_does_not_fit_is_refused_before_the_file_is_read():
-    with pytest.raises(UsageError, match="page_tokens=48 does not fit the trace's blocks of 512 tokens"):
-        Mooncake(path="absent.jsonl").load(48)
 
 
 def test_a_block_has_at_least_one_token():

@@ -85,7 +85,7 @@ def test_without_a_known_hash_the_first_content_is_trusted(server, offer, tmp_pa
     offer(None)
     assert main(["trace", "fetch", "a"]) == 0
     found = hashlib.sha256(CONTENT).hexdigest()
-    assert f"nobody vouched for its content: sha256 {found} is stored in a.jsonl.sha256" in capsys.readouterr().out
+    assert f"no published checksum exists: sha256 {found} is stored in a.jsonl.sha256" in capsys.readouterr().out
     assert (tmp_path / "cache" / "a.jsonl.sha256").read_text() == f"{found}\n"
     (server[0] / "a.jsonl").write_bytes(b"something else")
     (tmp_path / "cache" / "a.jsonl").unlink()

@@ -19,11 +19,6 @@ def test_prompts_that_begin_alike_share_pages(write):
     assert runs(write, *lines) == [((0, 2),), ((0, 1), (2, 1)), ((0, 2), (3, 1))]
 
 
-def test_the_partial_page_counts_if_it_is_asked_for(write):
-    lines = line([1, 2, 3]), line([1, 2, 3, 4]), line([1, 2, 3])
-    assert runs(write, *lines, tail="all") == [((0, 2),), ((0, 1), (2, 1)), ((0, 2),)]
-
-
 def test_a_line_is_a_request(write):
     path = write(line([1], timestamp=10), line([1, 2, 3], timestamp=2010, session_id="a"), name="tiny.jsonl.gz")
     trace = Tokens(path=path).load(2)
@@ -63,10 +58,6 @@ def test_a_line_may_have_a_priority(write):
     assert [request.priority for request in requests] == [2, 0]
 
 
-def test_a_limit_reads_the_first_lines(write):
-    assert len(runs(write, line([1]), line([2]), "no JSON", limit=2)) == 2
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -94,11 +85,6 @@ def test_a_bad_line_is_named(write, bad, message):
     with pytest.raises(TraceError) as caught:
         Tokens(path=path).load(2)
     assert str(caught.value).startswith(f"{path}:2: {message}")
-
-
-def test_a_page_has_at_least_one_token(write):
-    with pytest.raises(UsageError, match="page_tokens must be at least 1, not 0"):
-        Tokens(path=write(line([1]))).load(0)
 
 
 def test_the_pages_of_an_answer_go_on_with_the_prompts_without_its_last_token(write):

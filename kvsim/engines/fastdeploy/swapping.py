@@ -170,7 +170,7 @@ class SwappingCache(Server):
     # --- storage -----------------------------------------------------------------------------------------------------
 
     def _store(self, edge: Edge, node: Node, now: float) -> None:
-        """Write the pages down to ``node`` that storage lacks, from the first on, as far as they are wanted and there is room."""
+        """Write the path's pages down to ``node`` that storage lacks, first page first, if they are wanted and there is room."""
         residency, storage, pages = self.residency, edge.lower, 0
         wanted: list[Node] = []
         for part in node.path():

@@ -60,7 +60,7 @@ class PageStore:
         self._idle.append(found, tail_first=False)
 
     def store(self, runs: tuple[Run, ...]) -> None:
-        """Store a prompt's pages as far as there is room. They become the most recent, page 0 the oldest of them."""
+        """Store as many leading pages of a prompt as fit. They become the most recent, page 0 the oldest of them."""
         idle, tier, unit = self._idle, self.tier, self.tier.unit_pages
         pool = tier.pool
         at, kept, pieces = 0, 0, self._pieces(runs)

@@ -15,7 +15,7 @@ from kvsim.pages.extents import Run, append_run, join_runs, split_runs
 from kvsim.states.store import CheckpointCounts
 
 STRIDE = 1 << 32
-"""Distance between the page ids made for two requests; more pages than any answer has."""
+"""Distance between the page ids generated for two requests. No answer has this many pages."""
 
 
 class StatefulLease(NodeLease):
@@ -159,7 +159,7 @@ class StatefulNodeCache(WholeNodeCache):
         return lease
 
     def _path(self, request: Request, full: int) -> tuple[Run, ...]:
-        """Return the page ids of everything that may enter the tree: the prompt's full pages and, if answers are cached, theirs.
+        """Return the page ids of all full pages that may enter the tree: the prompt's and, if answers are cached, the answer's.
 
         Pages of the answer without an id get one that no prompt has.
         """

@@ -88,7 +88,7 @@ class WholeNodeCache(Server):
         return path, rest, now
 
     def cut_at(self, node: Node, pages: int, now: float) -> Node:
-        """Cut a node of which only the first ``pages`` pages are touched. Returns the upper part."""
+        """Cut a node after its first ``pages`` pages, which alone are touched. Returns the upper part."""
         node.last_used = now
         upper = self.residency.cut(node, pages)
         upper.created = upper.last_used = now
@@ -102,7 +102,7 @@ class WholeNodeCache(Server):
                 tier.eviction.on_evictable(node)
 
     def can_evict(self, pages: int, path: list[Node], path_pages: int) -> bool:
-        """Whether ``pages`` GPU pages can be evicted while the path stays, of which ``path_pages`` are on the GPU."""
+        """Whether ``pages`` GPU pages can be evicted while the path stays, which has ``path_pages`` pages on the GPU."""
         evictable = self.gpu.evictable_pages
         return pages + path_pages <= evictable or pages + sum([node.pages for node in path if not node.pins[GPU]]) <= evictable
 

@@ -22,8 +22,8 @@ class SteppedCache(ServedCache):
     release         as at the finish, pages become the most recent, tail before head; ``match`` finds those of the answer too
 
     With ``cache_output``, full pages of answers have names. An answer that no other prompt can contain (``own_path``) gets them
-    when its request leaves; until then, nobody could find them. A page of any other answer gets its name when the next page is
-    taken, a step later than in vLLM.
+    when its request leaves; until then, no request could find them. A page of any other answer gets its name when the next page
+    is taken, a step later than in vLLM.
     """
 
     def __init__(self, gpu: Tier, rules: Rules, page_tokens: int) -> None:

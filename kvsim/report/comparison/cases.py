@@ -32,7 +32,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The name of the run; of several numbered ones, ``0-4`` or ``0,5,10``."""
+        """The name of the run, or the numbers of several runs: ``0-4`` or ``0,5,10``."""
         return listed([run.name for run in self.runs])
 
     def by_seed(self, number: Callable[[RunRecord], float | None]) -> dict[int, float]:
@@ -54,7 +54,7 @@ class Case:
         return " ".join(result["bounds"][kind] for run, result in self._pairs() if kind in run.bounds)
 
     def outcome(self) -> str:
-        """Return all that came of the runs, as text: cases with equal texts have equal results in everything."""
+        """Return all results of the runs as text: cases with equal texts have equal results."""
         apart = {row.name for row in FIELDS if not row.is_outcome}
         told = [{name: value for name, value in result.items() if name not in apart} for result in self.results]
         return json.dumps(told, sort_keys=True)

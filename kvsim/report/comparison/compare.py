@@ -180,7 +180,7 @@ class Comparison:
                 "± is the same for all seeds. ≈: not distinguishable from the best of its column, by the differences by seed."
             )
             if any(len(case.runs) == 2 for case in self.cases):
-                lines.append("An interval from two seeds is some 13 standard errors wide to each side: more seeds say more.")
+                lines.append("An interval from two seeds extends some 13 standard errors to each side; more seeds narrow it.")
         lost = [run.name for run, result in zip(self.runs, self.results, strict=True) if result.get("bounds") and not run.bounds]
         if lost:
             lines.append(f"No bounds for these runs, because their traces can no longer be read: {', '.join(lost[:8])}.")

@@ -48,7 +48,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def distance_of_means(simulated: Sequence[float], measured: Sequence[float]) -> Distance:
-    """Return by how much the mean of the simulations exceeds that of the measurements, of which there must be two or more.
+    """Return by how much the mean of the simulations exceeds that of the measurements, two or more.
 
     A single simulation counts as one more run of the machine: only the measurements tell how far runs are apart.
     """

@@ -80,7 +80,7 @@ class Compute:
         self._worker.give(order)
 
     def state_order(self, number: int) -> Flag | None:
-        """Return what is set when an order for states has ended; None if it has."""
+        """Return the event set at the end of an order for states; None if it has ended already."""
         return self._state_orders.get(number)
 
     def stop(self, number: int) -> None:

@@ -170,7 +170,7 @@ class LocalGpu:
         return peer is None or peer.close()
 
     def close(self) -> bool:
-        """Implement the contract. Other processes must have been disconnected from this GPU's pool."""
+        """End all work and free memory. Other processes must have been disconnected from this GPU's pool."""
         parts: list[Callable[[], bool]] = [*(link.close for link in self.links.values()), self.compute_queue.close]
         has_ended = [close() for close in parts]
         if not all(has_ended):

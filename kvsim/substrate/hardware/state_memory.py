@@ -16,7 +16,7 @@ from kvsim.substrate.hardware.orders import GpuDemand, StateCopy
 class StateMemory:
     """The states of running requests and kept ones, ``states``, and the pool in which states are saved.
 
-    The pool is one of states alone (``own_pool``), or that of the pages, of which a state takes several. ``states`` is
+    The pool holds states alone (``own_pool``), or is that of the pages, where a state takes several. ``states`` is
     ``[layer, slot, bytes]``. A state that is saved is overwritten with a pattern first, as pages hold patterns in place of keys
     and values, so it can be verified wherever it has been copied to when a request begins from it.
     """

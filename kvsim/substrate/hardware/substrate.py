@@ -72,7 +72,7 @@ class HardwareSubstrate:
         scratch: Path | None = None,
     ) -> None:
         """``pages`` has one entry per engine; ``disk_links`` are by whether they read. ``rates`` are assumed for links that have
-        carried nothing yet; ``steps`` is told of the duration of each step. The folder ``scratch`` is removed at the end."""
+        carried nothing yet; ``steps`` receives the duration of each step. The folder ``scratch`` is removed at the end."""
         self.book, self.clock = book, book.clock
         book.on_lost = self._lost
         self.env: Environment = book.clock
@@ -96,8 +96,8 @@ class HardwareSubstrate:
     # Copies
 
     def copy(self, transfer: Transfer) -> Event:
-        """Implement the contract. Fewer pages than requested arrive if a disk fails to read or write, after ``cancel``, or if a
-        GPU is lost."""
+        """Begin a transfer. Fewer pages than requested arrive if a disk fails to read or write, after ``cancel``, or if a GPU
+        is lost."""
         sources, targets = (self._places(transfer, tier) for tier in (transfer.source, transfer.target))
         meter = self._meter(transfer.source, transfer.target)
         gpu = transfer.source if transfer.source.level == GPU else transfer.target
@@ -191,7 +191,7 @@ class HardwareSubstrate:
         return 0
 
     def hand_over(self, send: Send) -> Event:
-        """Implement the contract. All layers are sent once the whole prompt has been computed."""
+        """Send what is left of a computed prompt's KV, which is all of it: layers are sent once the whole prompt is computed."""
         assert send.source is not None
         pages = slice(send.next_token // self.page_tokens, -(-send.tokens // self.page_tokens))
         sources, targets = slots_of(send.source)[pages], slots_of(send.target)[pages]

@@ -49,7 +49,7 @@ class Formula(Steps):
         self.hardware = hardware
 
     def leap_s(self, work: Work, steps: int) -> float:
-        """Implement the contract. A decode step attends over one token more per request than the step before."""
+        """Return the seconds of the first ``steps`` steps, each of which attends over one more token per request."""
         hardware, decoding = self.hardware, work.decode_requests
         tokens = sum([count for count, _ in work.chunks])
         pairs = sum([count * start for count, start in work.chunks])
@@ -93,7 +93,7 @@ class Roofline(Steps):
         return flops, model.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
 
     def leap_s(self, work: Work, steps: int) -> float:
-        """Implement the contract. Each side of the roofline grows by a constant amount from step to step."""
+        """Return the seconds of the first ``steps`` steps. Each side of the roofline grows by a constant amount per step."""
         flops, n_bytes = self.first_step(work)
         compute_s, memory_s = flops / self._flops_per_s, n_bytes / self._bytes_per_s
         if work.chunks:

@@ -30,7 +30,7 @@ class NoisySteps(Steps):
         self._launch = [source.factors("launches", engine) for engine in range(engines)]
 
     def leap_s(self, work: Work, steps: int) -> float:
-        """Implement the contract. A step has the same factors however often it is asked for."""
+        """Return the seconds of the first ``steps`` steps. A step keeps its factors, however often it is asked for."""
         expected_s, number = self._expected.leap_s(work, steps), work.decode_step
         if work.chunks:
             computed_s = expected_s * (1.0 + self._prefill[work.engine].excess(number, 1))

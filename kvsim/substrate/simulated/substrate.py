@@ -56,7 +56,7 @@ class SimulatedSubstrate:
         self.sending = Sending(self.env, self.wiring, model.kv_bytes_per_token, self.layers) if layout.pairs else None
 
     def copy(self, transfer: Transfer) -> Event:
-        """Implement the contract. Pages arrive in order, so a cancelled copy has brought the first pages completely."""
+        """Begin a transfer. Pages arrive in order, so a cancelled copy has brought the first pages completely."""
         slot_bytes = transfer.target.slot_bytes or self.page_bytes
         if self.ranks is None:
             flow = self.wiring.channel(transfer).send(transfer.pages * slot_bytes, slot_bytes, None, request_of(transfer))

@@ -15,7 +15,7 @@ from kvsim.report.validation.recording import Recording, recorded
 from kvsim.report.validation.validation import compare, failures, print_validation, render_validation, write_validation
 from kvsim.results.result import RunRecord, summarize
 from kvsim.results.tolerances import Tolerances
-from tests.report.conftest import make_outcome
+from tests.outcomes import make_outcome
 from tests.report.test_html import Page
 
 FOUND = {"device": "NVIDIA H200", "verified_pages": 9, "wrong_words": 0, "wrong_pages": 0, "disk_faults": {}}

@@ -80,14 +80,6 @@ def test_a_channel_is_busy_until_the_last_byte_has_arrived() -> None:
     assert use.intervals[:, :2].ravel().tolist() == seconds([0, 5.5, 5.5, 10.5, 20, 21.5]), "one after another"
 
 
-def test_what_is_cancelled_on_its_way_makes_nothing_busy_any_more() -> None:
-    bench = Bench(latency_s=0.5)
-    bench.send("a", 0, 50)
-    bench.cancel("a", 5.2)
-    assert bench.run() == {"a": seconds((5.2, 50))}
-    assert bench.channels[0].used().busy_s == seconds(5.2)
-
-
 def test_first_come_first_served() -> None:
     bench = Bench()
     for name, at, n_bytes in (("a", 0, 50), ("b", 1, 10), ("c", 2, 20), ("d", 20, 10)):
@@ -101,13 +93,6 @@ def test_equal_shares() -> None:
     bench.send("b", 1, 10)
     # From 1 on each gets 5 a second: b ends at 3. Then a has 30 left.
     assert bench.ends() == seconds([6, 3])
-
-
-def test_three_shares() -> None:
-    bench = Bench(is_shared=True)
-    for name in "abc":
-        bench.send(name, 0, 10)
-    assert bench.ends() == seconds([3, 3, 3])
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -132,39 +117,6 @@ def test_a_cancelled_transfer_has_brought_what_had_left(is_shared: bool) -> None
     assert (use.bytes, use.transfers, use.busy_s) == (20, 1, 2)
 
 
-def test_a_cancelled_transfer_makes_way_for_the_next() -> None:
-    bench = Bench()
-    bench.send("a", 0, 50)
-    bench.send("b", 1, 30)
-    bench.cancel("a", 2)
-    assert bench.run() == {"a": seconds((2, 20)), "b": seconds((5, 30))}
-
-
-def test_a_cancelled_transfer_leaves_its_share_to_the_others() -> None:
-    bench = Bench(is_shared=True)
-    bench.send("a", 0, 50)
-    bench.send("b", 0, 30)
-    bench.cancel("a", 2)
-    assert bench.run() == {"a": seconds((2, 10)), "b": seconds((4, 30))}
-
-
-def test_a_transfer_cancelled_in_the_queue_has_brought_nothing() -> None:
-    bench = Bench()
-    for name in "abc":
-        bench.send(name, 0, 50)
-    bench.cancel("b", 2)
-    assert bench.run() == {"b": (2, 0), "a": (5, 50), "c": (10, 50)}
-    assert bench.channels[0].used().transfers == 2
-
-
-def test_a_transfer_cancelled_when_all_has_left_has_brought_all() -> None:
-    bench = Bench(latency_s=1.0)
-    bench.send("a", 0, 50)
-    bench.cancel("a", 5.5)
-    assert bench.run() == {"a": (5.5, 50)}
-    assert bench.flows["a"].ended_s == 5.5
-
-
 def test_cancelling_twice_or_too_late_does_nothing() -> None:
     bench = Bench()
     bench.send("a", 0, 50)
@@ -181,29 +133,6 @@ def test_both_directions_slow_each_other_down_only_while_both_are_busy() -> None
     bench.send("back", 2, 15, channel=1)
     # Both at 7.5 from 2 to 4; 65 bytes are left then.
     assert bench.ends() == seconds([4 + 6.5, 4])
-
-
-def test_a_total_large_enough_for_both_directions_slows_neither() -> None:
-    bench = Bench(10, 10, totals=[(25, (0, 1))])
-    bench.send("there", 0, 100)
-    bench.send("back", 0, 50, channel=1)
-    assert bench.ends() == seconds([10, 5])
-
-
-def test_the_total_is_divided_in_proportion_to_the_rates() -> None:
-    bench = Bench(10, 30, totals=[(20, (0, 1))])
-    bench.send("there", 0, 10)
-    bench.send("back", 0, 45, channel=1)
-    # 5 and 15 a second: the first ends at 2, then the other has 15 left at 30 a second.
-    assert bench.ends() == seconds([2, 2.5])
-
-
-def test_a_cancelled_transfer_gives_the_other_its_rate_back() -> None:
-    bench = Bench(10, 10, totals=[(10, (0, 1))])
-    bench.send("there", 0, 100)
-    bench.send("back", 0, 100, channel=1)
-    bench.cancel("back", 4, channel=1)
-    assert bench.run() == {"back": seconds((4, 20)), "there": seconds((4 + 8, 100))}
 
 
 def test_of_several_totals_the_tightest_counts() -> None:

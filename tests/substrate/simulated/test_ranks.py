@@ -76,27 +76,10 @@ def test_a_cancelled_transfer_has_brought_other_pages_on_every_rank() -> None:
     assert channel.used().bytes == (6.5 + 3.25) / 2 * PAGE + PAGE
 
 
-def test_a_rank_that_has_all_its_pages_waits_for_the_others() -> None:
-    results, _ = carried([Plan(at=0, pages=4, speeds=HALF, cancel_at=Fraction(7))])
-    assert results == [(7.0, [4, 3])]
-
-
-def test_a_rank_that_fails_does_not_stop_the_others() -> None:
-    results, channel = carried([Plan(at=0, pages=8, speeds=[Fraction(1)] * 2, limits=[8, 3])])
-    assert results == [(8.0, [8, 3])]
-    assert channel.used().bytes == (8 + 3) / 2 * PAGE
-
-
 def test_a_slow_rank_that_fails_ends_the_transfer_earlier() -> None:
     assert carried([Plan(at=0, pages=8, speeds=HALF, limits=[8, 5])])[0] == [(10.0, [8, 5])]
     assert carried([Plan(at=0, pages=8, speeds=HALF, limits=[8, 2])])[0] == [(8.0, [8, 2])]
     assert carried([Plan(at=2, pages=8, speeds=HALF, limits=[0, 0])])[0] == [(2.0, [0, 0])]
-
-
-def test_transfers_that_share_a_link_share_it_on_every_rank() -> None:
-    """Each has half of the link: 1/2 and 1/4 of a page a second. Two seconds after the cancel, all of the second is there."""
-    plans = [Plan(at=0, pages=8, speeds=HALF, cancel_at=Fraction(6)), Plan(at=0, pages=4, speeds=[Fraction(1)] * 2)]
-    assert carried(plans, is_shared=True)[0] == [(6.0, [3, 1]), (7.0, [4, 4])]
 
 
 @pytest.mark.parametrize(

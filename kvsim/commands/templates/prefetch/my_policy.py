@@ -12,7 +12,7 @@ class MyPolicy(PrefetchPolicy):
     """State the purpose of the policy in one sentence, then the rule.
 
     stored < min_tokens          nothing (threshold)
-    no room for all in the CPU   as many pages as fit; nothing if none fits (memory)
+    no room for all in the CPU   as many pages as fit, if any (memory)
     otherwise                    all stored pages
     at admission                 all pages in the CPU tier; nothing from disk
     """

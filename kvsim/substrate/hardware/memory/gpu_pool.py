@@ -71,7 +71,7 @@ class GpuPool:
 
 
 class PeerPools:
-    """The pools of other GPUs of this host, to which pages are sent: by a kernel that writes to their memory."""
+    """The pools of other GPUs of this host; a kernel sends pages by writing to their memory."""
 
     def __init__(self, own: torch.Tensor, addresses: dict[int, PoolAddress]) -> None:
         """Open the pools at ``addresses``, by GPU number. Their pages have the same layers and bytes as those of ``own``.

@@ -39,7 +39,7 @@ class HostPool:
     """Host memory for ``pages`` pages of ``page_bytes`` bytes. Begins at a multiple of 4096 bytes.
 
     With ``file``, a descriptor of ``shared_file``, several processes can map the same pages. ``setting`` is the one that decides
-    the size. What is said of pages holds for recurrent states with memory of their own.
+    the size. The same holds for recurrent states that have their own memory.
     """
 
     def __init__(self, pages: int, page_bytes: int, file: int | None = None, *, setting: str = "tiers.cpu.capacity") -> None:

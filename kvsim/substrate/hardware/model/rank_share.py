@@ -15,7 +15,7 @@ POLL_S = 2e-5
 
 
 def rank_share(model: ModelSpec, ranks: int) -> ModelSpec:
-    """Return the model of which each rank computes everything: its heads, and its columns or rows of the other matrices.
+    """Return the model that one rank computes: its heads, and its columns or rows of the other matrices.
 
     Raises ValueError unless the ranks can share the model equally.
     """

@@ -264,7 +264,7 @@ class Transformer:
         return None if self.recurrence is None else Sequences.of(chunks, decodes, self.device)
 
     def _replace_sequences(self, graph: DecodeGraph, decodes: Sequence[DecodeSlots]) -> None:
-        """Let a recorded step take these requests by a token; if there are fewer, the others share the slot that nobody has."""
+        """Let a recorded step take these requests by a token; if there are fewer, the others share an unused slot."""
         if self.recurrence is not None and graph.sequences is not None:
             idle = [self.recurrence.idle_slot] * (graph.room.requests - len(decodes))
             rows = decode_rows([request.state for request in decodes] + idle)

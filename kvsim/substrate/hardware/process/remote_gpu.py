@@ -90,7 +90,7 @@ class RemoteGpu:
         self.process.kill()
 
     def report(self) -> GpuReport:
-        """Implement the contract. Raises GpuLost if the process is lost."""
+        """Return what the GPU measured. Raises GpuLost if the process is lost."""
         report: GpuReport = self.call("report").result(PATIENCE_S)
         return report
 
