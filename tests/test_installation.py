@@ -124,7 +124,7 @@ def test_the_command_line_says_so_in_one_line(package: Path) -> None:
 
 def test_importing_the_core_fails_in_python(package: Path) -> None:
     shutil.copytree(PACKAGE, package, dirs_exist_ok=True, ignore=NOT_SOURCES)
-    code = "try:\n    import kvsim.pages.extents\nexcept ImportError as error:\n    print(error)"
+    code = "try:\n    import kvsim.core.tree\nexcept ImportError as error:\n    print(error)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("the compiled modules are older than their sources")
 
