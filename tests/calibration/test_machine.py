@@ -18,7 +18,7 @@ from kvsim.hardware.copy_rule import CopyRule  # noqa: E402
 from kvsim.model.spec import ModelSpec  # noqa: E402
 from kvsim.substrate.hardware.stopwatch import Stopwatch  # noqa: E402
 
-EXPERIMENTS = Path(__file__).parents[3] / "experiments" / "hardware"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "hardware"
 
 
 def test_a_line_has_the_latency_and_the_rate_of_its_points():

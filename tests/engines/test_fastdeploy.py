@@ -51,7 +51,7 @@ def test_finished_requests_may_cache_their_output_pages() -> None:
     assert cache.admit(lease, 5, 1.0) and cache.claim(lease, 1.0) == CLAIMED
     cache.move(cache.insert(lease, 2.0))
     assert cache.on("gpu") == "ab"
-    cache.move(cache.finish_request(lease))
+    cache.move(cache.finish(lease))
     cache.check()
     # The last token of the answer has no KV; the others are offered to the tiers below like anything that was used.
     assert (cache.on("gpu"), cache.on("cpu"), cache.gpu.pool.free) == ("abcd", "abcd", 4)
