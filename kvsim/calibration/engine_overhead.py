@@ -12,7 +12,7 @@ from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.serving import ServedCache
-from kvsim.core.tier import LEVELS, Tier, chain
+from kvsim.core.tier import Tier, chain
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.prefetching import Prefetching
@@ -33,6 +33,7 @@ from kvsim.states.cache import HybridCache
 from kvsim.substrate.hardware.machine import Demand, open_machine
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.wiring import host_link
+from kvsim.tier_kinds import LEVELS
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,7 @@ from kvsim.hardware.copy_rule import CopyRule
 from kvsim.hardware.curves import ComputeCurves, DiskCurves, LinkCurves
 from kvsim.hardware.noise import Noise
 from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
+from kvsim.tier_kinds import TIER_KINDS
 
 RATES = (
     "flops_per_s",
@@ -31,7 +32,8 @@ LATENCIES = (
     "prefill_overhead_s",
 )
 LAUNCHES = ("prefill_launch_s", "chunk_launch_s", "decode_launch_s", "copy_launch_s")
-LINKS = ("cpu-gpu", "gpu-cpu", "disk-cpu", "cpu-disk", "disk-gpu", "gpu-disk")
+LINKS = tuple([link for kind in TIER_KINDS for link in kind.links])
+MAY_FAIL = {link for kind in TIER_KINDS for link in kind.links if kind.is_far}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class RankFault:
             raise ValueError(f"rank_faults must name one of {', '.join(LINKS)} as link, not {self.link}")
         check_number("rank_faults.speed", Real(above=0, most=1), self.speed)
         check_number("rank_faults.share", Real(least=0, most=1), self.share)
-        if self.share and "disk" not in self.link:
+        if self.share and self.link not in MAY_FAIL:
             raise ValueError(f"rank_faults can have a share only on links of the disk, not on {self.link}")
         if self.speed == 1 and not self.share:
             raise ValueError(
@@ -221,6 +223,10 @@ class HardwareSpec:
         is_own = (read, write) == (self.disk_read_bytes_per_s, self.disk_write_bytes_per_s)
         curves = self.disk_curves if is_own else None
         return replace(self, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write, disk_curves=curves)
+
+    def read_link(self, tier: str) -> tuple[float, float]:
+        """Return the rate of reads from a tier below host memory into host memory, in bytes/s, and their latency in seconds."""
+        return {"disk": (self.disk_read_bytes_per_s, self.disk_latency_s)}[tier]
 
     def step_s(self, flops: float, n_bytes: float) -> float:
         """Seconds of a step that does ``flops`` and reads ``n_bytes`` from GPU memory: the slower of the two, plus overhead.

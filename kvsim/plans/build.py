@@ -25,7 +25,7 @@ from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSe
 from kvsim.plans.construct import check_names, construct, refuse_infinite, with_key
 from kvsim.plans.plan import Config, Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
-from kvsim.plans.tier_plans import OWN_SETTINGS, PER_TIER, TIERS, gpu_memory_of, state_capacities, tier_plans
+from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
@@ -37,6 +37,7 @@ from kvsim.results.logger import Logger
 from kvsim.results.slo import Slo
 from kvsim.results.tolerances import ValidationSettings
 from kvsim.settings.unused_settings import WITHOUT_EFFECT, given, keys_of
+from kvsim.tier_kinds import FILE, LEVELS, TIER_KINDS, kind_of
 from kvsim.trace.base import TraceSource
 from kvsim.trace.formats import format_of
 
@@ -99,6 +100,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
     gpu_memory = gpu_memory_of(config, model, hardware, keys)
     tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
+    disk_scope = next((tier.scope for tier in tiers if kind_of(tier.name).medium == FILE), "host")
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
     validation = _validation_settings(config.get("validate"))
     plan = Plan(
@@ -111,11 +113,11 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=state_capacities(config, tiers, model, keys),
         model=model,
-        hardware=hardware.with_cluster_disk() if any(tier.scope == "cluster" for tier in tiers) else hardware,
+        hardware=hardware.with_cluster_disk() if disk_scope == "cluster" else hardware,
         engine=construct(EngineSettings, config.get("engine"), "engine"),
         rules=rules,
         cluster=cluster,
-        layout=cluster.layout(next((tier.scope for tier in tiers if tier.name == "disk"), "host")),
+        layout=cluster.layout(disk_scope),
         decode_routing=_decode_routing(config),
         rules_note=rules_note,
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
@@ -212,9 +214,9 @@ def resolve(cfg: DictConfig) -> Config:
         *(field.name for field in fields(RunSettings)),
     ]
     check_names("", config, known)
-    check_names("tiers", config.get("tiers"), TIERS)
-    for tier in TIERS:
-        check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *OWN_SETTINGS[tier], *PER_TIER[tier]))
+    check_names("tiers", config.get("tiers"), LEVELS)
+    for kind in TIER_KINDS:
+        check_names(f"tiers.{kind.name}", config["tiers"].get(kind.name), settings_of(kind))
     return config
 
 

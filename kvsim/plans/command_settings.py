@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvsim.numbers import Real, Whole, check_number, check_settings
+from kvsim.tier_kinds import LEVELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,8 @@ class Prices:
     def per_hour(self, gpus: int, tier_bytes: dict[str, int | None]) -> float | None:
         """Return the price of an hour; None if it depends on an unlimited tier."""
         total = self.gpu * gpus
-        for name, price in (("cpu", self.cpu_gib), ("disk", self.disk_gib)):
-            n_bytes = tier_bytes.get(name, 0)
+        for name in LEVELS[1:]:
+            price, n_bytes = getattr(self, f"{name}_gib"), tier_bytes.get(name, 0)
             if price and n_bytes is None:
                 return None
             total += price * (n_bytes or 0) / 2**30

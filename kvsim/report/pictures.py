@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvsim.engine.outcome import ALWAYS
 from kvsim.report.figure import GREY, Figure, Picture, Trace, laid_out, rounded
 from kvsim.report.summary import clock
 from kvsim.report.tier_looks import look_of
 from kvsim.results.result import RunRecord
 from kvsim.results.timeline import middles
+from kvsim.tier_kinds import ALWAYS
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 
 from kvsim.engine.columns import COLUMNS
-from kvsim.engine.outcome import ALWAYS
 from kvsim.results.fields import FIELDS
+from kvsim.tier_kinds import ALWAYS
 
 FILES = ("result.json", "requests.csv.gz")
 LINK = re.compile(r"\[(.+?)\]\(.+?\)")

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvsim.engine.outcome import ALWAYS
 from kvsim.errors import UsageError
 from kvsim.files.writing import settle
 from kvsim.results.fields import FIELDS, SCHEMA
 from kvsim.results.frame import request_columns
 from kvsim.results.result import RunRecord
 from kvsim.results.schema import SATURATION, Bound, Failure, SweepFile, shape_of
+from kvsim.tier_kinds import ALWAYS
 
 LONGEST_BYTES = 1 << 30
 """A longer file is none of kvsim's."""

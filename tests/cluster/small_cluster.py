@@ -15,7 +15,7 @@ from kvsim.core.cache import Cache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import LEVELS, Edge, Tier
+from kvsim.core.tier import Edge, Tier
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.layout import Layout
 from kvsim.engine.mover import Mover
@@ -31,6 +31,7 @@ from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from kvsim.tier_kinds import LEVELS
 from tests.engine.small import HARDWARE, MODEL, PAGE_BYTES, PAGE_TOKENS, Ask, SmallEngine, check_idle, make_requests
 
 

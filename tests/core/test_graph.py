@@ -10,7 +10,7 @@ import pytest
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import CPU, DISK, GPU, LEVELS
+from kvsim.core.tier import CPU, DISK, GPU
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
 from kvsim.policies.eviction.fifo import FIFO
@@ -24,6 +24,7 @@ from kvsim.policies.placement.write_through_selective import WriteThroughSelecti
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.server import CacheServer
+from kvsim.tier_kinds import LEVELS
 from tests.core.small import SmallCache, make_tiers
 from tests.workloads import random_requests
 

@@ -10,7 +10,6 @@ import xxhash
 import kvsim
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
-from kvsim.core.tier import LEVELS
 from kvsim.core.tree import ABSENT, INCOMING, READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
@@ -22,6 +21,7 @@ from kvsim.policies.prefetch.base import Offer, Refusal
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.server import CacheServer
+from kvsim.tier_kinds import LEVELS
 from kvsim.trace.page_hasher import PageHasher
 from tests.core import page_rules
 from tests.core.small import make_tiers, small_cache

@@ -2,7 +2,7 @@
 
 from simpy import Environment
 
-from kvsim.core.tier import GPU, Edge, Tier
+from kvsim.core.tier import DISK, GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.layout import Layout
 from kvsim.engine.link_use import LinkUse
@@ -30,6 +30,8 @@ class Wiring:
         self._down, self._up, total = host_link(hardware, page_bytes / layers / hardware.gpus)
         self.disks = {disk: self._disk_channels(disk) for disk in sorted(set(layout.disks))}
         self.engines = [self._engine_channels(engine, self.disks[disk], total) for engine, disk in enumerate(layout.disks)]
+        self.stores = {(DISK, disk): channels for disk, channels in self.disks.items()}
+        """Channels between tiers below the GPUs, by the level and owner of the lower one."""
         self._limit_disks(layout, disk_total)
         self._limit_hosts(layout, hardware.host_memory_bytes_per_s)
         self.pairs = self._pairs(layout, (hardware.interconnect_bytes_per_s * hardware.gpus, hardware.interconnect_latency_s))
@@ -47,11 +49,12 @@ class Wiring:
             return self.engines[source.owner][name]
         if target.level == GPU:
             return self.engines[target.owner][name]
-        return self.disks[max(source, target, key=lambda tier: tier.level).owner][name]
+        lower = max(source, target, key=lambda tier: tier.level)
+        return self.stores[lower.level, lower.owner][name]
 
     def used(self) -> list[LinkUse]:
         """Return what the channels have carried so far, without those that have carried nothing."""
-        channels = dict.fromkeys([channel for group in [*self.engines, *self.disks.values()] for channel in group.values()])
+        channels = dict.fromkeys([channel for group in [*self.engines, *self.stores.values()] for channel in group.values()])
         channels.update(dict.fromkeys(self.pairs.values()))
         return [channel.used() for channel in channels if channel.use.transfers]
 
