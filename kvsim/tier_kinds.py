@@ -6,7 +6,7 @@ A new kind is a row here, its section under ``tiers`` in ``conf/config.yaml``, a
 from collections.abc import Iterable
 from typing import NamedTuple
 
-GPU_MEMORY, HOST_MEMORY, FILE = "gpu", "memory", "file"
+GPU_MEMORY, HOST_MEMORY, FILE, REMOTE = "gpu", "memory", "file", "remote"
 
 
 class TierKind(NamedTuple):
@@ -60,6 +60,16 @@ TIER_KINDS = (
         has_states=True,
     ),
     TierKind(name="disk", label="disk", medium=FILE, scopes=("host", "cluster"), above=("cpu", "gpu")),
+    TierKind(
+        name="remote",
+        label="remote store",
+        medium=REMOTE,
+        scopes=("cluster",),
+        above=("disk", "cpu"),
+        settings=("bytes_per_s", "latency_s", "requests_per_s", "object_bytes"),
+        is_always_listed=False,
+        reads_into="cpu",
+    ),
 )
 LEVELS = tuple([kind.name for kind in TIER_KINDS])
 """Names of the levels, from the GPU down."""

@@ -81,7 +81,7 @@ class PolicyContext:
             raise ValueError("needs a model and a machine")
         rate = self.hardware.total_host_to_device_bytes_per_s
         if kind_of(self.lower_tier_name).is_far:
-            read, _ = self.hardware.read_link(self.lower_tier_name)
+            read, _ = self.hardware.read_link(self.lower_tier_name, self.model.page_bytes(self.page_tokens))
             rate = min(rate, read) if self.level == GPU else read
         return tokens * self.model.kv_bytes_per_token / rate
 
@@ -100,5 +100,6 @@ class PolicyContext:
     def read_s(self, tier: str, pages: int) -> float:
         """Return the seconds to read ``pages`` pages from an idle tier below host memory, such as the disk, to host memory."""
         assert self.model is not None and self.hardware is not None
-        bytes_per_s, latency_s = self.hardware.read_link(tier)
-        return latency_s + pages * self.model.page_bytes(self.page_tokens) / bytes_per_s
+        page_bytes = self.model.page_bytes(self.page_tokens)
+        bytes_per_s, latency_s = self.hardware.read_link(tier, page_bytes)
+        return latency_s + pages * page_bytes / bytes_per_s

@@ -63,6 +63,38 @@ class RankFault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RemoteStore:
+    """A store over the network that all hosts share, and its rates: in each direction, for all of them together.
+
+    Each page is ``ceil(page bytes / object_bytes)`` objects, requested one by one but many at a time, so that the latency counts
+    once per transfer.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    """Time from the request of a transfer to its first byte."""
+    requests_per_s: float | None = None
+    """Objects read, or written, per second; None: no limit."""
+    object_bytes: int | None = None
+    """Size of the largest object; None: a page is one object, whatever its size."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, Real(above=0), "bytes_per_s")
+        check_settings(self, SECONDS, "latency_s")
+        check_settings(self, Real(above=0), "requests_per_s", or_null=True)
+        check_settings(self, Whole(1), "object_bytes", or_null=True)
+        if self.object_bytes is not None and self.requests_per_s is None:
+            raise ValueError("object_bytes has no effect without a limit of requests: set requests_per_s")
+
+    def page_bytes_per_s(self, page_bytes: int) -> float:
+        """Return the rate of whole pages, in bytes per second: that of the network or that of requests, whichever is lower."""
+        if self.requests_per_s is None:
+            return self.bytes_per_s
+        objects = -(-page_bytes // (self.object_bytes or page_bytes))
+        return min(self.bytes_per_s, self.requests_per_s / objects * page_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HardwareSpec:
     """A GPU model, the number of GPUs that serve together, and their links to the host and its disk.
 
@@ -143,6 +175,8 @@ class HardwareSpec:
     """How ``substrate=hardware`` copies pages. None: as on an H200."""
     noise: Noise | None = None
     """How far durations are apart. None: equal work takes equal time. Policies never know of it."""
+    remote: RemoteStore | None = None
+    """The store of a run with a remote tier, from the settings of that tier."""
 
     def __post_init__(self) -> None:
         check_settings(self, Whole(1), "memory_bytes", "gpus")
@@ -224,8 +258,10 @@ class HardwareSpec:
         curves = self.disk_curves if is_own else None
         return replace(self, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write, disk_curves=curves)
 
-    def read_link(self, tier: str) -> tuple[float, float]:
+    def read_link(self, tier: str, page_bytes: int) -> tuple[float, float]:
         """Return the rate of reads from a tier below host memory into host memory, in bytes/s, and their latency in seconds."""
+        if self.remote is not None and tier == "remote":
+            return self.remote.page_bytes_per_s(page_bytes), self.remote.latency_s
         return {"disk": (self.disk_read_bytes_per_s, self.disk_latency_s)}[tier]
 
     def step_s(self, flops: float, n_bytes: float) -> float:

@@ -12,7 +12,7 @@ from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.settings.unused_settings import given, keys_of
-from kvsim.tier_kinds import FILE, kind_of
+from kvsim.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
 
 INTERCONNECT = ("hardware.interconnect_bytes_per_s", "hardware.interconnect_latency_s")
 OF_MEMORY = ("hardware", "hardware.gpus", "hardware.memory_bytes")
@@ -160,6 +160,9 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
     if (key := given(keys - {*of_memory}, "hardware")) and not is_read:
         raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    for kind in [kind for kind in TIER_KINDS if kind.medium == REMOTE and not is_read]:
+        if key := next((key for name in kind.settings if (key := given(keys, f"tiers.{kind.name}.{name}"))), None):
+            raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
     _check_memory(plan, command)
     _check_ranks(plan, keys)
 

@@ -48,9 +48,11 @@ class Prices:
     """One GiB of the CPU tier."""
     disk_gib: float = 0.0
     """One GiB of the disk tier."""
+    remote_gib: float = 0.0
+    """One GiB of the remote tier."""
 
     def __post_init__(self) -> None:
-        for name in ("gpu", "cpu_gib", "disk_gib"):
+        for name in ("gpu", *[f"{name}_gib" for name in LEVELS[1:]]):
             check_number(f"price_per_hour.{name}", Real(least=0), getattr(self, name))
 
     def per_hour(self, gpus: int, tier_bytes: dict[str, int | None]) -> float | None:

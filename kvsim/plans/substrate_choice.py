@@ -126,7 +126,7 @@ def check_hardware(plan: Plan) -> None:
         kind = kind_of(tier.name)
         if kind.medium not in (GPU_MEMORY, HOST_MEMORY, FILE):
             raise UsageError(
-                f"tiers.{tier.name}: substrate=hardware has no {kind.label} tier: set tiers.{tier.name}.capacity=0 or "
+                f"tiers.{tier.name}: substrate=hardware has no {kind.label}: set tiers.{tier.name}.capacity=0 or "
                 "substrate=simulated"
             )
         if kind.is_far and tier.above != kind.above[0]:

@@ -57,9 +57,11 @@ def tier_plans(
             capacities[name] = pages
     if "gpu" not in capacities:
         raise UsageError("tiers.gpu.capacity is 0: every run needs a GPU tier")
-    _check_tier_policies(config, list(capacities), keys)
     present = list(capacities)
+    _check_tier_policies(config, present, keys)
+    _check_absent(present, keys)
     above = {kind.name: _above(config, kind, present, keys) for kind in TIER_KINDS}
+    _check_reads(above, present)
     units = {kind.name: _unit_pages(config, kind.name, page_tokens, capacities, keys) for kind in TIER_KINDS}
     scopes = {kind.name: _scope(config, kind, cluster, present, keys) for kind in TIER_KINDS}
     return [
@@ -75,6 +77,28 @@ def tier_plans(
     ]
 
 
+def _check_absent(present: Collection[str], keys: set[str]) -> None:
+    """Raise UsageError for a setting of its own that the user gave a tier that the run does not have."""
+    for kind in TIER_KINDS:
+        for name in kind.settings if kind.name not in present else ():
+            if key := given(keys, f"tiers.{kind.name}.{name}"):
+                raise UsageError(f"{key} has no effect without that tier: set tiers.{kind.name}.capacity")
+
+
+def _check_reads(above: dict[str, str], present: Collection[str]) -> None:
+    """Raise UsageError unless pages can be read into the tier that their kind is read into, and pass no other one by."""
+    for kind in [kind_of(name) for name in present if kind_of(name).reads_into]:
+        into, upper = kind.reads_into, above[kind.name]
+        label = kind_of(into).label
+        if into not in present:
+            raise UsageError(f"tiers.{kind.name} needs a {label} tier, which its pages are read into: set tiers.{into}.capacity")
+        if upper != into and above[upper] != into:
+            raise UsageError(
+                f"tiers.{upper}.below={above[upper]}: pages of the {kind.label} pass through the {label} tier: set "
+                f"tiers.{upper}.below={into} or tiers.{kind.name}.below={into}"
+            )
+
+
 def settings_of(kind: TierKind) -> list[str]:
     """Names of the settings of a tier."""
     names = ["capacity", *["states"] * kind.has_states, *kind.settings]
@@ -85,7 +109,7 @@ def settings_of(kind: TierKind) -> list[str]:
 def _scope(config: Config, kind: TierKind, cluster: ClusterSettings, present: Collection[str], keys: set[str]) -> str:
     """Who shares a tier. Raises UsageError for an unknown choice, and for one without effect."""
     name = kind.name
-    key, scope = f"tiers.{name}.scope", config["tiers"][name].get("scope", kind.scopes[0])
+    key, scope = f"tiers.{name}.scope", config["tiers"].get(name, {}).get("scope", kind.scopes[0])
     if scope not in kind.scopes:
         message = f"{key} must be {' or '.join(kind.scopes)}, not {scope}"
         raise UsageError(f"{message}{hint(message)}")
@@ -104,12 +128,10 @@ def _divided(name: str, pages: int | None, engines: int) -> int | None:
 
 def _unit_pages(config: Config, name: str, page_tokens: int, capacities: dict[str, int | None], keys: set[str]) -> int:
     """GPU pages in a page of the tier. Raises UsageError unless this is a whole number, and one such page fits."""
-    key, tokens = f"tiers.{name}.page_tokens", config["tiers"][name].get("page_tokens")
+    key, tokens = f"tiers.{name}.page_tokens", config["tiers"].get(name, {}).get("page_tokens")
     if tokens is None:
         return 1
     if name not in capacities:
-        if given(keys, key):
-            raise UsageError(f"{key} has no effect without that tier: set tiers.{name}.capacity")
         return 1
     if not Whole(1).holds(tokens) or tokens % page_tokens:
         raise UsageError(f"{key} must be a multiple of page_tokens={page_tokens}, not {shown(tokens)}")
@@ -123,7 +145,7 @@ def _above(config: Config, kind: TierKind, present: list[str], keys: set[str]) -
     """Name of the tier directly above; empty for the top. Raises UsageError for an impossible choice."""
     if not kind.above:
         return ""
-    key, above = f"tiers.{kind.name}.below", str(config["tiers"][kind.name].get("below", kind.above[0]))
+    key, above = f"tiers.{kind.name}.below", str(config["tiers"].get(kind.name, {}).get("below", kind.above[0]))
     if above not in kind.above:
         raise UsageError(f"{key} must be {' or '.join(kind.above)}, not {above}: the tier directly above the {kind.label}")
     if kind.name not in present:
