@@ -215,7 +215,7 @@ def check_any(seed: int, is_hybrid: bool) -> None:
         for family in ("eviction", "placement")[: 1 + (tier != "gpu")]:
             name, policies[f"{tier}_{family}"] = draw(random, family)
             case.append(name)
-    if shape == "three":
+    if shape in ("three", "four", "store without disk"):
         name, policies["prefetch"] = draw(random, "prefetch")
         case.append(name)
     if is_hybrid:
