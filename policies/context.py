@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.core.tier import GPU
+from kvsim.hardware.tier_kinds import kind_of
 
 if TYPE_CHECKING:
     from kvsim.core.request import Request
@@ -21,11 +22,11 @@ class PolicyContext:
     tier: int = 0
     """Index of the policy's tier: position in a node's ``state``, ``pins`` and ``children_in``, from the top for one engine."""
     level: int = -1
-    """The tier's kind of memory (GPU, CPU or DISK of ``core/tier.py``); -1: equal to its position."""
+    """The tier's kind, by its place in ``kvsim/hardware/tier_kinds.py``; -1: equal to its position."""
     upper_tier: int = -1
     """Position of the tier above, like ``tier``; -1: the one before it."""
     upper_level: int = -1
-    """Kind of memory of the tier above; -1: one level above this tier."""
+    """That of the tier above; -1: one level above this tier."""
     tier_name: str = "gpu"
     lower_tier_name: str | None = None
     """The tier below, from which evicted pages may be loaded again; None if there is none."""
@@ -79,8 +80,8 @@ class PolicyContext:
         if self.model is None or self.hardware is None:
             raise ValueError("needs a model and a machine")
         rate = self.hardware.total_host_to_device_bytes_per_s
-        if self.lower_tier_name == "disk":
-            read = self.hardware.disk_read_bytes_per_s
+        if kind_of(self.lower_tier_name).is_far:
+            read, _ = self.hardware.read_link(self.lower_tier_name, self.model.page_bytes(self.page_tokens))
             rate = min(rate, read) if self.level == GPU else read
         return tokens * self.model.kv_bytes_per_token / rate
 
@@ -96,8 +97,9 @@ class PolicyContext:
         n_bytes = pages * self.model.page_bytes(self.page_tokens)
         return self.hardware.host_latency_s + n_bytes / self.hardware.total_host_to_device_bytes_per_s
 
-    def disk_read_s(self, pages: int) -> float:
-        """Return the seconds to read ``pages`` pages from an idle disk to host memory."""
+    def read_s(self, tier: str, pages: int) -> float:
+        """Return the seconds to read ``pages`` pages from an idle tier below host memory, such as the disk, to host memory."""
         assert self.model is not None and self.hardware is not None
-        n_bytes = pages * self.model.page_bytes(self.page_tokens)
-        return self.hardware.disk_latency_s + n_bytes / self.hardware.disk_read_bytes_per_s
+        page_bytes = self.model.page_bytes(self.page_tokens)
+        bytes_per_s, latency_s = self.hardware.read_link(tier, page_bytes)
+        return latency_s + pages * page_bytes / bytes_per_s

@@ -12,13 +12,14 @@ from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.serving import ServedCache
-from kvsim.core.tier import LEVELS, Tier, chain
+from kvsim.core.tier import Tier, chain
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.recorder import Batch, Recorder
 from kvsim.engine.substrate import Substrate, Work
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.model.spec import ModelSpec
 from kvsim.plans.substrate_choice import watch_states
 from kvsim.policies.checkpoint.base import Prefill

@@ -77,8 +77,8 @@ class Lease:
         """Write-downs that make room for this request."""
         self.epoch = 0
         """The residency's ``epoch`` at admission."""
-        self.hits: tuple[int, int, int] = (0, 0, 0)
-        """Hit pages by tier (gpu, cpu, disk); set in a replay."""
+        self.hits: tuple[int, ...] = ()
+        """Hit pages by level, from the GPU down; set in a replay."""
         self.is_finishing = False
         """The answer is complete: what is inserted now is not the prompt."""
         self.states: StateLease | None = None

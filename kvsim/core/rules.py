@@ -7,7 +7,8 @@ from typing import ClassVar
 from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
-from kvsim.core.tier import LEVELS, Edge, Tier
+from kvsim.core.tier import Edge, Tier
+from kvsim.hardware.tier_kinds import LEVELS
 
 IN_TIME = ("simulate", "validate")
 """Commands that run engines in time; all others replay requests."""
@@ -55,10 +56,10 @@ class Rules:
     """Whether the rules say what happens in time. Otherwise they are for replays, and kvsim's own apply to all other commands."""
 
     covered_tiers: ClassVar[Sequence[str]] = LEVELS
-    """The tiers that the rules cover. With any other tier, kvsim's own rules apply."""
+    """The tiers that the rules cover."""
 
-    refused_tiers: ClassVar[Sequence[str]] = ()
-    """Tiers among these that a run by an engine's rules must not have."""
+    refuses_other_tiers: ClassVar[bool] = False
+    """Whether a run by an engine's rules must have no other tiers. Otherwise, with any other tier, kvsim's own rules apply."""
 
     fixed_settings: ClassVar[Sequence[str]] = ()
     """Settings of kvsim's own rules that have their default value by an engine's rules."""
@@ -88,7 +89,7 @@ class Rules:
 
         Raises ValueError for one of an engine's own settings that then has no effect.
         """
-        if (self.covers_time or command not in IN_TIME) and set(tiers) <= set(self.covered_tiers):
+        if (self.covers_time or command not in IN_TIME) and (self.refuses_other_tiers or set(tiers) <= set(self.covered_tiers)):
             return self
         known = {field.name for field in fields(Rules)}
         for field in fields(self):
@@ -103,7 +104,7 @@ class Rules:
         """Raise ValueError if the rules do not support ``command``, one of the tiers with these names, or a setting."""
         whose = f"{self.engine}'s rules{' for hybrid models' if self.serves_hybrid_models else ''}"
         for name in tiers:
-            if name in self.refused_tiers:
+            if name not in self.covered_tiers:
                 raise ValueError(f"{whose} have no {name} tier: set tiers.{name}.capacity=0, {OWN}")
         for field in fields(Rules):
             if field.name in self.fixed_settings and (value := getattr(self, field.name)) != field.default:

@@ -275,8 +275,8 @@ class ServedCache(Reported):
         """Recount everything; raise AssertionError if a count or an invariant is wrong. For tests and runs that verify."""
 
 
-Hits = tuple[int, int, int]
-"""Hit pages by source tier: gpu, cpu, disk."""
+Hits = tuple[int, ...]
+"""Hit pages by the level that they come from, from the GPU down."""
 
 
 NEVER_FITS: Final = object()

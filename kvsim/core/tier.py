@@ -15,10 +15,8 @@ from kvsim.pages.extents import Run
 GPU: Final = 0
 CPU: Final = 1
 DISK: Final = 2
-"""Levels, in the order of a request's hits."""
-
-LEVELS = ("gpu", "cpu", "disk")
-"""Names of the levels."""
+"""Levels, in the order of a request's hits: those that kvsim's own rules and the caches of engines treat apart. The table of all
+is in ``kvsim/hardware/tier_kinds.py``."""
 
 
 def overrides(policy: object, name: str) -> bool:
@@ -44,8 +42,9 @@ class PageWatch:
 class Tier:
     """A place that holds pages, such as GPU memory. Several tiers of the same level may stand side by side.
 
-    ``index`` is its position among the cache's tiers and in a node's lists; ``level`` (GPU, CPU or DISK) is its kind of memory.
-    A hook of the eviction policy is called only if the policy overrides it, as recorded in ``wants_hits`` and its like.
+    ``index`` is its position among the cache's tiers and in a node's lists; ``level`` is that of its kind, by
+    ``kvsim/hardware/tier_kinds.py``. A hook of the eviction policy is called only if the policy overrides it, as
+    recorded in ``wants_hits`` and its like.
     """
 
     def __init__(self, name: str, index: int, pool: Pool, eviction: Eviction, level: int | None = None) -> None:

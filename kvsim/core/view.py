@@ -41,6 +41,14 @@ class View:
                     return source
         return None
 
+    def first_read(self, lease: Lease) -> Edge | None:
+        """Return the edge that a fetch for a match would begin with; None if there is nothing to read into memory."""
+        for node in lease.path[lease.gpu_nodes :]:
+            source = self.source_of(node)
+            if source is not None and source.between is not None and source.between is self.fetches_to:
+                return source.between.edge_to(source.tier)
+        return None
+
     def room_to_fetch(self, lease: Lease) -> int:
         """Return how many pages could be fetched for a request now: what the tier that prefetch reads into can take after
         evicting everything evictable but the copies there of the lease's own path. The lease must be fresh from ``match``."""

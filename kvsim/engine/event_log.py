@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 
 from kvsim.core.lease import FINISHED, Lease
 from kvsim.core.request import Request
-from kvsim.core.tier import GPU, LEVELS, Tier
+from kvsim.core.tier import GPU, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.watch import Watch
+from kvsim.hardware.tier_kinds import LEVELS, levels_listed
 
 
 class EventLog:
     """Events as lines of JSON, each with ``event`` and, if the run has a clock, ``time_s``.
 
-    match       what a request finds: ``request``, ``prompt_pages``, by tier ``gpu_pages``, ``cpu_pages``, ``disk_pages``
+    match       what a request finds: ``request``, ``prompt_pages``, by tier ``gpu_pages``, ``cpu_pages`` and so on
     admit       a request gets room: ``request``, ``pages`` in all for now, ``load_pages`` of them to be loaded from below
     wait        a request finds no room; logged once until it is admitted or another one waits
     swap_begin  a transfer has room in its target: ``transfer`` (a number), ``from``, ``to``, ``pages``, and ``request`` if the
@@ -68,6 +69,7 @@ class CacheLog(Watch):
         """``tiers`` are those of the cache."""
         self.log = log
         self._tiers = tiers
+        self._levels = levels_listed([tier.level for tier in tiers])
         self._found: dict[Tier, dict[str, int]] = {}
         """What the last match on each engine has found."""
         self._waiting: dict[Tier, Request] = {}
@@ -75,11 +77,15 @@ class CacheLog(Watch):
         self._numbers: dict[Transfer, int] = {}
         """Numbers of the transfers that have begun and not ended."""
 
+    def _finds(self, lease: Lease) -> dict[str, int]:
+        pages = [lease.gpu_pages, *[lease.pages_at(level) for level in range(1, self._levels)]]
+        return {"request": lease.request.index, "prompt_pages": lease.request.prompt_pages, **by_tier(pages)}
+
     def _log(self, event: str, lease: Lease, **fields: object) -> None:
         self.log.add(event, **fields, **self.log.place(lease.gpu))
 
     def matched(self, lease: Lease) -> None:
-        found = self._found[lease.gpu] = _found(lease)
+        found = self._found[lease.gpu] = self._finds(lease)
         if lease.request is not self._waiting.get(lease.gpu):
             self._log("match", lease, **found)
 
@@ -119,14 +125,6 @@ class CacheLog(Watch):
             return
         engines = [tier.owner for tier in self._tiers if tier.level == GPU]
         self.log.add("reset", **({"engines": engines} if self.log.has_engines else {}))
-
-
-def _found(lease: Lease) -> dict[str, int]:
-    return {
-        "request": lease.request.index,
-        "prompt_pages": lease.request.prompt_pages,
-        **by_tier([lease.gpu_pages, *[lease.pages_at(level) for level in range(1, len(LEVELS))]]),
-    }
 
 
 def by_tier(pages: Sequence[int]) -> dict[str, int]:

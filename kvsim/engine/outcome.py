@@ -11,6 +11,7 @@ from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
 from kvsim.core.tier import Tier
 from kvsim.engine.link_use import LinkUse
+from kvsim.hardware.tier_kinds import ALWAYS
 
 if TYPE_CHECKING:
     from kvsim.engine.event_log import EventLog
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 FINISHED, REJECTED = 0, 1
 FEW_HITS = 0.001
 """Hits for each page written to a tier, below which the tier is looked at more closely."""
-ALWAYS = ("gpu", "cpu", "disk")
-"""Tiers that every result lists, from the top down, whether the run has them or not."""
 PHASES = ("queue", "load", "prefill")
 """What a request does until its first token; see ``Outcome.phases_s``."""
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kvsim.core.answers import number, whole_number
 from kvsim.core.lease import Lease
 from kvsim.core.serving import Hits, ServedCache
-from kvsim.core.tier import LEVELS
+from kvsim.core.tier import Edge
 from kvsim.core.transfer import Hold, Transfer
+from kvsim.hardware.tier_kinds import levels_listed
 
 if TYPE_CHECKING:
     from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
@@ -62,8 +63,10 @@ class Prefetching:
         self.counts = PrefetchCounts()
         self.in_flight_pages = 0
         """Pages whose fetch has started for requests whose turn has not come yet."""
-        self.queued_s: Callable[[], float] = lambda: 0.0
-        """Returns the seconds that the disk is busy with earlier reads; set by the engine."""
+        self.queued_s: Callable[[Edge], float] = lambda edge: 0.0
+        """Returns the seconds that a link is busy with earlier reads; set by the engine."""
+        self._levels = levels_listed([tier.level for tier in cache.tiers])
+        self._none_below = (0,) * (self._levels - 1)
         self._offer = offer
         self._policy: Any = policy
         """The same object, typed so that its answers may be anything."""
@@ -75,13 +78,15 @@ class Prefetching:
         if self.lower is None or view is None or view.fetches_to is None:
             return None
         stored = lease.far_pages
+        read = view.first_read(lease) or view.fetches_to.below[0]
         offer = self._offer(
             request=lease.request,
             first_page=lease.gpu_pages + lease.leading_pages,
             stored_pages=stored,
             in_flight_pages=self.in_flight_pages,
             available_pages=view.room_to_fetch(lease),
-            queued_s=self.queued_s(),
+            queued_s=self.queued_s(read),
+            tier=read.lower.name,
         )
         answer = self._policy.fetch(offer)
         if isinstance(answer, Enum):
@@ -127,14 +132,13 @@ class Prefetching:
         Pages that it loads of its prefetch come from the tier that they were fetched from.
         """
         if prefetch is None and not lease.loaded_pages:
-            return lease.gpu_pages, 0, 0
-        pages = lease.reused_pages(len(LEVELS))
+            return lease.gpu_pages, *self._none_below
+        pages = lease.reused_pages(self._levels)
         if prefetch is not None:
             used = self._settle(prefetch, lease)
             pages[prefetch.fetch.target.level] -= used
             pages[prefetch.fetch.source.level] += used
-        gpu, cpu, disk = pages
-        return gpu, cpu, disk
+        return tuple(pages)
 
     def _settle(self, prefetch: Prefetch, lease: Lease) -> int:
         """End a prefetch. Counts the pages that are loaded of it, and returns their number."""

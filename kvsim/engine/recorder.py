@@ -9,11 +9,12 @@ from simpy import Environment, Event
 
 from kvsim.core.lease import RESERVED, Lease
 from kvsim.core.request import Request
-from kvsim.core.tier import LEVELS, Tier
+from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
 from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
+from kvsim.hardware.tier_kinds import levels_listed
 
 
 class Batch(NamedTuple):
@@ -54,8 +55,8 @@ class Stay:
     released_s: float = nan
     end: str = ""
     """Why it ended: finished, retracted, handed over or lost."""
-    reused_pages: tuple[int, int, int] = (0, 0, 0)
-    """Pages that it did not compute, by the tier that they came from: gpu, cpu, disk."""
+    reused_pages: Sequence[int] = ()
+    """Pages that it did not compute, by the level that they came from, from the GPU down; empty until it has ended."""
 
 
 class Recorder(EngineWatch):
@@ -76,6 +77,7 @@ class Recorder(EngineWatch):
         self.usage: list[tuple[float, str, int]] = []
         """(time in s, tier, pages in use), at each change"""
         self.labels = labels(tiers)
+        self._levels = levels_listed([tier.level for tier in tiers])
         self._evicted = [0] * len(tiers)
         self._used = [0] * len(tiers)
         self._open: dict[Lease, Stay] = {}
@@ -101,8 +103,7 @@ class Recorder(EngineWatch):
         stay = self._open.pop(lease, None)
         if stay is not None:
             stay.released_s, stay.end = self.env.now, why
-            gpu, cpu, disk = lease.reused_pages(len(LEVELS))
-            stay.reused_pages = gpu, cpu, disk
+            stay.reused_pages = lease.reused_pages(self._levels)
 
     # --- steps and transfers -----------------------------------------------------------------------------------------
 

@@ -36,11 +36,8 @@ class WaitingRequests:
         """Sum of the times that requests were in the queue."""
         self.most_queued = 0
         self._wake = wake
-        fetches_to = None if cache.lower is None else cache.lower.views[gpu.index].fetches_to
-        self._can_fetch = fetches_to is not None
-        if fetches_to is not None:
-            disk_edge = fetches_to.below[0]
-            prefetching.queued_s = lambda: mover.substrate.queued_s(disk_edge)
+        self._can_fetch = cache.lower is not None and cache.lower.views[gpu.index].fetches_to is not None
+        prefetching.queued_s = mover.substrate.queued_s
 
     def start(self, job: Job) -> None:
         """Start a request's prefetch, if it gets one, or queue it."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from kvsim.hardware.copy_rule import CopyRule
 from kvsim.hardware.curves import ComputeCurves, DiskCurves, LinkCurves
 from kvsim.hardware.noise import Noise
+from kvsim.hardware.tier_kinds import TIER_KINDS
 from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
 
 RATES = (
@@ -31,7 +32,8 @@ LATENCIES = (
     "prefill_overhead_s",
 )
 LAUNCHES = ("prefill_launch_s", "chunk_launch_s", "decode_launch_s", "copy_launch_s")
-LINKS = ("cpu-gpu", "gpu-cpu", "disk-cpu", "cpu-disk", "disk-gpu", "gpu-disk")
+LINKS = tuple([link for kind in TIER_KINDS for link in kind.links])
+MAY_FAIL = {link for kind in TIER_KINDS for link in kind.links if kind.is_far}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +54,44 @@ class RankFault:
             raise ValueError(f"rank_faults must name one of {', '.join(LINKS)} as link, not {self.link}")
         check_number("rank_faults.speed", Real(above=0, most=1), self.speed)
         check_number("rank_faults.share", Real(least=0, most=1), self.share)
-        if self.share and "disk" not in self.link:
+        if self.share and self.link not in MAY_FAIL:
             raise ValueError(f"rank_faults can have a share only on links of the disk, not on {self.link}")
         if self.speed == 1 and not self.share:
             raise ValueError(
                 f"rank_faults has an entry without a fault, rank {self.rank} on {self.link}: set speed below 1 or share above 0"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteStore:
+    """A store over the network that all hosts share, and its rates: in each direction, for all of them together.
+
+    Each page is ``ceil(page bytes / object_bytes)`` objects, requested one by one but many at a time, so that the latency counts
+    once per transfer.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    """Time from the request of a transfer to its first byte."""
+    requests_per_s: float | None = None
+    """Objects read, or written, per second; None: no limit."""
+    object_bytes: int | None = None
+    """Size of the largest object; None: a page is one object, whatever its size."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, Real(above=0), "bytes_per_s")
+        check_settings(self, SECONDS, "latency_s")
+        check_settings(self, Real(above=0), "requests_per_s", or_null=True)
+        check_settings(self, Whole(1), "object_bytes", or_null=True)
+        if self.object_bytes is not None and self.requests_per_s is None:
+            raise ValueError("object_bytes has no effect without a limit of requests: set requests_per_s")
+
+    def page_bytes_per_s(self, page_bytes: int) -> float:
+        """Return the rate of whole pages, in bytes per second: that of the network or that of requests, whichever is lower."""
+        if self.requests_per_s is None:
+            return self.bytes_per_s
+        objects = -(-page_bytes // (self.object_bytes or page_bytes))
+        return min(self.bytes_per_s, self.requests_per_s / objects * page_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +175,8 @@ class HardwareSpec:
     """How ``substrate=hardware`` copies pages. None: as on an H200."""
     noise: Noise | None = None
     """How far durations are apart. None: equal work takes equal time. Policies never know of it."""
+    remote: RemoteStore | None = None
+    """The store of a run with a remote tier, from the settings of that tier."""
 
     def __post_init__(self) -> None:
         check_settings(self, Whole(1), "memory_bytes", "gpus")
@@ -221,6 +257,12 @@ class HardwareSpec:
         is_own = (read, write) == (self.disk_read_bytes_per_s, self.disk_write_bytes_per_s)
         curves = self.disk_curves if is_own else None
         return replace(self, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write, disk_curves=curves)
+
+    def read_link(self, tier: str, page_bytes: int) -> tuple[float, float]:
+        """Return the rate of reads from a tier below host memory into host memory, in bytes/s, and their latency in seconds."""
+        if self.remote is not None and tier == "remote":
+            return self.remote.page_bytes_per_s(page_bytes), self.remote.latency_s
+        return {"disk": (self.disk_read_bytes_per_s, self.disk_latency_s)}[tier]
 
     def step_s(self, flops: float, n_bytes: float) -> float:
         """Seconds of a step that does ``flops`` and reads ``n_bytes`` from GPU memory: the slower of the two, plus overhead.

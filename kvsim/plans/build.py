@@ -5,8 +5,8 @@ before any work is done. So does a setting without effect.
 """
 
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,16 +16,17 @@ from omegaconf.errors import OmegaConfBaseException
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
 from kvsim.errors import UsageError, first_line, unusable
-from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.spec import HardwareSpec, RemoteStore
+from kvsim.hardware.tier_kinds import ALWAYS, FILE, LEVELS, REMOTE, TIER_KINDS, kind_of
 from kvsim.model.spec import ModelSource, ModelSpec
 from kvsim.numbers import Real, Whole, check_settings
 from kvsim.plans.cluster_settings import ClusterSettings
 from kvsim.plans.combinations import check_plan, check_search
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.construct import check_names, construct, refuse_infinite, with_key
-from kvsim.plans.plan import Config, Plan
+from kvsim.plans.plan import Config, Plan, TierPlan
 from kvsim.plans.substrate_choice import SUBSTRATES
-from kvsim.plans.tier_plans import OWN_SETTINGS, PER_TIER, TIERS, gpu_memory_of, state_capacities, tier_plans
+from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
@@ -99,6 +100,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
     gpu_memory = gpu_memory_of(config, model, hardware, keys)
     tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
+    disk_scope = next((tier.scope for tier in tiers if kind_of(tier.name).medium == FILE), "host")
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
     validation = _validation_settings(config.get("validate"))
     plan = Plan(
@@ -111,11 +113,11 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=state_capacities(config, tiers, model, keys),
         model=model,
-        hardware=hardware.with_cluster_disk() if any(tier.scope == "cluster" for tier in tiers) else hardware,
+        hardware=_with_stores(hardware, config, tiers, disk_scope),
         engine=construct(EngineSettings, config.get("engine"), "engine"),
         rules=rules,
         cluster=cluster,
-        layout=cluster.layout(next((tier.scope for tier in tiers if tier.name == "disk"), "host")),
+        layout=cluster.layout(disk_scope),
         decode_routing=_decode_routing(config),
         rules_note=rules_note,
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
@@ -133,7 +135,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         sweep=sweep_settings(config.get("sweep")),
         validation=validation,
         output=Path(run.output),
-        config={key: value for key, value in config.items() if key not in NOT_RECORDED},
+        config=_recorded(config, [tier.name for tier in tiers]),
         gpu_memory=gpu_memory,
         choices=choices,
         model_note=source.note(),
@@ -212,9 +214,10 @@ def resolve(cfg: DictConfig) -> Config:
         *(field.name for field in fields(RunSettings)),
     ]
     check_names("", config, known)
-    check_names("tiers", config.get("tiers"), TIERS)
-    for tier in TIERS:
-        check_names(f"tiers.{tier}", config["tiers"].get(tier), ("capacity", *OWN_SETTINGS[tier], *PER_TIER[tier]))
+    check_names("tiers", config.get("tiers"), LEVELS)
+    for kind in TIER_KINDS:
+        if kind.is_always_listed or kind.name in config["tiers"]:
+            check_names(f"tiers.{kind.name}", config["tiers"].get(kind.name), settings_of(kind))
     return config
 
 
@@ -250,6 +253,24 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
     if applied.engine == chosen.engine:
         return applied, ""
     return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
+
+
+def _with_stores(hardware: HardwareSpec, config: Config, tiers: list[TierPlan], disk_scope: str) -> HardwareSpec:
+    """Return the machine with the stores that all hosts share: the disk, if it is theirs, and the remote store."""
+    if hardware.remote is not None:
+        raise UsageError("hardware.remote: the rates of the store are settings of its tier: set tiers.remote.bytes_per_s")
+    hardware = hardware.with_cluster_disk() if disk_scope == "cluster" else hardware
+    for kind in [kind_of(tier.name) for tier in tiers]:
+        if kind.medium == REMOTE:
+            node = {name: config["tiers"][kind.name][name] for name in kind.settings}
+            hardware = replace(hardware, remote=construct(RemoteStore, node, f"tiers.{kind.name}"))
+    return hardware
+
+
+def _recorded(config: Config, present: Sequence[str]) -> Config:
+    """Return what is recorded of the configuration: settings that affect the result, of the tiers that results list."""
+    listed = {name: node for name, node in config["tiers"].items() if name in ALWAYS or name in present}
+    return {key: listed if key == "tiers" else value for key, value in config.items() if key not in NOT_RECORDED}
 
 
 def _decode_routing(config: Config) -> RoutingPolicy:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from kvsim.errors import UsageError
+from kvsim.hardware.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
 from kvsim.plans.capacity import check_numbered
 from kvsim.plans.construct import with_key
 from kvsim.plans.gpu_memory import check_fits
@@ -49,10 +50,10 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     if plan.rules.cache_output and command == "replay" and not plan.replay.hold_output:
         raise UsageError("rules.cache_output needs replay.hold_output=true: an answer that occupies no pages cannot be cached")
     if not isinstance(plan.prefetch, NoPrefetch):
-        name, lowest = type(plan.prefetch).__name__, plan.tiers[-1]
-        if lowest.name != "disk" and given(keys, "prefetch"):
+        name, far = type(plan.prefetch).__name__, [tier for tier in plan.tiers if kind_of(tier.name).is_far]
+        if not far and given(keys, "prefetch"):
             raise UsageError(f"prefetch: {name} has no effect without a disk tier: set tiers.disk.capacity")
-        if lowest.name == "disk" and lowest.above != "cpu":
+        if far and all(tier.reads_into == plan.tiers[0].name for tier in far):
             raise UsageError(
                 f"prefetch: {name} reads ahead into the CPU tier, which is not above the disk: set tiers.disk.below=cpu or "
                 "prefetch=none"
@@ -130,7 +131,7 @@ def _check_cluster(plan: Plan, keys: set[str]) -> None:
     elif plan.rules.engine:
         raise UsageError(f"cluster.prefill: {plan.rules.engine}'s own rules serve undivided engines: set rules=default")
     key = given(keys, "hardware.cluster_disk_read_bytes_per_s") or given(keys, "hardware.cluster_disk_write_bytes_per_s")
-    if key and all(tier.scope != "cluster" for tier in plan.tiers):
+    if key and all(tier.scope != "cluster" for tier in plan.tiers if kind_of(tier.name).medium == FILE):
         raise UsageError(f"{key} has no effect without a disk that all hosts share: set tiers.disk.scope=cluster")
     users = {"engine": 1, "host": plan.cluster.per_host, "cluster": plan.cluster.total}
     is_shared = any(users[tier.scope] > 1 for tier in plan.tiers)
@@ -159,6 +160,9 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
     if (key := given(keys - {*of_memory}, "hardware")) and not is_read:
         raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+    for kind in [kind for kind in TIER_KINDS if kind.medium == REMOTE and not is_read]:
+        if key := next((key for name in kind.settings if (key := given(keys, f"tiers.{kind.name}.{name}"))), None):
+            raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
     _check_memory(plan, command)
     _check_ranks(plan, keys)
 
@@ -175,12 +179,12 @@ def _check_ranks(plan: Plan, keys: set[str]) -> None:
     """Raise UsageError for settings of tensor-parallel ranks that concern no link of the run."""
     if (key := given(keys, "hardware.rank_jitter")) and len(plan.tiers) == 1:
         raise UsageError(f"{key} has no effect without a lower tier: set tiers.cpu.capacity")
-    links = {link for tier in plan.tiers[1:] for link in (f"{tier.above}-{tier.name}", f"{tier.name}-{tier.above}")}
+    links = {link for tier in plan.tiers[1:] for link in (f"{tier.above}-{tier.name}", f"{tier.name}-{tier.reads_into}")}
     for fault in plan.hardware.rank_faults if given(keys, "hardware.rank_faults") else ():
         if fault.link not in links:
             there = f"its links are {', '.join(sorted(links))}" if links else "set tiers.cpu.capacity"
             raise UsageError(f"hardware.rank_faults has no effect on {fault.link}, which this run does not have: {there}")
-    is_late = any(fault.share and fault.link == "disk-gpu" for fault in plan.hardware.rank_faults)
+    is_late = any(fault.share and fault.link.endswith(f"-{plan.tiers[0].name}") for fault in plan.hardware.rank_faults)
     if is_late and plan.engine.overlap == "layerwise":
         raise UsageError(
             "hardware.rank_faults: a load from disk that fails while layers are computed behind it is not modelled: set "
@@ -198,7 +202,7 @@ def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:
     for name in choice.without_effect:
         if (key := given(keys, name)) and all(name in other.without_effect for other in others):
             raise UsageError(f"{key} has no effect on substrate={plan.substrate}: leave it out")
-    if (key := given(keys, "disk")) and plan.tiers[-1].name != "disk":
+    if (key := given(keys, "disk")) and all(kind_of(tier.name).medium != FILE for tier in plan.tiers):
         raise UsageError(f"{key} has no effect without a disk tier: set tiers.disk.capacity")
     choice.check(plan)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.numbers import Real, Whole, check_number, check_settings
 
 
@@ -47,16 +48,18 @@ class Prices:
     """One GiB of the CPU tier."""
     disk_gib: float = 0.0
     """One GiB of the disk tier."""
+    remote_gib: float = 0.0
+    """One GiB of the remote tier."""
 
     def __post_init__(self) -> None:
-        for name in ("gpu", "cpu_gib", "disk_gib"):
+        for name in ("gpu", *[f"{name}_gib" for name in LEVELS[1:]]):
             check_number(f"price_per_hour.{name}", Real(least=0), getattr(self, name))
 
     def per_hour(self, gpus: int, tier_bytes: dict[str, int | None]) -> float | None:
         """Return the price of an hour; None if it depends on an unlimited tier."""
         total = self.gpu * gpus
-        for name, price in (("cpu", self.cpu_gib), ("disk", self.disk_gib)):
-            n_bytes = tier_bytes.get(name, 0)
+        for name in LEVELS[1:]:
+            price, n_bytes = getattr(self, f"{name}_gib"), tier_bytes.get(name, 0)
             if price and n_bytes is None:
                 return None
             total += price * (n_bytes or 0) / 2**30

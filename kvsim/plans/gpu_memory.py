@@ -6,12 +6,13 @@ from typing import Any
 
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.tier_kinds import kind_of
 from kvsim.model.spec import ModelSpec
 from kvsim.numbers import Real, check_settings
 from kvsim.plans.capacity import bytes_of
 
 AUTO = "auto"
-SETTINGS = ("gpu_memory_utilization", "workspace")
+SETTINGS = kind_of("gpu").settings
 """Settings of the GPU tier that ``capacity=auto`` reads."""
 
 

@@ -38,7 +38,9 @@ class TierPlan:
     placement: PlacementPolicy | None
     """Decides which pages are written down into this tier; None for the GPU."""
     above: str = ""
-    """Name of the tier directly above; empty for the GPU."""
+    """Name of the tier directly above, from which pages are written down; empty for the GPU."""
+    reads_into: str = ""
+    """Name of the tier that its pages are read into; empty for the GPU."""
     unit_pages: int = 1
     """Pages of the plan's ``page_tokens`` that this tier stores as one larger page."""
     scope: str = "engine"
@@ -105,6 +107,13 @@ class Plan:
         if scope == "engine":
             return engine
         return self.layout.hosts[engine] if scope == "host" else 0
+
+    def group(self, engine: int) -> int:
+        """Return a number that is equal for engines that share a tier, directly or through others."""
+        scopes = [tier.scope for tier in self.tiers]
+        if "cluster" in scopes:
+            return 0
+        return self.layout.hosts[engine] if "host" in scopes else engine
 
     @property
     def reads_hardware(self) -> bool:

@@ -10,6 +10,7 @@ from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.engine.substrate import Substrate
 from kvsim.errors import UsageError
+from kvsim.hardware.tier_kinds import FILE, GPU_MEMORY, HOST_MEMORY, kind_of
 from kvsim.plans.plan import Plan
 from kvsim.states.cache import HybridCache
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
@@ -121,12 +122,18 @@ def check_hardware(plan: Plan) -> None:
         raise UsageError("cluster.engines_per_host: substrate=hardware runs on one host: leave it out")
     if plan.cluster.failures:
         raise UsageError("cluster.failures: substrate=hardware has no planned failures: leave them out, or kill a GPU's process")
-    if plan.tiers[-1].name == "disk" and plan.tiers[-1].above != "cpu":
-        raise UsageError(
-            f"tiers.disk.below={plan.tiers[-1].above}: substrate=hardware accesses the disk through pinned memory: "
-            "set tiers.disk.below=cpu"
-        )
     for tier in plan.tiers:
+        kind = kind_of(tier.name)
+        if kind.medium not in (GPU_MEMORY, HOST_MEMORY, FILE):
+            raise UsageError(
+                f"tiers.{tier.name}: substrate=hardware has no {kind.label}: set tiers.{tier.name}.capacity=0 or "
+                "substrate=simulated"
+            )
+        if kind.is_far and tier.above != kind.above[0]:
+            raise UsageError(
+                f"tiers.{tier.name}.below={tier.above}: substrate=hardware accesses the {kind.label} through pinned memory: "
+                f"set tiers.{tier.name}.below={kind.above[0]}"
+            )
         if tier.capacity_pages is None:
             raise UsageError(f"tiers.{tier.name}.capacity is unlimited: substrate=hardware needs a size, such as 40GiB")
     from kvsim.substrate.hardware.memory.available import available_bytes, free_disk_bytes, gib

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.tier_kinds import LEVELS, TIER_KINDS, TierKind, kind_of
 from kvsim.model.spec import ModelSpec
 from kvsim.numbers import Whole, shown
 from kvsim.plans.capacity import capacity_pages, capacity_states
@@ -17,12 +18,9 @@ from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.settings.unused_settings import given
 from kvsim.suggest import hint
 
-TIERS = ("gpu", "cpu", "disk")
-WITH_STATES = ("gpu", "cpu")
-OWN_SETTINGS = {"gpu": ("states", *SETTINGS), "cpu": ("states", "page_tokens", "scope"), "disk": ("below", "scope")}
-SCOPES = {"cpu": ("host", "engine"), "disk": ("host", "cluster")}
-"""Who may share a tier."""
-PER_TIER = {"gpu": ("eviction",), "cpu": ("eviction", "placement"), "disk": ("eviction", "placement")}
+WITH_STATES = [kind.name for kind in TIER_KINDS if kind.has_states]
+PER_TIER = {kind.name: ("eviction", "placement") if kind.above else ("eviction",) for kind in TIER_KINDS}
+"""Families of policies that a tier has one of."""
 
 
 def gpu_memory_of(config: Config, model: ModelSpec, hardware: HardwareSpec, keys: set[str]) -> GpuMemory | None:
@@ -47,10 +45,10 @@ def tier_plans(
     config: Config, page_tokens: int, model: ModelSpec, cluster: ClusterSettings, memory: GpuMemory | None, keys: set[str]
 ) -> list[TierPlan]:
     capacities = {}
-    for name in TIERS:
+    for name in LEVELS:
         try:
             capacity = config["tiers"].get(name, {}).get("capacity", 0)
-            if name == "gpu" and memory is not None:
+            if not kind_of(name).above and memory is not None:
                 capacity = f"{memory.kv_bytes}B"
             pages = capacity_pages(capacity, page_tokens=page_tokens, page_bytes=model.page_bytes(page_tokens))
         except ValueError as error:
@@ -59,20 +57,61 @@ def tier_plans(
             capacities[name] = pages
     if "gpu" not in capacities:
         raise UsageError("tiers.gpu.capacity is 0: every run needs a GPU tier")
-    _check_tier_policies(config, list(capacities), keys)
-    above = {"gpu": "", "cpu": "gpu", "disk": _above_disk(config, list(capacities), keys)}
-    units = {"gpu": 1, "cpu": _cpu_unit_pages(config, page_tokens, capacities, keys), "disk": 1}
-    scopes = {"gpu": "engine"} | {name: _scope(config, name, cluster, capacities, keys) for name in SCOPES}
-    if scopes["cpu"] == "engine" and capacities.get("cpu"):
-        capacities["cpu"] = _divided(capacities["cpu"], cluster.per_host)
-    return [_tier(config, name, pages, above[name], units[name], scopes[name]) for name, pages in capacities.items()]
+    present = list(capacities)
+    _check_tier_policies(config, present, keys)
+    _check_absent(present, keys)
+    above = {kind.name: _above(config, kind, present, keys) for kind in TIER_KINDS}
+    _check_reads(above, present)
+    units = {kind.name: _unit_pages(config, kind.name, page_tokens, capacities, keys) for kind in TIER_KINDS}
+    scopes = {kind.name: _scope(config, kind, cluster, present, keys) for kind in TIER_KINDS}
+    return [
+        _tier(
+            config,
+            kind_of(name),
+            _divided(name, pages, cluster.per_host) if above[name] and scopes[name] == "engine" else pages,
+            above[name],
+            units[name],
+            scopes[name],
+        )
+        for name, pages in capacities.items()
+    ]
 
 
-def _scope(config: Config, name: str, cluster: ClusterSettings, present: Collection[str], keys: set[str]) -> str:
+def _check_absent(present: Collection[str], keys: set[str]) -> None:
+    """Raise UsageError for a setting of its own that the user gave a tier that the run does not have."""
+    for kind in TIER_KINDS:
+        for name in kind.settings if kind.name not in present else ():
+            if key := given(keys, f"tiers.{kind.name}.{name}"):
+                raise UsageError(f"{key} has no effect without that tier: set tiers.{kind.name}.capacity")
+
+
+def _check_reads(above: dict[str, str], present: Collection[str]) -> None:
+    """Raise UsageError unless pages can be read into the tier that their kind is read into, and pass no other one by."""
+    for kind in [kind_of(name) for name in present if kind_of(name).reads_into]:
+        into, upper = kind.reads_into, above[kind.name]
+        label = kind_of(into).label
+        if into not in present:
+            raise UsageError(f"tiers.{kind.name} needs a {label} tier, which its pages are read into: set tiers.{into}.capacity")
+        if upper != into and above[upper] != into:
+            raise UsageError(
+                f"tiers.{upper}.below={above[upper]}: pages of the {kind.label} pass through the {label} tier: set "
+                f"tiers.{upper}.below={into} or tiers.{kind.name}.below={into}"
+            )
+
+
+def settings_of(kind: TierKind) -> list[str]:
+    """Names of the settings of a tier."""
+    names = ["capacity", *["states"] * kind.has_states, *kind.settings]
+    names += [*["below"] * (len(kind.above) > 1), *["scope"] * (len(kind.scopes) > 1)]
+    return [*names, *PER_TIER[kind.name]]
+
+
+def _scope(config: Config, kind: TierKind, cluster: ClusterSettings, present: Collection[str], keys: set[str]) -> str:
     """Who shares a tier. Raises UsageError for an unknown choice, and for one without effect."""
-    key, scope = f"tiers.{name}.scope", config["tiers"][name].get("scope")
-    if scope not in SCOPES[name]:
-        message = f"{key} must be {' or '.join(SCOPES[name])}, not {scope}"
+    name = kind.name
+    key, scope = f"tiers.{name}.scope", config["tiers"].get(name, {}).get("scope", kind.scopes[0])
+    if scope not in kind.scopes:
+        message = f"{key} must be {' or '.join(kind.scopes)}, not {scope}"
         raise UsageError(f"{message}{hint(message)}")
     if given(keys, key) and (name not in present or cluster.total == 1):
         why = "without that tier" if name not in present else "with one engine"
@@ -80,50 +119,57 @@ def _scope(config: Config, name: str, cluster: ClusterSettings, present: Collect
     return str(scope)
 
 
-def _divided(pages: int | None, engines: int) -> int | None:
-    """Divide a host's CPU tier among its engines."""
+def _divided(name: str, pages: int | None, engines: int) -> int | None:
+    """Divide a host's tier among its engines."""
     if pages is not None and pages < engines:
-        raise UsageError(f"tiers.cpu.capacity: {pages} pages are too few to be divided among {engines} engines")
+        raise UsageError(f"tiers.{name}.capacity: {pages} pages are too few to be divided among {engines} engines")
     return None if pages is None else pages // engines
 
 
-def _cpu_unit_pages(config: Config, page_tokens: int, capacities: dict[str, int | None], keys: set[str]) -> int:
-    """GPU pages in a page of the CPU tier. Raises UsageError unless this is a whole number, and one such page fits."""
-    key, tokens = "tiers.cpu.page_tokens", config["tiers"]["cpu"].get("page_tokens")
+def _unit_pages(config: Config, name: str, page_tokens: int, capacities: dict[str, int | None], keys: set[str]) -> int:
+    """GPU pages in a page of the tier. Raises UsageError unless this is a whole number, and one such page fits."""
+    key, tokens = f"tiers.{name}.page_tokens", config["tiers"].get(name, {}).get("page_tokens")
     if tokens is None:
         return 1
-    if "cpu" not in capacities:
-        if given(keys, key):
-            raise UsageError(f"{key} has no effect without that tier: set tiers.cpu.capacity")
+    if name not in capacities:
         return 1
     if not Whole(1).holds(tokens) or tokens % page_tokens:
         raise UsageError(f"{key} must be a multiple of page_tokens={page_tokens}, not {shown(tokens)}")
-    pages = capacities["cpu"]
+    pages = capacities[name]
     if pages is not None and pages * page_tokens < tokens:
-        raise UsageError(f"tiers.cpu.capacity: {pages * page_tokens} tokens are less than one page of {key}={tokens}")
+        raise UsageError(f"tiers.{name}.capacity: {pages * page_tokens} tokens are less than one page of {key}={tokens}")
     return tokens // page_tokens
 
 
-def _above_disk(config: Config, present: list[str], keys: set[str]) -> str:
-    """Name of the tier directly above the disk. Raises UsageError for an impossible choice."""
-    above = config["tiers"]["disk"].get("below", "cpu")
-    if above not in ("cpu", "gpu"):
-        raise UsageError(f"tiers.disk.below must be cpu or gpu, not {above}: the tier directly above the disk")
-    if "disk" not in present:
-        if key := given(keys, "tiers.disk.below"):
-            raise UsageError(f"{key} has no effect without that tier: set tiers.disk.capacity")
+def _above(config: Config, kind: TierKind, present: list[str], keys: set[str]) -> str:
+    """Name of the tier directly above; empty for the top. Raises UsageError for an impossible choice."""
+    if not kind.above:
+        return ""
+    key, above = f"tiers.{kind.name}.below", str(config["tiers"].get(kind.name, {}).get("below", kind.above[0]))
+    if above not in kind.above:
+        raise UsageError(f"{key} must be {' or '.join(kind.above)}, not {above}: the tier directly above the {kind.label}")
+    if kind.name not in present:
+        if given(keys, key):
+            raise UsageError(f"{key} has no effect without that tier: set tiers.{kind.name}.capacity")
     elif above not in present:
+        others = [f"or {key}={other} to connect the {kind.label} to the {kind_of(other).label}" for other in kind.above[1:]]
         raise UsageError(
-            "tiers.disk needs a CPU tier above it: set tiers.cpu.capacity, or tiers.disk.below=gpu to connect the disk to the GPU"
+            ", ".join([f"tiers.{kind.name} needs a {kind_of(above).label} tier above it: set tiers.{above}.capacity", *others])
         )
-    return str(above)
+    return above
 
 
-def _tier(config: Config, name: str, pages: int | None, above: str, unit_pages: int, scope: str) -> TierPlan:
-    eviction = construct(EvictionPolicy, *_policy(config, name, "eviction"))
-    placement = None if name == "gpu" else construct(PlacementPolicy, *_policy(config, name, "placement"))
+def _tier(config: Config, kind: TierKind, pages: int | None, above: str, unit_pages: int, scope: str) -> TierPlan:
+    name = kind.name
     return TierPlan(
-        name=name, capacity_pages=pages, eviction=eviction, placement=placement, above=above, unit_pages=unit_pages, scope=scope
+        name=name,
+        capacity_pages=pages,
+        eviction=construct(EvictionPolicy, *_policy(config, name, "eviction")),
+        placement=construct(PlacementPolicy, *_policy(config, name, "placement")) if above else None,
+        above=above,
+        reads_into=kind.reads_into or above,
+        unit_pages=unit_pages,
+        scope=scope,
     )
 
 
@@ -135,7 +181,7 @@ def _policy(config: Config, tier: str, family: str) -> tuple[Any, str]:
 
 def _check_tier_policies(config: Config, present: list[str], keys: set[str]) -> None:
     """Raise UsageError for a policy that the user chose and no tier uses."""
-    for tier in TIERS:
+    for tier in LEVELS:
         for family in PER_TIER[tier]:
             key = given(keys, f"tiers.{tier}.{family}") or given(keys, f"{family}@tiers.{tier}.{family}")
             if key and tier not in present:

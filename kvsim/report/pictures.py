@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvsim.engine.outcome import ALWAYS
+from kvsim.hardware.tier_kinds import ALWAYS
 from kvsim.report.figure import GREY, Figure, Picture, Trace, laid_out, rounded
 from kvsim.report.summary import clock
 from kvsim.report.tier_looks import look_of

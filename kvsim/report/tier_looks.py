@@ -16,6 +16,7 @@ LOOKS = {
     "gpu": Look("#3d8fd1", "█", "#", "blue"),
     "cpu": Look("#e69f00", "▓", "=", "yellow"),
     "disk": Look("#0a9e74", "▒", "-", "green"),
+    "remote": Look("#8c7ae6", "░", "+", "magenta"),
     "computed": Look("", "·", ".", "dim"),
 }
 """Known tiers, and what no tier had."""

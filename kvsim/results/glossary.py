@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from kvsim.engine.columns import COLUMNS
-from kvsim.engine.outcome import ALWAYS
+from kvsim.hardware.tier_kinds import ALWAYS
 from kvsim.results.fields import FIELDS
 
 FILES = ("result.json", "requests.csv.gz")

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvsim.engine.outcome import ALWAYS
 from kvsim.errors import UsageError
 from kvsim.files.writing import settle
+from kvsim.hardware.tier_kinds import ALWAYS
 from kvsim.results.fields import FIELDS, SCHEMA
 from kvsim.results.frame import request_columns
 from kvsim.results.result import RunRecord

@@ -15,18 +15,20 @@ from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup, HybridSettings, Rules
 from kvsim.core.serving import ServedCache
-from kvsim.core.tier import LEVELS, Edge, Tier, chain
+from kvsim.core.tier import Edge, Tier, chain
 from kvsim.engine.engine import Engine
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.substrate import Substrate
 from kvsim.engine.watch import EngineWatch
 from kvsim.errors import UsageError
+from kvsim.hardware.tier_kinds import ALWAYS, LEVELS
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.base import ReadOnly
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.routing.base import RoutingPolicy
@@ -48,21 +50,13 @@ def build_graphs(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] 
     """
     groups: dict[int, list[int]] = {}
     for engine in range(plan.layout.engines):
-        groups.setdefault(_group_of(plan, engine), []).append(engine)
+        groups.setdefault(plan.group(engine), []).append(engine)
     return [_build_graph(plan, requests, pool, engines) for engines in groups.values()]
 
 
 def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> Graph:
     """Build the tiers of the first engine alone, empty, for a replay. Raises UsageError."""
     return _build_graph(plan, requests, pool, [0])
-
-
-def _group_of(plan: Plan, engine: int) -> int:
-    """Return a number that is equal for engines that share a tier, directly or through others."""
-    names = [tier.name for tier in plan.tiers]
-    if "disk" in names:
-        return plan.layout.disks[engine]
-    return plan.owner("cpu", engine) if "cpu" in names else engine
 
 
 def _build_graph(plan: Plan, requests: Sequence[Request], pool: type[Pool], engines: Sequence[int]) -> Graph:
@@ -74,12 +68,21 @@ def _build_graph(plan: Plan, requests: Sequence[Request], pool: type[Pool], engi
     for one in plan.tiers:
         if one.placement is None:
             continue
-        for pair in dict.fromkeys([(plan.owner(one.above, engine), plan.owner(one.name, engine)) for engine in engines]):
-            upper, lower = tiers[one.above, pair[0]], tiers[one.name, pair[1]]
+        for upper, lower in _pairs(plan, one.above, one.name, engines, tiers):
             placement = _own(plan, one.placement)
             bind("placement", placement, context(plan, requests, lower, upper))
             edges.append(Edge(upper, lower, placement))
+        if one.reads_into != one.above:
+            edges += [Edge(*pair, ReadOnly(one.placement)) for pair in _pairs(plan, one.reads_into, one.name, engines, tiers)]
     return list(tiers.values()), edges
+
+
+def _pairs(
+    plan: Plan, above: str, name: str, engines: Sequence[int], tiers: Mapping[tuple[str, int], Tier]
+) -> list[tuple[Tier, Tier]]:
+    """Return the tiers of two names that some engine uses together, as (upper, lower)."""
+    owners = dict.fromkeys([(plan.owner(above, engine), plan.owner(name, engine)) for engine in engines])
+    return [(tiers[above, upper], tiers[name, lower]) for upper, lower in owners]
 
 
 def _build_tier(plan: Plan, requests: Sequence[Request], pool: type[Pool], one: TierPlan, owner: int, index: int) -> Tier:
@@ -121,7 +124,7 @@ def context(plan: Plan, requests: Sequence[Request], tier: Tier, upper: Tier | N
         level=tier.level,
         upper_tier=-1 if upper is None else upper.index,
         upper_level=LEVELS.index(one.above) if one.above else -1,
-        lower_tier_name=next((lower.name for lower in plan.tiers if lower.placement and lower.above == tier.name), None),
+        lower_tier_name=next((lower.name for lower in plan.tiers if lower.placement and lower.reads_into == tier.name), None),
         capacity_pages=one.capacity_pages,
         capacities=[each.capacity_pages for each in plan.tiers],
         position=position,
@@ -251,7 +254,7 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
     known = known_engines(policy, gpus, lambda: float(env.now))
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
-    rng = np.random.default_rng([plan.seed, len(LEVELS) + place])
+    rng = np.random.default_rng([plan.seed, len(ALWAYS) + place])
     policy.bind(
         RoutingContext(
             engines=numbers,

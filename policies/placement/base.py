@@ -2,6 +2,7 @@
 
 from kvsim.core.questions import Placement
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 
 
@@ -15,4 +16,18 @@ class PlacementPolicy(Placement):
     @property
     def reads_hardware(self) -> bool:
         """Whether decisions depend on the machine's rates, even in a replay."""
+        return False
+
+
+class ReadOnly(PlacementPolicy):
+    """Of an edge that pages are only read over: they are written down over another one, whose policy is given."""
+
+    def __init__(self, writes: PlacementPolicy) -> None:
+        self._writes = writes
+
+    @property
+    def keeps_loaded(self) -> bool:
+        return self._writes.keeps_loaded
+
+    def after_eviction(self, node: Node, now: float) -> bool:
         return False

@@ -9,8 +9,8 @@ from math import inf
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import CPU
 from kvsim.core.tree import Node
+from kvsim.hardware.tier_kinds import TIER_KINDS
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
@@ -43,7 +43,7 @@ class ByLength(PlacementPolicy):
         self._sorted: list[int] = []
 
     def bind(self, context: PolicyContext) -> None:
-        self.boundary = float(self.min_tokens if context.level == CPU else self.disk_min_tokens)
+        self.boundary = float(self.disk_min_tokens if TIER_KINDS[context.level].is_far else self.min_tokens)
         self._page_tokens = context.page_tokens
         self._share_above = _share_above([inf if pages is None else pages for pages in context.capacities], context.position)
 

@@ -4,8 +4,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tier import CPU, DISK
+from kvsim.core.tier import GPU
 from kvsim.core.tree import Node
+from kvsim.hardware.tier_kinds import TIER_KINDS
 from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.placement.base import PlacementPolicy
@@ -41,9 +42,10 @@ class CostAware(PlacementPolicy):
     def bind(self, context: PolicyContext) -> None:
         self._tier = context.tier
         load_s = context.host_load_s(1) - context.host_load_s(0)
-        if context.level == DISK:
-            read_s = context.disk_read_s(1) - context.disk_read_s(0)
-            load_s = load_s + read_s if context.upper_level == CPU else max(load_s, read_s)
+        kind = TIER_KINDS[context.level]
+        if kind.is_far:
+            read_s = context.read_s(kind.name, 1) - context.read_s(kind.name, 0)
+            load_s = max(load_s, read_s) if context.upper_level == GPU else load_s + read_s
         pages, tokens = range(LONGEST_PROMPT_PAGES), context.page_tokens
         self.first_page = bisect_left(
             pages, True, key=lambda page: context.recompute_s(page * tokens, (page + 1) * tokens) >= self.margin * load_s

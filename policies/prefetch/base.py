@@ -7,6 +7,7 @@ from math import inf
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.hardware.tier_kinds import FIRST_FAR
 from kvsim.numbers import SECONDS, check_settings
 from kvsim.policies.context import PolicyContext
 
@@ -29,13 +30,15 @@ class Offer:
     first_page: int
     """Pages of the prompt before the stored ones, on the GPU or in the CPU tier."""
     stored_pages: int
-    """Pages after that prefix that only the disk has."""
+    """Pages after that prefix that only the disk, or another tier below host memory, has."""
     in_flight_pages: int
     """Pages fetched, or being fetched, into the CPU tier for requests that still wait."""
     available_pages: int
     """Pages that the CPU tier could take after evicting everything evictable but its copies of the request's own prefix."""
     queued_s: float
-    """Seconds until the disk would start reading them, after the reads queued before. 0 without a clock."""
+    """Seconds until that tier would start reading them, after the reads queued before. 0 without a clock."""
+    tier: str = FIRST_FAR
+    """The tier below host memory that has the first of them."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.hardware.tier_kinds import FIRST_FAR
 from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.prefetch.base import Offer, Refusal, StoppedPrefetch
@@ -40,21 +41,25 @@ class BreakEvenPrefetch(StoppedPrefetch):
 
     def fetch(self, offer: Offer) -> int | Refusal:
         pages = min(offer.stored_pages, offer.available_pages)
-        if pages and self._saved_s(offer.first_page, 0, pages, offer.queued_s) >= 0:
+        if pages and self._saved_s(offer.first_page, 0, pages, offer.tier, offer.queued_s) >= 0:
             return pages
-        whole_s = self._saved_s(offer.first_page, 0, offer.stored_pages, offer.queued_s)
+        whole_s = self._saved_s(offer.first_page, 0, offer.stored_pages, offer.tier, offer.queued_s)
         return Refusal.MEMORY if whole_s >= 0 else Refusal.THRESHOLD
 
     def load(self, request: Request, gpu_pages: int, cpu_pages: int, disk_pages: int) -> int:
-        choices = {0: 0.0, cpu_pages: self._saved_s(gpu_pages, cpu_pages, 0, 0.0)} if cpu_pages else {0: 0.0}
+        tier = self._context.lower_tier_name or FIRST_FAR
+        choices = {0: 0.0, cpu_pages: self._saved_s(gpu_pages, cpu_pages, 0, tier)} if cpu_pages else {0: 0.0}
         if disk_pages:
-            choices[cpu_pages + disk_pages] = self._saved_s(gpu_pages, cpu_pages, disk_pages, 0.0)
+            choices[cpu_pages + disk_pages] = self._saved_s(gpu_pages, cpu_pages, disk_pages, tier)
         return max(choices, key=lambda pages: choices[pages])
 
-    def _saved_s(self, first_page: int, cpu_pages: int, disk_pages: int, queued_s: float) -> float:
-        """Return the seconds saved by loading pages from ``first_page`` on instead of recomputing them; negative for a loss."""
+    def _saved_s(self, first_page: int, cpu_pages: int, stored_pages: int, tier: str, queued_s: float = 0.0) -> float:
+        """Return the seconds saved by loading pages from ``first_page`` on instead of recomputing them; negative for a loss.
+
+        ``stored_pages`` of them are read from ``tier``.
+        """
         context = self._context
-        read_s = queued_s + context.disk_read_s(disk_pages) if disk_pages else 0.0
-        read_s += context.host_load_s(cpu_pages + disk_pages)
-        tokens, pages = context.page_tokens, cpu_pages + disk_pages
+        read_s = queued_s + context.read_s(tier, stored_pages) if stored_pages else 0.0
+        read_s += context.host_load_s(cpu_pages + stored_pages)
+        tokens, pages = context.page_tokens, cpu_pages + stored_pages
         return context.recompute_s(first_page * tokens, (first_page + pages) * tokens) - self.margin * read_s

@@ -15,13 +15,14 @@ from kvsim.core.cache import Cache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import LEVELS, Edge, Tier
+from kvsim.core.tier import Edge, Tier
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.layout import Layout
 from kvsim.engine.mover import Mover
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough

@@ -10,9 +10,10 @@ import pytest
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.tier import CPU, DISK, GPU, LEVELS
+from kvsim.core.tier import CPU, DISK, GPU
 from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
+from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.s3_fifo import S3FIFO

@@ -222,13 +222,28 @@ def models(draw: st.DrawFn) -> tuple[str, list[str]]:
 @st.composite
 def tier_settings(draw: st.DrawFn, *, is_hybrid: bool) -> tuple[list[str], list[str]]:
     """The names of the tiers, and the overrides for them with their policies."""
-    shape = draw(st.sampled_from([("gpu",), ("gpu", "cpu"), ("gpu", "cpu"), ("gpu", "cpu", "disk"), ("gpu", "disk")]))
+    shape = draw(
+        st.sampled_from(
+            [
+                ("gpu",),
+                ("gpu", "cpu"),
+                ("gpu", "cpu"),
+                ("gpu", "cpu", "disk"),
+                ("gpu", "disk"),
+                ("gpu", "cpu", "disk", "remote"),
+                ("gpu", "cpu", "remote"),
+            ]
+        )
+    )
     scale = 2 if is_hybrid else 1
-    sizes = {"gpu": st.integers(3, 16), "cpu": st.integers(2, 14), "disk": st.integers(2, 16)}
+    sizes = {"gpu": st.integers(3, 16), "cpu": st.integers(2, 14), "disk": st.integers(2, 16), "remote": st.integers(2, 30)}
     settings: list[str] = []
     for name in shape:
         settings.append(f"tiers.{name}.capacity={scale * draw(sizes[name])}pages")
-    if "disk" in shape and ("cpu" not in shape or draw(st.booleans())):
+    is_beside = "remote" in shape and ("disk" not in shape or draw(st.booleans()))
+    if is_beside:
+        settings.append("tiers.remote.below=cpu")
+    if "disk" in shape and ("cpu" not in shape or draw(st.booleans())) and (is_beside or "remote" not in shape):
         settings.append("tiers.disk.below=gpu")
     if is_hybrid and draw(st.booleans()):
         settings.append(f"tiers.gpu.states={draw(st.integers(1, 6))}states")
@@ -240,7 +255,7 @@ def tier_settings(draw: st.DrawFn, *, is_hybrid: bool) -> tuple[list[str], list[
             settings += draw(policies("eviction", EVICTIONS, f"@tiers.{name}.eviction"))
     if len(shape) > 1:
         settings += draw(policies("placement", choices("placement")))
-    if shape == ("gpu", "cpu", "disk") and "tiers.disk.below=gpu" not in settings:
+    if "remote" in shape or shape == ("gpu", "cpu", "disk") and "tiers.disk.below=gpu" not in settings:
         settings += draw(policies("prefetch", choices("prefetch")))
     return list(shape), settings
 
@@ -255,6 +270,9 @@ def machines(draw: st.DrawFn, tiers: Sequence[str]) -> list[str]:
     rates["both_directions_bytes_per_s"] = 1.2 * max(rates[name] for name in names[:2])
     settings += [f"hardware.{name}={rate}" for name, rate in rates.items()]
     settings.append(f"hardware.host_latency_s={draw(st.sampled_from([0.0, 0.002]))}")
+    if "remote" in tiers:
+        settings += [f"tiers.remote.bytes_per_s={PAGE_BYTES * draw(speed)}", "tiers.remote.latency_s=0.002"]
+        settings.append(f"tiers.remote.requests_per_s={draw(st.sampled_from([100.0, 1e6]))}")
     if draw(st.integers(0, 3)) == 0:
         settings.append("hardware.gpus=2")
         if len(tiers) > 1:
@@ -370,6 +388,7 @@ MISTAKES = (
     "rules=lightllm_hybrid", "rules.cache_output=true", "tiers.cpu.page_tokens=8", "tiers.gpu.capacity=0",
     "tiers.gpu.capacity=1pages", "warmup=0.9", "warmup=1", "tiers.gpu.states=unlimited", "tiers.cpu.states=0",
     "tiers.cpu.capacity=0", "eviction=ttl", "events=true", "seed=-1", "placement=store_threshold", "eviction=workload_aware",
-    "checkpoint=retention", "tiers.gpu.workspace=1GiB",
+    "checkpoint=retention", "tiers.gpu.workspace=1GiB", "tiers.remote.capacity=5pages", "tiers.remote.below=cpu",
+    "tiers.remote.object_bytes=100",
 )  # fmt: skip
 """Overrides that often do not fit the others."""

@@ -23,6 +23,7 @@ from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
 from kvsim.errors import TraceError, UsageError
+from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.plans.plan import Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.replaying.server import CacheServer, PassingServer
@@ -124,7 +125,8 @@ def check_counts(outcome: Outcome, plan: Plan) -> None:
         return
     page_bytes, links = plan.model.page_bytes(plan.page_tokens), outcome.links
     loaded = sum(link.bytes for name, link in links.items() if name in ("cpu-gpu", "disk-gpu"))
-    written = sum(link.bytes for name, link in links.items() if name in ("gpu-cpu", "gpu-disk", "cpu-disk"))
+    ends = {name: [LEVELS.index(end) for end in name.split("-")] for name in links}
+    written = sum(link.bytes for name, link in links.items() if ends[name] == sorted(set(ends[name])))
     if "disk-cpu" in links and plan.hardware.gpus == 1:  # a prefetch that is cut short brings parts of pages
         more = links["disk-cpu"].bytes - moved["fetched_pages"] * page_bytes
         assert 0 <= more < max(1, links["disk-cpu"].transfers * page_bytes)

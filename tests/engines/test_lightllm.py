@@ -8,10 +8,10 @@ import xxhash
 import kvsim
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
-from kvsim.core.tier import LEVELS
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
+from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.policies.context import PolicyContext

@@ -75,6 +75,9 @@ SHAPES = {
     "three": ("gpu", "cpu", "disk"),
     "disk below gpu": ("gpu", "disk"),
     "both below gpu": ("gpu", "cpu", "disk"),
+    "four": ("gpu", "cpu", "disk", "remote"),
+    "store beside disk": ("gpu", "cpu", "disk", "remote"),
+    "store without disk": ("gpu", "cpu", "remote"),
 }
 
 FASTER = 1e24
@@ -90,6 +93,8 @@ def plan_of(command: str, *overrides: str) -> Plan:
     plan = build_run(configured(overrides), command=command, overrides=overrides)
     rates = {name: FASTER * getattr(plan.hardware, name) for name in RATES}
     rates |= {name: 10 * rates[name] for name in RATES if name.startswith("disk")}  # reading pays for some prompts
+    if (store := plan.hardware.remote) is not None:
+        rates["remote"] = replace(store, bytes_per_s=10 * FASTER * store.bytes_per_s, latency_s=0.0)
     return replace(plan, hardware=replace(plan.hardware, **rates, host_latency_s=0.0, disk_latency_s=0.0, step_overhead_s=STEP_S))
 
 
@@ -131,9 +136,10 @@ def check(case: str, requests: list[Request], *overrides: str, plans: Any = plan
 
 
 def tiers_of(shape: str, gpu: int = 26, cpu: int = 11, disk: int = 23) -> list[str]:
-    pages = {"gpu": gpu, "cpu": cpu, "disk": disk}
+    pages = {"gpu": gpu, "cpu": cpu, "disk": disk, "remote": 2 * disk}
     overrides = [f"tiers.{name}.capacity={pages[name]}pages" for name in SHAPES[shape]]
-    return [*overrides, "tiers.disk.below=gpu"] if shape.endswith("below gpu") else overrides
+    overrides += ["tiers.disk.below=gpu"] * shape.endswith("below gpu")
+    return [*overrides, *["tiers.remote.below=cpu"] * shape.startswith("store")]
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
@@ -211,7 +217,7 @@ def check_any(seed: int, is_hybrid: bool) -> None:
         for family in ("eviction", "placement")[: 1 + (tier != "gpu")]:
             name, policies[f"{tier}_{family}"] = draw(random, family)
             case.append(name)
-    if shape == "three":
+    if shape in ("three", "four", "store without disk"):
         name, policies["prefetch"] = draw(random, "prefetch")
         case.append(name)
     if is_hybrid:

@@ -19,6 +19,7 @@ class FastDeployRules(Rules):
 
     engine: ClassVar[str] = "FastDeploy"
     covers_time: ClassVar[bool] = False
+    covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
 
     def check_requests(
         self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int

@@ -27,7 +27,8 @@ class SGLangRules(Rules):
 
     engine: ClassVar[str] = "SGLang"
     covers_time: ClassVar[bool] = False
-    refused_tiers: ClassVar[Sequence[str]] = ("disk",)
+    covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
+    refuses_other_tiers: ClassVar[bool] = True
     fixed_settings: ClassVar[Sequence[str]] = ("cache_output",)
     has_bigram_keys: ClassVar[bool] = True
 
@@ -64,7 +65,8 @@ class SGLangMambaRules(Rules):
 
     engine: ClassVar[str] = "SGLang"
     covers_time: ClassVar[bool] = False
-    refused_tiers: ClassVar[Sequence[str]] = ("cpu", "disk")
+    covered_tiers: ClassVar[Sequence[str]] = ("gpu",)
+    refuses_other_tiers: ClassVar[bool] = True
     serves_hybrid_models: ClassVar[bool] = True
     decides_checkpoints: ClassVar[bool] = True
 

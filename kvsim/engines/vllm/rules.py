@@ -21,7 +21,8 @@ class VLLMRules(Rules):
     """
 
     engine: ClassVar[str] = "vLLM"
-    refused_tiers: ClassVar[Sequence[str]] = ("disk",)
+    covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
+    refuses_other_tiers: ClassVar[bool] = True
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command not in ("replay", "simulate"):

@@ -2,11 +2,12 @@
 
 from simpy import Environment
 
-from kvsim.core.tier import GPU, Edge, Tier
+from kvsim.core.tier import DISK, GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.layout import Layout
 from kvsim.engine.link_use import LinkUse
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.substrate.simulated.links import Channel, Total
 
 Rate = tuple[float, float]
@@ -17,9 +18,10 @@ class Wiring:
     """The channels of all engines, found by the tiers that a transfer joins.
 
     Each engine has its own host link. Engines of one host share the rate of its memory, if that is limited, and all engines
-    above a disk share the disk. Between disk and GPU, bytes pass the disk and the host link at the same time: at the rate of
-    the slower one, after both latencies. Between prefill and decode engines, each engine sends and receives at the rate of
-    the interconnect, whatever the number of engines at the other end.
+    above a disk share the disk. All hosts share the remote store: one channel for its reads, one for its writes. Between disk
+    and GPU, bytes pass the disk and the host link at the same time: at the rate of the slower one, after both latencies. Between
+    prefill and decode engines, each engine sends and receives at the rate of the interconnect, whatever the number of engines at
+    the other end.
     """
 
     def __init__(self, env: Environment, hardware: HardwareSpec, page_bytes: int, layers: int, layout: Layout, mode: str) -> None:
@@ -30,6 +32,11 @@ class Wiring:
         self._down, self._up, total = host_link(hardware, page_bytes / layers / hardware.gpus)
         self.disks = {disk: self._disk_channels(disk) for disk in sorted(set(layout.disks))}
         self.engines = [self._engine_channels(engine, self.disks[disk], total) for engine, disk in enumerate(layout.disks)]
+        self.stores = {(DISK, disk): channels for disk, channels in self.disks.items()}
+        if hardware.remote is not None:
+            rate = hardware.remote.page_bytes_per_s(page_bytes), hardware.remote.latency_s
+            self.stores[LEVELS.index("remote"), 0] = self._remote_channels(rate)
+        """Channels between tiers below the GPUs, by the level and owner of the lower one."""
         self._limit_disks(layout, disk_total)
         self._limit_hosts(layout, hardware.host_memory_bytes_per_s)
         self.pairs = self._pairs(layout, (hardware.interconnect_bytes_per_s * hardware.gpus, hardware.interconnect_latency_s))
@@ -47,11 +54,12 @@ class Wiring:
             return self.engines[source.owner][name]
         if target.level == GPU:
             return self.engines[target.owner][name]
-        return self.disks[max(source, target, key=lambda tier: tier.level).owner][name]
+        lower = max(source, target, key=lambda tier: tier.level)
+        return self.stores[lower.level, lower.owner][name]
 
     def used(self) -> list[LinkUse]:
         """Return what the channels have carried so far, without those that have carried nothing."""
-        channels = dict.fromkeys([channel for group in [*self.engines, *self.disks.values()] for channel in group.values()])
+        channels = dict.fromkeys([channel for group in [*self.engines, *self.stores.values()] for channel in group.values()])
         channels.update(dict.fromkeys(self.pairs.values()))
         return [channel.used() for channel in channels if channel.use.transfers]
 
@@ -62,6 +70,12 @@ class Wiring:
 
     def _disk_channels(self, disk: int) -> dict[str, Channel]:
         return {"disk-cpu": self._make("disk-cpu", disk, self._read), "cpu-disk": self._make("cpu-disk", disk, self._write)}
+
+    def _remote_channels(self, rate: Rate) -> dict[str, Channel]:
+        """Create the channels of the store that all hosts share. What comes from a disk is no faster than that is read."""
+        (read, read_s), (bytes_per_s, latency_s) = self._read, rate
+        rates = {"remote-cpu": rate, "cpu-remote": rate, "disk-remote": (min(read, bytes_per_s), read_s + latency_s)}
+        return {name: self._make(name, 0, each) for name, each in rates.items()}
 
     def _engine_channels(self, engine: int, disk: dict[str, Channel], total: float) -> dict[str, Channel]:
         """Create an engine's channels, and limit them to what the host link carries in each direction and in both together."""
