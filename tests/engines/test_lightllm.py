@@ -11,7 +11,7 @@ from kvsim.core.request import Request
 from kvsim.core.tree import READY
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
-from kvsim.hardware.tier_kinds import LEVELS
+from kvsim.hardware.tier_kinds import ALWAYS
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.policies.context import PolicyContext
@@ -161,7 +161,7 @@ def test_the_adaptive_boundary_is_a_setting_of_the_preset() -> None:
 def test_conversations_hit_what_the_slow_model_hits(
     chats: dict[int, list[Request]], page_tokens: int, sizes: tuple[int, int, int], in_flight: int
 ) -> None:
-    tiers = [f"tiers.{name}.capacity={pages}pages" for name, pages in zip(LEVELS, sizes, strict=True)]
+    tiers = [f"tiers.{name}.capacity={pages}pages" for name, pages in zip(ALWAYS, sizes, strict=True)]
     plan = preset(f"page_tokens={page_tokens}", *tiers, f"replay.in_flight={in_flight}")
     rows = play_plan(plan, chats[page_tokens])
     placements = [page_rules.by_length(tokens, page_tokens) for tokens in (256, 2_048)]
