@@ -58,7 +58,7 @@ def extensions() -> list[Extension]:
     os.chdir(ROOT)
     Build.checksums = {source.removeprefix("kvsim/"): checksum(ROOT / source) for source in compiled_sources()}
     built: list[Extension] = mypycify(
-        [*MYPY, *compiled_sources()], opt_level=OPTIMIZATION, debug_level="0", multi_file=True, group_name="kvsim.installation"
+        [*MYPY, *compiled_sources()], opt_level=OPTIMIZATION, debug_level="0", multi_file=True, group_name="kvsim.compiled"
     )
     for extension in built:
         extension.extra_compile_args = [*extension.extra_compile_args, *SAME_FLOATS]
