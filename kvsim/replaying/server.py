@@ -5,12 +5,14 @@ from typing import Any
 from kvsim.core.lease import FIRST, KNOWN, Lease
 from kvsim.core.request import Request
 from kvsim.core.serving import Hits, Lower, ServedCache, Server
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import RadixTree
 from kvsim.engine.job import LEAP_STEPS
 from kvsim.engine.prefetching import Prefetch, Prefetching
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PassingServer(Server):
     """Another server under a second name, which passes every call on to it, for those that watch or repeat some calls."""
 
