@@ -85,4 +85,4 @@ def kind_of(name: str) -> TierKind:
 
 def levels_listed(levels: Iterable[int]) -> int:
     """Return how many levels a row of hits has in a run with tiers of these levels."""
-    return max(len(ALWAYS), *[level + 1 for level in levels])
+    return max([len(ALWAYS), *[level + 1 for level in levels]])

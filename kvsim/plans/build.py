@@ -260,10 +260,12 @@ def _with_stores(hardware: HardwareSpec, config: Config, tiers: list[TierPlan], 
     if hardware.remote is not None:
         raise UsageError("hardware.remote: the rates of the store are settings of its tier: set tiers.remote.bytes_per_s")
     hardware = hardware.with_cluster_disk() if disk_scope == "cluster" else hardware
-    for kind in [kind_of(tier.name) for tier in tiers]:
+    present = [tier.name for tier in tiers]
+    for kind in TIER_KINDS:
         if kind.medium == REMOTE:
             node = {name: config["tiers"][kind.name][name] for name in kind.settings}
-            hardware = replace(hardware, remote=construct(RemoteStore, node, f"tiers.{kind.name}"))
+            store = construct(RemoteStore, node, f"tiers.{kind.name}")  # its numbers are checked without the tier, too
+            hardware = replace(hardware, remote=store) if kind.name in present else hardware
     return hardware
 
 

@@ -19,6 +19,7 @@ class PlacementPolicy(Placement):
         return False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReadOnly(PlacementPolicy):
     """Of an edge that pages are only read over: they are written down over another one, whose policy is given."""
 

@@ -40,7 +40,7 @@ def test_a_group_offers_all_its_choices(group: str) -> None:
         ("kvsim replay evi", ["eviction="]),
         ("kvsim replay eviction=slr", ["eviction=slru"]),
         ("kvsim replay -m eviction=lru,slr", ["eviction=lru,slru"]),
-        ("kvsim replay eviction@", [f"eviction@tiers.{tier}.eviction=" for tier in ("gpu", "cpu", "disk")]),
+        ("kvsim replay eviction@", [f"eviction@tiers.{tier}.eviction=" for tier in ("gpu", "cpu", "disk", "remote")]),
         ("kvsim replay eviction@tiers.cpu.eviction=ar", ["eviction@tiers.cpu.eviction=arc"]),
         ("kvsim replay tie", ["tiers."]),
         ("kvsim replay tiers.g", ["tiers.gpu."]),

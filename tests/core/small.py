@@ -14,7 +14,7 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import Begin, Transfer
 from kvsim.core.tree import LEAVING, READY, Node
 from kvsim.core.watch import Watch
-from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.spec import HardwareSpec, RemoteStore
 from kvsim.model.spec import ModelSpec
 from kvsim.pages.extents import Run
 from kvsim.policies.context import PolicyContext
@@ -36,6 +36,7 @@ MACHINE = HardwareSpec(
     both_directions_bytes_per_s=1e3,
     disk_read_bytes_per_s=1e2,
     disk_write_bytes_per_s=1e2,
+    remote=RemoteStore(bytes_per_s=1e2, latency_s=0.0),
 )
 Hits = tuple[int, int, int]
 
