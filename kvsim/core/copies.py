@@ -195,6 +195,8 @@ class Copies:
         if not node.children:
             return
         for child in list(node.descendants()):
+            if not any(child.state) or child in self.doomed:
+                continue  # given up already: a listener has evicted a node above it
             self.counts.dropped_pages += child.pages
             held = [tier for tier in self.tiers if child.state[tier.index] == READY]
             self._give_up(child)

@@ -3,7 +3,7 @@
 from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import transfers_of
-from kvsim.core.tree import INCOMING, Node
+from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.core.under_way import UnderWay
 from kvsim.core.victims import check_enough, most_pages, victim, victims
 
@@ -101,6 +101,8 @@ class Eviction:
                 residency.free(node, tier)
                 return
             residency.drop_descendants(node)
+            if node.state[tier.index] != READY:
+                return  # a state that left with the pages below it needed room here, and took that of this node
         self.counts.dropped_pages += node.pages
         residency.free(node, tier)
 
