@@ -205,10 +205,13 @@ def draw(random: np.random.Generator, family: str, beside_defaults: float = 0.3)
     return name, policy(family, name)
 
 
-def check_any(seed: int, is_hybrid: bool) -> None:
+WITHOUT_STORE = [shape for shape, tiers in SHAPES.items() if "remote" not in tiers]
+
+
+def check_any(seed: int, is_hybrid: bool, shapes: Sequence[str] = WITHOUT_STORE) -> None:
     """A policy of its own for each tier, any sizes and settings, drawn from a seed."""
     random = np.random.default_rng(seed)
-    shape = list(SHAPES)[random.integers(len(SHAPES))]
+    shape = shapes[random.integers(len(shapes))]
     scale = 4 if is_hybrid else 1
     gpu, cpu, disk = (scale * int(random.integers(least, most)) for least, most in ((21, 41), (3, 45), (3, 70)))
     overrides = tiers_of(shape, gpu, cpu, disk)
@@ -239,10 +242,20 @@ def check_any(seed: int, is_hybrid: bool) -> None:
 def test_with_a_policy_for_each_tier(seed: int, is_hybrid: bool) -> None:
     if (seed, is_hybrid) == (68, True):
         pytest.skip("random draws from leaves in the order of their announcement, which differs where a held prefetch is let go")
-    if (seed, is_hybrid) == (53, True):
-        # Detached states, with a store beside the disk. All hits agree; the cause of the difference is not known.
-        pytest.xfail("the replay writes 1613 pages, the simulation 1611")
     check_any(seed, is_hybrid)
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True], ids=["pages", "states"])
+@pytest.mark.parametrize("seed", [seed if seed < 3 else pytest.param(seed, marks=pytest.mark.long) for seed in range(53)])
+def test_with_any_tiers_and_a_policy_for_each(seed: int, is_hybrid: bool) -> None:
+    check_any(seed, is_hybrid, list(SHAPES))
+
+
+@pytest.mark.long
+@pytest.mark.xfail(strict=True, reason="1613 pages are written in the replay, 1611 in the simulation")
+def test_detached_states_and_a_store_beside_the_disk() -> None:
+    """All hits agree; why the pages written do not is not known."""
+    check_any(53, True, list(SHAPES))
 
 
 @cache
