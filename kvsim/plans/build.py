@@ -262,7 +262,7 @@ def _with_stores(hardware: HardwareSpec, config: Config, tiers: list[TierPlan], 
     hardware = hardware.with_cluster_disk() if disk_scope == "cluster" else hardware
     present = [tier.name for tier in tiers]
     for kind in TIER_KINDS:
-        if kind.medium == REMOTE:
+        if kind.medium == REMOTE and kind.name in config["tiers"]:
             node = {name: config["tiers"][kind.name][name] for name in kind.settings}
             store = construct(RemoteStore, node, f"tiers.{kind.name}")  # its numbers are checked without the tier, too
             hardware = replace(hardware, remote=store) if kind.name in present else hardware
