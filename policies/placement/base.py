@@ -21,7 +21,7 @@ class PlacementPolicy(Placement):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ReadOnly(PlacementPolicy):
-    """Of an edge that pages are only read over: they are written down over another one, whose policy is given."""
+    """The policy of an edge that is only read over. Pages are written down over another edge, whose policy is ``writes``."""
 
     def __init__(self, writes: PlacementPolicy) -> None:
         self._writes = writes
