@@ -224,6 +224,8 @@ def written(measured: "Measured", first_lines: str) -> str:
     """Return the text of the file."""
     lines = [first_lines, "_target_: kvsim.hardware.HardwareSpec"]
     for field in fields(HardwareSpec):
+        if "tier" in field.metadata:  # a setting of that tier, not of the machine
+            continue
         value = getattr(measured.hardware, field.name)
         lines += ["", f"# {COMMENTS[field.name]}"]
         lines += setting_lines(field.name, value, "")

@@ -175,7 +175,7 @@ class HardwareSpec:
     """How ``substrate=hardware`` copies pages. None: as on an H200."""
     noise: Noise | None = None
     """How far durations are apart. None: equal work takes equal time. Policies never know of it."""
-    remote: RemoteStore | None = None
+    remote: RemoteStore | None = field(default=None, metadata={"tier": "remote"})
     """The store of a run with a remote tier, from the settings of that tier."""
 
     def __post_init__(self) -> None:

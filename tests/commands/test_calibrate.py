@@ -13,10 +13,11 @@ pytest.importorskip("triton")
 
 import torch
 
+from kvsim.calibration.machine import Measured
 from kvsim.cli import main
-from kvsim.commands.calibrate import number
+from kvsim.commands.calibrate import number, written
 from kvsim.engine.substrate import Work
-from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.spec import HardwareSpec, RemoteStore
 from kvsim.model.spec import ModelSpec
 from kvsim.plans.construct import construct
 from kvsim.substrate.simulated.noise import KINDS
@@ -140,6 +141,19 @@ def test_a_file_is_replaced_if_that_is_said(folder: Path, capsys: pytest.Capture
     assert main(["calibrate", "output=.", "disk=nowhere", "overwrite=true"]) == 2
     assert capsys.readouterr().err == "kvsim: disk: there is no folder nowhere\n"
     assert (folder / "measured.yaml").read_text() == "before"
+
+
+@pytest.mark.parametrize("name", ["linear", "h200_measured_hybrid"])
+def test_every_number_of_a_machine_is_written_with_its_comment(name: str) -> None:
+    settings = OmegaConf.to_container(OmegaConf.create((files("kvsim.conf") / "hardware" / f"{name}.yaml").read_text()))
+    machine = construct(HardwareSpec, settings, "hardware")
+    with_store = replace(machine, remote=RemoteStore(bytes_per_s=1e9, latency_s=5e-3))
+    text = written(Measured(hardware=with_store, launch_s=0.0, is_direct=True, decode_spread=0.0), "# a machine")
+    read_again = construct(HardwareSpec, OmegaConf.to_container(OmegaConf.create(text)), "hardware")
+    assert read_again.memory_bytes == machine.memory_bytes and read_again.flops_per_s == pytest.approx(
+        machine.flops_per_s, rel=1e-3
+    )
+    assert read_again.remote is None  # its rates are settings of its tier
 
 
 @pytest.mark.parametrize(
