@@ -107,7 +107,8 @@ class Request:
 
     def pages_for(self, tokens: int, page_tokens: int) -> int:
         """Return how many pages hold its first ``tokens`` tokens, the prompt included; a partial page counts."""
-        return max(self.prompt_pages, -(-tokens // page_tokens))
+        pages = -(-tokens // page_tokens)
+        return pages if pages > self.prompt_pages else self.prompt_pages
 
     def lookup_pages(self, page_tokens: int) -> int:
         """Return how many leading pages a look-up covers that leaves out the prompt's last token, which is always computed.
