@@ -14,7 +14,7 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.transfers import is_gap
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, Node
-from kvsim.pages.extents import Run, count_pages, split_runs
+from kvsim.pages.extents import Extent, count_pages, split_extents
 
 
 class Cache(ServedCache):
@@ -110,7 +110,7 @@ class Cache(ServedCache):
             at += 1
         if at < len(path):
             del path[at:]
-            lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.lower_pages)[1]
+            lease.rest = split_extents(lease.request.runs, lease.gpu_pages + lease.lower_pages)[1]
 
     def _end_outside_images(self, lease: Lease, pages: int) -> bool:
         """Cut a match back before an image that its first ``pages`` pages end inside. Returns whether there is one."""
@@ -182,7 +182,7 @@ class Cache(ServedCache):
         if lease.loading is not None:
             residency.use(lower, now, is_first=lease.is_first, gpu=lease.gpu)
         if lease.below and lease.loaded_pages < lease.lower_pages:
-            lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
+            lease.rest = split_extents(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
 
     def _revive(self, nodes: list[Node], gpu: Tier, now: float) -> None:
         """Keep pages that are leaving the GPU, since they are used again; their copies below are completed nevertheless."""
@@ -270,7 +270,7 @@ class Cache(ServedCache):
             transfer.request = prompt
         return transfers
 
-    def _join_known(self, lease: Lease, now: float) -> tuple[Run, ...]:
+    def _join_known(self, lease: Lease, now: float) -> tuple[Extent, ...]:
         """Pin the computed pages that the tree has already, from other requests or in tiers below. Returns the new pages."""
         path, rest = self.residency.follow(lease.node, lease.rest)
         for node in path:

@@ -7,7 +7,7 @@ from kvsim.core.state_lease import StateLease
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer, transfers_of
 from kvsim.core.tree import Node
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 FIRST: Final = 0
 AGAIN: Final = 1
@@ -62,7 +62,7 @@ class Lease:
         """Pages of tiers below by level, from level 0 on, where there are none; empty if the whole match is on the GPU."""
         self.leading_pages = 0
         """Pages of the first level below the GPU before the first page that only deeper levels have."""
-        self.rest: tuple[Run, ...] = ()
+        self.rest: tuple[Extent, ...] = ()
         """The prompt's pages after the path; once admitted, after the pinned path."""
         self.slots: Any = None
         self.promised_pages = 0
@@ -84,7 +84,7 @@ class Lease:
         self.states: StateLease | None = None
         """The recurrent states that the request holds, on a hybrid model."""
 
-    def set_match(self, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
+    def set_match(self, path: list[Node], pages: int, rest: tuple[Extent, ...]) -> None:
         """Record a match of ``pages`` pages, assuming that all are on the GPU."""
         self.path = path
         self.gpu_nodes = len(path)

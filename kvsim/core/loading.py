@@ -8,7 +8,7 @@ from kvsim.core.transfer import NO_TRANSFERS, Hold, Transfer
 from kvsim.core.transfers import Transfers, is_arriving, is_gap
 from kvsim.core.tree import ABSENT, READY, Node
 from kvsim.core.view import Source, View
-from kvsim.pages.extents import split_runs
+from kvsim.pages.extents import split_extents
 
 
 class LowerTiers(Transfers, Lower):
@@ -34,7 +34,7 @@ class LowerTiers(Transfers, Lower):
         if lease.epoch == self.residency.epoch:
             nodes = self._share_loaded(lease, path_between(lease.node, last))
             load = self._start(lease, nodes, view, now)
-            lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
+            lease.rest = split_extents(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
         for tier in view.lower:
             self.residency.unpin(last, tier)
         return load

@@ -10,7 +10,7 @@ from kvsim.core.questions import Eviction, Placement
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Carrier, Node
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 GPU: Final = 0
 CPU: Final = 1
@@ -28,10 +28,10 @@ def overrides(policy: object, name: str) -> bool:
 class PageWatch:
     """Is told of the pages of a tier, once something has happened to them, and changes nothing."""
 
-    def stored(self, tier: "Tier", runs: tuple[Run, ...]) -> None:
+    def stored(self, tier: "Tier", extents: tuple[Extent, ...]) -> None:
         """Pages of KV are ready in a tier from now on. Recurrent states do not count."""
 
-    def dropped(self, tier: "Tier", runs: tuple[Run, ...]) -> None:
+    def dropped(self, tier: "Tier", extents: tuple[Extent, ...]) -> None:
         """Pages of KV are no longer ready in a tier.
 
         A page that leaves for the tier below counts as dropped at once, and as stored again if it stays after all. Under the

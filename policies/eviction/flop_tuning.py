@@ -13,7 +13,7 @@ from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING, READY, Node
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
     parent: int
     """Position of the parent; -1 for the root."""
-    runs: tuple[Run, ...]
+    extents: tuple[Extent, ...]
     pages: int
     created: float
     last_used: float
@@ -130,9 +130,9 @@ def restore(pieces: list[Piece], cache: ServedCache) -> None:
     nodes: list[Node] = []
     for piece in pieces:
         parent = residency.tree.root if piece.parent < 0 else nodes[piece.parent]
-        node = residency.tree.add(parent, piece.runs, piece.pages, piece.created)
+        node = residency.tree.add(parent, piece.extents, piece.pages, piece.created)
         node.depth, node.last_used, node.hits = piece.depth, piece.last_used, piece.hits
-        node.is_state = piece.runs[0][0] < 0
+        node.is_state = piece.extents[0][0] < 0
         residency.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
         nodes.append(node)
     store: Any = getattr(cache, "states", None)  # a hybrid model's cache has one

@@ -176,12 +176,12 @@ class CacheMachine(RuleBasedStateMachine):
     def restore(self, paths: list[tuple[int, ...]], lost: int) -> None:
         """Begin with pages of these prompts in the lowest tier, except every fourth, and with others that no prompt uses."""
         requests, lowest = [self.request(path) for path in paths], self.bytes[-1]
-        pages = dict.fromkeys(page for request in requests for page in ids_of_runs(request.runs).tolist())
+        pages = dict.fromkeys(page for request in requests for page in ids_of_extents(request.runs).tolist())
         left = [page for page in pages if page % 4 != lost][: len(lowest) - 1]
         recovered = {b"%d" % page: slot for slot, page in enumerate([*left, 10**6])}
         lowest[: len(left)] = left
         restored = restore(self.cache.core, requests, lambda page: b"%d" % page, recovered, self.now)
-        there = [np.isin(ids_of_runs(request.runs), left).tolist() for request in requests]
+        there = [np.isin(ids_of_extents(request.runs), left).tolist() for request in requests]
         first = {page for request, here in zip(requests, there, strict=True) for page in first_pages(request, here)}
         assert restored == len(first) == self.cache.tiers[-1].pool.capacity - self.cache.tiers[-1].pool.free
 
@@ -194,7 +194,7 @@ class CacheMachine(RuleBasedStateMachine):
         return self.now
 
     def page_ids(self, path: tuple[int, ...]) -> list[int]:
-        """Chained ids; every ``gap``-th new one is skipped, so that paths have several runs."""
+        """Chained ids; every ``gap``-th new one is skipped, so that paths have several extents."""
         for end in range(1, len(path) + 1):
             if path[:end] not in self.ids:
                 self.next_id += 2 if (self.next_id + 1) % self.gap == 0 else 1
@@ -359,12 +359,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.learn(self.cache.insert(lease, self.time()))
         if same_tree:
             path = self.path(lease.node)
-            assert ids_of(path).tolist() == ids_of_runs(lease.request.runs).tolist()
+            assert ids_of(path).tolist() == ids_of_extents(lease.request.runs).tolist()
             assert all(node.state[lease.gpu.index] == READY or is_arriving(node, lease.gpu) for node in path)
 
     def compute(self, lease: Lease) -> None:
         """Write the bytes of the pages after the pinned path, and of those in it that no load brought."""
-        rest = ids_of_runs(lease.rest)
+        rest = ids_of_extents(lease.rest)
         gpu = lease.gpu.index
         self.bytes[gpu][lease.slots[: len(rest)]] = rest
         for node in self.path(lease.node):
@@ -642,13 +642,13 @@ class CacheMachine(RuleBasedStateMachine):
 
 def first_pages(request: Request, here: list[bool]) -> list[int]:
     """The pages of a prompt before the first one that is not here."""
-    return ids_of_runs(request.runs).tolist()[: [*here, False].index(False)]
+    return ids_of_extents(request.runs).tolist()[: [*here, False].index(False)]
 
 
-def ids_of_runs(runs: Any) -> np.ndarray:
-    """The page ids in runs."""
-    assert count_pages(runs) >= 0
-    return np.array(pages_of(runs), dtype=np.int64)
+def ids_of_extents(extents: Any) -> np.ndarray:
+    """The page ids in extents."""
+    assert count_pages(extents) >= 0
+    return np.array(pages_of(extents), dtype=np.int64)
 
 
 def test_no_order_of_events_breaks_an_invariant(request: pytest.FixtureRequest) -> None:
