@@ -231,6 +231,8 @@ class Transfers:
         self.counts.unreadable_pages += node.pages
         if self.residency.is_last_copy(node):
             self.residency.drop_descendants(node)
+            if node.state[index] != READY:
+                return  # a state that left with the pages below it needed room here, and took that of this node
         self.residency.free(node, tier)
 
 
