@@ -285,15 +285,15 @@ class Residency(Copies):
         """Give back slots that a request has taken."""
         tier.pool.give(slots)
 
-    def promise(self, tier: Tier, pages: int) -> None:
-        """Promise slots to a request, which takes them once they are free."""
-        tier.promised_pages += pages
+    def reserve(self, tier: Tier, pages: int) -> None:
+        """Reserve slots for a request, which takes them once they are free."""
+        tier.reserved_pages += pages
 
-    def take_promised(self, tier: Tier, pages: int) -> Any:
-        """Take slots that were promised; they are free."""
-        tier.promised_pages -= pages
+    def take_reserved(self, tier: Tier, pages: int) -> Any:
+        """Take slots that were reserved; they are free."""
+        tier.reserved_pages -= pages
         return tier.pool.take(pages)
 
-    def break_promise(self, tier: Tier, pages: int) -> None:
-        """Take back a promise of slots."""
-        tier.promised_pages -= pages
+    def cancel_reservation(self, tier: Tier, pages: int) -> None:
+        """Cancel a reservation of slots."""
+        tier.reserved_pages -= pages

@@ -29,7 +29,7 @@ class Node:
     """A piece of a path: consecutive pages that share one history and are stored in the same tiers.
 
     Lists have one entry per tier, top to bottom. ``state`` and ``slots`` describe the copy in that tier; its slots are None
-    while they are promised but not yet taken. ``pins`` counts the requests and transfers that need this node, or a node below
+    while they are reserved but not yet taken. ``pins`` counts the requests and transfers that need this node, or a node below
     it, to stay in the tier. ``children_in`` counts the children in the tier.
     """
 

@@ -260,11 +260,11 @@ class StateStore:
             self.join_to(node, end)
         if node is not None and node.state[GPU] != ABSENT:
             if node.state[GPU] == LEAVING:
-                self._eviction.stay(node, gpu, now)
+                self._eviction.revive(node, gpu, now)
             self._use(node, now)
             return slots
         if slots is None:
-            if not self._eviction.make_room(gpu, self.units, now) or gpu.pool.free - gpu.promised_pages < self.units:
+            if not self._eviction.make_room(gpu, self.units, now) or gpu.pool.free - gpu.reserved_pages < self.units:
                 self.counts.no_room += 1
                 return None
             slots = residency.take(gpu, self.units)
@@ -314,7 +314,7 @@ class StateStore:
     def pin(self, node: Node, now: float) -> Tier:
         """Pin a usable state in the tier that it will be read from. Returns that tier. A state that is leaving stays."""
         if node.state[GPU] == LEAVING:
-            self._eviction.stay(node, self.gpu, now)
+            self._eviction.revive(node, self.gpu, now)
             self.residency.counts.revived_pages += node.pages
         tier = next(tier for tier in self.tiers if node.state[tier.index] == READY)
         self.residency.pin(node, tier)
@@ -339,7 +339,7 @@ class StateStore:
         if between is not None:
             if not self._eviction.make_room(between, self.units, now):
                 return []
-            residency.promise_copy(node, between)
+            residency.reserve_copy(node, between)
             before = self._under_way.flush()
             read = [self._under_way.start(Transfer(between.edge_to(source.tier), [node], goes_down=False))]
         residency.add_copy(node, self.gpu, INCOMING, slots)

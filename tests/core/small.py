@@ -181,7 +181,7 @@ class SmallCache:
         self.move(lease.waits)
         while (claim := self.claim(lease, next(self.clock))).waits:
             self.move(claim.waits)
-        assert not claim.is_lost and not lease.promised_pages
+        assert not claim.is_lost and not lease.reserved_pages
         return lease
 
     def run(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Lease:
@@ -261,7 +261,7 @@ class SmallCache:
                 tier.pool.free,
                 tier.evictable_pages,
                 tier.leaving_pages,
-                tier.promised_pages,
+                tier.reserved_pages,
                 tier.evicted_pages,
                 self.on(tier.name),
             )

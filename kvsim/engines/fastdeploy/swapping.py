@@ -159,7 +159,7 @@ class SwappingCache(Server):
         """
         residency, gpu, cpu, moved = self.residency, self.gpu, self.cpu, 0
         for node in nodes:
-            residency.reserve_copy(node, gpu, residency.take(gpu, node.pages))
+            residency.add_incoming(node, gpu, residency.take(gpu, node.pages))
             residency.set_ready(node, gpu, now)
             if cpu is not None and node.state[cpu.index] == READY:
                 residency.free(node, cpu)
@@ -215,7 +215,7 @@ class SwappingCache(Server):
                 residency.give(gpu, mine)
                 residency.pin_alone(node, gpu)
             else:
-                residency.reserve_copy(node, gpu, mine)
+                residency.add_incoming(node, gpu, mine)
                 residency.set_ready(node, gpu, now)
                 if self.cpu is not None and node.state[self.cpu.index] == READY:
                     residency.free(node, self.cpu)

@@ -110,7 +110,7 @@ class HostedNodeCache(WholeNodeCache):
     def _arrive(self, lease: NodeLease, node: Node, slots: object, now: float) -> None:
         """Add a GPU copy of a node that only the host has; its host copy and the path above it are pinned already."""
         gpu = self.gpu
-        self.residency.reserve_copy(node, gpu, slots)
+        self.residency.add_incoming(node, gpu, slots)
         lease.node = node
         self.residency.set_ready(node, gpu, now)
 
@@ -147,7 +147,7 @@ class HostedNodeCache(WholeNodeCache):
         if cpu.pool.free < pages:
             self.counts.no_room_pages += pages
             return False
-        self.residency.reserve_copy(node, cpu, self.residency.take(cpu, pages))
+        self.residency.add_incoming(node, cpu, self.residency.take(cpu, pages))
         self.counts.written_pages += pages
         self.residency.set_ready(node, cpu, now)
         return True

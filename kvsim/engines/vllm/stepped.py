@@ -69,7 +69,7 @@ class SteppedCache(ServedCache):
         return has_room
 
     def claim(self, lease: Lease, now: float) -> Claim:
-        """Do nothing: nothing was promised."""
+        """Do nothing: nothing was reserved."""
         return CLAIMED
 
     # --- pages, step by step -------------------------------------------------------------------------------------------------
