@@ -187,7 +187,7 @@ class BlockPool:
         self._owners[copy] = lease
         lease.node = lease.copies[page] = copy
         mine, lease.slots = gpu.pool.split(lease.slots, copy.pages)
-        residency.add_apart(copy, gpu, mine, residency.now)
+        residency.add_outside_tree(copy, gpu, mine, residency.now)
 
     def _announce(self, first: Node) -> None:
         """Announce a node that can leave before its children, and again those given back with it: deeper, they leave first."""
@@ -257,7 +257,7 @@ class BlockPool:
     def _vacate(self, node: Node) -> None:
         """Free the slots of a node that is evicted, wherever it is."""
         self.residency.counts.dropped_pages += node.pages
-        self.residency.free_apart(node, self.gpu)
+        self.residency.free_in_place(node, self.gpu)
 
     def reset(self) -> None:
         """Drop every page. Slots in use are freed when their requests end."""

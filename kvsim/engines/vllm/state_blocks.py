@@ -50,7 +50,7 @@ class StateBlockPool(BlockPool):
             node = Node(((place.page * self.groups + group, 1),), 1, place.depth - 1, self._aside, tree, now)
             node.is_state = True
             mine, slots = self.gpu.pool.split(slots, 1)
-            self.residency.add_apart(node, self.gpu, mine, now)
+            self.residency.add_outside_tree(node, self.gpu, mine, now)
             copies.append(node)
             nodes.append(node)
         return nodes

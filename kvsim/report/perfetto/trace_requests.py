@@ -117,8 +117,8 @@ def request_slices(outcome: Outcome, visits: Sequence[Visit]) -> Iterator[Event]
     for visit in visits:
         admission = visit.admission
         if visit.wait_lane:
-            told = {"request": admission.request.index, "then": admission.engine}
-            yield slice_of(visit.wait_lane, f"{visit.name} queue", visit.waits_from_s, admission.claimed_s, told)
+            shown = {"request": admission.request.index, "then": admission.engine}
+            yield slice_of(visit.wait_lane, f"{visit.name} queue", visit.waits_from_s, admission.claimed_s, shown)
         yield slice_of(visit.lane, visit.name, admission.claimed_s, visit.until_s, _arguments(outcome, visit))
         for name, start_s, end_s in phases(visit):
             if microseconds(end_s) > microseconds(start_s):
@@ -144,21 +144,21 @@ def phases(visit: Visit) -> list[tuple[str, float, float]]:
 
 
 def _arguments(outcome: Outcome, visit: Visit) -> Event:
-    """Return what a click on a request shows: hits by tier of the first stay, reused pages of others."""
+    """Return what a click on a request shows: hits by tier of the first admission, reused pages of others."""
     admission, request = visit.admission, visit.admission.request
-    told: Event = {"request": request.index, "prompt_tokens": request.prompt_tokens, "output_tokens": request.output_tokens}
+    shown: Event = {"request": request.index, "prompt_tokens": request.prompt_tokens, "output_tokens": request.output_tokens}
     if request.session >= 0:
-        told |= {"session": request.session, "turn": request.turn}
-    told |= {"type": request.kind} if request.kind else {}
-    told |= {"sample": request.sample} if request.sample else {}
+        shown |= {"session": request.session, "turn": request.turn}
+    shown |= {"type": request.kind} if request.kind else {}
+    shown |= {"sample": request.sample} if request.sample else {}
     is_counted = visit.is_first and not request.sample
     pages = outcome.hit_pages[request.index].tolist() if is_counted else admission.reused_pages
     what = "hit_pages" if is_counted else "reused_pages"
     if not admission.is_for_decode:
-        told |= {f"{what}_{tier}": n for tier, n in zip(outcome.tier_names, pages, strict=False) if n or tier in outcome.tiers}
+        shown |= {f"{what}_{tier}": n for tier, n in zip(outcome.tier_names, pages, strict=False) if n or tier in outcome.tiers}
     if visit.waits_from_s <= admission.claimed_s:
-        told["queue_s"] = round(admission.claimed_s - visit.waits_from_s, 6)
-    return told | {"end": admission.end or "running"}
+        shown["queue_s"] = round(admission.claimed_s - visit.waits_from_s, 6)
+    return shown | {"end": admission.end or "running"}
 
 
 # --- flows and counters ----------------------------------------------------------------------------------------------
