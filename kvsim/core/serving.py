@@ -11,7 +11,7 @@ from kvsim.core.residency import Residency
 from kvsim.core.subclassing import mypyc_attr, trait
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import NO_TRANSFERS, Begin, FetchPin, Transfer
-from kvsim.core.tree import RadixTree
+from kvsim.core.tree import Node, RadixTree
 from kvsim.core.view import View
 from kvsim.core.watch import Watch
 
@@ -259,6 +259,13 @@ class ServedCache(Reported):
 
         With ``gpu``, drop only what that GPU tier has, since its engine has failed: no request or transfer uses it any more.
         """
+
+    def adopt_state(self, state: Node, end: Node | None) -> None:
+        """Take over a recurrent state that was added to the tree of an empty cache.
+
+        ``end`` is the node that ends where it was saved, if the cache has it. A hook of caches of hybrid models.
+        """
+        raise AssertionError(f"{type(self).__name__} has no recurrent states")
 
     def held_pages(self, name: str) -> tuple[int, int] | None:
         tiers = [tier for tier in self.tiers if tier.name == name]

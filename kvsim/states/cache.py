@@ -340,6 +340,9 @@ class HybridCache(ServedCache):
         for watch in self.watches:
             watch.emptied(gpu)
 
+    def adopt_state(self, state: Node, end: Node | None) -> None:
+        self.states.adopt(state, end)
+
     def describe_checkpoints(self) -> dict[str, int]:
         return asdict(self.states.count(self.state_bytes))
 

@@ -6,7 +6,7 @@ use 5, and 15 for one of three workloads; here it is 5. As in that code, the alp
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
@@ -135,9 +135,8 @@ def restore(pieces: list[Piece], cache: ServedCache) -> None:
         node.is_state = piece.extents[0][0] < 0
         residency.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
         nodes.append(node)
-    store: Any = getattr(cache, "states", None)  # a hybrid model's cache has one
     for node, piece in zip(nodes, pieces, strict=True):
         if node.is_state:
-            store.adopt(node, nodes[piece.partner] if piece.partner >= 0 else None)
+            cache.adopt_state(node, nodes[piece.partner] if piece.partner >= 0 else None)
     for node in nodes:
         residency.set_ready(node, tier, node.last_used)
